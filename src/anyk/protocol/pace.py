@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a strategy steps: expected ``seconds`` of an update and mean ``staleness``; None where unknown.
+    """The pace of a strategy: expected ``seconds`` of an update and mean ``staleness``; None where unknown.
 
     ``why``: the formula, and what it assumes.
     """

@@ -59,7 +59,7 @@ class Layout:
 
     @property
     def unit(self) -> float:
-        """What a partition counts as where a partition is a worker's share: 1, but for pieces computed together."""
+        """The share of a worker's work that a partition is: 1, but less for pieces computed together."""
         return self.workers / self.partitions if self.together else 1.0
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 
 class Chunk(NamedTuple):
-    """One piece of work: the partial gradients of ``partitions``, added up with ``coefficients``, at a slot's model.
+    """A piece of work: the partial gradients of ``partitions``, added up with ``coefficients``, at a slot's model.
 
     The model version is the slot's newest when the task is dispatched. ``send="done"``: the message is sent when the
     last partition is finished. ``send="request"``: finished partial gradients stay with the worker, which reports

@@ -52,14 +52,14 @@ def rounds(code: codes.Code, **keys: Any) -> Strategy:
     >>> type(rounds(codes.NestedCode(8))).__name__
     'ProgressRounds'
     """
-    made: Any = _ROUNDS[code.policy().rounds]
-    known = {f.name for f in fields(made)}
+    kind: Any = _ROUNDS[code.policy().rounds]
+    names = {f.name for f in fields(kind)}
     for key in keys:
-        if key not in known:
+        if key not in names:
             raise BadInput(f"'{code.spec}' does not support '{key}'")
     if "balance" in keys:
         keys["balance"] = balance_of(keys["balance"])
-    strategy: Strategy = made(code, **keys)
+    strategy: Strategy = kind(code, **keys)
     return strategy
 
 
@@ -68,8 +68,8 @@ def settled(spec: str, change: Callable[[str], str] = specs.absolute) -> str:
     return specs.with_files(spec, change, registry, codes.registry)
 
 
-def completed(spec: str, made: Strategy) -> str:
-    """A spec with the numbers that it leaves to be chosen, as they were chosen for a strategy made from it.
+def completed(spec: str, built: Strategy) -> str:
+    """Return a spec with the numbers that it leaves open, as they are in the strategy built from it.
 
     Files in it get their absolute paths.
 
@@ -77,12 +77,12 @@ def completed(spec: str, made: Strategy) -> str:
     ('k-sync:k=15', 'frc:load=3')
     """
     spec = settled(spec)
-    (name, given), (meant, chosen) = specs.parse(spec), specs.parse(made.spec)
+    (name, values), (built_name, chosen_values) = specs.parse(spec), specs.parse(built.spec)
     if name == "k-sync":
-        return specs.with_keys(spec, {"k": usual_k(made.layout.workers, None)})
-    if name != meant or "" in given or "" in chosen:
+        return specs.with_keys(spec, {"k": usual_k(built.layout.workers, None)})
+    if name != built_name or "" in values or "" in chosen_values:
         return spec
-    return specs.with_keys(spec, {key: value for key, value in chosen.items() if value.isdigit()})
+    return specs.with_keys(spec, {key: value for key, value in chosen_values.items() if value.isdigit()})
 
 
 def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -> Strategy:
@@ -96,12 +96,12 @@ def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -
     'frc:load=3,wait=11'
     """
     if not isinstance(spec, str):
-        made = rounds(spec) if isinstance(spec, codes.Code) else spec
-        if not all(hasattr(made, part) for part in ("layout", "start", "on", "spec")):
+        built = rounds(spec) if isinstance(spec, codes.Code) else spec
+        if not all(hasattr(built, part) for part in ("layout", "start", "on", "spec")):
             raise BadInput(f"strategy must be a spec such as 'frc:load=3', a strategy or a code, got {spec!r}")
-        if workers is not None and made.layout.workers != workers:
-            raise BadInput(f"the strategy is for {made.layout.workers} workers, the cluster has {workers}")
-        return made
+        if workers is not None and built.layout.workers != workers:
+            raise BadInput(f"the strategy is for {built.layout.workers} workers, the cluster has {workers}")
+        return built
     return specs.build_or_suggest(from_spec, spec, check(workers, int, "workers"))
 
 

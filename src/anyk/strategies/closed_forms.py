@@ -27,8 +27,8 @@ def discard_seconds(k: int, workers: int, mean: float, *, batch: bool = False) -
         busy = n if batch else n - c
         now = np.zeros(n + 2)
         for f in reversed(range(busy + 1)):
-            left = 1.0 / busy + (busy - f) / busy * now[f + 1]
-            now[f] = left + f / busy * (after[f] if batch else after[f - 1]) if f else left
+            others = 1.0 / busy + (busy - f) / busy * now[f + 1]
+            now[f] = others + f / busy * (after[f] if batch else after[f - 1]) if f else others
         after = now
     return float(mean * after[1 if batch else k])
 

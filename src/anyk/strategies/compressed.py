@@ -87,7 +87,6 @@ class Compressed(Strategy):
 
     @property
     def layout(self) -> Layout:
-        """That of the strategy inside."""
         return self.of.layout
 
     @property

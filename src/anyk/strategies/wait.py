@@ -27,11 +27,11 @@ def _digits(value: float) -> str:
 
 
 class Waiting(Protocol):
-    """What a rule may look at while a round waits."""
+    """The view of a round that a wait rule has."""
 
     @property
     def replies(self) -> int:
-        """How many usable replies there are."""
+        """The number of usable replies."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class Waiting(Protocol):
 
     @property
     def replied(self) -> tuple[int, ...]:
-        """Who replied, in order of arrival."""
+        """The workers that replied, in order of arrival."""
         ...
 
     @property
@@ -140,7 +140,7 @@ def register_wait(name: str) -> Callable[[type[Rule]], type[Rule]]:
 @register_wait("decodable")
 @dataclass(frozen=True)
 class Decodable(Wait):
-    """Until the exact sum can be had."""
+    """Wait until the exact sum can be decoded."""
 
     approximate = False
 
@@ -155,7 +155,7 @@ class Decodable(Wait):
 @typed
 @dataclass(frozen=True)
 class Count(Wait):
-    """Until ``number`` replies are in."""
+    """Wait until ``number`` replies have arrived."""
 
     number: int
 
@@ -176,7 +176,7 @@ class Count(Wait):
 @typed
 @dataclass(frozen=True)
 class ResidualBelow(Wait):
-    """Until the residual is below ``bound`` (0.05 in a spec is ``5%``)."""
+    """Wait until the residual is below ``bound`` (0.05 in a spec is ``5%``)."""
 
     bound: Annotated[float, Meta(gt=0, le=1)]
 
@@ -195,7 +195,7 @@ class ResidualBelow(Wait):
 @typed
 @dataclass(frozen=True)
 class Deadline(Wait):
-    """Until ``seconds`` have passed and there is at least one reply."""
+    """Wait until ``seconds`` have passed and at least one reply has arrived."""
 
     seconds: Finite
 
@@ -227,7 +227,7 @@ def _past_median(recent: tuple[float, ...], times: float) -> float:
 @typed
 @dataclass(frozen=True)
 class Adaptive(Wait):
-    """Until ``times`` median absolute deviations past the median of recent arrivals, and at least one reply.
+    """Wait until ``times`` median absolute deviations past the median of recent arrivals, and at least one reply.
 
     A deadline that nobody has to guess (``3mad`` in a spec; ``15&3mad`` waits for 15 replies in any case). Until 30
     arrivals of earlier rounds have been seen it waits for all.
@@ -258,7 +258,7 @@ class Adaptive(Wait):
 
 @dataclass(frozen=True)
 class Predicate(Wait):
-    """Until a function of the :class:`Waiting` round says so (Python only: it has no spec)."""
+    """Wait until a function of the :class:`Waiting` round returns True (Python only: it has no spec)."""
 
     holds: Callable[[Waiting], bool]
 
@@ -271,7 +271,7 @@ class Predicate(Wait):
 
 @dataclass(frozen=True, init=False)
 class AnyOf(Wait):
-    """Until one of the rules is met."""
+    """Wait until one of the rules is met."""
 
     rules: tuple[Wait, ...]
 
@@ -313,7 +313,7 @@ class AnyOf(Wait):
 
 
 class AllOf(AnyOf):
-    """Until all of the rules are met."""
+    """Wait until all of the rules are met."""
 
     @property
     def approximate(self) -> bool:
@@ -376,38 +376,38 @@ def wait_rule(wait: WaitLike, *, replies: int) -> Wait:
         return wait
     if callable(wait):
         return Predicate(wait)
-    rest = re.findall(r"[|&()]|[^|&()]+", str(wait).replace(" ", ""))
-    rule = _either(rest, str(wait), replies)
-    if rest:
+    tokens = re.findall(r"[|&()]|[^|&()]+", str(wait).replace(" ", ""))
+    rule = _either(tokens, str(wait), replies)
+    if tokens:
         raise BadInput(f"the brackets of wait='{wait}' do not match; wait should be {_FORMS}")
     return rule
 
 
-def _either(rest: list[str], text: str, replies: int) -> Wait:
-    """``a | b | …`` from the front of the tokens in ``rest``."""
-    rules = [_both(rest, text, replies)]
-    while rest and rest[0] == "|":
-        rest.pop(0)
-        rules.append(_both(rest, text, replies))
+def _either(tokens: list[str], text: str, replies: int) -> Wait:
+    """``a | b | …`` from the front of the ``tokens``."""
+    rules = [_both(tokens, text, replies)]
+    while tokens and tokens[0] == "|":
+        tokens.pop(0)
+        rules.append(_both(tokens, text, replies))
     return rules[0] if len(rules) == 1 else AnyOf(*rules)
 
 
-def _both(rest: list[str], text: str, replies: int) -> Wait:
+def _both(tokens: list[str], text: str, replies: int) -> Wait:
     """``a & b & …``, which binds tighter."""
-    rules = [_single(rest, text, replies)]
-    while rest and rest[0] == "&":
-        rest.pop(0)
-        rules.append(_single(rest, text, replies))
+    rules = [_single(tokens, text, replies)]
+    while tokens and tokens[0] == "&":
+        tokens.pop(0)
+        rules.append(_single(tokens, text, replies))
     return rules[0] if len(rules) == 1 else AllOf(*rules)
 
 
-def _single(rest: list[str], text: str, replies: int) -> Wait:
-    token = rest.pop(0) if rest else ""
+def _single(tokens: list[str], text: str, replies: int) -> Wait:
+    token = tokens.pop(0) if tokens else ""
     if token == ")":
         raise BadInput(f"the brackets of wait='{text}' do not match; wait should be {_FORMS}")
     if token != "(":
         return _rule("" if token in ("|", "&") else token, replies)
-    rule = _either(rest, text, replies)
-    if not rest or rest.pop(0) != ")":
+    rule = _either(tokens, text, replies)
+    if not tokens or tokens.pop(0) != ")":
         raise BadInput(f"the brackets of wait='{text}' do not match; wait should be {_FORMS}")
     return rule

@@ -21,12 +21,11 @@ from anyk.protocol import (
 from anyk.testing.world import Place, World
 
 _REASONS = ("not finite: 3 of 5 numbers", "wrong length: 4 numbers for 5", "ValueError: a problem's own")
-_REPEATED = (Reply, Failed, Progress, MessageProjected)
 _BACK = 8  # how many of a worker's last events may be repeated
 
 
 class Action(NamedTuple):
-    """One thing that happens: to ``worker``, where it concerns one, after ``wait`` seconds.
+    """An action of a schedule: something that happens, to ``worker`` if it concerns a worker, after ``wait`` seconds.
 
     ``pick`` chooses among whatever there is to choose from. ``save``: the twin is saved and restored right after it.
     An action that is not possible when its turn comes is left out, so that any part of a schedule is a schedule.
@@ -40,7 +39,7 @@ class Action(NamedTuple):
 
 
 class Fate:
-    """Lets actions happen in a world: each becomes the event of which a strategy is told."""
+    """Lets actions happen in a world: each becomes the event that a strategy receives."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -53,7 +52,7 @@ class Fate:
         event = _ACTIONS[action.kind](self, worker, action.pick, self.world.now + action.wait)
         if event is not None:
             self.world.now = event.time
-            if type(event) in _REPEATED:
+            if isinstance(event, (Reply, Failed, Progress, MessageProjected)):
                 self.history[event.worker].append(event)
         return event
 
@@ -190,8 +189,8 @@ class Fate:
             return None
         world.present.discard(worker)
         world.lives[worker] += 1
-        task = world.task_of.get(worker)
-        for index in [] if task is None else world.tasks[task].open():
+        task = world.task_of.get(worker, -1)
+        for index in world.tasks[task].open() if task in world.tasks else ():
             world.tasks[task].status[index] = "lost"
             world.silent[worker].append((task, index))
         return Lost(at, worker, "a hostile schedule", gone=worker in world.gone)

@@ -48,7 +48,7 @@ def _saved(running: Running) -> str:
 
 
 class Play:
-    """One schedule being played to a strategy and its twin."""
+    """A schedule that is played to a strategy and its twin."""
 
     def __init__(self, strategy: Strategy, seed: int, name: str = "") -> None:
         self.pristine, self.seed = strategy, seed
@@ -125,11 +125,11 @@ class Play:
         self.told_of.append("from here on all goes well")
         for worker in sorted(set(range(world.workers)) - world.present - world.gone):
             self._act("join", worker)
-        begun, aim = world.held(), world.step + _ENOUGH
+        pending, aim = world.pending(), world.step + _ENOUGH
         self._alive()
         for _ in range(_PATIENCE):
-            begun = [place for place in begun if world.status(place) in ("open", "arrived")]
-            if world.stopped is not None or (world.step >= aim and not begun):
+            pending = [place for place in pending if world.status(place) in ("open", "arrived")]
+            if world.stopped is not None or (world.step >= aim and not pending):
                 return
             busy = min((place for worker in world.present for place in self.fate.open(worker)), default=None)
             if world.measures:
@@ -141,8 +141,8 @@ class Play:
             self._alive()
         if world.step < aim:
             raise Broken("starved", f"it took fewer than {_ENOUGH} steps in {_PATIENCE} events in which all went well")
-        task, chunk = begun[0]
-        why = f"task {task}, chunk {chunk}, which is {world.status(begun[0])}, is neither used nor cancelled"
+        task, chunk = pending[0]
+        why = f"task {task}, chunk {chunk}, which is {world.status(pending[0])}, is neither used nor cancelled"
         raise Broken("forgotten", why)
 
     def _act(self, kind: str, worker: int) -> None:
@@ -219,7 +219,7 @@ def _schedule(told_of: Sequence[Any]) -> Iterator[str]:
 
 
 def explained(error: Exception) -> Broken:
-    """What went wrong: a rule that was broken, or an exception that a strategy raised, and where it did."""
+    """Return the rule that was broken, or the exception that a strategy raised and where."""
     if isinstance(error, Broken):
         return error
     if isinstance(error, AssertionError):

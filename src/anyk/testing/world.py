@@ -73,7 +73,7 @@ class World:
     def __init__(self, strategy: Strategy, fleet: Fleet, seed: int) -> None:
         self.layout = layout = strategy.layout
         self.workers, self.partitions, self.slots = layout.workers, layout.partitions, layout.slots
-        self.assignment = [frozenset(held) for held in layout.assignment]
+        self.assignment = [frozenset(partitions) for partitions in layout.assignment]
         self.blocks, self.trained = layout.blocks, layout.trained
         self.shares: Sequence[int] = layout.shares or (1,) * self.partitions
         self.exact = strategy.facts.exact
@@ -186,7 +186,7 @@ class World:
         self.inside[task, index] = list(zip(command.messages, command.weights, strict=True))
 
     def _combine(self, command: Combine) -> None:
-        slot = self._known(command.slot)
+        slot = self._check_slot(command.slot)
         if not command.messages:
             raise Broken("combine", "a step without messages")
         numbers = [
@@ -198,7 +198,7 @@ class World:
         ]
         if not np.isfinite(numbers).all():
             raise Broken("combine", f"a step with numbers that are not finite: {command}")
-        used = self._use(command.messages, command.weights, self._kept(command))
+        used = self._use(command.messages, command.weights, self._keep_list(command))
         for (task, index), _ in used:
             chunk = self.tasks[task].chunks[index]
             if chunk.steps or chunk.slot != slot:
@@ -229,18 +229,18 @@ class World:
             raise Broken("residual", f"a step has a residual of {residual:.6g}; 'wait' allows no approximation")
 
     def _mix(self, command: Mix) -> None:
-        slot = self._known(command.slot)
-        for place, _ in self._use(command.messages, command.weights, self._kept(command)):
+        slot = self._check_slot(command.slot)
+        for place, _ in self._use(command.messages, command.weights, self._keep_list(command)):
             if not self.tasks[place[0]].chunks[place[1]].steps:
                 raise Broken("mix", f"task {place[0]} is a gradient, and models are averaged")
         moved = [] if command.relative else list(command.weights)
         self._whole(f"'{slot}' is averaged", [*moved, command.share, *(weight for _, weight in command.others)])
         for other, _ in command.others:
-            self._known(other)
+            self._check_slot(other)
         self.versions[slot] += 1
 
     @staticmethod
-    def _kept(command: Combine | Mix) -> Sequence[Place]:
+    def _keep_list(command: Combine | Mix) -> Sequence[Place]:
         if not set(command.messages).issuperset(command.keep):
             raise Broken("keep", f"a step keeps messages that it does not use: {command.keep}")
         return command.keep
@@ -263,10 +263,10 @@ class World:
         status = "never dispatched" if given is None else given.status[index]
         if status not in ("arrived", "kept"):
             why = {"open": "before it came", "used": "though it was used before", "cancelled": "after its cancellation"}
-            said = why.get(status, f"though it was {status}")
-            raise Broken("message", f"the message of task {task}, chunk {index}, is {what} {said}")
+            reason = why.get(status, f"though it was {status}")
+            raise Broken("message", f"the message of task {task}, chunk {index}, is {what} {reason}")
 
-    def _known(self, slot: str) -> str:
+    def _check_slot(self, slot: str) -> str:
         if slot not in self.versions:
             raise Broken("slot", f"'{slot}' is not one of {self.slots}")
         return slot
@@ -302,7 +302,7 @@ class World:
         if not self.layout.losses:
             raise Broken("layout", "it asks for the loss, and losses is not set in its layout")
         self.loss *= float(self.noise.uniform(0.5, 1.1))
-        slot = self._known(command.slot)
+        slot = self._check_slot(command.slot)
         self.questions.append(LossEvaluated(self.now, slot, self.versions[slot], self.loss, 1.0))
 
     def _measure_drift(self, command: MeasureDrift) -> None:
@@ -325,10 +325,10 @@ class World:
             self.states[given.worker] = left if certain else self.states[given.worker] & left
 
     def status(self, place: Place) -> str:
-        """What has become of a chunk."""
+        """Return the status of a chunk."""
         return self.tasks[place[0]].status[place[1]]
 
-    def held(self) -> list[Place]:
+    def pending(self) -> list[Place]:
         """Chunks that have not ended."""
         places = [(task, index) for task, given in self.tasks.items() for index in range(len(given.status))]
         return [place for place in places if self.status(place) in ("open", "arrived")]

@@ -175,7 +175,7 @@ class AdaptingSteps:
             # as if it had begun there: what follows is compared with the loss of the beginning
             s.adapt.last_loss = tried[best]
             commands.append(Mix("model", (), (), others=((_BEST, 1.0),)))
-            losses = ", ".join(f"{tau}: {found:.4g}" for tau, found in zip(self.probe, tried, strict=True))
+            losses = ", ".join(f"{tau}: {tried_loss:.4g}" for tau, tried_loss in zip(self.probe, tried, strict=True))
             commands.append(Note(f"tau = {s.work.tau} of those probed (excess losses {losses})"))
         s.version += 1
         return commands

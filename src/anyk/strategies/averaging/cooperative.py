@@ -53,7 +53,7 @@ class CooperativeSGD(Neighbours):
                 f"the matrix in '{spec}' must have a zeta below 1, else models do not come together, got "
                 f"{mixing.zeta:.4g}"
             )
-        cancelled = np.flatnonzero(self._drawn.any(axis=0) & (np.abs(self._drawn.sum(axis=0)) < 1e-12))
+        cancelled = np.flatnonzero(self._pulls.any(axis=0) & (np.abs(self._pulls.sum(axis=0)) < 1e-12))
         if cancelled.size:
             raise BadInput(
                 f"the weights that worker {cancelled[0]} gives auxiliary models in '{spec}' add up to 0, which is not "
@@ -71,14 +71,14 @@ class CooperativeSGD(Neighbours):
         return show("coop", values | {"batch": self.batch, "barrier": self.barrier}, DEFAULTS | {"auxiliary": 0})
 
     @cached_property
-    def _drawn(self) -> Weights:
+    def _pulls(self) -> Weights:
         """The auxiliary models' weights in the workers' next ones, shape (auxiliary, workers)."""
         return self.mixing.at(0)[self.workers :, : self.workers]
 
     @cached_property
     def _means(self) -> tuple[tuple[float, ...], ...]:
         """The different means of auxiliary models that workers are drawn to, as weights of these."""
-        columns = [column / column.sum() for column in self._drawn.T if column.any()]
+        columns = [column / column.sum() for column in self._pulls.T if column.any()]
         return tuple(dict.fromkeys(tuple(column.tolist()) for column in columns))
 
     @cached_property
@@ -97,15 +97,15 @@ class CooperativeSGD(Neighbours):
 
     def may_begin(self, s: GossipState, node: int) -> bool:
         # auxiliary models must be those of the round before
-        return (s.version == s.at[node] - 1 or not self._drawn[:, node].any()) and super().may_begin(s, node)
+        return (s.version == s.at[node] - 1 or not self._pulls[:, node].any()) and super().may_begin(s, node)
 
     def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
         mix, _ = super().beginning(s, node, k)
-        return mix, float(self._drawn[:, node].sum())
+        return mix, float(self._pulls[:, node].sum())
 
     def drawn_to(self, node: int) -> str:
         """Return the mean of auxiliary models with the node's weights."""
-        column = self._drawn[:, node]
+        column = self._pulls[:, node]
         if self.auxiliary < 2 or not column.any():
             return "model"
         return f"mean {self._means.index(tuple((column / column.sum()).tolist()))}"
@@ -120,16 +120,16 @@ class CooperativeSGD(Neighbours):
             return super().mixed(ended)
         columns = self.mixing.at(0)[:, n:]
         messages, read = [(task, 0) for task in ended.values()], columns[list(ended)]
-        kept = columns[n:] + np.diag(columns[:n].sum(axis=0) - read.sum(axis=0))
+        retained = columns[n:] + np.diag(columns[:n].sum(axis=0) - read.sum(axis=0))
         if v == 1:
-            return [Mix("model", messages, read[:, 0].tolist(), share=float(kept[0, 0]))]
+            return [Mix("model", messages, read[:, 0].tolist(), share=float(retained[0, 0]))]
 
         def of(weights: Any) -> tuple[tuple[str, float], ...]:
             return tuple((f"auxiliary {i}", float(weight)) for i, weight in enumerate(weights) if weight)
 
         return [
-            Mix("model", messages, read.mean(axis=1).tolist(), others=of(kept.mean(axis=1)), keep=messages),
-            *(Mix(f"next {i}", messages, read[:, i].tolist(), others=of(kept[:, i])) for i in range(v)),
+            Mix("model", messages, read.mean(axis=1).tolist(), others=of(retained.mean(axis=1)), keep=messages),
+            *(Mix(f"next {i}", messages, read[:, i].tolist(), others=of(retained[:, i])) for i in range(v)),
             Cancel(tuple(ended.values())),
             *(Mix(f"auxiliary {i}", (), (), others=((f"next {i}", 1.0),)) for i in range(v)),
             *(Mix(f"mean {i}", (), (), others=of(weights)) for i, weights in enumerate(self._means)),

@@ -46,7 +46,7 @@ class GossipState:
     under_way: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> node, round
     ended: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> node -> task that ended it
     anew: set[int] = field(default_factory=set)  # nodes that have lost their model
-    drawn: dict[int, Weights] = derived()  # W_k, by round
+    mixing: dict[int, Weights] = derived()  # W_k, by round
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,7 +105,7 @@ class Gossip(CrewStrategy):
         return "model"
 
     def mixed(self, ended: Mapping[int, int]) -> Commands:
-        """What makes the run's next model of the nodes' models; ``ended``: by node, the task that ended its round."""
+        """Return the commands that make the run's next model; ``ended``: by node, the task that ended its round."""
         messages = [(task, 0) for task in ended.values()]
         return [Mix("model", messages, [1.0 / len(messages)] * len(messages))]
 
@@ -117,7 +117,7 @@ class Gossip(CrewStrategy):
         return s, self._go(s)
 
     def rebuild(self, state: GossipState) -> None:
-        state.drawn = {}
+        state.mixing = {}
 
     def on_reply(self, state: GossipState, event: Reply) -> Commands:
         node, k = state.under_way.pop(event.task, (-1, 0))
@@ -295,10 +295,10 @@ class MatchaSGD(Neighbours):
         return show("matcha", values, DEFAULTS)
 
     def weights(self, s: GossipState, k: int) -> Weights:
-        if k not in s.drawn:
-            s.drawn = {old: w for old, w in s.drawn.items() if old >= s.version - 1}
-            s.drawn[k] = self.plan.at(k, self.seed)
-        return s.drawn[k]
+        if k not in s.mixing:
+            s.mixing = {old: w for old, w in s.mixing.items() if old >= s.version - 1}
+            s.mixing[k] = self.plan.at(k, self.seed)
+        return s.mixing[k]
 
 
 @typed
@@ -328,7 +328,7 @@ class ElasticSGD(Gossip):
 
     @property
     def pull(self) -> float:
-        """How far models move towards each other in a round: ``alpha``, or the best."""
+        """The share of the difference by which models approach each other in a round: ``alpha``, or the best."""
         return 2.0 / (self.workers + 2.0) if self.alpha is None else self.alpha
 
     @cached_property

@@ -18,14 +18,14 @@ from anyk.strategies.rounds.state import RoundState
 
 @dataclass(slots=True)
 class LocalState:
-    """How far local work has come, and how fast workers are."""
+    """The number of local steps so far, and the speed of workers."""
 
     first_tau: int
     tau: int
     iterations: int = 0  # local steps of all rounds so far, of the worker that took most
     most: int = 0  # of this round
-    left: dict[int, int] = field(default_factory=dict)  # the task that left a worker's optimiser state
-    taken: dict[int, int] = field(default_factory=dict)  # worker -> local steps of this round
+    last_task: dict[int, int] = field(default_factory=dict)  # the task that left a worker's optimiser state
+    steps_taken: dict[int, int] = field(default_factory=dict)  # worker -> local steps of this round
     speed: dict[int, float] = field(default_factory=dict)  # local steps a second
 
 
@@ -86,8 +86,8 @@ class LocalSteps:
 
     # ------------------------------------------------------------------------------------------- a round of it
 
-    def chosen(self, s: RoundState, workers: Sequence[int]) -> tuple[int, ...]:
-        """Those of the workers that take part in this round."""
+    def select_clients(self, s: RoundState, workers: Sequence[int]) -> tuple[int, ...]:
+        """Return the workers that take part in this round."""
         if self.clients is None:
             return tuple(workers)
         random = keyed.generator(self.seed, "clients", s.version)
@@ -100,19 +100,19 @@ class LocalSteps:
         steps = own.tau
         if self.speeds and worker in own.speed:
             steps = max(1, floor(own.tau * own.speed[worker] / max(own.speed.values()) + 1e-9))
-        own.taken[worker] = steps
+        own.steps_taken[worker] = steps
         own.most = max(own.most, steps)
-        state = own.left.get(worker, -1) if self.keep else -1
+        state = own.last_task.get(worker, -1) if self.keep else -1
         return Chunk(partitions, (1.0,) * len(partitions), batch=batch, repeat=own.iterations, steps=steps, state=state)
 
-    def heard(self, s: RoundState, worker: int, task: int) -> None:
-        """A reply has come: how fast was its worker?"""
+    def note_speed(self, s: RoundState, worker: int, task: int) -> None:
+        """Note the speed of a worker whose reply has arrived."""
         if self.speeds and s.now > s.began and task in s.open:
-            s.work.speed[worker] = s.work.taken[worker] / (s.now - s.began)
+            s.work.speed[worker] = s.work.steps_taken[worker] / (s.now - s.began)
 
     def lost(self, own: LocalState, worker: int) -> None:
         """A worker's optimiser state is gone with it."""
-        own.left.pop(worker, None)
+        own.last_task.pop(worker, None)
         own.speed.pop(worker, None)
 
     def averaged(self, s: RoundState, used: Sequence[tuple[int, int]]) -> Mix:
@@ -120,10 +120,10 @@ class LocalSteps:
         own: LocalState = s.work
         if self.speeds:  # who was cut off is at most this fast
             for worker in s.open.values():
-                most = own.taken[worker] / max(s.now - s.began, 1e-9)
+                most = own.steps_taken[worker] / max(s.now - s.began, 1e-9)
                 own.speed[worker] = min(own.speed.get(worker, most), most)
         if self.keep:
-            own.left |= {reply: task for reply, task in s.task_of.items() if (task, 0) in set(used)}
+            own.last_task |= {reply: task for reply, task in s.task_of.items() if (task, 0) in set(used)}
         weights = [1.0 / len(used)] * len(used)
         outer = None if self.outer is None else (self.outer, self.rate)
         weighted = self.weighted or bool(s.code.shares)
@@ -143,7 +143,7 @@ class LocalSteps:
         """Whether no client is left to wait for, so that a step is taken with those that are in."""
         if self.clients is None or not s.task_of:
             return False
-        return not set(self.chosen(s, range(s.crew.size))) - set(s.task_of) - set(s.crew.failures)
+        return not set(self.select_clients(s, range(s.crew.size))) - set(s.task_of) - set(s.crew.failures)
 
 
 LOCAL_DEFAULTS: dict[str, Any] = {

@@ -29,7 +29,7 @@ class PairState:
     """Tasks under way, and how far everybody has come."""
 
     crew: Crew
-    taken: list[int]  # local steps of each node so far
+    steps_taken: list[int]  # local steps of each node so far
     count: int = 0  # averages in pairs so far
     under_way: dict[int, int] = field(default_factory=dict)  # task -> node
 
@@ -113,7 +113,7 @@ class PairwiseGossip(CrewStrategy):
         tasks = []
         for task, node in enumerate(nodes, first):
             s.under_way[task] = node
-            chunk = Chunk((node,), (1.0,), f"node {node}", batch=self.batch, repeat=s.taken[node], steps=self.tau)
-            s.taken[node] += self.tau
+            chunk = Chunk((node,), (1.0,), f"node {node}", batch=self.batch, repeat=s.steps_taken[node], steps=self.tau)
+            s.steps_taken[node] += self.tau
             tasks.append((chunk,))
         return Dispatch(first, tuple(nodes), tasks)

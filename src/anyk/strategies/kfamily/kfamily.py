@@ -71,14 +71,14 @@ class KState:
     crew: Crew
     k: int
     now: float
-    taken: list[int]  # local steps of each worker so far
+    steps_taken: list[int]  # local steps of each worker so far
     version: int = 0
     under_way: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> worker, version
     repeats: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker -> version, its tasks on it so far
     weights: dict[int, float] = field(default_factory=dict)  # of gradients in the buffer, by the drift of the model
     buffer: list[tuple[int, int, int]] = field(default_factory=list)  # worker, task, version of gradients not used yet
     growth: Any = part()
-    known: dict[tuple[int, int], Task] = derived()  # tasks made before, by worker and repeat
+    cache: dict[tuple[int, int], Task] = derived()  # tasks made before, by worker and repeat
 
 
 @typed
@@ -179,12 +179,12 @@ class KFamily(CrewStrategy):
 
     @cached_property
     def _one(self) -> bool:
-        """One gradient a step of the whole partition: what asynchronous runs are mostly made of, and therefore fast."""
+        """Whether a step is one gradient of a complete partition, as in most asynchronous runs: the fast path."""
         plain = not self.batch and self.stale == "constant" and not self.compensate
         return self.k == 1 and not self.synchronous and plain and self.growth is None and self.work is None
 
     @cached_property
-    def _given(self) -> list[tuple[Task]]:
+    def _full_tasks(self) -> list[tuple[Task]]:
         """The task of each worker that takes its whole partition."""
         return [((Chunk((i,), (1.0,)),),) for i in range(self.workers)]
 
@@ -239,14 +239,14 @@ class KFamily(CrewStrategy):
 
     def start(self, fleet: Fleet) -> tuple[KState, Commands]:
         s = KState(Crew.of(fleet), self.k, fleet.time, [0] * self.workers)
-        s.known = {}
+        s.cache = {}
         first: list[Command] = []
         if self.growth is not None:
             s.growth, first = self.growth.start(s)
         return s, [*first, *self._dispatch(s, sorted(s.crew.present))]
 
     def rebuild(self, state: KState) -> None:
-        state.known = {}
+        state.cache = {}
 
     def on(self, state: KState, event: Event) -> Commands:
         s = state
@@ -261,7 +261,7 @@ class KFamily(CrewStrategy):
             s.version += 1
             s.under_way[task] = worker, s.version
             combine = Combine("model", ((event.task, 0),), _ONE, "counted", self.lr_scale, self._far, self.workers)
-            return (combine, Dispatch(task, (worker,), self._given[worker]))
+            return (combine, Dispatch(task, (worker,), self._full_tasks[worker]))
         s.now = event[0]
         return self.handlers[type(event)](self, s, event)
 
@@ -375,18 +375,18 @@ class KFamily(CrewStrategy):
 
     def _task(self, s: KState, worker: int) -> Task:
         if self.work is not None:
-            taken, tau = s.taken[worker], self.work.tau
-            s.taken[worker] += tau
-            return (Chunk((worker,), (1.0,), batch=self.batch, repeat=taken, steps=tau),)
+            first, tau = s.steps_taken[worker], self.work.tau
+            s.steps_taken[worker] += tau
+            return (Chunk((worker,), (1.0,), batch=self.batch, repeat=first, steps=tau),)
         if not self.batch:
-            return self._given[worker][0]
+            return self._full_tasks[worker][0]
         version, count = s.repeats.get(worker, (-1, 0))
         repeat = count if version == s.version else 0
         s.repeats[worker] = s.version, repeat + 1
-        known = s.known.get((worker, repeat))
-        if known is None:
-            known = s.known[worker, repeat] = (Chunk((worker,), (1.0,), batch=self.batch, repeat=repeat),)
-        return known
+        task = s.cache.get((worker, repeat))
+        if task is None:
+            task = s.cache[worker, repeat] = (Chunk((worker,), (1.0,), batch=self.batch, repeat=repeat),)
+        return task
 
     # ------------------------------------------------------------------------------------------- how fast it is
 

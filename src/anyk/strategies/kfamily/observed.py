@@ -48,12 +48,12 @@ class Durations:
     seen: list[tuple[float, bool]] = field(default_factory=list)  # seconds, and whether seen to the end
 
     def add(self, seconds: float, *, ended: bool = True) -> None:
-        """One more; ``ended=False``: it was cut off then."""
+        """Add a duration; ``ended=False``: the task was cancelled then."""
         self.seen.append((seconds, ended))
         del self.seen[: -self.keep]
 
     def __len__(self) -> int:
-        """How many were seen to their end."""
+        """Return the number of durations that were seen to their end."""
         return sum(ended for _, ended in self.seen)
 
     @property

@@ -58,7 +58,7 @@ class AnytimeState:
     got: set[int] = field(default_factory=set)  # workers whose message is in
     arrivals: list[float] = field(default_factory=list)  # seconds that workers took for all their parts in this step
     recent: tuple[float, ...] = ()  # the same of the last steps, where the deadline adapts
-    told: str = ""  # what the log has been told of an adapting deadline
+    noted: str = ""  # the log's last note about an adapting deadline
     extended: bool = False  # whether the log has been told of a deadline at which nobody had finished anything
     orders: Any = derived()  # the partitions of each worker in the order of this step
 
@@ -109,14 +109,14 @@ class Anytime(CrewStrategy):
     @cached_property
     def rule(self) -> Deadline | Adaptive:
         """The deadline, as the rule of a round that waits."""
-        given = str(self.deadline).strip()
+        text = str(self.deadline).strip()
         try:
-            seconds = float(given.removesuffix("s"))
+            seconds = float(text.removesuffix("s"))
         except ValueError:
-            rule = wait_rule(given, replies=1) if given.endswith("mad") else None
+            rule = wait_rule(text, replies=1) if text.endswith("mad") else None
             if isinstance(rule, Adaptive):
                 return rule
-            why = f"deadline should be seconds, such as 0.5, or 3mad, which adapts; got '{given}'"
+            why = f"deadline should be seconds, such as 0.5, or 3mad, which adapts; got '{text}'"
             raise BadInput(why) from None
         if not 0.0 < seconds < float("inf"):
             raise BadInput(f"deadline must be above 0 s, got {seconds:g}")
@@ -142,7 +142,7 @@ class Anytime(CrewStrategy):
         """The deadline of a step; None while it is not known."""
         return self.rule.seconds if isinstance(self.rule, Deadline) else self.rule.after(s.recent)
 
-    def _drawn(self, s: AnytimeState) -> list[tuple[int, ...]]:
+    def _sample_orders(self, s: AnytimeState) -> list[tuple[int, ...]]:
         """The partitions of each worker in the order of this step."""
         random = keyed.generator(self.seed, "anytime", s.before + s.version)
         orders = random.random((self.workers, self.parts)).argsort(axis=1)
@@ -155,7 +155,7 @@ class Anytime(CrewStrategy):
         return s, self._begin(s)
 
     def rebuild(self, state: AnytimeState) -> None:
-        state.orders = self._drawn(state)
+        state.orders = self._sample_orders(state)
 
     def on(self, state: AnytimeState, event: Event) -> Commands:
         state.now = event.time
@@ -224,7 +224,7 @@ class Anytime(CrewStrategy):
     def _begin(self, s: AnytimeState) -> list[Command]:
         s.first, s.began = s.crew.next, s.now
         s.task_of, s.done, s.asked, s.got, s.arrivals = {}, {}, {}, set(), []
-        s.orders = self._drawn(s)
+        s.orders = self._sample_orders(s)
         able = sorted(filter(s.crew.able, s.crew.present))
         if not able and s.crew.complete:
             return [self._stop(s)]
@@ -244,14 +244,13 @@ class Anytime(CrewStrategy):
         return [Dispatch(first, tuple(workers), chunks)]
 
     def _adapted(self, s: AnytimeState) -> list[Command]:
-        """What the log is told of an adapting deadline, when that changes."""
+        """Return a note about an adapting deadline if it begins or ceases to adapt."""
         if isinstance(self.rule, Deadline):
             return []
-        known = self._seconds(s) is not None
-        what = "adapts" if known else "waits for all parts until enough times have been seen"
-        if what == s.told:
+        what = "adapts" if self._seconds(s) is not None else "waits for all parts until enough times have been seen"
+        if what == s.noted:
             return []
-        s.told = what
+        s.noted = what
         return [Note(f"deadline={self.rule} {what}")]
 
     def _alarm(self, s: AnytimeState) -> list[Command]:

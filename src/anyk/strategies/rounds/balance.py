@@ -33,7 +33,7 @@ class BalanceState:
 
     sizes: list[int]
     cold: int = _COLD  # rounds still to be passed over
-    heard: dict[int, float] = field(default_factory=dict)  # group -> seconds to its first reply in this round
+    first_reply: dict[int, float] = field(default_factory=dict)  # group -> seconds to its first reply in this round
     disturbed: bool = False  # somebody came or went in this round
     seconds: list[list[float]] = field(
         default_factory=list
@@ -67,22 +67,22 @@ class Balance:
 
     def reply(self, own: BalanceState, group: int, seconds: float) -> None:
         """A group's reply has come, so long after the round began."""
-        own.heard.setdefault(group, seconds)
+        own.first_reply.setdefault(group, seconds)
 
     def ended(self, own: BalanceState, seconds: float) -> list[int] | None:
         """A round has ended after so long; the sizes of blocks from now on, None where they stay."""
-        heard, own.heard = own.heard, {}
+        first_reply, own.first_reply = own.first_reply, {}
         disturbed, own.disturbed = own.disturbed, False
         if own.cold or disturbed:
             own.cold = max(0, own.cold - 1)
             return None
-        own.seconds.append([heard.get(group, seconds) for group in range(len(own.sizes))])
+        own.seconds.append([first_reply.get(group, seconds) for group in range(len(own.sizes))])
         del own.seconds[:-_REMEMBERED]
         own.rounds += 1
         if own.rounds % _ROUNDS:
             return None
-        table, known = np.array(own.seconds), np.array(own.sizes)
-        sizes = better(table, known, _growing(np.median(table, axis=0), known, own.before))
+        table, current = np.array(own.seconds), np.array(own.sizes)
+        sizes = better(table, current, _growing(np.median(table, axis=0), current, own.before))
         if sizes is not None:
             own.before = own.sizes, np.median(table, axis=0).tolist()
             own.sizes, own.seconds, own.rounds = sizes, [], 0
@@ -117,15 +117,15 @@ def batch_of(batch: int, workers: int, partitions: int) -> int:
     return each
 
 
-def settled(code: RepetitionCode, seconds: Floats, slopes: Floats, load: float) -> list[int]:
-    """The sizes of blocks to which balance comes on a fleet.
+def settled_sizes(code: RepetitionCode, seconds: Floats, slopes: Floats, load: float) -> list[int]:
+    """Return the sizes of blocks to which balance comes on a fleet.
 
     ``seconds``: shape (rounds, workers), of tasks that cover the share ``load`` of the data; ``slopes``: seconds for
     the whole data, shape (workers,).
 
     >>> from anyk.codes import Uncoded
     >>> even, slopes = Uncoded(3).cut([16, 16, 16]), np.array([6.0, 3.0, 3.0])
-    >>> settled(even, np.tile([2.0, 1.0, 1.0], (10, 1)), slopes, load=1 / 3)
+    >>> settled_sizes(even, np.tile([2.0, 1.0, 1.0], (10, 1)), slopes, load=1 / 3)
     [10, 19, 19]
     """
     sizes = np.array(code.sizes)
@@ -155,21 +155,21 @@ def better(seconds: Floats, sizes: NDArray[np.int_], growing: Floats) -> list[in
     if len(seconds) < _ROUNDS or not (seconds > 0.0).all():  # too few to tell, or nothing can be shorter
         return None
 
-    def taken(rows: Floats, made: Sequence[int]) -> float:
+    def mean_seconds(rows: Floats, changed: Sequence[int]) -> float:
         """Mean seconds of these rounds under other sizes."""
-        factors = 1.0 - growing + growing * np.asarray(made) / sizes
+        factors = 1.0 - growing + growing * np.asarray(changed) / sizes
         return float((rows * factors).max(axis=1).mean())
 
     total = int(sizes.sum())
     halves = seconds[::2], seconds[1::2]
-    for one, other in (halves, halves[::-1]):
-        made = _shortest(np.median(one, axis=0), growing, sizes, total)
-        if not taken(other, made) <= (1.0 - _GAIN) * taken(other, sizes.tolist()):
+    for half, other in (halves, halves[::-1]):
+        candidate = _shortest(np.median(half, axis=0), growing, sizes, total)
+        if not mean_seconds(other, candidate) <= (1.0 - _GAIN) * mean_seconds(other, sizes.tolist()):
             return None
     if not _chance(seconds) <= _CHANCE:
         return None
-    made = _shortest(np.median(seconds, axis=0), growing, sizes, total)
-    return None if made == sizes.tolist() else made
+    candidate = _shortest(np.median(seconds, axis=0), growing, sizes, total)
+    return None if candidate == sizes.tolist() else candidate
 
 
 def _chance(seconds: Floats) -> float:
@@ -188,8 +188,8 @@ def _growing(median: Floats, sizes: NDArray[np.int_], before: tuple[list[int], l
     change = sizes - np.array(before[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         part = (median - np.array(before[1])) / change * sizes / median
-    told = (np.abs(change) >= _APART * np.array(before[0])) & np.isfinite(part)
-    return np.where(told, np.clip(part, _LEAST, 1.0), 1.0)
+    measured = (np.abs(change) >= _APART * np.array(before[0])) & np.isfinite(part)
+    return np.where(measured, np.clip(part, _LEAST, 1.0), 1.0)
 
 
 def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: int) -> list[int]:
@@ -198,14 +198,14 @@ def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: i
     """
     each = median * growing / sizes
     fixed = median * (1.0 - growing)
-    made = [1] * len(sizes)
+    shortest = [1] * len(sizes)
     heap = [(fixed[g] + 2.0 * each[g], g) for g in range(len(sizes))]
     heapq.heapify(heap)
     for _ in range(total - len(sizes)):
         seconds, group = heap[0]
-        made[group] += 1
+        shortest[group] += 1
         heapq.heapreplace(heap, (seconds + each[group], group))
-    return made
+    return shortest
 
 
 def shares_of(code: Code) -> tuple[int, ...]:

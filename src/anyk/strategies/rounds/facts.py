@@ -12,7 +12,7 @@ from anyk.codes.decoders import Floats
 from anyk.errors import BadInput
 from anyk.protocol import Compressor, DelayLaw, Pace, Strategy, StrategyFacts
 from anyk.strategies.closed_forms import uncoded_pace
-from anyk.strategies.rounds.balance import settled
+from anyk.strategies.rounds.balance import settled_sizes
 from anyk.strategies.wait import Count, Decodable
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _durations(rounds: Rounds, seconds: Floats, whole: Floats) -> Floats | None:
 def _adapted(rounds: Rounds, seconds: Floats, slopes: Floats, load: float) -> Strategy:
     """Return rounds with the shares that balance comes to."""
     code = rounds.balanced_code
-    return replace(rounds, code=code.cut(settled(code, seconds, slopes, load)), balance=None)
+    return replace(rounds, code=code.cut(settled_sizes(code, seconds, slopes, load)), balance=None)
 
 
 def _pace(rounds: Rounds, delays: DelayLaw) -> Pace:

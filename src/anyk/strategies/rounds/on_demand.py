@@ -72,7 +72,7 @@ class _Seen:
 
     @property
     def replied(self) -> tuple[int, ...]:
-        """Who they are."""
+        """The workers that have finished something."""
         return tuple(worker for worker, done in self._state.done.items() if done)
 
     @property
@@ -145,9 +145,9 @@ class ProgressRounds(CrewStrategy):
     def summary(self) -> str:
         """A description in a few words."""
         kind, n = "exact" if self.exact else "approximate", self.code.workers
-        held = max(map(len, self.code.assignment))
+        most = max(map(len, self.code.assignment))
         return (
-            f"{kind} gradient as soon as the parts that workers have finished make it up; each of {n} has {held} of "
+            f"{kind} gradient as soon as the parts that workers have finished make it up; each of {n} has {most} of "
             f"{self.code.partitions} parts to compute, one after another"
         )
 

@@ -130,7 +130,7 @@ class Rounds(RoundSettings):
             messages = self.code.messages
             worker, task = event[1], event[2]
             if self.work is not None:
-                self.work.heard(s, worker, task)
+                self.work.note_speed(s, worker, task)
             if s.open.pop(task if messages == 1 else task * messages + event[3], None) is None:
                 return ()  # late, or told twice
             if self.policy.projected:
@@ -208,7 +208,7 @@ class Rounds(RoundSettings):
 
     def _dispatch(self, s: RoundState, workers: Sequence[int]) -> list[Command]:
         if self.work is not None:
-            workers = self.work.chosen(s, workers)
+            workers = self.work.select_clients(s, workers)
             if not workers:
                 return []
         task = s.crew.number(len(workers))
@@ -252,14 +252,14 @@ class Rounds(RoundSettings):
             commands = self._dispatch(s, range(n) if len(crew.present) == n else tuple(sorted(crew.present)))
         if self._count is not None:
             return commands
-        seen = Seen(s, self.code.messages)
+        view = Seen(s, self.code.messages)
         if self.enough.remembers:
             s.arrivals = []
-            what = "adapts" if self.enough.deadlines(seen) else "waits for all until enough arrivals have been seen"
-            if what != s.told:
-                s.told = what
+            what = "adapts" if self.enough.deadlines(view) else "waits for all until enough arrivals have been seen"
+            if what != s.noted:
+                s.noted = what
                 commands.append(Note(f"wait={self.rule} {what}"))
-        for number, seconds in enumerate(self._enough_of(s).deadlines(seen)):
+        for number, seconds in enumerate(self._enough_of(s).deadlines(view)):
             commands.append(SetAlarm(f"wait {number}", s.now + seconds))
         return commands
 
@@ -289,9 +289,9 @@ class Rounds(RoundSettings):
             if s.version % policy.every == 0:
                 s.learned = list(s.missed)
                 self._use_code(s, policy.relearned(s.missed, s.version))
-        held = [] if self.adapt is None else self.adapt.before_round(s)
-        told = [] if self.balance is None else self._balanced(s)
-        return [combine, Cancel(done, self.cancel), *told, *(held or self._begin(s))]
+        questions = [] if self.adapt is None else self.adapt.before_round(s)  # the next round waits for the answers
+        notes = [] if self.balance is None else self._balanced(s)
+        return [combine, Cancel(done, self.cancel), *notes, *(questions or self._begin(s))]
 
     def _balanced(self, s: RoundState) -> list[Command]:
         """Cut the data again where that makes rounds shorter; says what changes hands."""
@@ -323,7 +323,7 @@ class Rounds(RoundSettings):
         return self._tasks_of(self.first_code)
 
     def _tasks_of(self, code: Code) -> tuple[tuple[Task, ...], ...]:
-        """Of each model, each worker's."""
+        """Return the tasks per model and worker."""
         c = code.messages
         rows = [(tuple(map(int, p)), tuple(map(float, w))) for p, w in code.rows]  # a user's may be arrays
         return tuple(
@@ -346,10 +346,9 @@ class Rounds(RoundSettings):
     def _stuck(self, s: RoundState) -> list[Command]:
         """Nobody is left to wait for in this round, and there is not enough."""
         if self.work is not None:
-            if others := self.work.others(s):
-                found = self._dispatch(s, others)
-                if found:
-                    return found
+            others = self.work.others(s)
+            if others and (replacements := self._dispatch(s, others)):
+                return replacements
             if self.work.done_without(s):
                 return self._step(s)
         crew = s.crew

@@ -35,7 +35,7 @@ def with_keys(code: str, parts: Sequence[str]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class RoundSettings(CrewStrategy):
-    """What rounds are told, and what follows: layout, spec, pace; :class:`~anyk.strategies.Rounds` runs them."""
+    """The settings of rounds with their layout and spec; :class:`~anyk.strategies.Rounds` decides."""
 
     State = RoundState
 
@@ -125,7 +125,7 @@ class RoundSettings(CrewStrategy):
 
     @cached_property
     def method(self) -> Method:
-        """How replies are decoded."""
+        """The method that decodes replies."""
         return method(self.decoder)
 
     @cached_property
@@ -169,7 +169,7 @@ class RoundSettings(CrewStrategy):
 
     @cached_property
     def scaling_used(self) -> Scaling:
-        """How sums with partitions missing are corrected."""
+        """The correction of sums in which partitions are missing."""
         return self.scaling or self._default_scaling
 
     @cached_property
@@ -211,7 +211,7 @@ class RoundSettings(CrewStrategy):
             return self.work.show(keys) if self.adapt is None else self.adapt.show(self.work, keys)
         parts = [] if wait is None else [f"wait={wait}"]
         parts += [f"scaling={self.scaling_used}"] * (self.scaling_used != self._default_scaling)
-        names = [name for name, known in METHODS.items() if known == self.method and name != "own"]
+        names = [name for name, method in METHODS.items() if method == self.method and name != "own"]
         parts += [f"decoder={name}" for name in names]
         parts += [f"batch={self.batch}"] * (self.batch > 0)
         parts += [f"models={self.models}"] * (self.models > 1)
@@ -223,10 +223,10 @@ class RoundSettings(CrewStrategy):
     @property
     def summary(self) -> str:
         if self.work is not None:
-            told = "workers take steps of their own, then their models are averaged"
+            words = "workers take steps of their own, then their models are averaged"
         else:
-            told = _in_words(self.code, None if self.rule == Decodable() else str(self.rule), self.snapshot)
-        return told + ("; shares of the data follow the speed of workers" if self.balance else "")
+            words = _in_words(self.code, None if self.rule == Decodable() else str(self.rule), self.snapshot)
+        return words + ("; shares of the data follow the speed of workers" if self.balance else "")
 
 
 def _in_words(code: Code, wait: str | None, snapshot: int) -> str:

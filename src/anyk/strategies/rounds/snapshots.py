@@ -42,23 +42,23 @@ def corrected(s: RoundState, code: Code, decoding: Selection, every: int) -> tup
 
     the messages of the snapshot held by the driver being used again. So its error is ``sum_u (a_u - 1)
     (g_u(w) - g_u(v))``: it vanishes as the model comes to rest, where that of the decoding alone does not (Johnson and
-    Zhang 2013, with groups of workers in place of samples). In a round :func:`at_snapshot` each group that has been
-    heard of gets a new message to be held.
+    Zhang 2013, with groups of workers in place of samples). In a round :func:`at_snapshot` each group that has
+    replied gets a new message that is stored.
     """
     assert isinstance(code, RepetitionCode)
     snapshot, tasks = at_snapshot(s, every), range(s.first, s.crew.next)
-    heard = [code.group_of[reply] for reply in decoding.replies]
+    groups = [code.group_of[reply] for reply in decoding.replies]
     fresh = [(s.task_of[reply], 0) for reply in decoding.replies]
-    weight = dict(zip(heard, decoding.weights, strict=True))
-    rest = {group: 1.0 - weight.get(group, 0.0) for group in sorted(s.held)}
-    again = [group for group in rest if rest[group]]
+    weight = dict(zip(groups, decoding.weights, strict=True))
+    remaining = {group: 1.0 - weight.get(group, 0.0) for group in sorted(s.snapshot)}
+    again = [group for group in remaining if remaining[group]]
     sizes = [len(block) for block in code.blocks_of]
-    missing = fsum(n * (weight.get(u, 0.0) - 1.0) ** 2 for u, n in enumerate(sizes) if u not in rest)
-    gain = fsum(sizes[u] * a * a for u, a in weight.items()) + fsum(sizes[u] * rest[u] ** 2 for u in again)
+    missing = fsum(n * (weight.get(u, 0.0) - 1.0) ** 2 for u, n in enumerate(sizes) if u not in remaining)
+    gain = fsum(sizes[u] * a * a for u, a in weight.items()) + fsum(sizes[u] * remaining[u] ** 2 for u in again)
     step = Combine(
         "model",
-        [*fresh, *((s.held[group], 0) for group in again)],
-        [*decoding.weights, *(rest[group] for group in again)],
+        [*fresh, *((s.snapshot[group], 0) for group in again)],
+        [*decoding.weights, *(remaining[group] for group in again)],
         "all",
         1.0,
         sqrt(missing / code.partitions),
@@ -67,7 +67,7 @@ def corrected(s: RoundState, code: Code, decoding: Selection, every: int) -> tup
     )
     if not snapshot:
         return step, tasks
-    done = [s.held[group] for group in heard if group in s.held]
-    new = {group: task for group, (task, _) in zip(heard, fresh, strict=True)}
-    s.held |= new
+    done = [s.snapshot[group] for group in groups if group in s.snapshot]
+    new = {group: task for group, (task, _) in zip(groups, fresh, strict=True)}
+    s.snapshot |= new
     return step, [*done, *sorted(set(tasks) - set(new.values()))]

@@ -1,4 +1,4 @@
-"""How far a run's coded rounds have come, and what a wait rule may look at of it."""
+"""The state of coded rounds, and the view of it that wait rules have."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RoundState:
     task_of: dict[int, int] = field(default_factory=dict)  # reply (worker x messages + message) -> task, as they came
     arrivals: list[float] = field(default_factory=list)  # seconds to each reply of this round
     recent: tuple[float, ...] = ()  # the same of the last rounds, where the wait rule looks at them
-    told: str = ""  # what the log has been told of an adapting deadline
-    held: dict[int, int] = field(default_factory=dict)  # of each group, the task whose message of the snapshot is held
+    noted: str = ""  # the log's last note about an adapting deadline
+    snapshot: dict[int, int] = field(default_factory=dict)  # group -> task whose message of the snapshot is stored
     missed: list[int] = field(default_factory=list)  # how often each worker was not in when a step was taken
     learned: list[int] = field(default_factory=list)  # the same when the code last learned of it
     work: Any = part()  # of local steps
@@ -69,7 +69,7 @@ class Seen:
 
     @property
     def replied(self) -> tuple[int, ...]:
-        """Who replied, in order of arrival."""
+        """The workers that replied, in order of arrival."""
         return tuple(reply // self._messages for reply in self._state.task_of)
 
     @property

@@ -136,8 +136,8 @@ class TreeRounds(CrewStrategy):
         return self._dispatch(state, (worker,)) if state.crew.able(worker) else self._stuck(state)
 
     def worker_returned(self, state: TreeState, worker: int) -> Commands:
-        given = [] if worker in state.ready else self._dispatch(state, (worker,))
-        return given + self._stuck(state)
+        commands = [] if worker in state.ready else self._dispatch(state, (worker,))
+        return commands + self._stuck(state)
 
     def worker_left(self, state: TreeState, worker: int) -> Commands:
         self._drop(state, worker)
@@ -172,11 +172,11 @@ class TreeRounds(CrewStrategy):
         weights = self.code.weights_below(ROOT, self._below(s, ROOT))
         if weights is None:
             return []
-        total, left = np.zeros(self.code.workers), dict(weights)
-        while left:
-            node, weight = left.popitem()
+        total, pending = np.zeros(self.code.workers), dict(weights)
+        while pending:
+            node, weight = pending.popitem()
             total[node] = weight
-            left |= {child: weight * share for child, share in s.inside.get(node, {}).items()}
+            pending |= {child: weight * share for child, share in s.inside.get(node, {}).items()}
         judged = self.code.judge(total)
         messages = [(s.ready[child], 0) for child in weights]
         combine = Combine("model", messages, list(weights.values()), residual=judged.residual, gain=judged.gain)

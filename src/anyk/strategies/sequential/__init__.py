@@ -8,7 +8,8 @@ straggler, if the code can do with that.
 
 from anyk.strategies.sequential.gc import GradientCodingRounds
 from anyk.strategies.sequential.m_sgc import Multiplexed
-from anyk.strategies.sequential.rounds import End, SequentialRounds
+from anyk.strategies.sequential.replay import End
+from anyk.strategies.sequential.rounds import SequentialRounds
 from anyk.strategies.sequential.sr_sgc import SelectiveRepetition
 
 __all__ = ["End", "GradientCodingRounds", "Multiplexed", "SelectiveRepetition", "SequentialRounds"]

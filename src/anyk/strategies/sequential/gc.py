@@ -1,4 +1,4 @@
-"""One code of n partitions for every job, and one message a worker and round: GC, round by round."""
+"""GC, round by round: one code of n partitions for every job, and one message per worker and round."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from anyk.protocol import Layout
 from anyk.specs import show
 from anyk.strategies.sequential.inner import Flags
 from anyk.strategies.sequential.jobs import Place, SequentialState
-from anyk.strategies.sequential.replay import Decided, KnownRounds, gradient_coding
-from anyk.strategies.sequential.rounds import DEFAULTS, End, SequentialRounds
+from anyk.strategies.sequential.replay import Decided, End, KnownRounds, gradient_coding
+from anyk.strategies.sequential.rounds import DEFAULTS, SequentialRounds
 
 
 @dataclass(slots=True)

@@ -20,12 +20,12 @@ def inner_code(name: str, workers: int, tolerates: int) -> Code:
     """The code within a job: any ``tolerates`` workers may be missing."""
     if name == "auto":
         name = "frc" if workers % (tolerates + 1) == 0 else "cyclic"
-    made = code(f"{name}:stragglers={tolerates}", workers=workers)
-    if made.tolerates < tolerates or made.partitions != workers or made.messages != 1 or made.blocks != 1:
+    inner = code(f"{name}:stragglers={tolerates}", workers=workers)
+    if inner.tolerates < tolerates or inner.partitions != workers or inner.messages != 1 or inner.blocks != 1:
         raise BadInput(
             f"inner={name} has no code of {workers} partitions that tolerates {tolerates} of {workers} workers"
         )
-    return made
+    return inner
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a run under a sequential code has come to."""
+"""The state of a run under a sequential code."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class SequentialState:
     task: dict[int, int] = field(default_factory=dict)  # worker -> its newest task, of this round or one that goes on
     worker: dict[int, int] = field(default_factory=dict)  # and back
     work: dict[int, Work] = field(default_factory=dict)  # task -> (job, piece) of each of its chunks, until used up
-    left: dict[int, set[int]] = field(default_factory=dict)  # task under way -> chunks that have not come
+    missing: dict[int, set[int]] = field(default_factory=dict)  # task under way -> chunks that have not come
     behind: set[int] = field(default_factory=set)  # those of them that are of earlier rounds
     done: list[int] = field(default_factory=list)  # workers that have completed this round, in order
     waiting: bool = False  # whether the cut-off of this round has passed without fitting
     late: list[list[int]] = field(default_factory=list)  # stragglers of the last rounds, newest last
-    kept: dict[int, list[int]] = field(default_factory=dict)  # round -> completed tasks that may still be used
+    reusable: dict[int, list[int]] = field(default_factory=dict)  # round -> completed tasks that may still be used
     combined: int = 0  # jobs done, which is in order
     assigned: list[Work] = field(default_factory=list)  # (job, piece) pairs of this round, by worker

@@ -104,21 +104,21 @@ class Multiplexed(ForBursts):
         state.own = {job: np.array(own, dtype=np.int64) for job, own in state.own.items()}
 
     @cached_property
-    def _known(self) -> dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]]:
+    def _rows_cache(self) -> dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]]:
         """Rows worked out before."""
         return {}
 
     def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         key = worker, piece
-        if key not in self._known:
+        if key not in self._rows_cache:
             n, own = self.workers, self.W - 1
             if piece < own:
-                self._known[key] = (worker * own + piece,), (1.0,)
+                self._rows_cache[key] = (worker * own + piece,), (1.0,)
             else:
                 base = n * own + (piece - own) * n
                 partitions, coefficients = self.code.rows[worker]
-                self._known[key] = tuple(base + j for j in partitions), coefficients
-        return self._known[key]
+                self._rows_cache[key] = tuple(base + j for j in partitions), coefficients
+        return self._rows_cache[key]
 
     def _of(self, s: MultiplexedState, job: int) -> tuple[NDArray[np.int64], list[dict[int, Place]]]:
         if job not in s.own:

@@ -129,8 +129,8 @@ class Bursty(StragglerModel):
 
     def _busiest(self, workers: int) -> tuple[int, int]:
         """Bursts of as many workers as may straggle, with window - 1 rounds between them."""
-        rest = self.window - 1
-        return rest + self.burst, rest * workers + self.burst * (workers - min(self.most, workers))
+        quiet = self.window - 1
+        return quiet + self.burst, quiet * workers + self.burst * (workers - min(self.most, workers))
 
     def _allows(self, pattern: Pattern, row: int) -> bool:
         start = max(0, row + 1 - self.window)
@@ -218,7 +218,7 @@ class GilbertElliott(StragglerModel):
 
 
 def stragglers(seconds: ArrayLike, mu: float) -> Pattern:
-    """Who takes more than ``1 + mu`` times the fastest of the round; ``seconds``: rounds x workers."""
+    """Return which workers take more than ``1 + mu`` times the fastest of the round; ``seconds``: rounds x workers."""
     times = np.asarray(seconds, dtype=np.float64)
     return np.asarray(times > (1.0 + mu) * times.min(axis=1, keepdims=True))
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST = 1e-6  # seconds that a load-adjusted delay takes at least
+End = Literal["cutoff", "decodable"]
 Decided = Iterator[tuple[float, bool]]
 
 
@@ -27,7 +28,7 @@ class KnownRounds:
         self.rows = _sorted(table)
         self._table = table
 
-    def round(self, t: int, shift: float, end: Literal["cutoff", "decodable"], model: Model) -> tuple[float, int, bool]:
+    def round(self, t: int, shift: float, end: End, model: Tolerance) -> tuple[float, int, bool]:
         """Seconds of round t with ``shift`` more for all, who straggles, and whether those late did not fit."""
         times, slower = self.rows[t]
         if times[0] + shift < LEAST:  # clipped: some tie at the least
@@ -49,13 +50,13 @@ def gradient_coding(
     count: int,
     *,
     stragglers: int,
-    end: Literal["cutoff", "decodable"],
+    end: End,
     groups: list[int],
     strict: bool = False,
     shift: float = 0.0,
 ) -> Decided:
     """``gc``; ``groups``: those of the code within a job as bits, none where they do not count."""
-    model = Model(stragglers - 1, []) if strict else Model(stragglers, groups)
+    model = Tolerance(stragglers - 1, []) if strict else Tolerance(stragglers, groups)
     for t in range(count):
         seconds, _, waited = known.round(t, shift, end, model)
         yield seconds, waited
@@ -68,13 +69,13 @@ def multiplexed(
     B: int,
     W: int,
     most: int,
-    end: Literal["cutoff", "decodable"],
+    end: End,
     groups: list[int],
     shift: float = 0.0,
 ) -> Decided:
     """``m-sgc``; ``most`` is lambda."""
     past: list[int] = []
-    model = Model(most, groups, past, B, W)
+    model = Tolerance(most, groups, past, B, W)
     for t in range(count):
         seconds, late, waited = known.round(t, shift, end, model)
         yield seconds, waited
@@ -89,7 +90,7 @@ def selective(
     W: int,
     most: int,
     tolerated: int,
-    end: Literal["cutoff", "decodable"],
+    end: End,
     groups: list[int],
     jobs: int | None = None,
     shift: float = 0.0,
@@ -98,7 +99,7 @@ def selective(
     past: list[int] = []  # stragglers, and 0 for rounds that count for nothing
     lates: list[int] = []
     missing: list[int] = []
-    model = Model(tolerated, groups) if groups else Model(most, [], past, B, W)
+    model = Tolerance(tolerated, groups) if groups else Tolerance(most, [], past, B, W)
     for t in range(count):
         miss = missing[t - B] if t >= B else 0
         if groups:
@@ -116,8 +117,8 @@ def selective(
         missing.append(late | again)
 
 
-class Model:
-    """Who may straggle in a round: nobody in ``again``, and, with those in ``union``, no more than a code bears.
+class Tolerance:
+    """The workers that may straggle in a round: none in ``again``; with those in ``union``, no more than a code bears.
 
     ``groups`` of workers of which one each must be left (none: any ``most`` may be missing). Of those who straggle only
     the ones ``among`` these matter to it. With B and W, ``again`` and ``union`` are those who straggled in the last
@@ -158,25 +159,25 @@ def bits_of(groups: Sequence[int]) -> list[int]:
     >>> bits_of([0, 0, 1])
     [3, 4]
     """
-    found = [0] * (max(groups) + 1)
+    masks = [0] * (max(groups) + 1)
     for worker, group in enumerate(groups):
-        found[group] |= 1 << worker
-    return found
+        masks[group] |= 1 << worker
+    return masks
 
 
 def _sorted(table: NDArray[np.float64]) -> list[tuple[list[float], list[int]]]:
-    """Of each round the times in order, and for each k the bits of all workers but the k fastest."""
+    """Return the sorted times of each round, and for each k the bits of all workers but the k fastest."""
     order = np.argsort(table, axis=1, kind="stable")
     bit = [1 << worker for worker in range(table.shape[1])]
-    found = []
+    rows = []
     for times, workers in zip(np.take_along_axis(table, order, axis=1).tolist(), order.tolist(), strict=True):
         mask, slower = (1 << len(bit)) - 1, []
         for worker in workers:
             slower.append(mask)
             mask ^= bit[worker]
         slower.append(0)
-        found.append((times, slower))
-    return found
+        rows.append((times, slower))
+    return rows
 
 
 def _one_of_each(groups: list[int], late: int) -> int:
@@ -190,7 +191,7 @@ def _one_of_each(groups: list[int], late: int) -> int:
 
 def _lowest(mask: int, count: int) -> int:
     """The ``count`` lowest bits that are set."""
-    rest = mask
+    higher = mask
     for _ in range(count):
-        rest &= rest - 1
-    return mask & ~rest
+        higher &= higher - 1
+    return mask & ~higher

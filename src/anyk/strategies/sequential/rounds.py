@@ -41,10 +41,9 @@ from anyk.strategies.crew import Crew, CrewStrategy
 from anyk.strategies.ranges import FiniteOrZero
 from anyk.strategies.sequential.inner import Flags, Inner
 from anyk.strategies.sequential.jobs import Place, SequentialState, Work
-from anyk.strategies.sequential.replay import Decided, KnownRounds, bits_of
+from anyk.strategies.sequential.replay import Decided, End, KnownRounds, bits_of
 
 _ALARM = "cut-off"
-End = Literal["cutoff", "decodable"]
 Waiting = Literal["all", "minimal", "feasible"]
 Late = Literal["drop", "keep"]
 DEFAULTS: dict[str, Any] = {
@@ -176,9 +175,9 @@ class SequentialRounds(CrewStrategy):
 
     def planned(self, steps: int | None) -> Strategy:
         """The rounds of a run in which no job begins that is beyond so many steps of each model."""
-        made = copy.copy(self)
-        object.__setattr__(made, "_planned", 0 if steps is None else steps * self.trained)
-        return made
+        strategy = copy.copy(self)
+        object.__setattr__(strategy, "_planned", 0 if steps is None else steps * self.trained)
+        return strategy
 
     def _for_jobs(self, jobs: int) -> Strategy:
         return replace(self, jobs=jobs)
@@ -271,7 +270,7 @@ class SequentialRounds(CrewStrategy):
         s.began, s.cut = s.now, float("inf")
         s.worker = {task: s.worker[task] for task in sorted(s.behind)}
         s.task = {worker: task for task, worker in s.worker.items()}
-        s.left = {task: s.left[task] for task in s.worker}
+        s.missing = {task: s.missing[task] for task in s.worker}
         s.done, s.crew.failures, s.waiting = [], {}, False
         s.assigned = self._assign(s, t)
         if s.crew.hopeless:
@@ -286,7 +285,7 @@ class SequentialRounds(CrewStrategy):
         for task, worker in enumerate(workers, first):
             work = s.assigned[worker]
             s.task[worker], s.worker[task] = task, worker
-            s.work[task], s.left[task] = list(work), set(range(max(1, len(work))))
+            s.work[task], s.missing[task] = list(work), set(range(max(1, len(work))))
             chunks = [Chunk(*self._rows(worker, piece), slot=self.slot(job), batch=self.batch) for job, piece in work]
             tasks.append(tuple(chunks) or (Chunk((), (), slot=self.slot(s.round), batch=self.batch),))
         return [Dispatch(first, tuple(workers), tasks, round=s.before + s.round)]
@@ -296,13 +295,13 @@ class SequentialRounds(CrewStrategy):
         return super().on(state, event)
 
     def on_reply(self, state: Any, event: Reply) -> Commands:
-        s, left = state, state.left.get(event.task)
-        if left is None:
+        s, missing = state, state.missing.get(event.task)
+        if missing is None:
             return ()
-        left.discard(event.chunk)
-        if left:
+        missing.discard(event.chunk)
+        if missing:
             return ()
-        del s.left[event.task]
+        del s.missing[event.task]
         if event.task in s.behind:
             return self._catch_up(s, event.worker, event.task)
         s.done.append(event.worker)
@@ -318,7 +317,7 @@ class SequentialRounds(CrewStrategy):
 
     def on_failed(self, state: Any, event: Failed) -> Commands:
         s, task, worker = state, event.task, event.worker
-        if s.left.pop(task, None) is None:
+        if s.missing.pop(task, None) is None:
             return ()
         s.work.pop(task, None)
         behind = task in s.behind
@@ -334,8 +333,8 @@ class SequentialRounds(CrewStrategy):
     def worker_left(self, state: Any, worker: int) -> Commands:
         s, task = state, state.task.get(worker)
         dropped: list[Command] = []
-        if task is not None and task in s.left:
-            s.left.pop(task)
+        if task is not None and task in s.missing:
+            s.missing.pop(task)
             s.work.pop(task, None)
             s.behind.discard(task)
             dropped = [Cancel((task,))]  # what has come of it is not used
@@ -352,14 +351,14 @@ class SequentialRounds(CrewStrategy):
 
     def _take(self, s: SequentialState, worker: int, task: int) -> None:
         """The messages of a task that is complete count for the jobs that are not done."""
-        s.kept.setdefault(s.round, []).append(task)
+        s.reusable.setdefault(s.round, []).append(task)
         for chunk, (job, piece) in enumerate(s.work.pop(task)):
             if job >= s.combined:
                 self._deliver(s, worker, job, piece, (task, chunk))
 
     def _look(self, s: SequentialState, *, first: bool = False) -> list[Command]:
         """After a completion or a loss: has the round ended, or can it never?"""
-        if len(s.done) < self.workers and s.left and not self._may_end(s) and not first:
+        if len(s.done) < self.workers and s.missing and not self._may_end(s) and not first:
             return []
         late = self._late_now(s)
         if not late.any() or (self._may_end(s) and self._enough(s, late)):
@@ -368,7 +367,7 @@ class SequentialRounds(CrewStrategy):
             s.cut = (1.0 + self.mu) * (s.now - s.began)
             # who completes at the cut-off itself is in time
             return [SetAlarm(_ALARM, nextafter(s.began + s.cut, float("inf")))]
-        if s.left or not s.crew.complete:
+        if s.missing or not s.crew.complete:
             return []
         # nobody is left to wait for: what fits will have to do, whether or not the cut-off has passed
         if self._feasible(s, late) if self.waits == "feasible" else self._fits(s, late):
@@ -407,7 +406,7 @@ class SequentialRounds(CrewStrategy):
             messages, weights, residual, gain = self._job_sum(s, done)
             sums.append(Combine(self.slot(done), messages, weights, "all", 1.0, residual, gain))
             done += 1
-        under_way = [task for task in s.worker if task in s.left]
+        under_way = [task for task in s.worker if task in s.missing]
         if self.late == "keep":
             s.behind = {task for task in under_way if any(job >= done for job, _ in s.work[task])}
         dropped = [task for task in under_way if task not in s.behind]
@@ -421,8 +420,8 @@ class SequentialRounds(CrewStrategy):
             why = f"job {done} of '{self.spec}' is not done after round {t}: the stragglers were outside of its model"
             return [*commands, Stop(why, failed=True)]
         s.combined = done
-        for old in [r for r in s.kept if r <= t - self.T]:
-            commands.append(Cancel(tuple(s.kept.pop(old))))  # nobody needs the rest of their messages
+        for old in [r for r in s.reusable if r <= t - self.T]:
+            commands.append(Cancel(tuple(s.reusable.pop(old))))  # nobody needs the rest of their messages
         self._finish_round(s, late)
         return commands + self._begin(s)
 

@@ -67,7 +67,7 @@ class SelectiveRepetition(ForBursts, OneCode):
         )
 
     def _repeating(self, s: RepetitionState, t: int) -> list[int]:
-        """Of the workers that have not returned job t - B those beyond s; a job that is done needs nobody."""
+        """Return the workers beyond s that have not returned job t - B; a job that is done needs none."""
         if t - self.B < s.combined:
             return []
         miss = self._missing(s, t - self.B)
