@@ -323,9 +323,9 @@ def _prepend(cell: str, column: NDArray[Any]) -> NDArray[Any]:
 
 
 def has_header(file: Path | str, first: list[str], columns: list[NDArray[Any]]) -> bool:
-    """Whether the first row holds the names of the columns below it; BadInput where it may be either.
+    """Return whether the first row holds the names of the columns below it; BadInput if it may hold either.
 
-    Text above numbers is a name; a number above numbers, and text that is found again below itself, are data.
+    A row of numbers is data. Text above numbers is a name; text that occurs again below itself is data.
     """
     cells = [cell.strip() for cell in first]
     words = {i for i, cell in enumerate(cells) if not missing(cell) and not is_number(cell)}
@@ -334,11 +334,6 @@ def has_header(file: Path | str, first: list[str], columns: list[NDArray[Any]]) 
     names = words & numeric
     unsure = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; say header=yes or header=no"
     if not words:
-        counted = cells[1:] if cells[0] == "" else cells
-        if len(counted) >= 3 and (_counts(counted, 0) or _counts(counted, 1)):
-            if cells[0] == "":
-                return True
-            raise BadInput(unsure)
         return False
     if names:
         if numbers:
@@ -351,10 +346,6 @@ def has_header(file: Path | str, first: list[str], columns: list[NDArray[Any]]) 
     if numbers or len(set(cells)) < len(cells):
         raise BadInput(unsure)
     return True
-
-
-def _counts(cells: Sequence[str], start: int) -> bool:
-    return list(cells) == [str(start + i) for i in range(len(cells))]
 
 
 def listed(names: Sequence[str]) -> str:

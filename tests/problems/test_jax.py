@@ -187,7 +187,7 @@ def test_what_cannot_work_is_said():
         ((lambda params, batch: batch @ params, p, x), {}, "must give one number .* got shape \\(2,\\)"),
         ((fits, {}, x), {}, "params has no array to train"),
         ((fits, np.array([1, 2]), x), {}, "all be float32 or all float64, got int32"),
-        ((fits, p, x), {"reduction": "none"}, "its mean or its sum, got reduction 'none'"),
+        ((fits, p, x), {"reduction": "none"}, "reduction must be mean, sum or None, got 'none'"),
         ((fits, p, x), {"l2": float("nan")}, "l2 must be a number, got nan"),
         ((fits, p, x), {"metrics": {}}, "metrics must name at least one function"),
         ((fits, p, x), {"metrics": fits}, "metrics must be functions by name, as in {'name': function}, got <function"),
@@ -203,7 +203,7 @@ def test_what_cannot_work_is_said():
             {},
             r"the first 2 rows of the data: \w+Error: .* \(test_jax.py, line \d+\)$",
         ),
-        ((fits, p, x), {"workers": "torch"}, "workers must be 'jax' or 'numpy', got 'torch'"),
+        ((fits, p, x), {"workers": "torch"}, "workers must be jax or numpy, got 'torch'"),
     ]
     for arguments, options, sentence in bad:
         with pytest.raises(BadInput, match=sentence):

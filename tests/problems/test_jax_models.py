@@ -253,7 +253,7 @@ def stateful(beside):
         (number, {"trainable": {"body": 1, "head": 0}}, "pytree of True and False, .* got of type int"),
         (number, {"trainable": {"tail": True}}, "trainable does not have the form of params"),
         (number, {"trainable": lambda path, leaf: True}, "trainable fails at the path 'body': TypeError"),
-        (number, {"platform": "tpu"}, "platform must be 'cpu' or 'gpu', got 'tpu'"),
+        (number, {"platform": "tpu"}, "platform must be cpu or gpu, got 'tpu'"),
         (lambda params, batch, key: 0.0, {"rng": True, "workers": "numpy"}, "draw no random numbers"),
     ],
 )  # fmt: skip

@@ -423,7 +423,7 @@ def test_arrays_go_out_of_band_and_are_used_where_they_lie():
     assert sum(len(buffer.raw()) for buffer in raw) == X.numel() * 4 + y.numel() * 8
     parts = pickle.loads(main, buffers=[bytes(buffer.raw()) for buffer in raw])  # read-only, as on a worker
     parts.load([1])
-    (held, _), array = parts._placed[1].batch(slice(None)), parts.data.arrays[0]
+    (held, _), array = parts._placed[1].batch(slice(0, 1250)), parts.data.arrays[0]
     assert held.data_ptr() == array[1250:].ctypes.data and not array.flags.writeable
     w = problem.initial()
     w.flags.writeable = False
@@ -480,8 +480,8 @@ def test_what_cannot_work_is_said():
         ((layer, mse_loss, (X, X[:, :3])), {"held_out": (X, X[:, :2])}, "mse cannot be computed from outputs of shape \\(2, 3"),
         ((nn.Linear(5, 1), lambda o, y: o.mean(), (X, y)), {"held_out": (X[:, :4], y)}, "the module fails on held_out"),
         ((nn.LSTM(5, 3, batch_first=True), lambda o, y: o[0].mean(), (X[:, None], y)), {"held_out": (X[:, None], y)}, "one tensor, the module gives tuple"),
-        ((layer, loss, (X, y)), {"microbatch": 0}, "microbatch must be at least 1 sample, got 0"),
-        ((layer, loss, (X, y)), {"threads": 0}, "threads of a worker must be at least 1, got 0"),
+        ((layer, loss, (X, y)), {"microbatch": 0}, "microbatch must be a whole number of at least 1 or None, got 0"),
+        ((layer, loss, (X, y)), {"threads": 0}, "threads must be a whole number of at least 1, got 0"),
         ((layer, loss, (X, y)), {"l2": -1.0}, "l2 must be a finite number of at least 0, got -1"),
         ((nn.ReLU(), loss, (X, y)), {}, "no parameter to train"),
         ((nn.Linear(5, 3).half(), loss, (X, y)), {}, "all be float32 or all float64, got float16"),

@@ -354,7 +354,7 @@ def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
         del items
     for options, sentence in [
         ({"num_workers": 2}, "num_workers read the items"),
-        ({"num_workers": -1}, "at least 0 proc"),
+        ({"num_workers": -1}, "num_workers must be a whole number of at least 0, got -1"),
     ]:
         with pytest.raises(BadInput, match=sentence):
             TorchProblem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.ones(3, 2), torch.ones(3, 1)), **options)

@@ -101,10 +101,11 @@ def from_data(
     'auc'
     """
     spec = as_shards(data)
-    if spec is not None:
-        return _from_shards(spec, file, l2, model, split, progress)
-    made = load(data, file=file, progress=progress)
-    recipe: dict[str, Any] = {"data": data}
+    if spec is not None and file is not None:
+        raise BadInput(f"shards are named by files=…, got the file '{file}'")
+    if spec is not None and split is not None:
+        raise BadInput(f"split={split} needs rows in memory, and shards stay in their files; leave it out")
+    recipe: dict[str, Any] = {"data": spec or data}
     if file is not None:
         recipe["file"] = absolute(str(file))
     if l2 is not None:
@@ -113,38 +114,23 @@ def from_data(
         recipe["model"] = model
     if split is not None:
         recipe["split"] = split
-    problem = models.build(model, data=made)(
-        made.X_train,
-        made.y_train,
-        X_test=made.X_test,
-        y_test=made.y_test,
-        l2=1.0 / made.X_train.shape[0] if l2 is None else l2,
-        recipe=recipe,
-        split=split,
-    )
-    problem.encoding, problem.labels = made.encoding, getattr(problem, "labels", ()) or made.labels
-    if progress is not None and (uneven := problem.uneven_columns()) is not None:
-        progress(uneven)
-    return problem
-
-
-def _from_shards(
-    spec: str, file: Any, l2: float | None, model: str, split: str | None, progress: Callable[[str], None] | None
-) -> LinearProblem:
-    """A linear model of files that stay where they lie."""
-    if file is not None or split is not None:
-        raise BadInput(
-            f"shards are named by files=…, got the file '{file}'"
-            if split is None
-            else f"split={split} needs rows in memory, and shards stay in their files; leave it out"
+    if spec is None:
+        dataset = load(data, file=file, progress=progress)
+        problem = models.build(model, data=dataset)(
+            dataset.X_train,
+            dataset.y_train,
+            X_test=dataset.X_test,
+            y_test=dataset.y_test,
+            l2=1.0 / dataset.X_train.shape[0] if l2 is None else l2,
+            recipe=recipe,
+            split=split,
         )
-    made: Any = sources.build(spec, progress=progress)
-    recipe = (
-        {"data": spec} | ({} if l2 is None else {"l2": float(l2)}) | ({} if model == "linear" else {"model": model})
-    )
-    problem = models.build(model, data=made)(
-        made.train, X_test=made.test, l2=1.0 / made.rows if l2 is None else l2, recipe=recipe
-    )
+        problem.encoding, problem.labels = dataset.encoding, problem.labels or dataset.labels
+    else:
+        sharded: Any = sources.build(spec, progress=progress)
+        problem = models.build(model, data=sharded)(
+            sharded.train, X_test=sharded.test, l2=1.0 / sharded.rows if l2 is None else l2, recipe=recipe
+        )
     if progress is not None and (uneven := problem.uneven_columns()) is not None:
         progress(uneven)
     return problem

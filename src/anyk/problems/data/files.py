@@ -105,16 +105,7 @@ def from_file(
     whichever is more. Raises BadInput for a file that cannot be used, with the reason.
     """
     check_fraction(test)
-    existing_file(file)
-    name = file.name.lower()
-    extension = Path(name.removesuffix(".gz").removesuffix(".bz2")).suffix
-    packed = name.endswith((".gz", ".bz2"))
-    if extension not in _READERS or (packed and extension in {".parquet", ".npz"}):
-        raise BadInput(
-            f"the extension of {shown(file)} is not that of a known format; known are .csv, .svm, .svmlight, "
-            ".libsvm (each "
-            "also .gz or .bz2), .parquet and .npz"
-        )
+    extension = extension_of(file)
     for key, value, served in (
         ("target", target, {".csv", ".parquet"}),
         ("header", None if header == "auto" else header, {".csv"}),
@@ -152,6 +143,19 @@ def from_file(
     encoding = replace(samples.encoding, words=samples.y.dtype.kind not in "fiub")
     table = intercept and _READERS[extension] is not _svmlight
     return replace(data, intercept=intercept, standardize=table, encoding=encoding, summary=summary)
+
+
+def extension_of(file: Path) -> str:
+    """Return the extension by which an existing file is read, without .gz or .bz2; BadInput for an unknown one."""
+    existing_file(file)
+    name = file.name.lower()
+    extension = Path(name.removesuffix(".gz").removesuffix(".bz2")).suffix
+    if extension not in _READERS or (extension in {".parquet", ".npz"} and not name.endswith(extension)):
+        raise BadInput(
+            f"the extension of {shown(file)} is not that of a known format; known are .csv, .svm, .svmlight, .libsvm "
+            "(each also .gz or .bz2), .parquet and .npz"
+        )
+    return extension
 
 
 def _svmlight(file: Path, asked: _Asked) -> _Samples:

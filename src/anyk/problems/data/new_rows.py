@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from anyk.errors import BadInput
 from anyk.matrices import read_npz
 from anyk.problems.data.encoding import Matrix
-from anyk.problems.data.files import read_svmlight
+from anyk.problems.data.files import extension_of, read_svmlight
 from anyk.problems.predicting import Predictor, Tell
 from anyk.tables import (
     Limit,
     Table,
     csv_rows,
-    existing_file,
     limit,
     listed,
     open_text,
@@ -29,9 +28,6 @@ from anyk.tables import (
     reading,
     shown,
 )
-
-_KNOWN = ".csv, .svm, .svmlight, .libsvm (each also .gz or .bz2), .parquet and .npz"
-_SVM = (".svm", ".svmlight", ".libsvm")
 
 
 def read_rows(
@@ -49,7 +45,7 @@ def read_rows(
     out where those had no columns of their own. npz: the array ``X``. svmlight: columns beyond those of the training
     data are refused. Raises :class:`~anyk.errors.BadInput` for a file that cannot be read or does not fit the model.
     """
-    kind, allowed = _kind_of(file), limit_of(file, max_gb)
+    kind, allowed = extension_of(file), limit_of(file, max_gb)
     where = shown(file.name)
     if kind in (".csv", ".parquet"):
         table = _table(file, kind, predictor, allowed, header)
@@ -64,16 +60,6 @@ def read_rows(
     if predictor.encoding.columns:
         raise BadInput(f"{where} is svmlight, whose columns have numbers; the model learned from those of a table")
     return predictor.matrix(_svmlight(file, predictor, allowed), where, tell)
-
-
-def _kind_of(file: Path) -> str:
-    existing_file(file)
-    name = file.name.lower()
-    kind = Path(name.removesuffix(".gz").removesuffix(".bz2")).suffix
-    packed = name.endswith((".gz", ".bz2"))
-    if kind not in (".csv", ".parquet", ".npz", *_SVM) or (packed and kind in (".parquet", ".npz")):
-        raise BadInput(f"the extension of {shown(file)} is not that of a known format; known are {_KNOWN}")
-    return kind
 
 
 def limit_of(file: Path, max_gb: float | None) -> Limit:
@@ -118,7 +104,7 @@ def write_predictions(file: Path, out: Path | None, found: Mapping[str, NDArray[
     :class:`~anyk.errors.BadInput` for a name that the file has already, for an extension other than .csv (of Parquet
     files also .parquet), and where nothing can be written.
     """
-    kind = _kind_of(file)
+    kind = extension_of(file)
     check_out(file, out)
     if kind == ".parquet":
         _beside_parquet(file, out, found)
@@ -139,7 +125,7 @@ def write_predictions(file: Path, out: Path | None, found: Mapping[str, NDArray[
 
 def check_out(file: Path, out: Path | None) -> None:
     """Raise before the work where predictions for ``file`` could not be written to ``out``."""
-    kinds = (".csv", ".parquet") if _kind_of(file) == ".parquet" else (".csv",)
+    kinds = (".csv", ".parquet") if extension_of(file) == ".parquet" else (".csv",)
     if out is None:
         return
     if out.suffix.lower() not in kinds:
@@ -159,19 +145,25 @@ def check_names(names: Iterable[str], found: Iterable[str], file: Path) -> None:
 
 
 @contextmanager
+def _written(out: Path) -> Iterator[Path]:
+    """Give a file to write, which takes the place of ``out`` when it is complete."""
+    part = out.with_name(f"{out.name}.part")
+    try:
+        yield part
+        part.replace(out)
+    except OSError as error:
+        raise BadInput(f"'{out}' cannot be written ({error.strerror or error})") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
 def _opened(out: Path | None) -> Iterator[IO[str]]:
     if out is None:
         yield sys.stdout
         return
-    part = out.with_name(f"{out.name}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="") as text:
-            yield text
-        part.replace(out)
-    except OSError as error:
-        raise BadInput(f"'{out}' cannot be written ({error.strerror})") from None
-    finally:
-        part.unlink(missing_ok=True)
+    with _written(out) as part, part.open("w", encoding="utf-8", newline="") as text:
+        yield text
 
 
 def _cells(file: Path, allowed: Limit, rows: int) -> tuple[list[str] | None, Iterator[list[str]]]:
@@ -205,16 +197,8 @@ def _beside_parquet(file: Path, out: Path | None, found: Mapping[str, NDArray[An
         writer.writerow(table.column_names)
         writer.writerows(zip(*plain, strict=True))
         return
-    part = out.with_name(f"{out.name}.part")
-    try:
-        if out.suffix.lower() == ".parquet":
-            parquet.write_table(table, part)
-        else:
-            arrow_csv.write_csv(table, part)
-        part.replace(out)
-    except OSError as error:
-        raise BadInput(f"'{out}' cannot be written ({error.strerror or error})") from None
-    except pyarrow.ArrowException as error:
-        raise BadInput(f"the columns of {shown(file.name)} cannot be written to '{out}' ({error})") from None
-    finally:
-        part.unlink(missing_ok=True)
+    with _written(out) as part:
+        try:
+            (parquet.write_table if out.suffix.lower() == ".parquet" else arrow_csv.write_csv)(table, part)
+        except pyarrow.ArrowException as error:
+            raise BadInput(f"the columns of {shown(file.name)} cannot be written to '{out}' ({error})") from None

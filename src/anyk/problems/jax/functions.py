@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
-from anyk.checks import check
+from anyk.checks import AtLeastZero, typed
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage, told
-from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, problem_text
+from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut
 from anyk.problems.data.samples import Samples
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
@@ -22,7 +21,9 @@ from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, Network, names_
 from anyk.problems.jax.partitions import JaxPartitions
 from anyk.problems.jax.pytrees import Trainable, Tree, distinct, is_array, kind_of, model_of
 from anyk.problems.jax.statistics import Averages
+from anyk.problems.linear.inputs import checked_l2
 from anyk.problems.model_files import write_model_file
+from anyk.problems.network_problem import NetworkProblem
 from anyk.problems.sums import BEYOND, NUDGES, is_no_sum, nudges, telling
 
 _ROUNDED = 0.02  # relative difference that a loss may have which computes in bfloat16
@@ -33,7 +34,8 @@ _LOSS = "held_out_loss"
 Loss = Callable[..., Any]
 
 
-class JaxProblem:
+@typed
+class JaxProblem(NetworkProblem):
     """A loss written in JAX; see :class:`~anyk.problems.base.Problem`.
 
     The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2`` over what is trained of ``params``: arrays of float32
@@ -106,28 +108,14 @@ class JaxProblem:
         better: Literal["higher", "lower"] | None = None,
         platform: Literal["cpu", "gpu"] = "cpu",
         workers: Literal["jax", "numpy"] = "jax",
-        batch: int = 0,
+        batch: AtLeastZero = 0,
     ) -> None:
         try:
             import jax
         except ImportError:
             raise MissingPackage("JAX", "jax", "JaxProblem") from None
-        if workers not in ("jax", "numpy"):
-            raise BadInput(f"workers must be 'jax' or 'numpy', got '{workers}'")
-        if platform not in ("cpu", "gpu"):
-            raise BadInput(f"platform must be 'cpu' or 'gpu', got {platform!r}")
-        check(l2, float, "l2")
-        check(rng, bool, "rng")
-        check(has_aux, bool, "has_aux")
-        check(better, Literal["higher", "lower"] | None, "better")
-        if check(batch, int, "batch") < 0:
-            raise BadInput(f"batch must be at least 0 rows, got {batch}")
         self._workers, self._batch, self._platform = workers, batch, platform
-        if reduction not in (None, "mean", "sum"):
-            raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
-        if not 0.0 <= l2 < float("inf"):
-            raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
-        self.l2 = float(l2)
+        self.l2 = checked_l2(l2)
         model = model_of(params, trainable)
         self._network = Network(loss, model, mean=reduction != "sum", rng=rng, has_aux=has_aux, state=state is not None)
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
@@ -151,9 +139,6 @@ class JaxProblem:
             self._try_sum()
         self._stepped = jax.jit(self._network.stepped)
         self._averages = self._learn_averages() if self._network.keeps else None
-
-    def __repr__(self) -> str:
-        return problem_text(self)
 
     def _try(self, data: Samples, name: str, *, gradient: bool = True) -> list[str]:
         """Trace the loss, and its gradient, on some rows: nothing is computed. Returns the names of its metrics."""
@@ -306,23 +291,6 @@ class JaxProblem:
             found |= self._means(self._held_out, w)
         return {name: found[name] for name in self._names}
 
-    @property
-    def evaluated_on(self) -> Literal["train", "held_out"] | None:
-        """See :class:`~anyk.problems.base.Problem`: shards are not read for the loss unless asked."""
-        if self._data.in_memory:
-            return "train"
-        return None if self._held_out is None else "held_out"
-
-    def sampled(self, samples: int) -> Self:
-        """See :class:`~anyk.problems.base.Problem`; running statistics are then those of the sample, too."""
-        made = copy(self)
-        made._data = self._data.some(samples, "train")
-        made.samples, made.endless = len(made._data), False
-        if self._held_out is not None:
-            made._held_out = self._held_out.some(samples, "held out")
-        made._last = None
-        return made
-
     def params_at(self, w: Vector) -> Any:
         """What was given as ``params``, with the parameters ``w`` (length d): a pytree, or a module for evaluation.
 
@@ -368,13 +336,8 @@ class JaxProblem:
         """See :class:`~anyk.problems.base.Problem`."""
         return digest_of(_content(self._data), None if self._held_out is None else _content(self._held_out))
 
-    def recipe(self) -> dict[str, Any] | None:
-        """None: it is made in Python."""
-        return None
-
     def _vector(self, w: Any) -> Any:
-        if np.shape(w) != (self.dimension,):
-            raise BadInput(f"a model is a vector of {self.dimension:,} numbers (run.model), got shape {np.shape(w)}")
+        self._check_model(w)
         import jax
 
         # within a function that jax differentiates or compiles, w has no values yet

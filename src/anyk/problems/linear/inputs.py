@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anyk.checks import check
 from anyk.errors import BadInput
 
 Floats = NDArray[np.float64]
@@ -37,8 +38,8 @@ def design_of(X: Any, name: str) -> Any:
 
 
 def checked_l2(l2: float) -> float:
-    """The regulariser's factor; raises :class:`~anyk.errors.BadInput` where it cannot be one."""
-    if not 0.0 <= l2 < float("inf"):
+    """Return the regulariser's factor; raises :class:`~anyk.errors.BadInput` if it cannot be one."""
+    if not 0.0 <= check(l2, float, "l2") < float("inf"):
         raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
     return float(l2)
 

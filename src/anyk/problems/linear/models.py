@@ -89,23 +89,22 @@ class LinearProblem:
         self.l2, self._start, self._recipe = checked_l2(l2), start, recipe
         if standardize and scaling is not None:
             raise BadInput("standardize and scaling are two ways to do the same; give one")
-        if isinstance(X, Stream):
-            for name, value in (("y", y), ("split", split), ("weights", weights), ("fill", fill)):
-                if value is not None:
-                    raise BadInput(f"a stream brings its own rows and targets, as they come; leave {name} out")
+        if isinstance(X, Shards | Stream):
+            endless = isinstance(X, Stream)
+            arguments = {"y": y, "split": split, "weights": weights}
+            arguments |= {"fill": fill} if endless else {"classes": classes}
+            for name in (name for name, value in arguments.items() if value is not None):
+                bring = "a stream brings its" if endless else "shards bring their"
+                raise BadInput(f"{bring} own rows and targets, as they come; leave {name} out")
+            self.uneven = None
+            if isinstance(X, Shards):
+                self._of_shards(X, X_test, y_test, scaling, fill)
+                return
             if standardize:
                 raise BadInput(
                     "standardize needs a pass over the data, and a stream has no end; give scaling=Scaling(…)"
                 )
-            self.uneven = None
             self._of_stream(X, X_test, y_test, scaling, classes)
-            return
-        if isinstance(X, Shards):
-            for name, value in (("y", y), ("split", split), ("weights", weights), ("classes", classes)):
-                if value is not None:
-                    raise BadInput(f"shards bring their own rows and targets, as they come; leave {name} out")
-            self.uneven = None
-            self._of_shards(X, X_test, y_test, scaling, fill)
             return
         if y is None:
             raise BadInput("y, the targets of X, is missing")
@@ -118,15 +117,10 @@ class LinearProblem:
         self.y = self._labels(np.asarray(y), self.samples, "y")
         if (X_test is None) != (y_test is None):
             raise BadInput("give X_test and y_test together, or neither")
-        held_out = None if X_test is None else design_of(X_test, "X_test")
-        if held_out is not None and held_out.shape[1] != design.shape[1]:
-            raise BadInput(f"X_test has {held_out.shape[1]} columns, X has {design.shape[1]}; they must agree")
-        rows = 0 if held_out is None else held_out.shape[0]
-        self.y_test = None if y_test is None else self._labels(np.asarray(y_test), rows, "y_test")
         self.weights = None if weights is None else row_weights(weights, self.samples)
         self.scaling = Scaling.standard(design, self.weights) if standardize else scaling
         self.X = self._columns(design)
-        self.X_test = None if held_out is None else self._columns(held_out)
+        self._hold_out(X_test, y_test, int(design.shape[1]), "X has")
         self._finish()
 
     def _of_shards(
@@ -170,16 +164,19 @@ class LinearProblem:
             raise BadInput(
                 "held-out rows of a model on a stream are arrays: give X_test and y_test together, or neither"
             )
-        self.X_test = self.y_test = None
-        if X_test is not None:
-            held_out = design_of(X_test, "X_test")
-            if held_out.shape[1] != X.features:
-                raise BadInput(
-                    f"X_test has {held_out.shape[1]} columns, the stream's samples {X.features}; they must agree"
-                )
-            self.y_test = self._labels(np.asarray(y_test), held_out.shape[0], "y_test")
-            self.X_test = self._columns(held_out)
+        self._hold_out(X_test, y_test, X.features, "the stream's samples")
         self._finish()
+
+    def _hold_out(self, X_test: Any, y_test: Any, columns: int, others: str) -> None:
+        """Set the held-out rows and their targets, if there are any; ``others`` have this number of ``columns``."""
+        self.X_test = self.y_test = None
+        if X_test is None:
+            return
+        held_out = design_of(X_test, "X_test")
+        if held_out.shape[1] != columns:
+            raise BadInput(f"X_test has {held_out.shape[1]} columns, {others} {columns}; they must agree")
+        self.y_test = self._labels(np.asarray(y_test), held_out.shape[0], "y_test")
+        self.X_test = self._columns(held_out)
 
     def _finish(self) -> None:
         """What follows from the rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, Literal
 
-from anyk.checks import check
+from anyk.checks import AtLeastOne, AtLeastZero, check
 from anyk.errors import BadInput, MissingPackage
 
 _MODULE = ("module", "model")  # what a loss calls the module that it takes
@@ -14,7 +14,6 @@ _MODULE = ("module", "model")  # what a loss calls the module that it takes
 def check_options(
     device: str,
     precision: str | None,
-    l2: float,
     microbatch: int | None,
     threads: int,
     num_workers: int,
@@ -32,26 +31,16 @@ def check_options(
         known = False
     if not known:
         raise BadInput(f"device must be 'cpu', 'cuda' or 'cuda:0', got '{device}'")
-    check(l2, float, "l2")
-    check(microbatch, int | None, "microbatch")
-    check(threads, int, "threads")
-    check(num_workers, int, "num_workers")
+    check(microbatch, AtLeastOne | None, "microbatch")
+    check(threads, AtLeastOne, "threads")
+    check(num_workers, AtLeastZero, "num_workers")
     check(better, Literal["higher", "lower"] | None, "better")
     for name, function in functions.items():
         if not (function is None or callable(function)):
             raise BadInput(f"{name} must be a function of an item, of a batch's items or of a batch, got {function!r}")
     if precision == "fp16":
         raise BadInput("precision 'fp16' needs loss scaling, which is not supported; use 'bf16'")
-    if precision not in (None, "bf16"):
-        raise BadInput(f"precision must be None or 'bf16', got {precision!r}")
-    if not 0.0 <= l2 < float("inf"):
-        raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
-    if microbatch is not None and microbatch < 1:
-        raise BadInput(f"microbatch must be at least 1 sample, got {microbatch}")
-    if threads < 1:
-        raise BadInput(f"threads of a worker must be at least 1, got {threads}")
-    if num_workers < 0:
-        raise BadInput(f"num_workers must be at least 0 processes, got {num_workers}")
+    check(precision, Literal["bf16"] | None, "precision")
 
 
 def check_module(module: Any) -> None:

@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from anyk.errors import BadInput, RunFailed, told
-from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends, problem_text
+from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends
 from anyk.problems.data.samples import Arrays, Batch, Samples
 from anyk.problems.data.shards.processes import in_processes
 from anyk.problems.data.shards.samples import ShardSamples
 from anyk.problems.data.splits import Dirichlet, checked
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
+from anyk.problems.linear.inputs import checked_l2
+from anyk.problems.network_problem import NetworkProblem
 from anyk.problems.sums import check_loss, check_samples, has_entries, telling
 from anyk.problems.torch.checks import check_module, check_options, ignored_by, is_mean, takes_module
 from anyk.problems.torch.forward_state import check_forward
@@ -60,7 +62,7 @@ _RENEWED = 1024  # items over which running statistics are computed to evaluate,
 _TRIED = 2  # samples that module and loss are tried on; batch norm cannot do with one
 
 
-class TorchProblem:
+class TorchProblem(NetworkProblem):
     """A PyTorch module with a loss; see :class:`~anyk.problems.base.Problem`.
 
     The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2`` over the module's trainable parameters, flattened in
@@ -148,7 +150,7 @@ class TorchProblem:
     ) -> None:
         device = str(device)  # torch.device, too
         functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
-        check_options(device, precision, l2, microbatch, threads, num_workers, better, functions)
+        check_options(device, precision, microbatch, threads, num_workers, better, functions)
         free = takes_module(loss)
         mean = is_mean(loss, reduction)
         check_module(module)
@@ -166,7 +168,7 @@ class TorchProblem:
         self.dtype = dtype_of(parameters)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
-        self.l2 = float(l2)
+        self.l2 = checked_l2(l2)
         reading = Reading(collate_fn, free, transform, eval_transform)
         self._data = samples_of(dataset, "the data set", self.dtype, reading)
         unlabelled = "the targets are not an array of one whole number for each sample"
@@ -197,9 +199,6 @@ class TorchProblem:
             self._check_held_out(self._held_out, own_metrics=metrics is not None)
         elif metrics is not None:
             raise BadInput(NO_HELD_OUT)
-
-    def __repr__(self) -> str:
-        return problem_text(self)
 
     def _try(self) -> Batch:
         """Compute a gradient on a copy of some samples; returns them."""
@@ -415,32 +414,11 @@ class TorchProblem:
                 )
         return [places[id(parameter)] for parameter in parameters]
 
-    @property
-    def evaluated_on(self) -> Literal["train", "held_out"] | None:
-        """See :class:`~anyk.problems.base.Problem`: a data set that is read item by item is not read for the loss."""
-        if self._data.in_memory:
-            return "train"
-        return None if self._held_out is None else "held_out"
-
-    def sampled(self, samples: int) -> Self:
-        """See :class:`~anyk.problems.base.Problem`; running statistics are then those of the sample, too."""
-        made = copy.copy(self)
-        made._data = self._data.some(samples, "train")
-        made.samples, made.endless = len(made._data), False
-        if self._held_out is not None:
-            made._held_out = self._held_out.some(samples, "held out")
-        made._last = None
-        return made
-
     def digest(self) -> str | None:
         """See :class:`~anyk.problems.base.Problem`; of a data set that is read item by item the arrays it holds."""
         both = (self._data, self._held_out)
         parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in both]
         return digest_of(*parts, *(() if self.uneven is None else self.uneven.told))
-
-    def recipe(self) -> dict[str, Any] | None:
-        """None: it is made in Python."""
-        return None
 
     def _at(self, w: Vector, *, whole: bool = False) -> tuple[Network, torch.device]:
         """The network at ``w``, ready to evaluate, and its device; the last is kept, as loss and metrics share it.
@@ -449,8 +427,7 @@ class TorchProblem:
         """
         import torch
 
-        if np.shape(w) != (self.dimension,):
-            raise BadInput(f"a model is a vector of {self.dimension:,} numbers (run.model), got shape {np.shape(w)}")
+        self._check_model(w)
         data = self._data
         if norms_of(self._network.module) and (data.endless or not (whole or data.in_memory)):
             data = data.some(_RENEWED, "statistics")
