@@ -253,8 +253,10 @@ def show(
             raise BadInput(f"'{run}' is the folder of a race; --staleness is for one of its runs")
         found_race = Race.open(run)
         first = found_race.runs[0].config if found_race.runs else None
-        if config := found_race.config or first:
-            _say_setup(console, config, first.environment if first else {})
+        if found_race.config:
+            _say_setup(console, (found_race.config, first.environment if first else {}))
+        else:
+            _say_setup(console, *((each.config, each.config.environment) for each in found_race.runs))
         if found_race.waiting or found_race.unfinished:
             left = [*map(found_race.title, found_race.unfinished), *found_race.waiting]
             say(console, f"not finished: {', '.join(left)}; go on with: anyk resume {run}")
@@ -269,7 +271,7 @@ def show(
         report |= _show_staleness(console, found)
     if step is None and not staleness:
         say(console, f"{'strategy':<13} {_expanded(found)}")
-        _say_setup(console, found.config, found.config.environment)
+        _say_setup(console, (found.config, found.config.environment))
         say(console, race_table([found]), *race_notes([found]))
         ledger = found.ledger
         if ledger:
@@ -286,15 +288,19 @@ def show(
     write_json(report, json_file)
 
 
-def _say_setup(console: Console, config: SharedConfig, environment: Mapping[str, str]) -> None:
-    settings = config.plain()
-    for key in _SHOWN:
-        if settings.get(key, "") != "":
-            say(console, f"{key:<13} {settings[key]}")
-    if config.callbacks:
-        say(console, f"{'callbacks':<13} {', '.join(config.callbacks)}")
-    if environment:
-        say(console, f"{'made with':<13} {', '.join(f'{name} {value}' for name, value in environment.items())}")
+def _say_setup(console: Console, *runs: tuple[SharedConfig, Mapping[str, str]]) -> None:
+    """Print the settings and versions of runs; of a setting in which they differ, all values."""
+    rows = []
+    for config, environment in runs:
+        settings = config.plain()
+        row = {key: str(settings[key]) for key in _SHOWN if settings.get(key, "") != ""}
+        row["callbacks"] = ", ".join(config.callbacks)
+        row["made with"] = ", ".join(f"{name} {value}" for name, value in environment.items())
+        rows.append(row)
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = dict.fromkeys(row.get(name) or "none" for row in rows)
+        if any(row.get(name) for row in rows):
+            say(console, f"{name:<13} {'differs: ' * (len(values) > 1)}{' | '.join(values)}")
 
 
 def _expanded(run: Run) -> str:

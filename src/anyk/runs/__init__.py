@@ -16,6 +16,7 @@ from anyk.runs.log.receipts import CutOff, Receipt
 from anyk.runs.log.replaying import Replay, replay
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import Evaluation
+from anyk.runs.log.tasks import Tasks, tasks_of
 from anyk.runs.many_models import train_many
 from anyk.runs.races.race import Race, race, resume_race
 from anyk.runs.races.race_folder import is_race
@@ -46,6 +47,7 @@ __all__ = [
     "SpeedUp",
     "Spread",
     "Step",
+    "Tasks",
     "Verification",
     "compare",
     "compare_seeds",
@@ -61,6 +63,7 @@ __all__ = [
     "save_trace",
     "session",
     "spread",
+    "tasks_of",
     "train",
     "train_many",
     "usual_optimizer",

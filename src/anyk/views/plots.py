@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
+from anyk.runs import Run, Spread, compare, compare_seeds, grouped, spread
 from anyk.runs.folder.config import Recipe
-from anyk.runs.races.seeds import Spread, compare_seeds, grouped, spread
-from anyk.runs.races.speedups import compare
-from anyk.runs.run import Run
 from anyk.strategies import strategy as build_strategy
 from anyk.views.columns import shortened
 from anyk.views.style import COLOURS, DARK, LIGHT, picture

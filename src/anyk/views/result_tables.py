@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.runs import Run, SeedsComparison, Spread, compare, compare_seeds, grouped, spread
 from anyk.runs.cluster_speed import ClusterSpeed
 from anyk.runs.floor import SHOWN_FROM
 from anyk.runs.limits import LIMIT
 from anyk.runs.log.schema import DIFFERENT
-from anyk.runs.races.seeds import SeedsComparison, Spread, compare_seeds, grouped, spread
-from anyk.runs.races.speedups import compare
-from anyk.runs.run import Run
 from anyk.views.columns import Columns, shortened
 
 FREE = 0.05  # of a task's delay: computing that takes less does not show

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.runs.run import Run
+from anyk.runs import Run
 from anyk.views.columns import Columns
 from anyk.views.style import COLOURS, picture
 

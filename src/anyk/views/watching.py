@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 from anyk.checks import typed
 from anyk.errors import BadInput
+from anyk.runs import Following, Run, is_race
 from anyk.runs.log import queries
 from anyk.runs.log.copies import LogCopy, remove_abandoned
-from anyk.runs.log.following import LOG, Following
+from anyk.runs.log.following import LOG
 from anyk.runs.races.race_folder import NAME as RACE
-from anyk.runs.races.race_folder import is_race, read_race, run_folders
-from anyk.runs.run import Run
+from anyk.runs.races.race_folder import read_race, run_folders
 from anyk.views.page import bokeh_scripts, needed, page, script, style, template
 from anyk.views.prose import count_steps, duration
 from anyk.views.result_tables import number

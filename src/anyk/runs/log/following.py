@@ -82,7 +82,8 @@ class Following:
         self._run = Run(log, self._config(), path=self.folder)
         self.ended = bool(self._run.summary)
         if not self.ended:
-            loss, metric = queries.last_evaluated(self._run.log, self._run.slot)
+            query = "SELECT loss, metric FROM evaluations WHERE slot = ? ORDER BY version DESC LIMIT 1"
+            loss, metric = next(iter(log.rows(query, (self._run.slot,))), (None, None))
             named = {"name": self._run.config.metric, "value": metric}
             self._run.summary = {"loss": loss, "metric": None if metric is None else named}
         return self._run

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.runs.log.runlog import RunLog
-from anyk.runs.log.schema import RESET, START, Totals
+from anyk.runs.log.schema import Totals
 
 
 class Decision(NamedTuple):
@@ -30,22 +30,6 @@ class Decision(NamedTuple):
     weight: float | str
 
 
-class Bits(NamedTuple):
-    """The digest of a version's bits."""
-
-    slot: str
-    version: int
-    digest: int
-
-
-class Made(NamedTuple):
-    """How a version was made."""
-
-    time: float
-    residual: float
-    gain: float
-
-
 class Point(NamedTuple):
     """A version in a run's history; None for what is not known of it."""
 
@@ -57,29 +41,6 @@ class Point(NamedTuple):
     staleness: float | None
     loss: float | None
     metric: float | None
-
-
-class UsedChunk(NamedTuple):
-    """A chunk whose message a version used."""
-
-    worker: int
-    task: int
-    weight: float | str
-    staleness: int
-    work: int
-
-
-class LateChunk(NamedTuple):
-    """A chunk that was cancelled while a version was made; ``done`` partitions of it were finished."""
-
-    worker: int
-    task: int
-    dispatched: float
-    cancelled: float
-    due: float | None
-    received: float | None
-    done: int | None
-    work: int
 
 
 class Work(NamedTuple):
@@ -116,11 +77,6 @@ def decisions(log: RunLog) -> list[Decision]:
         "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk ORDER BY 1, 2, 3"
     )
     return [Decision(*row) for row in rows]
-
-
-def bits(log: RunLog) -> list[Bits]:
-    """The digests of all versions, by slot and version."""
-    return [Bits(*row) for row in log.rows("SELECT slot, version, digest FROM updates ORDER BY slot, version")]
 
 
 def digest(log: RunLog, slot: str, version: int) -> int | None:
@@ -166,11 +122,6 @@ def last_time(log: RunLog) -> float:
     return totals(log).time
 
 
-def last_event(log: RunLog) -> int:
-    """The number of the last event; 0 without any."""
-    return int(log.rows("SELECT max(seq) FROM events")[0][0] or 0)
-
-
 def replies_used(log: RunLog) -> float:
     """Messages that went into versions."""
     return float(log.rows("SELECT total(replies) FROM updates")[0][0])
@@ -189,29 +140,6 @@ def history(log: RunLog, slot: str) -> list[Point]:
     return [Point(*row) for row in rows]
 
 
-def made(log: RunLog, slot: str, version: int) -> Made | None:
-    """How a version was made; None where the log has none such."""
-    rows = log.rows("SELECT time, residual, gain FROM updates WHERE slot = ? AND version = ?", (slot, version))
-    return Made(*rows[0]) if rows else None
-
-
-def time_before(log: RunLog, slot: str, version: int) -> float:
-    """When the version before one was made, in seconds; 0 for the first."""
-    rows = log.rows("SELECT max(time) FROM updates WHERE slot = ? AND version < ?", (slot, version))
-    return float(rows[0][0] or 0.0)
-
-
-def used(log: RunLog, slot: str, version: int) -> list[UsedChunk]:
-    """The chunks whose messages a version used, by worker."""
-    rows = log.rows(
-        "SELECT worker, task, chunk, weight, ?1 - 1 - version, work FROM chunks WHERE slot = ?2 AND step = ?1 "
-        "UNION ALL SELECT c.worker, r.task, r.chunk, r.weight, ?1 - 1 - c.version, c.work FROM reuses r "
-        "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk WHERE r.slot = ?2 AND r.version = ?1 ORDER BY 1, 2, 3",
-        (version, slot),
-    )
-    return [UsedChunk(worker, task, *rest) for worker, task, _, *rest in rows]
-
-
 def staleness(log: RunLog) -> dict[str, dict[int, int]]:
     """By slot, how many messages of which staleness its versions used."""
     rows = log.rows(
@@ -223,16 +151,6 @@ def staleness(log: RunLog) -> dict[str, dict[int, int]]:
     for slot, stale, count in rows:
         found.setdefault(slot, {})[stale] = count
     return found
-
-
-def cancelled(log: RunLog, after: float, until: float, version: int) -> list[LateChunk]:
-    """The chunks on a version before this one that were cancelled between two times, by worker."""
-    rows = log.rows(
-        "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
-        "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? AND version < ? ORDER BY worker, task",
-        (after, until, version),
-    )
-    return [LateChunk(*row) for row in rows]
 
 
 def works(log: RunLog) -> dict[int, Work]:
@@ -268,32 +186,11 @@ def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
     return pairs
 
 
-def resets(log: RunLog) -> list[int]:
-    """Return the numbers of the events after which workers forgot such states, as the run was resumed."""
-    return [seq for (seq,) in log.rows("SELECT DISTINCT seq FROM notes WHERE kind = ? ORDER BY seq", (RESET,))]
-
-
-def event_numbers(log: RunLog) -> list[int]:
-    """Return the number of each of :meth:`RunLog.events`."""
-    return [seq for (seq,) in log.rows("SELECT seq FROM events WHERE kind != ? ORDER BY seq", (START,))]
-
-
-def sizes(log: RunLog) -> list[int]:
-    """The samples of each partition; none where the run had no problem."""
-    return [samples for (samples,) in log.rows("SELECT samples FROM partitions ORDER BY id")]
-
-
 def mean_times(log: RunLog) -> tuple[float, float]:
     """Mean seconds that finished chunks were computed for and held up before, as far as workers said."""
     rows = log.rows("SELECT avg(computed - computing), avg(computing - started) FROM chunks WHERE computed IS NOT NULL")
     computing, held = rows[0]
     return computing or 0.0, held or 0.0
-
-
-def progress(log: RunLog) -> dict[tuple[int, int], float]:
-    """The time of the last progress that was reported of each task and chunk."""
-    rows = log.rows("SELECT task, chunk, max(time) FROM events WHERE kind = 'Progress' GROUP BY task, chunk")
-    return {(task, chunk): time for task, chunk, time in rows}
 
 
 def waits_of_steps(log: RunLog) -> float | None:
@@ -382,12 +279,6 @@ def newest_seal(log: RunLog) -> str:
     """The seal of what was written last: it stands for all rows up to there; empty before the first."""
     found = log.rows("SELECT seal FROM seals ORDER BY id DESC LIMIT 1")
     return str(found[0][0]) if found else ""
-
-
-def last_evaluated(log: RunLog, slot: str) -> tuple[float | None, float | None]:
-    """Loss and metric of the newest version of a slot that has been evaluated."""
-    found = log.rows("SELECT loss, metric FROM evaluations WHERE slot = ? ORDER BY version DESC LIMIT 1", (slot,))
-    return found[0] if found else (None, None)
 
 
 # ------------------------------------------------------------------------------------------- to be checked

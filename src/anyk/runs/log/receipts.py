@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,128 +63,155 @@ class Receipt:
     samples: tuple[int | None, ...] = ()
 
 
-def logged_receipt(log: RunLog, slot: str, version: int, *, workers: int, partitions: int) -> Receipt | None:
-    """Return the receipt of a version as the log has it, or None if there is no such version."""
-    made = queries.made(log, slot, version)
-    if made is None:
+class _Update(NamedTuple):
+    """The update that a receipt is for."""
+
+    slot: str
+    version: int
+    time: float
+    residual: float
+    gain: float
+
+
+class _Message(NamedTuple):
+    """A message that the update uses; its weight is JSON if there is one for each block."""
+
+    worker: int
+    task: int
+    chunk: int
+    weight: float | str
+    staleness: int
+    work: queries.Work
+
+
+_MADE = (
+    "SELECT slot, version, time, residual, gain, (SELECT coalesce(max(time), 0.0) FROM updates "
+    "WHERE slot = ?1 AND version < ?2) FROM updates WHERE slot = ?1 AND version = ?2"
+)
+_USED = (
+    "SELECT worker, task, chunk, weight, ?2 - 1 - version, work FROM chunks WHERE slot = ?1 AND step = ?2 "
+    "UNION ALL SELECT c.worker, r.task, r.chunk, r.weight, ?2 - 1 - c.version, c.work FROM reuses r "
+    "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk WHERE r.slot = ?1 AND r.version = ?2 ORDER BY 1, 2, 3"
+)
+_CANCELLED = (
+    "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
+    "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? AND version < ?"
+)
+
+
+def logged_receipt(
+    log: RunLog,
+    slot: str,
+    version: int,
+    *,
+    workers: int,
+    partitions: int,
+    stopped: Mapping[int, Batch] | None = None,
+) -> Receipt | None:
+    """Return the receipt of a version as the log has it, or None without such a version.
+
+    ``stopped``: the batches of tasks whose workers have been told to stop and have not said how far they had come; the
+    receipt says at least how long they took.
+    """
+    rows = log.rows(_MADE, (slot, version))
+    if not rows:
         return None
-    used = queries.used(log, slot, version)
-    works, sizes = queries.works(log), queries.sizes(log)
-    weights = np.zeros(partitions)
-    for chunk in used:
-        weight = chunk.weight
-        covered, coefficients, _ = works[chunk.work]
-        if isinstance(weight, str):  # one a block: what a partition's coefficient is on average over the blocks
-            parts = np.asarray(coefficients).reshape(len(covered), -1) * np.asarray(json.loads(weight))
-            np.add.at(weights, covered, parts.mean(axis=1))
-        else:
-            np.add.at(weights, covered, weight * np.asarray(coefficients))
-    before = queries.time_before(log, slot, version)
-    late = queries.cancelled(log, before, max(made.time, before), version)
-    cut = tuple(
-        CutOff(
-            chunk.worker,
-            chunk.task,
-            (chunk.cancelled if chunk.due is None else chunk.due) - chunk.dispatched,
-            chunk.due is not None,
-            chunk.done,
-            len(works[chunk.work].partitions),
-        )
-        for chunk in late
-        if chunk.received is None or chunk.received > chunk.cancelled
-    )
-    counted, late_ones = {chunk.worker for chunk in used}, {one.worker for one in cut}
-    spare = {chunk.worker for chunk in late} - counted - late_ones
-    rest = set(range(workers)) - counted - late_ones - spare
-    messages = tuple(chunk[:4] for chunk in used)
-    return Receipt(
-        slot,
-        version,
-        made.time,
-        weights,
-        made.residual,
-        made.gain,
-        messages,
-        cut,
-        tuple(sorted(spare)),
-        tuple(sorted(rest)),
-        tuple(works[chunk.work].samples(sizes) if sizes else None for chunk in used),
+    *made, before = rows[0]
+    update = _Update(*made)
+    works = queries.works(log)
+    used = [_Message(*row, works[work]) for *row, work in log.rows(_USED, (slot, version))]
+    cancelled = log.rows(_CANCELLED, (before, max(update.time, before), version))
+    cut_off = [
+        CutOff(worker, task, (at if due is None else due) - start, due is not None, done, len(works[work].partitions))
+        for worker, task, start, at, due, received, done, work in cancelled
+        if received is None or received > at
+    ]
+    silent = [
+        chunk
+        for task, batch in (stopped or {}).items()
+        if before < batch.cancelled.get(task, before) <= update.time and batch.versions[slot] < version
+        for chunk in _late(task, batch, batch.cancelled[task], CUT)
+    ]
+    sizes = [samples for (samples,) in log.rows("SELECT samples FROM partitions ORDER BY id")]
+    return _receipt(
+        update, (partitions, workers), sizes, used, cut_off + _unused(silent, used), {row[0] for row in cancelled}
     )
 
 
 def receipt_after(driver: Driver, slot: str, version: int) -> Receipt | None:
-    """The receipt of a version that has been made, also while the run goes on.
-
-    Of workers that have been told to stop and have not said how far they had come, it says at least how long they took.
-    """
+    """Return the receipt of a version that has been made, also while the run continues."""
     assert driver.log is not None
     driver.log.flush()
     layout = driver.layout
-    found = logged_receipt(driver.log, slot, version, workers=layout.workers, partitions=layout.partitions)
-    if found is None:
-        return None
-    before = queries.time_before(driver.log, slot, version)
-    counted = {message[0] for message in found.used}
-    silent = [
-        one
-        for task, batch in driver.ledger.cut_off.items()
-        if before < batch.cancelled.get(task, before) <= found.time and batch.versions[slot] < version
-        for one in _late(task, batch, batch.cancelled[task], CUT)
-        if one.worker not in counted
-    ]
-    cut = tuple(sorted((*found.cut_off, *silent), key=lambda one: (one.worker, one.task)))
-    late = {one.worker for one in cut}
-    return replace(found, cut_off=cut, rest=tuple(worker for worker in found.rest if worker not in late))
-
-
-def receipt_of_step(driver: Driver) -> Receipt:
-    """The receipt of the step that is being taken.
-
-    Who is cut off is who the cancellation that comes with the step will find at work.
-    """
-    combine, now = driver.taking, driver.now
-    assert combine is not None
-    slot, ledger = combine.slot, driver.ledger
-    version = driver.versions[slot]
-    weights, messages = np.zeros(driver.layout.partitions), []
-    for (task, index), weight in zip(combine.messages, combine.weights, strict=True):
-        batch = ledger.under_way[task]
-        chunk = batch.chunks[task - batch.first][index]
-        shares = np.asarray(chunk.coefficients, dtype=np.float64).reshape(len(chunk.partitions), -1)
-        np.add.at(weights, list(chunk.partitions), (shares * np.asarray(weight)).mean(axis=1))
-        worker = batch.workers[task - batch.first]
-        plain = weight if isinstance(weight, (int, float)) else json.dumps(list(weight))
-        of = chunk.partitions
-        samples = sum(min(chunk.batch, ledger.sizes[j]) if chunk.batch else ledger.sizes[j] for j in of)
-        messages.append(((worker, task, plain, version - batch.versions[slot]), samples, index))
-    messages.sort(key=lambda one: (*one[0][:2], one[2]))  # as the log has them
-    used = [one[0] for one in messages]
-    counted = {message[0] for message in used}
-    ended = [task for command in driver.obeying if isinstance(command, Cancel) for task in command.tasks]
-    given = [(task, ledger.under_way[task]) for task in ended if task in ledger.under_way]
-    cut = [one for task, batch in given for one in _late(task, batch, now, OPEN) if one.worker not in counted]
-    late = {one.worker for one in cut}
-    spare = {batch.workers[task - batch.first] for task, batch in given if batch.places(task, ARRIVED)}
-    spare -= counted | late
-    rest = set(range(driver.layout.workers)) - counted - late - spare
-    residual, gain = (combine.residual or 0.0, combine.gain) if isinstance(combine, Combine) else (0.0, 1.0)
-    return Receipt(
-        slot,
-        version + 1,
-        now,
-        weights,
-        residual,
-        gain,
-        tuple(used),
-        tuple(sorted(cut, key=_place)),
-        tuple(sorted(spare)),
-        tuple(sorted(rest)),
-        tuple(samples for _, samples, _ in messages),
+    stopped = driver.ledger.cut_off
+    return logged_receipt(
+        driver.log, slot, version, workers=layout.workers, partitions=layout.partitions, stopped=stopped
     )
 
 
-def _late(task: int, batch: Batch, until: float, status: int) -> Sequence[CutOff]:
-    """The chunks of a task that are in a status, as cut off at a time."""
+def receipt_of_step(driver: Driver) -> Receipt:
+    """Return the receipt of the step that is being taken, which the log does not have yet.
+
+    Who is cut off is who the cancellation that comes with the step will find at work.
+    """
+    combine, tasks = driver.taking, driver.ledger.under_way
+    assert combine is not None
+    version = driver.versions[combine.slot]
+    used = []
+    for (task, place), weight in zip(combine.messages, combine.weights, strict=True):
+        batch = tasks[task]
+        chunk = batch.chunks[task - batch.first][place]
+        plain = weight if isinstance(weight, (int, float)) else json.dumps(list(weight))
+        work = queries.Work(list(chunk.partitions), list(chunk.coefficients), chunk.batch)
+        worker = batch.workers[task - batch.first]
+        used.append(_Message(worker, task, place, plain, version - batch.versions[combine.slot], work))
+    used.sort(key=lambda message: message[:3])  # as the log has them
+    ended = [task for command in driver.obeying if isinstance(command, Cancel) for task in command.tasks]
+    batches = [(task, tasks[task]) for task in ended if task in tasks]
+    cut_off = [chunk for task, batch in batches for chunk in _late(task, batch, driver.now, OPEN)]
+    answered = {batch.workers[task - batch.first] for task, batch in batches if batch.places(task, ARRIVED)}
+    residual, gain = (combine.residual or 0.0, combine.gain) if isinstance(combine, Combine) else (0.0, 1.0)
+    update = _Update(combine.slot, version + 1, driver.now, residual, gain)
+    fleet = driver.layout.partitions, driver.layout.workers
+    return _receipt(update, fleet, driver.ledger.sizes, used, _unused(cut_off, used), answered)
+
+
+def _receipt(
+    update: _Update,
+    fleet: tuple[int, int],
+    sizes: Sequence[int],
+    used: Sequence[_Message],
+    cut_off: Sequence[CutOff],
+    cancelled: set[int],
+) -> Receipt:
+    """Assemble a receipt; ``fleet``: numbers of partitions and workers; ``cancelled``: workers with cancelled tasks."""
+    partitions, workers = fleet
+    weights = np.zeros(partitions)
+    for message in used:
+        work, weight = message.work, message.weight
+        values = np.asarray(json.loads(weight) if isinstance(weight, str) else weight)
+        # with a weight for each block: the mean of a partition's coefficients over the blocks
+        shares = np.asarray(work.coefficients, dtype=np.float64).reshape(len(work.partitions), -1) * values
+        np.add.at(weights, work.partitions, shares.mean(axis=1))
+    counted, late = {message.worker for message in used}, {chunk.worker for chunk in cut_off}
+    spare = cancelled - counted - late
+    return Receipt(
+        slot=update.slot,
+        version=update.version,
+        time=update.time,
+        weights=weights,
+        residual=update.residual,
+        gain=update.gain,
+        used=tuple((message.worker, message.task, message.weight, message.staleness) for message in used),
+        cut_off=tuple(sorted(cut_off, key=lambda chunk: (chunk.worker, chunk.task))),
+        spare=tuple(sorted(spare)),
+        rest=tuple(sorted(set(range(workers)) - counted - late - spare)),
+        samples=tuple(message.work.samples(sizes) if sizes else None for message in used),
+    )
+
+
+def _late(task: int, batch: Batch, until: float, status: int) -> list[CutOff]:
+    """Return the chunks of a task that are in a status, as cut off at a time."""
     worker = batch.workers[task - batch.first]
     return [
         CutOff(worker, task, until - batch.at, False, batch.done.get(place), len(batch.chunk(place).partitions))
@@ -192,5 +219,7 @@ def _late(task: int, batch: Batch, until: float, status: int) -> Sequence[CutOff
     ]
 
 
-def _place(one: CutOff) -> tuple[int, int]:
-    return one.worker, one.task
+def _unused(chunks: Sequence[CutOff], used: Sequence[_Message]) -> list[CutOff]:
+    """Return the chunks of workers none of whose messages was used."""
+    counted = {message.worker for message in used}
+    return [chunk for chunk in chunks if chunk.worker not in counted]

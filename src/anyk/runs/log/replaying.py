@@ -23,6 +23,7 @@ from anyk.runs.folder.digests import admit_strategies, check_named, check_proble
 from anyk.runs.limits import plan
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
+from anyk.runs.log.schema import RESET, START
 from anyk.runs.run import Run
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
@@ -82,8 +83,9 @@ class _Recorded(Simulated):
         return ()
 
     def events(self) -> Iterator[Event | Cut | None]:
-        resets = queries.resets(self._log)
-        for number, event in zip(queries.event_numbers(self._log), self._log.events(), strict=True):
+        resets = _resets(self._log)
+        numbers = self._log.rows("SELECT seq FROM events WHERE kind != ? ORDER BY seq", (START,))
+        for (number,), event in zip(numbers, self._log.events(), strict=True):
             self._schedule.now = event.time
             if resets and number > resets[0] and self.computing is not None:
                 resets = [reset for reset in resets if reset >= number]
@@ -163,17 +165,24 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     with session(driver):
         driver.run()
     events = sum(1 for _ in new.events())
-    updates, resets = len(queries.bits(new)), len(queries.resets(run.log))
+    bits = "SELECT slot, version, digest FROM updates ORDER BY slot, version"
+    old_bits, new_bits, resets = run.log.rows(bits), new.rows(bits), len(_resets(run.log))
+    updates = len(new_bits)
     for logged, replayed in zip_longest(queries.decisions(run.log), queries.decisions(new)):
         if logged != replayed:
             step = (logged or replayed).step
             return Replay(events, updates, False, None, f"step {step}: logged {logged}, replayed {replayed}", resets)
     if why is not None:
         return Replay(events, updates, True, None, why, resets)
-    for old, now in zip_longest(queries.bits(run.log), queries.bits(new)):
+    for old, now in zip_longest(old_bits, new_bits):
         if old != now:
-            return Replay(events, updates, True, False, f"first at version {(old or now).version}", resets)
+            return Replay(events, updates, True, False, f"first at version {(old or now)[1]}", resets)
     return Replay(events, updates, True, True, None, resets)
+
+
+def _resets(log: RunLog) -> list[int]:
+    """Return the numbers of the events after which workers lost their own states, as the run was resumed."""
+    return [seq for (seq,) in log.rows("SELECT DISTINCT seq FROM notes WHERE kind = ? ORDER BY seq", (RESET,))]
 
 
 def _byzantine(cluster: str) -> tuple[int, ...]:

@@ -148,7 +148,8 @@ def _starts(log: Mapping[str, Column]) -> Column:
 def _last_progress(run: Run, log: Mapping[str, Column]) -> Column:
     """When a worker last finished a partition of each chunk, where it reported that; else when it made the message."""
     last = log["computed"].astype(np.float64)
-    reports = queries.progress(run.log)
+    rows = run.log.rows("SELECT task, chunk, max(time) FROM events WHERE kind = 'Progress' GROUP BY task, chunk")
+    reports = {(task, chunk): time for task, chunk, time in rows}
     for i in np.flatnonzero(np.isfinite(last)) if reports else ():
         last[i] = reports.get((log["task"][i], log["chunk"][i]), last[i])
     return last
@@ -168,7 +169,8 @@ def _fates(run: Run, log: Mapping[str, Column], slots: tuple[str, ...], slot: Co
     last = run.seconds
     newest = queries.newest(run.log)
     version = np.array([newest.get(name, 0) for name in slots] or [0], dtype=np.int64)[slot]
-    settled = gone & ~came & (log["seq"] > queries.last_event(run.log)) & (log["cancelled"] >= last)
+    last_event = run.log.rows("SELECT coalesce(max(seq), 0) FROM events")[0][0]
+    settled = gone & ~came & (log["seq"] > last_event) & (log["cancelled"] >= last)
     fate[settled & (run.asynchronous | (log["version"] >= version))] = OPEN
     return fate
 

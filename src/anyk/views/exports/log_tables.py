@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from anyk.errors import BadInput
+from anyk.runs import Run
 from anyk.runs.log.queries import TABLES
-from anyk.runs.run import Run
 
 
 def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = "parquet") -> dict[str, int]:

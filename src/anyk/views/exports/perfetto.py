@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from anyk.errors import BadInput
+from anyk.runs import Run, Tasks, tasks_of
 from anyk.runs.log import queries
-from anyk.runs.log.tasks import CUT, FATES, LATE, PHASES, Tasks, tasks_of
-from anyk.runs.run import Run
+from anyk.runs.log.tasks import CUT, FATES, LATE, PHASES
 
 _DRIVER, _WORKERS = 1, 2  # process numbers: names of groups of tracks
 

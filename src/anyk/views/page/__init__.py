@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anyk.errors import BadInput, MissingPackage
-from anyk.runs.races.race import Race
-from anyk.runs.run import Run
+from anyk.runs import Race, Run
 from anyk.views.style import css
 
 if TYPE_CHECKING:

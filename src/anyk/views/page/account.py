@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.runs import Run, Tasks
 from anyk.runs.log import queries
-from anyk.runs.log.tasks import CUT, FATES, OPEN, Tasks
-from anyk.runs.run import Run
+from anyk.runs.log.tasks import CUT, FATES, OPEN
 
 _ROUNDING = 1e-9  # seconds
 

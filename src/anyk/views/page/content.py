@@ -11,10 +11,9 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from anyk.runs import Run, Tasks, grouped, tasks_of
 from anyk.runs.log import queries
-from anyk.runs.log.tasks import FATES, LOST, Tasks, tasks_of
-from anyk.runs.races.seeds import grouped
-from anyk.runs.run import Run
+from anyk.runs.log.tasks import FATES, LOST
 from anyk.views.columns import Columns
 from anyk.views.page import facts, figures
 from anyk.views.page.account import Account, account

@@ -37,8 +37,8 @@ from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 
-from anyk.runs.log.tasks import FATES, LATE, LOST, PHASES, Tasks
-from anyk.runs.run import Run
+from anyk.runs import Run, Tasks
+from anyk.runs.log.tasks import FATES, LATE, LOST, PHASES
 from anyk.views.page.account import Heat, Share
 from anyk.views.plots import lower_end
 from anyk.views.style import COLOURS, LIGHT

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anyk.codes.base import EXACT
-from anyk.runs.log.tasks import FATES, Tasks
-from anyk.runs.run import Run
+from anyk.runs import Run, Tasks
+from anyk.runs.log.tasks import FATES
 from anyk.specs import Registry
 from anyk.views.columns import Columns
 from anyk.views.page.account import heat, shares
