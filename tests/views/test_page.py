@@ -18,6 +18,7 @@ from anyk.runs.log.schema import Ended, Update
 from anyk.runs.log.tasks import CUT, FATES, LATE, LOST, OPEN, SPARE, USED, tasks_of
 from anyk.views import report
 from anyk.views.page.account import account, heat, shares
+from anyk.views.page.content import content
 from anyk.views.page.facts import departures, race_verdict, rounds, run_verdict
 from anyk.views.plots import lower_end
 
@@ -266,3 +267,20 @@ def test_the_axis_of_a_metric_leaves_out_its_steep_beginning():
     low = lower_end([(np.arange(45.0), steep), (np.arange(20.0), slow)])
     assert 0.8 < low < np.median(slow)
     assert lower_end([(np.arange(20.0), slow)]) is None  # a single line is drawn from its beginning
+
+
+def test_weights_in_receipts_are_found_by_the_number_of_the_work():
+    """Works that differ only in the state of their worker share partitions and coefficients."""
+    with trained("uncoded", steps=4, cluster="simulated") as run:
+        run.log.rows("INSERT INTO works SELECT id + 100, partitions, coefficients, slot, send, batch, repeat, steps, mix, "
+                     "share, 7, compress FROM works")  # fmt: skip
+        run.log.rows("UPDATE chunks SET work = work + 100 WHERE step > 2")
+        filled = content([run], [])
+        kinds = filled["about"]["runs"][0]["works"]
+        timeline = filled["figures"]["run0 timeline"]
+        (used,) = {
+            one.data_source.name: one.data_source for one in timeline.renderers if one.name == "waiting"
+        }.values()
+        assert len(kinds) == 6 and sorted(set(used.data["work"].tolist())) == list(range(6))
+        for worker, work in zip(used.data["worker"], used.data["work"], strict=True):
+            assert kinds[work][0] == [worker]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from anyk.errors import BadInput, MissingPackage
 from anyk.runs import Race, Run
+from anyk.views.prose import duration, percent
+from anyk.views.result_tables import number
 from anyk.views.style import css
 
 if TYPE_CHECKING:
@@ -101,6 +103,7 @@ def template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
+    environment.filters |= {"duration": duration, "number": number, "percent": percent}
     return environment.get_template(name)
 
 

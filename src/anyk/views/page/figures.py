@@ -43,8 +43,8 @@ from anyk.views.page.account import Heat, Share
 from anyk.views.plots import lower_end
 from anyk.views.style import COLOURS, LIGHT
 
-DASHES = ("solid", "dashed", "dotted", "dashdot", "solid", "dashed", "dotted", "dashdot")
-MARKS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x", "star")
+_DASHES = ("solid", "dashed", "dotted", "dashdot")  # these, and the symbols, are also in the template's legend
+_MARKS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "plus", "x", "star")
 _PHASE_COLOURS = (LIGHT["waiting"], COLOURS[0], LIGHT["idle"], LIGHT["sending"])
 _FATE_COLOURS = (COLOURS[0], COLOURS[5], LIGHT["spare"], COLOURS[1], LIGHT["lost"], LIGHT["open"])
 _FATE_HATCHES = (" ", "dot", " ", "right_diagonal_line", "cross", "blank")
@@ -120,23 +120,22 @@ def _thinned(count: int) -> NDArray[np.int64]:
     return np.unique(np.append(np.arange(0, count, max(every, 1)), max(count - 1, 0)))[:count]
 
 
-def curves(
-    lines: Sequence[Line], value: str, name: str, *, clock: str, target: float | None = None, rises: bool = False
-) -> Any:
+def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: float | None) -> Any:
     """Values against seconds or steps: the page switches between them, and between scales.
 
-    ``rises``: for a metric such as accuracy, of which the axis leaves out the steep beginning.
+    The axis of a metric that rises, such as accuracy, omits the steep beginning.
     """
     plot = new_figure(clock, value, 340, name=name, x_range=Range1d(0, 1), y_range=Range1d(0, 1))
     for side, label in (("below", clock), ("left", value)):
         axis = LogAxis(visible=False, name="log", formatter=_plain_numbers(), axis_label=PlainText(text=label))
         plot.add_layout(axis, side)
-    low = lower_end([(line.by["seconds"][0], line.by["seconds"][1]) for line in lines]) if rises else None
+    falls = value in ("loss", "mse")
+    low = None if falls else lower_end([(line.by["seconds"][0], line.by["seconds"][1]) for line in lines])
     plot.tags = [clock, "" if target is None else target, "" if low is None else low]
     if target is not None:
         plot.hspan(target, line_color=LIGHT["dim"], line_dash="dashed", line_width=1, name="target")
     for i, line in enumerate(lines):
-        colour, look = COLOURS[i % len(COLOURS)], i % len(DASHES)
+        colour, dash, symbol = (looks[i % len(looks)] for looks in (COLOURS, _DASHES, _MARKS))
         for axis, (x, y, *band) in line.by.items():
             keep = _thinned(len(x))
             data = {"x": np.asarray(x, float)[keep], "y": np.asarray(y, float)[keep]}
@@ -147,10 +146,10 @@ def curves(
             if band:
                 area = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.18)
                 _draw(plot, area, source, tags=tags)
-            stroke = glyphs.Line(x="x", y="y", line_color=colour, line_width=2.2, line_dash=DASHES[look])
+            stroke = glyphs.Line(x="x", y="y", line_color=colour, line_width=2.2, line_dash=dash)
             drawn = _draw(plot, stroke, source, name=line.name, tags=tags)
             few = ColumnDataSource({key: data[key][:: max(1, len(keep) // _SYMBOLS)] for key in ("x", "y")})
-            mark = Scatter(x="x", y="y", marker=MARKS[look], size=8, fill_color=colour, line_color=colour)
+            mark = Scatter(x="x", y="y", marker=symbol, size=8, fill_color=colour, line_color=colour)
             _draw(plot, mark, few, tags=tags)
             tips = [(value, "@y{0.00000}"), ("seconds" if axis == "seconds" else "step", "@x{0.[000]}")]
             tips = [("", "$name"), *tips] if len(lines) > 1 else tips
