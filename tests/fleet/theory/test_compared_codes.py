@@ -53,5 +53,5 @@ def test_draws_from_the_command_line() -> None:
     ]  # fmt: skip
     found = json.loads(CliRunner().invoke(main, [*words, "--json", "-"]).stdout)
     assert [one["draws"] for one in found] == [12, 1] and found[0]["spread"][2] > 0
-    with pytest.raises(BadInput, match="draws must be at least 1, got 0"):
+    with pytest.raises(BadInput, match="draws must be a whole number of at least 1, got 0"):
         compare_codes(["bgc"], workers=6, draws=0)

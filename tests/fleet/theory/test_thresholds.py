@@ -78,6 +78,6 @@ def test_thresholds_from_the_command_line() -> None:
     )
     for words, sentence in (
         (("--error", "2"), "above 0 and at most 1, got 2"),
-        (("--sets", "0"), "sets must be at least 1"),
+        (("--sets", "0"), "sets must be a whole number of at least 1"),
     ):
         assert sentence in run("bibd", "--workers", "7", *words).output

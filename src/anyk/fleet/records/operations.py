@@ -15,16 +15,16 @@ COLUMNS = ("dp_rank", "stage", "step", "optype", "duration")
 
 
 def is_trace(names: Collection[str]) -> bool:
-    """Whether a table's columns are those of an operation trace."""
+    """Return whether a table's columns are those of an operation trace."""
     return all(name in names for name in COLUMNS)
 
 
 def read_operations(file: Path, table: Table) -> Record:
-    """A data-parallel replica is a worker; its seconds in a step are the computation of its busiest pipeline stage.
+    """Return a record with data-parallel replicas as workers and, as seconds, the computation of the busiest stage.
 
     The layout is that published with Lin et al. (2025), Understanding Stragglers in Large Model Training Using What-if
-    Analysis: one row an operation, ``duration`` in seconds. Only forward and backward computation counts: what a
-    replica waits for is not its own doing. Seconds of each stage are kept beside.
+    Analysis: one row an operation, ``duration`` in seconds. Only forward and backward computation counts, not
+    the waiting for others. The record also has the seconds of each stage.
     """
     columns = dict(zip(table.names, table.columns, strict=True))
     kinds = np.char.endswith(columns["optype"].astype(str), "-compute")

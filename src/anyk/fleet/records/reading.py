@@ -1,4 +1,4 @@
-"""Reading fleet records from what there is: run folders, tables, operation traces, Spark's event logs, recorders."""
+"""Fleet records read from run folders, tables, operation traces, Spark's event logs and recorders' folders."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from anyk.runs import Run
 from anyk.runs.log.delay_trace import computed, measured
 from anyk.tables import Table, existing_file, limit, read_csv, read_parquet, shown
 
-_FILES = "worker-*.csv"  # what recorders write into their folder
+_FILES = "worker-*.csv"  # files of recorders
 
 
 def read(source: str | Path | Run | Record, *, unit: str | None = None, max_gb: float | None = None) -> Record:
-    """The fleet record that a source holds.
+    """Return the fleet record of a source.
 
     A source is a run folder (or a :class:`~anyk.Run`), a folder written by :mod:`anyk.fleet`'s recorders, a table
     of rounds x workers or a long table with columns for round (step, iteration), worker (rank, client, executor) and
     seconds (duration, ms), as .npz, .csv or .parquet; an operation trace in the layout of StragglerAnalysis; or a Spark
-    event log. ``unit`` is s, ms or us where the source does not say; ``max_gb`` limits the memory that a file may take.
+    event log. ``unit`` is s, ms or us if the source does not specify it; ``max_gb`` limits the memory of a file.
 
-    Raises :class:`~anyk.errors.BadInput` for a source that is none of these or could mean something else.
+    Raises :class:`~anyk.errors.BadInput` for a source that is none of these or is ambiguous.
     """
     if isinstance(source, Record):
         return source
@@ -59,8 +59,7 @@ def read(source: str | Path | Run | Record, *, unit: str | None = None, max_gb: 
             return read_operations(path, table)
         if (places := long_columns(names)) is not None:
             return _of_long(path, table, names, places, unit)
-        found = read_measured(path, unit=unit, max_gb=max_gb)
-        return Record(found.times, found.censored, load=found.load, remarks=found.remarks)
+        return _of_table(path, unit, max_gb)
     if is_event_log(path):
         return read_event_log(path, max_gb=max_gb)
     raise BadInput(
@@ -71,16 +70,21 @@ def read(source: str | Path | Run | Record, *, unit: str | None = None, max_gb: 
 def read_all(
     sources: list[str], *, unit: str | None = None, max_gb: float | None = None, load: float | None = None
 ) -> Record:
-    """The records of several sources, measured one after another, as one; ``load`` where they do not say it.
+    """Return one record of several sources, measured one after another; ``load``: if they do not specify it.
 
-    Raises :class:`~anyk.errors.BadInput` for sources that cannot be read or joined, or that say another load.
+    Raises :class:`~anyk.errors.BadInput` for sources that cannot be read or joined, or that specify another load.
     """
-    found = joined([read(source, unit=unit, max_gb=max_gb) for source in sources])
+    record = joined([read(source, unit=unit, max_gb=max_gb) for source in sources])
     if load is None:
-        return found
-    if found.load not in (None, load):
-        raise BadInput(f"the record itself says a load of {found.load:g}, not {load:g}; leave the load out")
-    return replace(found, load=load)
+        return record
+    if record.load not in (None, load):
+        raise BadInput(f"the record itself says a load of {record.load:g}, not {load:g}; leave the load out")
+    return replace(record, load=load)
+
+
+def _of_table(path: Path, unit: str | None, max_gb: float | None) -> Record:
+    table = read_measured(path, unit=unit, max_gb=max_gb)
+    return Record(table.times, table.censored, load=table.load, remarks=table.remarks)
 
 
 def _of_run(run: Run) -> Record:
@@ -93,23 +97,20 @@ def _of_run(run: Run) -> Record:
 
 def _of_folder(path: Path) -> Record:
     if (path / "run.toml").is_file():
-        run = Run.open(path)
-        try:
+        with Run.open(path) as run:
             return _of_run(run)
-        finally:
-            run.close()
     if (path / "race.toml").is_file():
         raise BadInput(f"'{shown(path)}' is the folder of a race; give the folder of one of its runs")
     files = sorted(path.glob(_FILES))
     if not files:
         raise BadInput(f"the folder '{shown(path)}' is neither a run nor written by a recorder ({_FILES})")
-    columns = [read_csv(one, limit(one), header=True, text=partial(_check_names, one)).columns[:3] for one in files]
+    columns = [read_csv(file, limit(file), header=True, text=partial(_check_names, file)).columns[:3] for file in files]
     rounds, workers, seconds = (np.concatenate(parts) for parts in zip(*columns, strict=True))
     return replace(_pivoted(path, rounds, workers, {"seconds": seconds}), remarks=("written by recorders",))
 
 
 def _check_names(file: Path, names: Sequence[str]) -> tuple[()]:
-    """Raise BadInput if these are not the columns of a recorder's file; none of them is text."""
+    """Raise BadInput if these are not the columns of a recorder's file; return the columns of text, none."""
     if ",".join(names[:3]) != HEADER:
         raise BadInput(f"'{shown(file)}' was not written by a recorder: its columns are not round, worker, seconds")
     return ()
@@ -119,8 +120,7 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
     allowed = limit(path, max_gb)
     _, names = read_npz(path, allowed, ())
     if "workers" not in names or "rounds" not in names:
-        found = read_measured(path, unit=unit, max_gb=max_gb)
-        return Record(found.times, found.censored, load=found.load, remarks=found.remarks)
+        return _of_table(path, unit, max_gb)
     arrays, _ = read_npz(path, allowed, names)
     missing = [name for name in ("seconds", "censored") if name not in arrays]
     if missing:
@@ -146,22 +146,20 @@ def _of_long(path: Path, table: Table, names: list[str], places: tuple[int, int,
     rounds, workers, seconds = checked_columns(path, table, places)
     if (rounds != np.floor(rounds)).any():
         raise BadInput(f"column '{shown(table.names[places[0]])}' of '{shown(path)}' must hold whole numbers of rounds")
-    seconds, said = in_seconds(seconds, unit, unit_in(names[places[2]])[1] or 1.0)
+    seconds, unit_remarks = in_seconds(seconds, unit, unit_in(names[places[2]])[1] or 1.0)
     more = {name: table.columns[names.index(name)] for name in ("censored", "load", *PARTS) if name in names}
     wrong = [name for name, values in more.items() if values.dtype.kind != "f"]
     if wrong:
         raise BadInput(f"column '{wrong[0]}' of '{shown(path)}' holds text; it must hold numbers")
-    record = _pivoted(path, rounds, workers, {"seconds": seconds} | more)
     used = [table.names[i] for i in places] + list(more)
-    rest = [name for name in table.names if name not in used]
-    remarks = (f"from the columns {', '.join(map(shown, used))}", *([f"{len(rest)} others not used"] if rest else []))
-    return Record(
-        record.seconds, record.censored, record.workers, record.rounds, record.load, record.parts, {}, (*remarks, *said)
-    )
+    unused = len([name for name in table.names if name not in used])
+    remarks = (f"from the columns {', '.join(map(shown, used))}", *([f"{unused} others not used"] if unused else []))
+    record = _pivoted(path, rounds, workers, {"seconds": seconds} | more)
+    return replace(record, remarks=(*remarks, *unit_remarks))
 
 
 def _pivoted(path: Path, rounds: Floats, workers: Floats, values: dict[str, Floats]) -> Record:
-    """A long table as rounds x workers; what is not there is missing, and what is there twice is refused."""
+    """Return the record of a long table; raise BadInput for a round and worker with several rows."""
     all_rounds, all_workers, tables = pivoted(path, rounds, workers, values)
     cut = np.nan_to_num(tables.pop("censored", np.zeros(1))) > 0
     loads = np.unique(values["load"][np.isfinite(values["load"])]) if "load" in values else np.empty(0)

@@ -1,10 +1,10 @@
-"""Fleet records: how long each worker took in each round, wherever that was measured."""
+"""Fleet records: measured seconds of each worker in each round."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,15 +24,15 @@ PARTS = ("delay", "compute", "transport")  # of a worker's seconds, where stamps
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """Seconds from dispatch to reply of each worker in each round, shape (rounds, workers); nan where none is known.
+    """Seconds from dispatch to reply of each worker in each round, shape (rounds, workers); nan if not measured.
 
-    ``censored``: a time is known only to be at least so long, since the worker was cut off. ``workers`` and ``rounds``
-    are their names. ``load``: the share of the data that each worker computed. ``parts``: seconds spent on delay,
-    compute or transport, and ``stages``: seconds in each pipeline stage, each of the shape of ``seconds``. ``remarks``
-    say how the source was understood. ``strategy``: the spec of the strategy that was in use, if it is known.
+    ``censored``: times that are lower bounds, because the worker was cancelled. ``workers`` and ``rounds`` are their
+    names. ``load``: the share of the data that each worker computed. ``parts``: seconds spent on delay, compute or
+    transport, and ``stages``: seconds in each pipeline stage, each of the shape of ``seconds``. ``remarks``: the
+    interpretation of the source. ``strategy``: the spec of the strategy in use, if known.
 
-    Raises :class:`~anyk.errors.BadInput` for shapes that do not fit, for times that are negative or not finite, and for
-    a record without times or with nothing but zeros.
+    Raises :class:`~anyk.errors.BadInput` for shapes that do not match, for times that are negative or infinite, and for
+    a record without times or with zeros only.
 
     >>> record = Record([[1.0, 2.0], [1.0, np.nan]])
     >>> record.workers, record.gaps
@@ -90,43 +90,42 @@ class Record:
 
     @cached_property
     def known(self) -> Flags:
-        """Where a time, or a least one, is known."""
+        """Times that were measured, or a lower bound of them, shape (rounds, workers)."""
         return np.asarray(np.isfinite(self.seconds))
 
     @property
     def seen(self) -> NDArray[np.int64]:
-        """In how many rounds each worker was measured, cut off or not; shape (workers,)."""
+        """Rounds in which each worker was measured, cancelled or not, shape (workers,)."""
         return np.asarray(self.known.sum(axis=0))
 
     @property
     def gaps(self) -> int:
-        """How many times are missing."""
+        """The number of missing times."""
         return int((~self.known).sum())
 
     @property
     def cut(self) -> float:
-        """The share of the known times that are censored."""
+        """The share of the measured times that are censored."""
         return float(np.asarray(self.censored)[self.known].mean())
 
     @property
     def table(self) -> Floats:
         """The rounds in which every worker was measured, as a table without gaps.
 
-        Raises :class:`~anyk.errors.BadInput` where there is none.
+        Raises :class:`~anyk.errors.BadInput` if there is none.
         """
-        whole = self.known.all(axis=1)
-        if not whole.any():
+        complete = self.known.all(axis=1)
+        if not complete.any():
             raise BadInput("the fleet record has no round in which every worker was measured; leave workers out")
-        return np.asarray(self.seconds[whole])
+        return np.asarray(self.seconds[complete])
 
     @property
     def digest(self) -> str:
-        """A digest of the times, of which are censored, and of the names."""
-        made = hashlib.blake2b(digest_size=16)
-        for part in (self.seconds, self.censored):
-            made.update(np.ascontiguousarray(part).tobytes())
-        made.update(repr((self.seconds.shape, self.workers, self.rounds)).encode())
-        return made.hexdigest()
+        """A digest of the times, which of them are censored, and the names."""
+        names = repr((self.seconds.shape, self.workers, self.rounds)).encode()
+        flags = np.ascontiguousarray(self.censored).tobytes()
+        content = np.ascontiguousarray(self.seconds).tobytes() + flags + names
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
 
     @property
     def summary(self) -> str:
@@ -139,16 +138,16 @@ class Record:
         return ", ".join(parts)
 
     def vanished(self) -> list[str]:
-        """A sentence for each worker that is not measured from some round to the end, at most five."""
-        found = []
+        """Return a sentence for each worker that is not measured from some round to the end, at most five."""
+        sentences = []
         for i, name in enumerate(self.workers):
             last = int(np.flatnonzero(self.known[:, i])[-1])
             if last + 1 < len(self.rounds):
-                found.append(f"worker {name} is not seen after round {self.rounds[last]}")
-        return found if len(found) <= 5 else [*found[:4], f"so are {len(found) - 4} further workers"]
+                sentences.append(f"worker {name} is not seen after round {self.rounds[last]}")
+        return sentences if len(sentences) <= 5 else [*sentences[:4], f"so are {len(sentences) - 4} further workers"]
 
     def of_workers(self, places: Sequence[int]) -> Record:
-        """The record of some workers alone, by their columns."""
+        """Return the record of some workers, by their columns."""
         at = list(places)
         return replace(
             self,
@@ -157,7 +156,7 @@ class Record:
             workers=tuple(self.workers[i] for i in at),
             parts={k: v[:, at] for k, v in self.parts.items()},
             stages={k: v[:, at] for k, v in self.stages.items()},
-            strategy=None,  # which was for all of them
+            strategy=None,  # the strategy was for all of them
         )
 
     def save(self, path: str | Path) -> None:
@@ -183,37 +182,36 @@ class Record:
         except OSError as error:
             raise BadInput(f"the fleet record '{path}' cannot be written ({error.strerror})") from None
 
-    def _arrays(self) -> dict[str, Any]:
-        named = {f"part {k}": v for k, v in self.parts.items()} | {f"stage {k}": v for k, v in self.stages.items()}
-        numbered = all(isinstance(name, int) for name in self.workers)
-        workers = np.array(self.workers if numbered else [str(name) for name in self.workers])
-        load = {} if self.load is None else {"load": np.array(self.load)}
-        return (
-            {"seconds": self.seconds, "censored": self.censored, "workers": workers, "rounds": np.array(self.rounds)}
-            | load
-            | named
-        )
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of the .npz file; names of workers are numbers, or all of them text."""
+        arrays = {
+            "seconds": self.seconds,
+            "censored": np.asarray(self.censored),
+            "workers": np.array(self.workers),
+            "rounds": np.array(self.rounds),
+        }
+        if self.load is not None:
+            arrays["load"] = np.array(self.load)
+        parts = {f"part {name}": table for name, table in self.parts.items()}
+        return arrays | parts | {f"stage {name}": table for name, table in self.stages.items()}
 
     def long(self) -> dict[str, list[Any]]:
-        """The known times as columns of a long table: round, worker, seconds, and what else is known."""
-        at = np.argwhere(self.known)
-        rows, columns = at[:, 0], at[:, 1]
-        found: dict[str, list[Any]] = {
+        """Return the known times as columns of a long table: round, worker, seconds, and further known values."""
+        rows, columns = np.nonzero(self.known)
+        table: dict[str, list[Any]] = {
             "round": [self.rounds[t] for t in rows],
             "worker": [self.workers[i] for i in columns],
             "seconds": self.seconds[rows, columns].tolist(),
         }
         if self.cut:
-            found["censored"] = np.asarray(self.censored)[rows, columns].astype(int).tolist()
+            table["censored"] = np.asarray(self.censored)[rows, columns].astype(int).tolist()
         if self.load is not None:
-            found["load"] = [self.load] * len(rows)
-        for name, table in self.parts.items():
-            found[name] = table[rows, columns].tolist()
-        return found
+            table["load"] = [self.load] * len(rows)
+        return table | {name: part[rows, columns].tolist() for name, part in self.parts.items()}
 
 
 def joined(records: Sequence[Record]) -> Record:
-    """Records measured one after another as one: rounds follow each other, workers are matched by their names.
+    """Return one record of several measured one after another; workers are matched by their names.
 
     >>> joined([Record([[1.0, 2.0]]), Record([[3.0]], workers=(1,))]).seconds.tolist()
     [[1.0, 2.0], [nan, 3.0]]
@@ -223,32 +221,23 @@ def joined(records: Sequence[Record]) -> Record:
     if len({record.load for record in records}) > 1:
         raise BadInput("records at different loads cannot be joined; plan with both of them instead")
     names = list(dict.fromkeys(name for record in records for name in record.workers))
-    parts = set.intersection(*(set(record.parts) for record in records))
-    seconds, cut = [], []
-    tables: dict[str, list[Floats]] = {name: [] for name in parts}
-    for record in records:
-        at = [names.index(name) for name in record.workers]
-        seconds.append(_spread(record.seconds, at, len(names)))
-        flags = np.zeros((len(record.rounds), len(names)), dtype=bool)
-        flags[:, at] = record.censored
-        cut.append(flags)
-        for name in parts:
-            tables[name].append(_spread(record.parts[name], at, len(names)))
+
+    def stacked(tables: Iterable[ArrayLike]) -> Floats:
+        wide = []
+        for record, table in zip(records, tables, strict=True):
+            wide.append(np.full((len(record.rounds), len(names)), np.nan))
+            wide[-1][:, [names.index(name) for name in record.workers]] = table
+        return np.concatenate(wide)
+
+    shared = sorted(set.intersection(*(set(record.parts) for record in records)))
     return Record(
-        np.concatenate(seconds),
-        np.concatenate(cut),
+        stacked(record.seconds for record in records),
+        stacked(np.asarray(record.censored) for record in records) == 1.0,
         tuple(names),
         load=records[0].load,
-        parts={name: np.concatenate(tables[name]) for name in sorted(parts)},
+        parts={name: stacked(record.parts[name] for record in records) for name in shared},
         remarks=tuple(dict.fromkeys(remark for record in records for remark in record.remarks)),
     )
-
-
-def _spread(table: ArrayLike, at: Sequence[int], width: int) -> Floats:
-    values = np.asarray(table, dtype=np.float64)
-    wide = np.full((len(values), width), np.nan)
-    wide[:, at] = values
-    return wide
 
 
 def _write_parquet(path: Path, columns: dict[str, list[Any]]) -> None:

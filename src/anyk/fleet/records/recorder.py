@@ -16,12 +16,12 @@ _EVERY = 1.0  # seconds between writes
 
 
 class Recorder:
-    """Writes how long each step of one worker takes; a folder of such files is read by :func:`anyk.fleet.read`.
+    """Writes the seconds of each step of one worker; a folder of such files is read by :func:`anyk.fleet.read`.
 
     ``folder`` is shared by all workers, each of which writes ``worker-<number>.csv``. A step must end before anything
-    that waits for the other workers: behind an all-reduce all look alike. Where the file exists, as when a job was
-    started again, rounds go on counting. Times are taken from the worker's own monotonic clock and written at least
-    once a second, and when the recorder is closed; steps of the last second before a crash are lost.
+    that waits for the other workers: after an all-reduce all look alike. If the file exists, as after a restart, rounds
+    continue to count. Times are those of the worker's own monotonic clock, written at least once a second and when the
+    recorder is closed; steps of the last second before a crash are lost.
 
     Raises :class:`~anyk.errors.BadInput` for a negative ``worker`` and where the file cannot be written.
 
@@ -43,7 +43,7 @@ class Recorder:
         self._written = time.monotonic()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.rounds = self._begun()
+            self.rounds = self._next_round()
             self._file = self.path.open("a", encoding="utf-8")
             if not self.rounds and not self.path.stat().st_size:
                 self._file.write(HEADER + "\n")
@@ -51,8 +51,8 @@ class Recorder:
         except OSError as error:
             raise BadInput(f"the record '{self.path}' cannot be written ({error.strerror})") from None
 
-    def _begun(self) -> int:
-        """The number of the next round of a file that may be there already."""
+    def _next_round(self) -> int:
+        """Return the number of the next round, which continues an existing file."""
         if not self.path.is_file() or not self.path.stat().st_size:
             return 0
         lines = self.path.read_text(encoding="utf-8").splitlines()
@@ -62,20 +62,20 @@ class Recorder:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Measure what is done inside as one step; one that raises is not recorded."""
+        """Measure the body as one step; a step that raises is not recorded."""
         begin = time.perf_counter()
         yield
         self.add(time.perf_counter() - begin)
 
     def add(self, seconds: float) -> None:
-        """Record a step that was measured otherwise."""
+        """Record a step of ``seconds`` seconds."""
         self._rows.append(f"{self.rounds},{self.worker},{seconds!r}\n")
         self.rounds += 1
         if time.monotonic() - self._written > _EVERY:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has been recorded."""
+        """Write the recorded steps."""
         if not self._file.closed:
             self._file.write("".join(self._rows))
             self._file.flush()
@@ -83,7 +83,7 @@ class Recorder:
         self._written = time.monotonic()
 
     def close(self) -> None:
-        """Write what has been recorded and close the file; may be called twice."""
+        """Write the recorded steps and close the file; may be called twice."""
         self.flush()
         self._file.close()
 

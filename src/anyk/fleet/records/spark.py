@@ -18,7 +18,7 @@ _END = "SparkListenerTaskEnd"
 
 
 def is_event_log(file: Path) -> bool:
-    """Whether the first line is an event of Spark's."""
+    """Return whether the first line is an event of Spark's."""
     try:
         with open_text(file, limit(file)) as text:
             return '"Event":"Spark' in text.readline().replace(" ", "")
@@ -27,14 +27,14 @@ def is_event_log(file: Path) -> bool:
 
 
 def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
-    """A stage is a round and an executor a worker: from the launch of its first task in a stage to the end of its last.
+    """Return a record with stages as rounds and executors as workers, from the launch of a first task to the last end.
 
-    Read are the task-end events of the JSON lines that Spark writes with ``spark.eventLog.enabled`` (uncompressed, or
-    gzip). Tasks that failed or were killed (speculation) do not count, and are said.
+    The file has the JSON lines that Spark writes with ``spark.eventLog.enabled`` (uncompressed, or gzip); only task-end
+    events are read. Tasks that failed or were killed (speculation) do not count; a remark reports their number.
     """
     spans: dict[tuple[int, int], dict[str, list[float]]] = {}
     tasks: Counter[tuple[int, int]] = Counter()
-    left_out = 0
+    failed = 0
     for number, event in _events(file, max_gb):
         try:
             stage = int(event["Stage ID"]), int(event["Stage Attempt ID"])
@@ -44,7 +44,7 @@ def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInput(f"line {number} of '{shown(file)}' is not a task-end event of Spark's ({error})") from None
         if not good:
-            left_out += 1
+            failed += 1
             continue
         span = spans.setdefault(stage, {}).setdefault(executor, [begin, end])
         span[:] = min(span[0], begin), max(span[1], end)
@@ -60,17 +60,17 @@ def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
     for t, stage in enumerate(stages):
         for name, (begin, end) in spans[stage].items():
             seconds[t, names.index(name)] = (end - begin) / 1e3
-    said = [f"Spark stages as rounds, executors as workers, {sum(tasks.values()):,} tasks"]
-    if left_out:
-        said.append(f"{left_out:,} tasks that failed or were killed left out")
+    remarks = [f"Spark stages as rounds, executors as workers, {sum(tasks.values()):,} tasks"]
+    if failed:
+        remarks.append(f"{failed:,} tasks that failed or were killed left out")
     if max(tasks.values()) > 2 * min(tasks.values()):
-        said.append(f"stages have {min(tasks.values())} to {max(tasks.values())} tasks and are not alike")
+        remarks.append(f"stages have {min(tasks.values())} to {max(tasks.values())} tasks and are not alike")
     workers = tuple(int(name) if name.isdigit() else name for name in names)
-    return Record(seconds, workers=workers, remarks=tuple(said))
+    return Record(seconds, workers=workers, remarks=tuple(remarks))
 
 
 def _events(file: Path, max_gb: float | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Task-end events with the numbers of their lines."""
+    """Yield task-end events with the numbers of their lines."""
     with open_text(file, limit(file, max_gb)) as text:
         for number, line in enumerate(lines(text, file), 1):
             if _END not in line:

@@ -1,9 +1,9 @@
-"""How many stragglers it takes to do harm, when somebody chooses them, and what that somebody must know.
+"""Adversarial stragglers: the number of chosen stragglers that does harm, depending on the adversary's knowledge.
 
-An adversary of gradient codes picks the workers that straggle so that the decoded sum is as wrong as possible. One that
-knows the ``code`` searches for the worst set. One that knows the ``overlaps`` only, how many partitions any two workers
-share but not what they compute, looks for a community of workers that share much (Charles and Papailiopoulos 2018).
-One that knows ``nothing`` draws at random.
+An adversary of gradient codes chooses the workers that straggle so that the decoded sum is as wrong as possible. If it
+knows the ``code``, it searches for the worst set. If it knows only the ``overlaps``, the number of partitions that any
+two workers share, it searches for a community of workers that share many (Charles and Papailiopoulos 2018). If it knows
+``nothing``, it chooses at random.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from anyk import keyed
+from anyk.checks import AtLeastOne, typed
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import incidence
-from anyk.codes.decoders import Decoding, Method, Own, method
+from anyk.codes.decoders import Decoding, Indices, Method, Own, method
 from anyk.codes.regular import second_singular
 from anyk.codes.search import is_exhaustive, is_optimal
 from anyk.errors import BadInput
@@ -29,7 +30,7 @@ _ROUNDING = 1e-12
 def chosen_stragglers(
     code: Code, stragglers: int, *, knows: Knowledge = "code", decoder: str | Method = "own", seed: int = 0
 ) -> tuple[tuple[int, ...], Decoding]:
-    """Return the workers that an adversary picks, and the decoding without them.
+    """Return the workers that an adversary chooses, and the decoding without them.
 
     If it knows the code, this is the set of :func:`~anyk.codes.worst_stragglers`, or the set that overlaps suggest if
     that is worse. Unless all sets are compared there, its residual is a lower bound of the worst. ``seed`` is for an
@@ -41,7 +42,7 @@ def chosen_stragglers(
     >>> [chosen_stragglers(code, 3, knows=knows)[0] for knows in ("code", "overlaps")]
     [(0, 1, 2), (0, 1, 2)]
     """
-    n, c = code.workers, code.messages
+    n = code.workers
     if not 0 <= stragglers < n:
         raise BadInput(f"stragglers must be at least 0 and below {n}, got {stragglers}")
     if knows in ("code", "overlaps"):
@@ -50,18 +51,23 @@ def chosen_stragglers(
         lost = np.sort(keyed.generator(seed, "adversary", n, stragglers).permutation(n)[:stragglers])
     else:
         raise BadInput(f"knows must be code, overlaps or nothing, got {knows!r}")
-    here = np.setdiff1d(np.arange(n), lost)
-    found = tuple(lost.tolist()), code.decode((here[:, None] * c + np.arange(c)).ravel(), decoder=method(decoder))
+    present = np.setdiff1d(np.arange(n), lost)
+    chosen = tuple(lost.tolist()), code.decode(replies_of(code, present), decoder=method(decoder))
     if knows == "code":
         searched = worst_stragglers(code, stragglers, decoder=decoder)
-        return max(searched, found, key=lambda choice: choice[1].residual)
-    return found
+        return max(searched, chosen, key=lambda choice: choice[1].residual)
+    return chosen
 
 
-def _community(code: Code, size: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Workers that share most with each other: grown from each worker in turn, the set of largest total overlap."""
-    held = incidence(code.assignment, code.partitions)
-    overlap = np.asarray((held @ held.T).todense())
+def replies_of(code: Code, workers: Indices) -> Indices:
+    """Return the indices of all replies of some workers."""
+    return (workers[:, None] * code.messages + np.arange(code.messages)).ravel()
+
+
+def _community(code: Code, size: int) -> Indices:
+    """Return the workers with the largest total overlap, among the sets grown from each worker in turn."""
+    assigned = incidence(code.assignment, code.partitions)
+    overlap = np.asarray((assigned @ assigned.T).todense())
     np.fill_diagonal(overlap, 0.0)
     best, most = np.empty(0, dtype=np.int64), -1.0
     for first in range(code.workers if size else 0):
@@ -79,10 +85,10 @@ def _community(code: Code, size: int) -> np.ndarray[tuple[int], np.dtype[np.int6
 
 
 class Threshold(NamedTuple):
-    """How many stragglers it takes: ``stragglers`` (None: no number does), with ``lost`` as an example, and ``error``.
+    """The least number of ``stragglers`` that causes an ``error`` (None: no number does), with ``lost`` as an example.
 
-    ``found``: "exact" (fewer do not do), "search" (an upper bound: a better search may need fewer) or "random" (the
-    median over random orders of the workers; ``lost`` is empty).
+    ``found``: "exact" (fewer are not enough), "search" (an upper bound: a better search may need fewer) or "random"
+    (the median over random orders of the workers; ``lost`` is empty).
     """
 
     stragglers: int | None
@@ -91,20 +97,21 @@ class Threshold(NamedTuple):
     error: float | None = None
 
 
+@typed
 def adversarial_threshold(
     code: Code,
     error: float,
     *,
     knows: Knowledge = "code",
     decoder: str | Method = "own",
-    sets: int = SETS,
+    sets: AtLeastOne = SETS,
     seed: int = 0,
 ) -> Threshold:
-    """The least number of chosen stragglers that pushes the error per partition, residual^2, to ``error`` or more.
+    """Return the least number of chosen stragglers for an error per partition, residual^2, of at least ``error``.
 
-    One that knows nothing loses workers in a random order, of which there are ``sets``: the number is their median.
-    For one that knows the code the number is exact if :func:`~anyk.codes.worst_stragglers` compares all sets of fewer,
-    or a closed form bounds their error.
+    If the adversary knows nothing, workers straggle in ``sets`` random orders, and the number is the median. If it
+    knows the code, the number is exact if :func:`~anyk.codes.worst_stragglers` compares all sets of fewer, or a closed
+    form bounds their error.
 
     >>> import anyk
     >>> adversarial_threshold(anyk.code("frc:load=3", workers=9), 0.3)
@@ -112,8 +119,6 @@ def adversarial_threshold(
     """
     if not 0.0 < error <= 1.0:
         raise BadInput(f"the error per partition must be above 0 and at most 1, got {error:g}")
-    if sets < 1:
-        raise BadInput(f"sets must be at least 1, got {sets}")
     best = Threshold(None, "random" if knows == "nothing" else "search")
     low, high = -1, code.workers
     while high - low > 1:  # errors grow with the number of stragglers
@@ -154,21 +159,21 @@ def threshold_bound(code: Code, error: float) -> int | None:
 
 
 def _median_error(code: Code, stragglers: int, how: Method, sets: int, seed: int) -> float:
-    """Residual^2 without the first so many workers of random orders: what at least half of them reach."""
-    n, c = code.workers, code.messages
+    """Return the upper median over random orders of the workers of residual^2 without the first ``stragglers``."""
+    n = code.workers
     squares = []
     for order in range(sets):
-        here = np.sort(keyed.generator(seed, "adversary-orders", n, order).permutation(n)[stragglers:])
-        squares.append(code.decode((here[:, None] * c + np.arange(c)).ravel(), decoder=how).residual ** 2)
+        present = np.sort(keyed.generator(seed, "adversary-orders", n, order).permutation(n)[stragglers:])
+        squares.append(code.decode(replies_of(code, present), decoder=how).residual ** 2)
     return sorted(squares, reverse=True)[(sets - 1) // 2]
 
 
 def _none_do(code: Code, most: int, error: float, how: Method) -> bool:
-    """Whether it is certain that no set of up to so many stragglers reaches the error."""
+    """Return whether it is certain that no set of up to ``most`` stragglers reaches the error."""
     if most < 0:
         return True
     known = isinstance(how, Own) and code.messages == 1
-    monotone = is_optimal(code, how)  # losing more never helps such a decoder, so that it need not be asked for fewer
+    monotone = is_optimal(code, how)  # more stragglers never help such a decoder, so that fewer need no check
     for stragglers in [most] if monotone else range(most, -1, -1):
         bound = code.worst_error(stragglers) if known else None
         if bound is not None and bound[0] / code.partitions < error - _ROUNDING:
