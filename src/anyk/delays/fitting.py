@@ -1,4 +1,4 @@
-"""Delay models fitted to measured times, of which some may be lower bounds."""
+"""Delay models fitted to measured times; some times may be lower bounds."""
 
 from __future__ import annotations
 

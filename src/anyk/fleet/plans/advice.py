@@ -1,4 +1,4 @@
-"""The gain from changes of the fleet itself: a worker left out or repaired, spares, and an uncut probe."""
+"""The gain from changes of the fleet itself: a worker removed or repaired, spare workers, and an uncut probe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyk.fleet.plans.measured import Fleet, slowness, typical_value
 
 _PROBED = 30  # rounds
 _REPAIRED = 3  # workers at most
-_FAR = 1000.0  # times its lower end, from which on the upper end of an interval is not printed
+_FAR = 1000.0  # factor between the ends of an interval from which on the upper end is not printed
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def advice(
 
 
 def repaired(fleet: Fleet, place: int) -> Fleet:
-    """The fleet with one worker as fast as the median of the others, where it is slower."""
+    """Return the fleet with one worker at the median of the others in the rounds in which it is slower."""
     others = np.delete(fleet.times, place, axis=1)
     times, slopes = fleet.times.copy(), fleet.slopes.copy()
     times[:, place] = np.minimum(times[:, place], attribution.lower_median(others))
@@ -58,19 +58,19 @@ def repaired(fleet: Fleet, place: int) -> Fleet:
 
 
 def with_spares(fleet: Fleet, count: int, seed: int) -> Fleet:
-    """The fleet with some workers more: of typical speed, in each round held up as one of the others, drawn by key."""
+    """Return the fleet with further workers of typical speed, delayed in each round like another, sampled by key."""
     rounds, workers = fleet.times.shape
-    drawn = keyed.generator(seed, "spares").integers(0, workers, (rounds, count))
+    places = keyed.generator(seed, "spares").integers(0, workers, (rounds, count))
     relative = fleet.times / slowness(fleet.times)
-    times = np.hstack([fleet.times, np.take_along_axis(relative, drawn, axis=1)])
-    censored = np.hstack([fleet.censored, np.take_along_axis(fleet.censored, drawn, axis=1)])
+    times = np.hstack([fleet.times, np.take_along_axis(relative, places, axis=1)])
+    censored = np.hstack([fleet.censored, np.take_along_axis(fleet.censored, places, axis=1)])
     return Fleet(times, censored, fleet.load, np.append(fleet.slopes, [typical_value(fleet.slopes)] * count))
 
 
 def probe(today: Choice, choices: Iterable[Choice]) -> str | None:
-    """Where too many times were cut off to judge some strategies: the run that would tell, and what it takes."""
-    unknown = [one for one in choices if one.exact and not one.measured]
-    waiting = next((one for one in (today, *unknown) if one.spec == "uncoded"), None)
+    """Return the run that would measure times that were cut off, and its cost; None if nothing is missing."""
+    unknown = [choice for choice in choices if choice.exact and not choice.measured]
+    waiting = next((choice for choice in (today, *unknown) if choice.spec == "uncoded"), None)
     if not unknown and today.measured:
         return None
     cost = ""

@@ -1,4 +1,4 @@
-"""What to run on a measured fleet, what that gains, and how sure that is."""
+"""Plans: the strategy to run on a measured fleet, its gain, and the certainty of that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a strategy costs beside seconds: vectors that are sent in a step, and vectors that a worker holds."""
+"""Costs of a strategy besides seconds: vectors sent in a step, and vectors stored by a worker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from anyk.protocol import Strategy
 from anyk.runs.log.runlog import RunLog
 from anyk.specs import parse
 
-_OWN = 2  # vectors that a worker takes to compute a message: the model, and the sum of gradients
+_OWN = 2  # vectors that a worker needs to compute a message: the model, and the sum of gradients
 
 
 class VectorSize(NamedTuple):
-    """Numbers of a model, and bytes of each; what compressors save hardly depends on the first."""
+    """The length of a vector and the bytes of each number; savings of compressors hardly depend on the length."""
 
     length: int = 1_000_000
     itemsize: int = 8
@@ -26,7 +26,7 @@ class VectorSize(NamedTuple):
         return self.length * self.itemsize
 
     def compressed(self, by: str) -> float:
-        """A compressed vector as a share of a whole one."""
+        """Return the size of a compressed vector as a share of the original."""
         return compressor(by).size(self.length, self.itemsize) / self.bytes
 
 
@@ -34,11 +34,11 @@ USUAL = VectorSize()
 
 
 def vectors_sent(log: RunLog, blocks: int, size: VectorSize) -> float | None:
-    """Vectors that workers are sent and send back for a step, counted in the log of a run; None: without steps.
+    """Return the vectors that workers receive and send for a step, by the log of a run; None without steps.
 
     Every task counts with the models that it reads, from the driver or from neighbours, and with its message, as if
-    none were cut off. The tasks with which a run begins do not count, as asynchronous steps do not give all workers
-    new ones.
+    none were cancelled. The first tasks of a run do not count, because not all workers are given new ones at an
+    asynchronous step.
     """
     steps = log.rows("SELECT max(version) FROM updates")[0][0]
     if not steps:
@@ -60,16 +60,16 @@ def vectors_sent(log: RunLog, blocks: int, size: VectorSize) -> float | None:
 
 
 def vectors_held(strategy: Strategy, state: int) -> int:
-    """Vectors that a worker holds at most: to compute, of its own model and optimiser, and as error feedback.
+    """Return the vectors that a worker stores at most: to compute, for its own model and optimiser, and as feedback.
 
-    ``state``: those of the run's optimiser.
+    ``state``: vectors of the run's optimiser.
 
     >>> import anyk
     >>> [vectors_held(anyk.strategy(spec, workers=4), state=1) for spec in ("uncoded", "pasgd", "pasgd:inner=adamw")]
     [2, 5, 6]
     """
-    found, inner = _OWN, strategy.layout.inner
+    vectors, inner = _OWN, strategy.layout.inner
     if inner is not None:
-        found += _OWN + (build_optimizer(inner, lr=1.0).vectors if inner else state)
+        vectors += _OWN + (build_optimizer(inner, lr=1.0).vectors if inner else state)
     name, values = parse(strategy.spec)
-    return found + (name == "compressed" and compressor(values["by"].strip("()")).feedback)
+    return vectors + (name == "compressed" and compressor(values["by"].strip("()")).feedback)

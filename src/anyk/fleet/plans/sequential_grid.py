@@ -1,9 +1,9 @@
-"""Which sequential code, with which parameters: every one of a grid replayed on a measured trace, quickly.
+"""Sequential codes and their parameters, compared by replaying a grid of them on a measured trace.
 
-The strategies themselves decide in :func:`anyk.fleet.simulate`; here the same decisions for thousands of candidates
-are taken on sets of workers as bits of whole numbers. A task that covers another share of the data than the trace was
-measured at takes ``(share - load) * slope`` seconds more, for all workers alike, so who is slow in a round stays the
-same and only the cut-off moves.
+The strategies themselves decide in :func:`anyk.fleet.simulate`; here the same decisions are taken for thousands of
+candidates, with sets of workers as bits of integers. A task that covers another share of the data than the trace was
+measured at takes ``(share - load) * slope`` seconds more, for all workers alike, so that the same workers are slow in a
+round and only the cut-off moves.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _WINDOW = 20  # rounds that SR-SGC's straggler model looks back on at most
 class Candidate:
     """A scheme on a trace.
 
-    Its ``spec``, ``load`` (share of the data that a worker computes a round), rounds of delay ``T``, ``seconds`` of all
-    rounds that ``jobs`` jobs take, and ``waits``, the rounds in which the master had to wait.
+    Its ``spec``, ``load`` (share of the data that a worker computes in a round), rounds of delay ``T``, ``seconds`` of
+    all rounds of ``jobs`` jobs, and ``waits``, the rounds in which the master had to wait.
     """
 
     spec: str
@@ -49,9 +49,10 @@ class Candidate:
 class TraceGrid:
     """A trace prepared for replaying schemes.
 
-    ``delays`` (rounds x workers, seconds) were measured at ``load``; ``slope`` in seconds for the whole data; ``mu``:
-    the cut-off of a round is at 1 + mu times its fastest; ``jobs`` to be done. ``end`` and ``inner`` are as in the
-    strategies: with ``cutoff`` rounds wait for all where stragglers do not fit, with ``decodable`` until the rest fits.
+    ``delays``, in seconds, shape (rounds, workers), were measured at ``load``; ``slope`` in seconds for the whole data;
+    ``mu``: the cut-off of a round is at 1 + mu times its fastest; ``jobs`` to complete. ``end`` and ``inner`` are those
+    of the strategies: with ``cutoff``, rounds wait for all if stragglers do not fit the model; with ``decodable``,
+    until the remaining stragglers fit.
 
     >>> grid = TraceGrid([[1, 1, 4], [1, 3, 1], [1, 1, 1]], load=0.0, slope=0.0, jobs=2)
     >>> grid.multiplexed(1, 2, 1).seconds, grid.uncoded().seconds, grid.repetition(2).seconds
@@ -82,7 +83,7 @@ class TraceGrid:
         return self.jobs + delay
 
     def _inner(self, stragglers: int, end: End, inner: str) -> tuple[list[int], float]:
-        """The groups of the code within a job as bits, none where they do not count, and its load."""
+        """Return the groups of the code within a job as bits (none if they do not count), and its load."""
         if inner == "frc" or (end == "decodable" and self.workers % (stragglers + 1) == 0):
             code = FractionalRepetition(self.workers, stragglers=stragglers)
             return bits_of(code.group_of), code.load / self.workers
@@ -95,20 +96,20 @@ class TraceGrid:
     # ------------------------------------------------------------------------------------------- schemes
 
     def uncoded(self) -> Candidate:
-        """No coding: every round waits for all."""
+        """Return no coding: every round waits for all."""
         shift = self._shift(1.0 / self.workers)
         seconds = sum(max(LEAST, self._known.rows[t][0][-1] + shift) for t in range(self.jobs))
         return Candidate("uncoded", 1.0 / self.workers, 0, seconds, self.jobs, self.jobs)
 
     def repetition(self, s: int) -> Candidate:
-        """``frc``: rounds that end when each group of at least s + 1 workers has one reply."""
-        found = self.gradient_coding(s, inner="frc")
-        return replace(found, spec=f"frc:stragglers={s}", waits=self.jobs)
+        """Return ``frc``, whose rounds end when each group of at least s + 1 workers has one reply."""
+        coded = self.gradient_coding(s, inner="frc")
+        return replace(coded, spec=f"frc:stragglers={s}", waits=self.jobs)
 
     def gradient_coding(
         self, s: int, *, strict: bool = False, end: End = "decodable", inner: str = "auto"
     ) -> Candidate:
-        """``gc`` with any s stragglers."""
+        """Return ``gc`` with any s stragglers."""
         groups, load = self._inner(s, end, inner)
         decided = gradient_coding(
             self._known, self.jobs, stragglers=s, end=end, groups=groups, strict=strict, shift=self._shift(load)
@@ -117,7 +118,7 @@ class TraceGrid:
         return self._added(spec, load, 0, decided)
 
     def multiplexed(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
-        """``m-sgc``."""
+        """Return ``m-sgc``."""
         n = self.workers
         spec = f"m-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
         if lambda_ < n:
@@ -133,7 +134,7 @@ class TraceGrid:
         return self._added(spec, load, T, decided)
 
     def selective(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
-        """``sr-sgc``."""
+        """Return ``sr-sgc``."""
         s = -(-B * lambda_ // (W - 1 + B))
         spec = f"sr-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
         groups, load = self._inner(s, end, inner)
@@ -153,18 +154,18 @@ class TraceGrid:
 
     def _added(self, spec: str, load: float, T: int, decided: Decided) -> Candidate:
         seconds, waits = 0.0, 0
-        for one, waited in decided:
-            seconds += one
+        for duration, waited in decided:
+            seconds += duration
             waits += waited
         return Candidate(spec, load, T, seconds, waits, self.jobs)
 
     # ------------------------------------------------------------------------------------------- all of them
 
     def grid(self, most_delay: int, *, published: bool = False) -> Iterator[Candidate]:
-        """Every scheme whose jobs take at most ``most_delay`` further rounds, with all parameters (W up to 20).
+        """Yield every scheme whose jobs take at most ``most_delay`` further rounds, with all parameters (W up to 20).
 
-        ``published``: only as the authors have them, ``end=cutoff`` and stragglers counted by their number, besides
-        ``frc``. Otherwise both rules, and groups that count as such, once for each number of groups.
+        ``published``: only as the authors define them, ``end=cutoff`` and stragglers counted by their number, besides
+        ``frc``. Otherwise with both rules, and with groups, once for each number of groups.
         """
         yield self.uncoded()
         n, most = self.workers, min(most_delay, self.rounds - self.jobs)
@@ -207,12 +208,12 @@ def sequential_candidates(
     mu: float = 1.0,
     published: bool = False,
 ) -> list[Candidate]:
-    """The best of no coding, FRC, GC, SR-SGC and M-SGC on a trace, soonest first.
+    """Return the best of no coding, FRC, GC, SR-SGC and M-SGC on a trace, the fastest first.
 
-    ``delays`` (rounds x workers, seconds) at ``load`` (share of the data a worker computed), ``slope`` in seconds for
-    the whole data (:func:`fit_slope`). ``models`` trained at once allow jobs models - 1 further rounds. ``jobs``: as
-    many as the trace's rounds leave if left out. Equal seconds: the smaller load first. ``published``: see
-    :meth:`TraceGrid.grid`.
+    ``delays``, in seconds, shape (rounds, workers), at ``load`` (share of the data that a worker computed); ``slope``
+    in seconds for the whole data (:func:`fit_slope`). ``models`` trained simultaneously allow jobs models - 1 further
+    rounds. ``jobs``: by default, the most that the trace's rounds allow. For equal seconds, the smaller load is first.
+    ``published``: see :meth:`TraceGrid.grid`.
 
     >>> times = [[1, 1, 4], [1, 3, 1], [1, 1, 5], [1, 1, 1]]
     >>> best = sequential_candidates(times, models=2, load=0.3, slope=0.1)
@@ -228,14 +229,14 @@ def sequential_candidates(
     best: dict[str, Candidate] = {}
     for candidate in grid.grid(models - 1, published=published):
         family = candidate.spec.partition(":")[0]
-        known = best.get(family)
-        if known is None or (candidate.seconds, candidate.load) < (known.seconds, known.load):
+        former = best.get(family)
+        if former is None or (candidate.seconds, candidate.load) < (former.seconds, former.load):
             best[family] = candidate
     return sorted(best.values(), key=lambda candidate: (candidate.seconds, candidate.load))
 
 
 def fit_slope(tables: list[tuple[float, NDArray[np.float64]]]) -> float:
-    """Seconds that the whole data takes beyond none: least squares of mean times against loads, two loads at least.
+    """Return the seconds of computing on the whole data, by least squares of mean times against two loads or more.
 
     >>> round(fit_slope([(0.0, np.array([[1.0, 1.0]])), (0.5, np.array([[1.5, 1.5]]))]), 9)
     1.0

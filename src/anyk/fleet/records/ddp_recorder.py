@@ -15,7 +15,7 @@ from anyk.fleet.records.recorder import Recorder
 if TYPE_CHECKING:
     import torch
 
-_DROPPED = 2  # first steps: DDP rebuilds its buckets, and much is done for the first time
+_DROPPED = 2  # first steps, in which DDP rebuilds its buckets, and much is done for the first time
 M = TypeVar("M")  # a moment: seconds, or an event of a GPU
 
 
@@ -46,7 +46,7 @@ def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) ->
 
 
 class _Passes(Recorder, ABC, Generic[M]):
-    """Takes the moments of backward passes, and makes steps of them."""
+    """A recorder of steps by the moments of backward passes."""
 
     def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
         super().__init__(folder, worker)
@@ -65,31 +65,31 @@ class _Passes(Recorder, ABC, Generic[M]):
 
     @abstractmethod
     def _now(self, last: M | None) -> M:
-        """This moment; ``last`` is not needed any more."""
+        """Return the current moment; ``last``, which is obsolete, may be reused for it."""
 
     @abstractmethod
     def _took(self, begin: M, end: M) -> None:
-        """A step lasted from one moment to the other."""
+        """Record a step that lasted from ``begin`` to ``end``."""
 
     def _note(self, _: Any) -> None:
-        """A parameter's gradient is ready."""
+        """Note that a parameter's gradient is ready."""
         self._ready = self._now(self._ready)
         if not self._under_way:
             self._under_way = True
             self._queue(self._end)
 
     def _end(self) -> None:
-        """DDP has queued the end of its own work by now: come after it."""
+        """Queue :meth:`_over` after the end of DDP's own work, which is queued by now."""
         self._queue(self._over)
 
     def _over(self) -> None:
-        """A backward pass is over, or part of one: checkpointed modules begin passes of their own within it."""
+        """Note the end of a backward pass, or of a part of it: checkpointed modules have passes of their own."""
         self._under_way = False
-        if self._model.require_forward_param_sync:  # what DDP's forward pass says of the backward pass: no no_sync
+        if self._model.require_forward_param_sync:  # set by DDP's forward pass, False under no_sync
             self._averaged = self._now(self._averaged)
 
     def _begin(self, *_: Any) -> None:
-        """A forward pass begins: the step before, if it has averaged its gradients, is known by now."""
+        """Record the step before a forward pass, if it has averaged its gradients."""
         self._under_way = False  # a pass that raised did not end
         if self._averaged is None:
             return
@@ -99,13 +99,12 @@ class _Passes(Recorder, ABC, Generic[M]):
         self._from, self._ready, self._averaged = self._averaged, None, None
 
     def close(self) -> None:
-        """See :meth:`Recorder.close`; with the last step."""
         self._begin()
         super().close()
 
 
 class _OnHost(_Passes[float]):
-    """By the host's monotonic clock."""
+    """Moments by the host's monotonic clock."""
 
     def _now(self, last: float | None) -> float:
         del last
@@ -116,7 +115,7 @@ class _OnHost(_Passes[float]):
 
 
 class _OnGpu(_Passes[Any]):
-    """By events on a GPU's streams, read a step or more later."""
+    """Moments by events on a GPU's streams, read a step or more later."""
 
     def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
         super().__init__(folder, worker, model)

@@ -1,4 +1,4 @@
-"""How small the error of the K family can get, in closed form, and which learning rates are stable.
+"""Closed forms of the error of the K family, and of stable learning rates.
 
 ``rate`` is the learning rate, ``smoothness`` L, ``convexity`` c (strong convexity or Polyak-Lojasiewicz), ``noise``
 the variance of one gradient (of a whole mini-batch), ``k`` gradients a step.
@@ -15,7 +15,7 @@ from anyk.errors import BadInput
 def error_floor(
     rate: float, smoothness: float, convexity: float, noise: float, k: int, *, slowdown: float = 1.0
 ) -> float:
-    """Bound on the excess loss that remains: ``rate L noise / (2 c slowdown k)``.
+    """Return a bound on the remaining excess loss: ``rate L noise / (2 c slowdown k)``.
 
     ``slowdown`` is 1 for synchronous steps and :func:`async_factor` for asynchronous ones; it also divides the rate
     of decay, ``1 - rate c slowdown`` a step (Dutta et al. 2018, Theorems 1 to 3).
@@ -27,7 +27,7 @@ def error_floor(
 
 
 def async_factor(gamma: float, fresh: float) -> float:
-    """``1 - gamma + fresh / 2``: by how much stale gradients slow convergence down in the bounds.
+    """Return ``1 - gamma + fresh / 2``, the factor by which stale gradients slow convergence down in the bounds.
 
     ``gamma`` bounds the squared distance of a stale gradient over its squared norm, ``fresh`` is the least chance
     that a gradient is not stale (see :func:`fresh_share`).
@@ -39,7 +39,7 @@ def async_factor(gamma: float, fresh: float) -> float:
 
 
 def fresh_share(kind: str, k: int, workers: int) -> float:
-    """Share of gradients that are not stale, under exponential delays that are alike for all workers.
+    """Return the share of gradients that are not stale, under identical exponential delays of all workers.
 
     ``async`` 1/n, ``k-async`` k/n; ``k-batch-async``, whose r-th gradient of a step is fresh with chance
     ``1 - (1 - 1/n)^r``, their mean over r = 1, …, k.
@@ -66,7 +66,7 @@ def error_after(
     *,
     slowdown: float = 1.0,
 ) -> float:
-    """Bound on the excess loss after so many seconds of steps of ``step_seconds`` with k gradients.
+    """Return a bound on the excess loss after ``seconds`` seconds of steps of ``step_seconds`` with k gradients.
 
     ``e + (1 - rate c slowdown)^(t / E[T]) (first - e)`` with e the :func:`error_floor`: the bounds of Dutta et al. 2018
     with the mean number of steps in place of the number of steps.
@@ -91,9 +91,9 @@ def best_k(
     *,
     slowdown: Sequence[float] | None = None,
 ) -> int:
-    """The K with the least :func:`error_after` so many seconds; ``step_seconds[K - 1]`` is the mean time of its step.
+    """Return the K with the least :func:`error_after`; ``step_seconds[K - 1]`` is the mean time of its step.
 
-    ``slowdown``: of each K (1 if left out).
+    ``slowdown``: of each K (default: 1).
 
     >>> pace = [k / 8 for k in range(1, 9)]  # K-batch-sync under exponential delays
     >>> [best_k(t, pace, 2.3, 0.2, 1.0, 0.2, 1.0) for t in (10.0, 50.0, 200.0)]
@@ -108,9 +108,9 @@ def best_k(
 
 
 def stationary_error(rate: float, curvature: float, noise: float, k: int) -> float:
-    """Exact excess loss of ``(c/2) |w|^2`` that synchronous steps end at: ``rate noise / (2 k (2 - rate c))``.
+    """Return the final excess loss of synchronous steps on ``(c/2) |w|^2``: ``rate noise / (2 k (2 - rate c))``.
 
-    About half of what :func:`error_floor` allows. Raises :class:`~anyk.errors.BadInput` for rates that diverge.
+    This is exact, and about half of :func:`error_floor`. Raises :class:`~anyk.errors.BadInput` for rates that diverge.
 
     >>> round(stationary_error(0.1, 1.0, 1.0, 4), 10)
     0.0065789474
@@ -123,7 +123,7 @@ def stationary_error(rate: float, curvature: float, noise: float, k: int) -> flo
 
 
 def stability_limit(staleness: float) -> float:
-    """Largest stable learning rate times curvature when every gradient is ``staleness`` versions old.
+    """Return the largest stable learning rate times curvature if every gradient is ``staleness`` versions old.
 
     ``2 sin(pi / (2 (2 d + 1)))``, exact for a constant integer d; 2 without staleness, about ``pi / (2 d)`` for a
     large one.
@@ -146,7 +146,7 @@ def cooperative_bound(
     zeta: float = 0.0,
     auxiliary: int = 0,
 ) -> float:
-    """Bound on the mean squared gradient norm of cooperative SGD (Wang and Joshi 2018, Theorem 1).
+    """Return a bound on the mean squared gradient norm of cooperative SGD (Wang and Joshi 2018, Theorem 1).
 
     ``2 excess / (r steps) + r L noise / n + rate^2 L^2 noise ((1 + zeta^2) / (1 - zeta^2) tau - 1)`` with r the rate
     times ``n / (n + auxiliary)``: optimisation, noise of mini-batches, and how far models drift apart in ``tau`` local
@@ -168,9 +168,10 @@ def cooperative_bound(
 def best_tau(
     excess: float, communication: float, rate: float, smoothness: float, noise: float, seconds: float
 ) -> float:
-    """Local steps that minimise the bound after T seconds: ``sqrt(2 excess D / (rate^3 L^2 noise T))``, at least 1.
+    """Return the local steps with the least bound after T seconds, ``sqrt(2 excess D / (rate^3 L^2 noise T))``.
 
-    ``communication`` D in seconds an averaging. (AdaComm, Wang and Joshi 2019; its constants are seldom known.)
+    At least 1. ``communication`` D in seconds per averaging (AdaComm, Wang and Joshi 2019). The constants are seldom
+    known.
 
     >>> round(best_tau(1.0, 1.0, 0.1, 1.0, 1.0, 200.0), 6)
     3.162278

@@ -27,7 +27,7 @@ ATTACKED = 10  # draws of a random code for which the worst stragglers are searc
 
 @dataclass(frozen=True)
 class Facts:
-    """One code for one number of stragglers.
+    """Error, gain and decoding time of a code for one number of stragglers.
 
     ``expected`` and ``worst``: root of the mean squared residual over random straggler sets and the largest residual.
     ``expected_known``: whether the first is a closed form (else a mean over 200 sets, 40 for codes with more than

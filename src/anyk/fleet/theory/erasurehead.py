@@ -1,11 +1,10 @@
-"""What ErasureHead's theory says of approximate gradient coding: bias, convergence and time, as functions.
+"""ErasureHead's theory of approximate gradient coding: bias, convergence and time, as functions.
 
 Wang, Charles and Papailiopoulos, *ErasureHead: distributed gradient descent without delays using approximate gradient
-coding* (2019). ``workers`` k hold ``partitions`` n, as many as there are workers unless given; each worker holds
-``load`` c of them, together with the ``k c / n`` workers of its group; a step takes ``replies`` r. Constants of the
-objective: ``smoothness`` beta, ``convexity`` mu (Polyak-Lojasiewicz), ``gradient`` sigma, a bound on the norm of one
-partition's gradient. Where a printed formula is wrong the corrected one is computed, and the printed one with
-``printed=True``.
+coding* (2019). ``workers`` k store ``partitions`` n (default: k); each worker stores ``load`` c partitions, like all
+``k c / n`` workers of its group; a step takes ``replies`` r. Constants of the objective: ``smoothness`` beta,
+``convexity`` mu (Polyak-Lojasiewicz), ``gradient`` sigma, a bound on the norm of one partition's gradient. If a printed
+formula is wrong the corrected one is computed, and the printed one with ``printed=True``.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def excess_bound(
     simple: bool = False,
     partitions: int | None = None,
 ) -> float:
-    """Bound on the expected excess loss after ``steps`` steps from an excess of ``first`` (Theorem 1).
+    """Return a bound on the expected excess loss after ``steps`` steps from an excess of ``first`` (Theorem 1).
 
     With steps of 1 / beta ``(1 - mu/beta)^T first + sigma^2 / (2 (1-p) mu) (p + (q-p) c / ((1-p) n))``, with
     (1-p) / beta ``(1 - (1-p) mu/beta)^T first + (q-p) c sigma^2 / (2 (1-p) mu n)``. ``simple``: Theorem 2, the same
@@ -77,16 +76,16 @@ def excess_bound(
             )
         far = exp(-load * replies / n)
         if step == "full":
-            rate, rest = convexity / smoothness, far * noise * (1.0 + 4.0 * load / n)
+            rate, floor = convexity / smoothness, far * noise * (1.0 + 4.0 * load / n)
         else:
-            rate, rest = (1.0 - far) * convexity / smoothness, 2.0 * load * far * noise / n
+            rate, floor = (1.0 - far) * convexity / smoothness, 2.0 * load * far * noise / n
     elif step == "full":
         rate = convexity / smoothness
-        rest = noise / (2.0 * (1.0 - p)) * (p + (q - p) * load / ((1.0 - p) * n))
+        floor = noise / (2.0 * (1.0 - p)) * (p + (q - p) * load / ((1.0 - p) * n))
     else:
         rate = (1.0 - p) * convexity / smoothness
-        rest = (q - p) * load * noise / (2.0 * (1.0 - p) * n)
-    return float((1.0 - rate) ** steps * first + rest)
+        floor = (q - p) * load * noise / (2.0 * (1.0 - p) * n)
+    return float((1.0 - rate) ** steps * first + floor)
 
 
 def step_seconds(
@@ -137,7 +136,7 @@ def seconds_bound(
     share: float = 0.5,
     printed: bool = False,
 ) -> float:
-    """Bound on the expected seconds until the excess loss has fallen from ``first``, at a rate of 1 / c (Theorem 3).
+    """Return a bound on the expected seconds until the excess loss is ``excess``, at a rate of 1 / c (Theorem 3).
 
     The steps are ``log(first / excess) / log(1 / (1 - kappa))``, kappa = mu / beta. Each takes at most
     ``(c log n + c + 1) / n`` seconds ``uncoded`` and ``(c log(n/c) + 2c) / n`` ``exact``; the paper prints c + 1 for

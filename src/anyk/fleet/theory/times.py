@@ -1,4 +1,4 @@
-"""Expected seconds of an update, in closed form, for the K family under the common delay laws."""
+"""Expected seconds of an update, in closed form, for the K family under the common delay models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from anyk.protocol import Pace, Strategy
 
 
 def pace(strategy: Strategy, delays: DelayModel) -> Pace:
-    """Expected seconds of an update and mean staleness under a delay law, without computing and communication.
+    """Return the expected seconds of an update and the mean staleness, without computing and communication.
 
     Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018; preemption is assumed, and delays that do not depend on load. Each
     strategy states it in its :class:`~anyk.protocol.StrategyFacts`.
