@@ -16,19 +16,13 @@ from anyk.cli.options import (
     picture_option,
     plugin_option,
     quiet_option,
+    unit_option,
 )
 from anyk.cli.output import check_file, people, say, write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
     from anyk.problems import Problem
-
-_unit = click.option(
-    "--unit",
-    type=click.Choice(["s", "ms", "us"]),
-    help="Unit of the times; default: as the columns' names say, else s.",
-)
-
 
 _max_gb = click.option(
     "--max-gb", type=float, help="Largest size of an unpacked file in GB; default: 1, or 8 times the file's size."
@@ -52,7 +46,7 @@ _max_gb = click.option(
     help="The share of the data that each worker computes in a round, for sources that do not say it; "
     "default: left open, which `anyk plan` takes as 1 / workers.",
 )
-@_unit
+@unit_option
 @_max_gb
 @plugin_option
 def record(sources: tuple[str, ...], out: str, load: float | None, unit: Any, max_gb: float | None) -> None:
@@ -75,7 +69,7 @@ def record(sources: tuple[str, ...], out: str, load: float | None, unit: Any, ma
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--today", default="uncoded", show_default=True, metavar="SPEC", help="The strategy in use.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffles that test the findings.")
-@_unit
+@unit_option
 @_max_gb
 @picture_option("Draw the times relative to their rounds' medians, and the cost of each worker.")
 @json_option
@@ -160,7 +154,7 @@ class PlanOptions(ProblemOptions, _Fleet):
     exact: bool = option(is_flag=True, help="Only strategies whose steps are the exact sum.")
     max_staleness: float | None = option(type=float, help="Only strategies whose messages are no staler, on average.")
     runs: int = option(default=600, help="With --target: train at most so often.")
-    unit: Literal["s", "ms", "us"] | None = as_field(_unit)
+    unit: Literal["s", "ms", "us"] | None = as_field(unit_option)
     out: str | None = option(
         "-o",
         "--out",

@@ -237,12 +237,10 @@ mirror_option = click.option(
 )
 
 
-models_option = click.option(
-    "--models",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Number of models trained at once, in turn (two-layer networks start from different weights).",
+unit_option = click.option(
+    "--unit",
+    type=click.Choice(["s", "ms", "us"]),
+    help="Unit of the times; default: as the columns' names say, else s.",
 )
 curve_option = click.option(
     "--curve",
@@ -325,7 +323,9 @@ class TrainingOptions(ProblemOptions):
     """The options of ``train`` and ``race``."""
 
     data: str = option(default="digits", metavar="SPEC", help="Data set; see 'anyk data'.")
-    models: int = as_field(models_option)
+    models: int = option(
+        default=1, help="Number of models trained at once, in turn (two-layer networks start from different weights)."
+    )
     workers: int = option(default=30, help="Number of workers, n.")
     delays: str = option(metavar="SPEC", default="none", help="Injected delays; see 'anyk delays'.")
     communication: str = option(

@@ -19,7 +19,6 @@ from anyk.cli.options import (
     curve_option,
     listening,
     make_callbacks,
-    models_option,
     new_folder,
     picture_option,
     plugin_option,
@@ -53,7 +52,6 @@ class _Strategies:
         help="A strategy; repeat for each.  [default, for 30 workers: uncoded, frc:load=3, agc:load=3,wait=11, "
         "async:lr_scale=0.05]",
     )
-    models: int = as_field(models_option)
     seeds: int = option(
         default=1,
         help="How often each strategy trains: with --seed, --seed + 1, …, the same for all.",

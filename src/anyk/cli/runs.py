@@ -12,7 +12,7 @@ import click
 
 from anyk.cli import main
 from anyk.cli.auto import is_auto, is_auto_folder, resume_the_parts, train_in_parts
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import option, takes
 from anyk.cli.options import (
     ResumeOptions,
     TrainingOptions,
@@ -21,7 +21,6 @@ from anyk.cli.options import (
     json_option,
     listening,
     make_callbacks,
-    models_option,
     new_folder,
     picture_option,
     plugin_option,
@@ -51,7 +50,6 @@ class _Strategy:
         help="Strategy; see 'anyk strategies'. auto:measure=30,every=100: measure, plan, switch, and check every so "
         "often; also record=, slope=, max_load=.",
     )
-    models: int = as_field(models_option)
     begin: str | None = option(
         "--from",
         metavar="FOLDER",

@@ -8,17 +8,12 @@ from typing import Any
 import click
 
 from anyk.cli import main
-from anyk.cli.options import json_option, picture_option, plugin_option
+from anyk.cli.options import json_option, picture_option, plugin_option, unit_option
 from anyk.cli.output import check_file, write_json
 from anyk.errors import BadInput
 
 _mu = click.option(
     "--mu", type=float, default=1.0, show_default=True, help="A round's cut-off is at 1 + mu times its fastest worker."
-)
-_unit = click.option(
-    "--unit",
-    type=click.Choice(["s", "ms", "us"]),
-    help="Unit of the times; default: as the columns' names say, else s.",
 )
 _max_gb = click.option(
     "--max-gb", type=float, help="Largest size of the unpacked file in GB; default: 1, or 8 times the file's size."
@@ -32,7 +27,7 @@ def trace() -> None:
 
 @trace.command()
 @click.argument("file")
-@_unit
+@unit_option
 @_max_gb
 @_mu
 @picture_option("Draw a heat map and the distribution.")

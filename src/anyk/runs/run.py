@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,25 +25,13 @@ from anyk.runs.folder.config import Recipe, RunConfig, SharedConfig, read_config
 from anyk.runs.log import queries
 from anyk.runs.log.receipts import Receipt, logged_receipt
 from anyk.runs.log.runlog import RunLog
-from anyk.specs import parse
+from anyk.runs.results import Results
 
 if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Where the time of a run's tasks went: ``load``, the largest share of the data a task covered; mean seconds of
-    ``computing`` and of ``waiting`` out an injected delay before; ``by_load``: whether the delays go by load.
-    """
-
-    load: float
-    computing: float
-    waiting: float
-    by_load: bool
-
-
-class Run:
+class Run(Results, AbstractContextManager["Run"]):
     """A finished, stopped or interrupted run.
 
     ``path`` is its folder (None: it was kept in memory), ``config`` how it was set up. The run's log is open until
@@ -97,9 +85,6 @@ class Run:
         line = self.history["seconds"], self.history["loss"]
         return html.table(head, [row]) + html.curves({str(row[0]): line}, "loss")
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -109,11 +94,6 @@ class Run:
         return new
 
     # ------------------------------------------------------------------------------------------- results
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """Steps, seconds, floor, loss and metric, as written when the run ended."""
-        return self.log.summary()
 
     @property
     def steps(self) -> int:
@@ -140,11 +120,6 @@ class Run:
         """Seconds over :attr:`jobs`; None before the first."""
         jobs = self.jobs
         return self.seconds / jobs if jobs else None
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether steps used gradients of older versions."""
-        return queries.stalest(self.log) > 0
 
     @property
     def best(self) -> float | None:
@@ -175,41 +150,6 @@ class Run:
                 raise BadInput(f"'{self.path}' has no checkpoint yet to continue from; resume it")
             self._state = WarmStart.of_saved(saved.state, saved.vectors, auxiliary=self.config.auxiliary)
         return self._state
-
-    @property
-    def seconds(self) -> float:
-        """When the last version was made, on the run's clock."""
-        return queries.last_time(self.log)
-
-    @property
-    def floor_seconds(self) -> float | None:
-        """The same strategy for as many steps with the same delays when nothing else takes time."""
-        return self.summary.get("floor_seconds")
-
-    @property
-    def loss(self) -> float | None:
-        """Loss of the final model."""
-        return self.summary.get("loss")
-
-    @property
-    def metric(self) -> dict[str, Any] | None:
-        """Name and value of the final model's metric."""
-        return self.summary.get("metric")
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """All that the problem measures of the final model, by name: the metric, and what to compare it with."""
-        return dict(self.summary.get("metrics") or {})
-
-    @property
-    def time_to_target(self) -> float | None:
-        """When the first version that reached the target was made; None if none did."""
-        return self.summary.get("time_to_target")
-
-    @property
-    def ledger(self) -> dict[str, int]:
-        """How all chunks ended."""
-        return dict(self.summary.get("ledger", {}))
 
     @property
     def model(self) -> Vector:
@@ -294,11 +234,6 @@ class Run:
         """The first slot that was trained for its own sake."""
         return queries.first_slot(self.log, without=self.config.auxiliary)
 
-    @property
-    def metric_name(self) -> str:
-        """The name of the metric."""
-        return str((self.metric or {}).get("name") or "metric")
-
     def receipt(self, version: int, slot: str | None = None) -> Receipt:
         """The receipt of a version; raises :class:`~anyk.errors.BadInput` if there is no such version."""
         slot = slot or self.slot
@@ -327,20 +262,6 @@ class Run:
             if each in known if slot is None else each == slot:
                 total.update(counts)
         return dict(sorted(total.items()))
-
-    @cached_property
-    def cost(self) -> Cost:
-        """Mean seconds of computing and of delays in a task, over those that were finished."""
-        widest = max((len(work.partitions) for work in queries.works(self.log).values()), default=0)
-        computing, held = queries.mean_times(self.log)
-        _, values = parse(self.config.delays)
-        by_load = values.get("per") == "load" or values.get("slope", "0") != "0"
-        return Cost(widest / self.config.partitions, computing, held, by_load)
-
-    @property
-    def notes(self) -> list[dict[str, Any]]:
-        """Workers lost, set aside or given up, and why the run stopped."""
-        return self.log.table("SELECT time, kind, text FROM notes ORDER BY seq, time")
 
     def to_frame(self, table: str = "steps") -> pandas.DataFrame:
         """A table of the log as a data frame of pandas; whole numbers that may be missing are of its type Int64.

@@ -19,6 +19,7 @@ from anyk.runs.log.schema import Ended, Reuse
 
 _UNTIMED: tuple[Timing | None, float | None] = (None, None)
 _NO_TIMES = (None, None, None, None, None)
+_UNUSED = (None, None, None)
 _CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is written down as never begun
 
 
@@ -300,7 +301,7 @@ class Ledger:
             else:
                 used.add(batch.workers[task - batch.first])
                 ending = "late_counted" if staleness else "counted"
-                self._end(batch, place, ending, version + 1, _plain(weight), slot, kept=kept)
+                self._end(batch, place, ending, (slot, version + 1, _plain(weight)), kept=kept)
         return _UNSEEN if quick else Used(replies, len(used), total / max(len(command.messages), 1), oldest, used)
 
     def settle(self, now: float) -> None:
@@ -321,17 +322,15 @@ class Ledger:
         batch: Batch,
         place: int,
         ending: str,
-        step: int | None = None,
-        weight: float | str | None = None,
-        slot: str | None = None,
+        use: tuple[str | None, int | None, float | str | None] = _UNUSED,
         done: int | None = None,
         due: float | None = None,
         arrived: bool = False,
         kept: bool = False,
     ) -> None:
-        """Close a chunk here and in the log, and give back what it held, unless that is ``kept``.
+        """Close a chunk here and in the log, and release its message, unless that is ``kept``.
 
-        ``arrived``: its message came late.
+        ``use``: the slot, the version and the weight for which it was used. ``arrived``: its message came late.
         """
         width = batch.width
         self.counts.end(ending)
@@ -346,6 +345,7 @@ class Ledger:
             chunk = batch.chunks[item][index]
             timing, received = batch.timing.pop(place, _UNTIMED)
             started, computing, computed, sent, digest = timing or _NO_TIMES
+            slot, step, weight = use
             if held or arrived:
                 done = len(chunk.partitions)
             reported = batch.done.pop(place, 0)  # it may have been asked for less
