@@ -14,7 +14,7 @@ from anyk.cli.options import (
     resuming,
     tell_delays,
 )
-from anyk.cli.output import check_file, people, say, write_json
+from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def train_in_parts(options: TrainOptions) -> None:
     settings = modes.build(options.strategy)
     if options.begin is not None:
         raise BadInput(f"'{MODE}' starts a new run; leave out --from, or name a strategy")
-    folder = new_folder(options.out, "train")
-    check_file(options.json_file, "file", folder=folder)
+    folder = new_folder(options, "train")
     callbacks = make_callbacks(options.callbacks)
     problems = options.make_problems()
     tell_delays(options.delays, options.workers)

@@ -466,12 +466,15 @@ def free_folder(kind: str) -> Path:
     return folder
 
 
-def new_folder(out: str | None, kind: str) -> Path:
+def new_folder(options: TrainingOptions, kind: str) -> Path:
     """Return the folder that --out names, or else make a free one under runs/, which no other process can take.
 
-    If the command leaves it empty, it is removed in the end.
+    If the command leaves it empty, it is removed in the end. Raise if --json names a file that cannot be written.
     """
-    return Path(out) if out else click.get_current_context().with_resource(_claimed_folder(kind))
+    out = options.out
+    folder = Path(out) if out else click.get_current_context().with_resource(_claimed_folder(kind))
+    check_file(options.json_file, "file", folder=folder)
+    return folder
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from anyk.cli.options import (
     show_settings,
     tell_delays,
 )
-from anyk.cli.output import check_file, check_page, check_picture, people, say, warn, write_json
+from anyk.cli.output import check_page, check_picture, people, say, warn, write_json
 from anyk.errors import BadInput
 from anyk.problems.base import rows_of
 
@@ -108,10 +108,9 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
 
     if options.seeds < 1:
         raise BadInput(f"seeds must be at least 1, got {options.seeds}")
-    folder = new_folder(options.out, "race")
+    folder = new_folder(options, "race")
     check_picture(options.picture, folder=folder)
     check_page(options.page, folder=folder)
-    check_file(options.json_file, "file", folder=folder)
     console = people(options.json_file)
     callbacks = make_callbacks(options.callbacks)
     problems = options.make_problems()
@@ -144,7 +143,8 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
     picture = Path(options.picture) if options.picture else folder / "race.png"
     tell_race(console, result, picture, options.curve, page=page)
     write_json(result.report(), options.json_file)
-    _exit_if_failed(result)
+    if result.failures:
+        sys.exit(1)
 
 
 def _head(options: RaceOptions, problem: Problem, optimizer: Optimizer) -> str:
@@ -197,11 +197,6 @@ def tell_race(
             say(console, f"report: {page}; open it in a browser")
 
 
-def _exit_if_failed(result: Race) -> None:
-    if result.failures:
-        sys.exit(1)
-
-
 def resume_the_race(console: Console, folder: Path, options: ResumeOptions) -> None:
     """Run what is left of a race, and report all of it."""
     from anyk.runs import resume_race
@@ -213,4 +208,5 @@ def resume_the_race(console: Console, folder: Path, options: ResumeOptions) -> N
     page = folder / PAGE
     tell_race(console, result, folder / "race.png", "metric", page=page if page.exists() else None)
     write_json(result.report(), options.json_file)
-    _exit_if_failed(result)
+    if result.failures:
+        sys.exit(1)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,7 +30,7 @@ from anyk.cli.options import (
     tell_delays,
     trust_option,
 )
-from anyk.cli.output import check_file, people, say, warn, write_json
+from anyk.cli.output import people, say, warn, write_json
 from anyk.cli.races import resume_the_race, tell_race
 from anyk.errors import BadInput
 
@@ -98,14 +98,18 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
         seed=options.seed,
         communication=options.communication,
     )
-    folder = new_folder(options.out, "train")
-    check_file(options.json_file, "file", folder=folder)
+    folder = new_folder(options, "train")
     console = people(options.json_file)
     run = _train(console, options, fleet, folder, promise)
     say(console, race_table([run]), *race_notes([run]), f"run: {folder}")
     report = run.report()
     if promise is not None:
-        report["check"] = _tell_check(console, run)
+        from anyk.fleet import check
+        from anyk.views.fleet_tables import checked_lines
+
+        checked = check(run)
+        say(console, *checked_lines(checked))
+        report["check"] = checked.report()
     write_json(report, options.json_file)
 
 
@@ -123,32 +127,20 @@ def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path
         options = replace(options, optimizer=options.optimizer or promise.optimizer, lr=lr)
     with listening(console, callbacks, options, folder) as shown:
         training: Any = train_many if options.models > 1 else train_one
-        return cast(
-            "Run",
-            training(
-                problems if options.models > 1 else problems[0],
-                promise or options.strategy,
-                fleet,
-                optimizer=None if continues else options.make_optimizer(problems[0]),
-                steps=options.steps,
-                seconds=options.seconds,
-                target=options.target,
-                begin=options.begin,
-                out=folder,
-                evaluate=options.evaluate or "",
-                callbacks=shown,
-            ),
+        run: Run = training(
+            problems if options.models > 1 else problems[0],
+            promise or options.strategy,
+            fleet,
+            optimizer=None if continues else options.make_optimizer(problems[0]),
+            steps=options.steps,
+            seconds=options.seconds,
+            target=options.target,
+            begin=options.begin,
+            out=folder,
+            evaluate=options.evaluate or "",
+            callbacks=shown,
         )
-
-
-def _tell_check(console: Console, run: Run) -> dict[str, Any]:
-    """Say whether a run has kept its promise; returned for JSON."""
-    from anyk.fleet import check
-    from anyk.views.fleet_tables import checked_lines
-
-    found = check(run)
-    say(console, *checked_lines(found))
-    return found.report()
+        return run
 
 
 def _read_promise(ctx: click.Context, options: TrainOptions) -> Promise | None:
@@ -245,10 +237,9 @@ def show(
 
     console = people(json_file)
     if is_race(run):
-        if step is not None:
-            raise BadInput(f"'{run}' is the folder of a race; --step is for one of its runs")
-        if staleness:
-            raise BadInput(f"'{run}' is the folder of a race; --staleness is for one of its runs")
+        if step is not None or staleness:
+            name = "staleness" if step is None else "step"
+            raise BadInput(f"'{run}' is the folder of a race; --{name} is for one of its runs")
         found_race = Race.open(run)
         first = found_race.runs[0].config if found_race.runs else None
         if found_race.config:
@@ -303,7 +294,6 @@ def _say_setup(console: Console, *runs: tuple[SharedConfig, Mapping[str, str]]) 
 
 def _expanded(run: Run) -> str:
     """The strategy as it was asked for and, where that is another name, as what it is."""
-    from anyk.errors import BadInput
     from anyk.strategies import strategy
 
     asked = run.config.strategy
