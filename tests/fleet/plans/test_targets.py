@@ -220,3 +220,9 @@ def test_vectors_are_counted_as_the_definitions_of_strategies_say() -> None:
     held = {"async": 2, "dpsgd:graph=ring": 5, "pasgd:tau=5,inner=adamw": 6}
     held |= {"compressed:of=(uncoded),by=(top-k:share=0.1)": 3, "compressed:of=(uncoded),by=(qsgd)": 2}
     assert {spec: vectors_held(anyk.strategy(spec, workers=6), state=1) for spec in held} == held
+
+
+def test_a_target_that_the_initial_model_meets_is_refused() -> None:
+    with pytest.raises(BadInput, match="the model has mse 1e\\+06 before the first step; give another target"):
+        anyk.plan(Record(times(), load=1 / N), slope=2.4, problem=problem(), target=1e6, lr=0.2, resamples=20, runs=60,
+                  optimizer="gd", among=lambda strategy: strategy.spec in ("uncoded", "async"))  # fmt: skip

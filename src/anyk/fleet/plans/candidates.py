@@ -1,4 +1,4 @@
-"""The strategies that could be run on a measured fleet, and the seconds of each of their rounds."""
+"""The strategies that could be run on a measured fleet, and the seconds of their rounds."""
 
 from __future__ import annotations
 
@@ -24,51 +24,49 @@ Floats = NDArray[np.float64]
 Tell = Callable[[str], None]
 SIMULATED = 60  # candidates at most that have no closed form
 _STEPS = 2_000_000  # rounds x workers^2 from which on replies are not decoded one after another
-_FAR = 1e3  # times as long: what is known to be cut off might take
-_MISFIT = 0.1  # of a law that still fits
-_OFF = 0.1  # by which the samples of a step may differ from what is asked for
+_FAR = 1e3  # factor by which times that were cut off might be longer
+_MISFIT = 0.1  # largest misfit of a delay model that fits
+_OFF = 0.1  # largest relative difference between the samples of a step and the request
 
 
 def specs_for(workers: int) -> Iterator[str]:
-    """Every spec that a code or strategy of the registries gives for planning, of those that can be built."""
+    """Yield the specs that registered codes and strategies offer for planning; some may not exist."""
     for entry in (*codes.registry, *registry):
         yield from entry.grid(workers) if entry.grid is not None else (entry.name,)
 
 
 def built(spec: str, workers: int, models: int, *, exact: bool = False, batch: int = 0) -> Strategy:
-    """The strategy for so many models trained at once; raises :class:`~anyk.errors.BadInput` where there is none.
+    """Return the strategy for ``models`` models; raise :class:`~anyk.errors.BadInput` if there is none.
 
-    ``exact``: one whose steps are not the exact sum will not do. ``batch``: the samples of a step, to within 10 %; 0:
-    all of the data.
+    ``exact``: require steps that are the exact sum. ``batch``: the samples of a step, to within 10 %; 0: all of the
+    data.
     """
-    made = from_spec(spec, workers)  # without suggestions: most specs that do not exist are skipped
-    if exact and not made.facts.exact:
+    strategy = from_spec(spec, workers)  # without suggestions, as most specs that do not exist are skipped
+    if exact and not strategy.facts.exact:
         raise BadInput(f"steps of '{spec}' are not the exact sum")
-    if models_trained(made) != models:
-        made = from_spec(with_keys(spec, {"models": models}), workers)
-    if models_trained(made) != models:
+    if models_trained(strategy) != models:
+        strategy = from_spec(with_keys(spec, {"models": models}), workers)
+    if models_trained(strategy) != models:
         raise BadInput(f"'{spec}' does not train {models} models at once")
-    return made if batch == batch_of(made) else _with_batch(made, batch)
-
-
-def batch_of(strategy: Strategy) -> int:
-    """The samples of a step; 0: all of the data."""
-    each = parse(strategy.spec)[1].get("batch", "0")
-    return int(each) * _drawn_from(strategy) if each.isdigit() else 0
-
-
-def _drawn_from(strategy: Strategy) -> int:
-    """Of how many parts a mini-batch is drawn."""
-    layout = strategy.layout
-    return layout.workers if layout.together else layout.partitions
-
-
-def _with_batch(strategy: Strategy, batch: int) -> Strategy:
-    parts = _drawn_from(strategy)
+    if batch == batch_of(strategy):
+        return strategy
+    parts = _sampled_parts(strategy)
     each = max(1, round(batch / parts))
     if abs(each * parts - batch) > _OFF * batch:
         raise BadInput(f"a step of '{strategy.spec}' cannot have {batch} samples")
-    return from_spec(with_keys(strategy.spec, {"batch": each}), strategy.layout.workers)
+    return from_spec(with_keys(strategy.spec, {"batch": each}), workers)
+
+
+def batch_of(strategy: Strategy) -> int:
+    """Return the samples of a step; 0: all of the data."""
+    each = parse(strategy.spec)[1].get("batch", "0")
+    return int(each) * _sampled_parts(strategy) if each.isdigit() else 0
+
+
+def _sampled_parts(strategy: Strategy) -> int:
+    """Return the number of parts that a mini-batch is sampled from."""
+    layout = strategy.layout
+    return layout.workers if layout.together else layout.partitions
 
 
 def candidates_for(
@@ -82,34 +80,34 @@ def candidates_for(
     batch: int | None = None,
     among: Callable[[Strategy], bool] | None = None,
 ) -> dict[str, Strategy]:
-    """Today's strategy first, then every other of the registries within the limits, by spec.
+    """Return today's strategy, then every other registered one within the limits, by spec.
 
-    ``batch``: the samples of a step; None: as many as today's has.
+    ``batch``: the samples of a step; None: those of today's strategy.
     """
     workers = fleet.times.shape[1]
-    now = built(
-        today, workers, models, batch=batch_of(build_strategy(today, workers=workers)) if batch is None else batch
-    )
-    made = {now.spec: now}
+    if batch is None:
+        batch = batch_of(build_strategy(today, workers=workers))
+    current = built(today, workers, models, batch=batch)
+    candidates = {current.spec: current}
     for spec in specs_for(workers):
         try:
-            strategy = built(spec, workers, models, exact=not everything, batch=batch_of(now))
+            strategy = built(spec, workers, models, exact=not everything, batch=batch_of(current))
             load = loads_of(fleet.settled(strategy)).max()
             within = load <= max_load + 1e-12 and share_stored(strategy) <= memory + 1e-12
         except BadInput:
-            continue  # it does not exist for so many workers or models
+            continue  # it does not exist for these numbers of workers and models
         if within and (among is None or among(strategy)):
-            made.setdefault(strategy.spec, strategy)
-    return made
+            candidates.setdefault(strategy.spec, strategy)
+    return candidates
 
 
 @dataclass
 class Paces:
-    """Seconds of each round (rounds,) under each strategy, by spec.
+    """Seconds of each round, shape (rounds,), under each strategy, by spec.
 
-    ``series``: with times that were cut off as they stand; ``imputed``: with these continued by one law and another,
-    where they matter. ``seen``: the share of rounds that measured times decide. ``quality``: what steps are made of, of
-    a model of that ``size``. ``left_out``: sentences.
+    ``series``: with times that were cut off taken as measured; ``imputed``: with their continuations by several delay
+    models, if they matter. ``seen``: the share of rounds that measured times decide. ``quality``: the composition of
+    steps, for a model of that ``size``. ``left_out``: sentences about strategies that were skipped.
     """
 
     series: dict[str, Floats] = field(default_factory=dict)
@@ -121,94 +119,98 @@ class Paces:
 
 
 def paces_of(
-    fleet: Fleet, made: dict[str, Strategy], seed: int, tell: Tell | None = None, size: VectorSize = USUAL
+    fleet: Fleet, strategies: dict[str, Strategy], seed: int, tell: Tell | None = None, size: VectorSize = USUAL
 ) -> Paces:
-    """The pace of each strategy, of which the first is today's and must be possible; ``size``: of the model."""
-    found = Paces(size=size)
-    far = fleet.taking(np.where(fleet.censored, fleet.times * _FAR, fleet.times)) if fleet.censored.any() else None
-    others = [] if far is None else imputations(fleet, seed)
-    today = next(iter(made))
-    quick = {spec: strategy for spec, strategy in made.items() if _quick(strategy, fleet) or spec == today}
-    for spec, strategy in quick.items():
-        _pace(found, fleet, far, others, spec, strategy, spec == today)
-    rest = {spec: strategy for spec, strategy in made.items() if spec not in quick}
-    for spec in _promising(fleet, rest, found, made):
+    """Return the pace of each strategy; the first is today's and must be possible. ``size``: of the model."""
+    paces = Paces(size=size)
+    continued = []
+    if fleet.censored.any():
+        far = fleet.taking(np.where(fleet.censored, fleet.times * _FAR, fleet.times))
+        continued = [far, *imputations(fleet, seed)]
+    today = next(iter(strategies))
+    quick = [spec for spec, strategy in strategies.items() if _quick(strategy, fleet) or spec == today]
+    for spec in quick:
+        _add_pace(paces, fleet, continued, spec, strategies[spec], required=spec == today)
+    for spec in _promising(fleet, paces, strategies, quick):
         if tell is not None:
             tell(spec)
-        _pace(found, fleet, far, others, spec, rest[spec], False)
-    return found
+        _add_pace(paces, fleet, continued, spec, strategies[spec])
+    return paces
 
 
 def _quick(strategy: Strategy, fleet: Fleet) -> bool:
-    """Whether its rounds are known in closed form, all at once."""
+    """Return whether the seconds of its rounds have a closed form."""
     code = code_of(strategy)
     if code is not None and not code.quick and code.policy().rounds == "coded":
         return False
-    one = fleet.taking(fleet.times[:1])
-    return one.closed(strategy) is not None
+    return fleet.taking(fleet.times[:1]).closed(strategy) is not None
 
 
-def _pace(
-    found: Paces, fleet: Fleet, far: Fleet | None, others: list[Fleet], spec: str, strategy: Strategy, needed: bool
+def _add_pace(
+    paces: Paces, fleet: Fleet, continued: list[Fleet], spec: str, strategy: Strategy, *, required: bool = False
 ) -> None:
-    rounds = len(fleet.times)
+    """Add the pace of a strategy, unless its steps are impossible or take no time; raise if it is ``required``.
 
-    def series(one: Fleet) -> Floats:
-        values = one.durations(strategy)
+    ``continued``: if times were cut off, the fleet with these far longer, then with likely continuations.
+    """
+
+    def series(fleet: Fleet) -> Floats:
+        values = fleet.durations(strategy)
         return values if len(values) == rounds else np.resize(values, rounds)
 
+    rounds, seen = len(fleet.times), 1.0
     try:
         lower = series(fleet)
         if not np.isfinite(lower).all() or lower.mean() <= 0:
             raise BadInput(f"no step of '{spec}' takes any time")
-        seen = 1.0 if far is None else float((np.abs(series(far) - lower) <= 1e-9 * lower).mean())
-        imputed = [series(one) for one in others] if seen < 1.0 else []
-        quality = fleet.quality(strategy, found.size)
+        if continued:
+            seen = float((np.abs(series(continued[0]) - lower) <= 1e-9 * lower).mean())
+        imputed = [series(likely) for likely in continued[1:]] if seen < 1.0 else []
+        quality = fleet.quality(strategy, paces.size)
     except (BadInput, RunFailed):
-        if needed:
+        if required:
             raise
         return
-    found.series[spec], found.seen[spec], found.imputed[spec] = lower, seen, imputed
-    found.quality[spec] = quality
+    paces.series[spec], paces.seen[spec], paces.imputed[spec] = lower, seen, imputed
+    paces.quality[spec] = quality
 
 
-def _promising(fleet: Fleet, rest: dict[str, Strategy], found: Paces, made: dict[str, Strategy]) -> list[str]:
-    """Of the strategies without a closed form those that might be the soonest; of inexact ones the first of each kind.
+def _promising(fleet: Fleet, paces: Paces, strategies: dict[str, Strategy], quick: list[str]) -> list[str]:
+    """Return the strategies without a closed form that might be the fastest, then inexact ones in their order.
 
-    No exact step can be taken before each partition has been computed by someone.
+    No exact step can be taken before each partition has been computed by some worker.
     """
     rounds, workers = fleet.times.shape
-    exact = [spec for spec, strategy in rest.items() if strategy.facts.exact]
-    least = min((series.mean() for spec, series in found.series.items() if made[spec].facts.exact), default=np.inf)
-    bounds = {spec: _bound(fleet, rest[spec]) for spec in exact}
+    slow = [spec for spec in strategies if spec not in quick]
+    exact = [spec for spec in slow if strategies[spec].facts.exact]
+    known = [values.mean() for spec, values in paces.series.items() if strategies[spec].facts.exact]
+    least = min(known, default=np.inf)
+    bounds = {spec: _bound(fleet, strategies[spec]) for spec in exact}
     near = sorted((spec for spec in exact if bounds[spec] < least), key=bounds.__getitem__)
     if len(near) < len(exact):
-        found.left_out.append(f"{counted(len(exact) - len(near))} left out that cannot be the soonest")
-    heavy = [spec for spec in near if rounds * workers**2 > _STEPS and code_of(rest[spec]) is not None]
+        paces.left_out.append(f"{counted(len(exact) - len(near))} left out that cannot be the soonest")
+    heavy = [spec for spec in near if rounds * workers**2 > _STEPS and code_of(strategies[spec]) is not None]
     if heavy:
-        found.left_out.append(f"{_some(heavy)} left out, as deciding when they can be decoded takes too long")
-    first = [spec for spec in near if spec not in heavy] + [spec for spec in rest if spec not in exact]
+        some = ", ".join(heavy[:3]) + (f" and {len(heavy) - 3} more" if len(heavy) > 3 else "")
+        paces.left_out.append(f"{some} left out, as deciding when they can be decoded takes too long")
+    first = [spec for spec in near if spec not in heavy] + [spec for spec in slow if spec not in exact]
     if len(first) > SIMULATED:
-        found.left_out.append(f"{counted(len(first) - SIMULATED)} that would have to be simulated left out")
+        paces.left_out.append(f"{counted(len(first) - SIMULATED)} that would have to be simulated left out")
     return first[:SIMULATED]
 
 
 def counted(strategies: int) -> str:
-    """So many strategies, in words."""
+    """Return a number of strategies in words."""
     return f"{strategies} strateg{'y' if strategies == 1 else 'ies'}"
 
 
-def _some(specs: list[str]) -> str:
-    return ", ".join(specs[:3]) + (f" and {len(specs) - 3} more" if len(specs) > 3 else "")
-
-
 def _bound(fleet: Fleet, strategy: Strategy) -> float:
-    """Mean seconds until each partition has been computed by the first of its holders, at the least load of any."""
-    loads = loads_of(strategy)
-    sizes = np.array([max(1, len(held)) for held in strategy.layout.assignment])
-    first = fleet.seconds(loads / sizes)  # when one partition of each worker can be done at the earliest
-    partitions = np.concatenate([np.asarray(held, dtype=np.int64) for held in strategy.layout.assignment])
-    workers = np.repeat(np.arange(len(sizes)), [len(held) for held in strategy.layout.assignment])
+    """Return the mean seconds until each partition has been computed by one of its workers, at the least load."""
+    assignment = strategy.layout.assignment
+    sizes = np.array([len(partitions) for partitions in assignment])
+    first = fleet.seconds(loads_of(strategy) / np.maximum(sizes, 1))  # until a worker's first partition is computed
+    partitions = np.concatenate([np.asarray(assigned, dtype=np.int64) for assigned in assignment])
+    workers = np.repeat(np.arange(len(sizes)), sizes)
     order = np.argsort(partitions, kind="stable")
     starts = np.searchsorted(partitions[order], np.unique(partitions))
     return float(np.minimum.reduceat(first[:, workers[order]], starts, axis=1).max(axis=1).mean())
@@ -218,30 +220,30 @@ def _bound(fleet: Fleet, strategy: Strategy) -> float:
 
 
 def imputations(fleet: Fleet, seed: int) -> list[Fleet]:
-    """The fleet with times that were cut off continued, by every law that fits what was seen, and by Pareto's.
+    """Return the fleet with times that were cut off continued, by each delay model that fits, and by Pareto's.
 
-    Laws are fitted to times relative to how slow each worker is, and draw what is left of a time given that it is
-    longer than where it was cut off; the same uniforms serve all of them.
+    Models are fitted to times relative to the workers' slowness, and sample the remainder of a time given that it is
+    longer than the cut; the same uniforms serve all of them.
     """
     speeds = slowness(fleet.times)
     relative = fleet.times / speeds
     uniforms = keyed.generator(seed, "imputed").random(relative.shape)
-    found = []
     known = relative[~fleet.censored]
     try:
-        laws = [one.law for one in fit(relative, censored=fleet.censored) if one.misfit <= _MISFIT]
+        models = [candidate.law for candidate in fit(relative, censored=fleet.censored) if candidate.misfit <= _MISFIT]
     except BadInput:
-        laws = []
+        models = []
     least = known[known > 0].min() if (known > 0).any() else 0.0
-    if least > 0 and not any(isinstance(law, Pareto) for law in laws):
+    if least > 0 and not any(isinstance(model, Pareto) for model in models):
         logs = float(np.log(np.maximum(relative, least) / least).sum())
-        laws.append(Pareto(minimum=float(least), alpha=max(HEAVIEST, known.size / logs if logs else 100.0)))
-    for law in laws:
-        if isinstance(law, Bimodal):
-            longer = np.full_like(relative, law.slow)
+        models.append(Pareto(minimum=float(least), alpha=max(HEAVIEST, known.size / logs if logs else 100.0)))
+    fleets = []
+    for model in models:
+        if isinstance(model, Bimodal):
+            longer = np.full_like(relative, model.slow)
         else:
-            before = np.asarray(law.cdf(relative.ravel(), 0)).reshape(relative.shape)
-            longer = law.seconds(np.minimum(before + (1.0 - before) * uniforms, 1.0 - 1e-12), 0)
+            before = np.asarray(model.cdf(relative.ravel(), 0)).reshape(relative.shape)
+            longer = model.seconds(np.minimum(before + (1.0 - before) * uniforms, 1.0 - 1e-12), 0)
         times = np.where(fleet.censored, np.maximum(relative, longer), relative) * speeds
-        found.append(fleet.taking(times))
-    return found
+        fleets.append(fleet.taking(times))
+    return fleets

@@ -13,7 +13,7 @@ _LEAST = 1e-6  # of its mean, which a resample takes at least
 
 
 def block_length(series: ArrayLike) -> float:
-    """The length of blocks that suits a series' mean best.
+    """Return the block length that suits a series' mean best, in rounds.
 
     Politis and White (2004) with the correction of Patton, Politis and White (2009), for the circular bootstrap. 1 for
     a series that is constant or shorter than 4.
@@ -51,9 +51,9 @@ def block_length(series: ArrayLike) -> float:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Weights of rounds in resamples: of the record (``past``) and of a future run, each (resamples, rounds).
+    """Weights of rounds in resamples of the record (``past``) and of a future run, each of shape (resamples, rounds).
 
-    ``effective``: how many independent blocks the record has.
+    ``effective``: the number of independent blocks in the record.
     """
 
     past: Floats
@@ -61,27 +61,31 @@ class Resampled:
     effective: float
 
     def spread(self, series: Floats) -> tuple[Floats, Floats]:
-        """Logarithms of mean seconds in the record's resamples, and of the future run relative to the record.
+        """Return logarithms of mean seconds in the record's resamples, and of future runs relative to the record.
 
-        ``series``: seconds, (candidates, rounds). Both results are (resamples, candidates).
+        ``series``: seconds, shape (candidates, rounds). Both results have shape (resamples, candidates).
         """
         means = series.mean(axis=1)
-        least = _LEAST * means  # steps that are taken at one moment have no logarithm
+        least = _LEAST * means  # simultaneous steps have no logarithm
         past, future = (np.log(np.maximum(weights @ series.T, least)) for weights in (self.past, self.future))
         return past, future - np.log(means)
 
     def widened(self, deviations: Floats) -> tuple[float, float]:
-        """The 5 % and 95 % quantiles of deviations, widened as Student's t does for few independent blocks."""
-        from scipy.stats import t
-
-        e = self.effective
-        wider = float(np.sqrt(e / (e - 1.0)) * t.ppf(0.5 + LEVEL / 2.0, e - 1.0) / 1.645)
+        """Return the 5 % and 95 % quantiles of deviations, widened as by Student's t for few independent blocks."""
+        wider = student_factor(self.effective)
         low, high = np.quantile(deviations, [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0])
         return float(low * wider), float(high * wider)
 
 
+def student_factor(count: float) -> float:
+    """Return the factor by which Student's t widens a 90 % interval for ``count`` independent values."""
+    from scipy.stats import t
+
+    return float(np.sqrt(count / (count - 1.0)) * t.ppf(0.5 + LEVEL / 2.0, count - 1.0) / 1.645)
+
+
 def resampled(rounds: int, steps: int, block: int, resamples: int, generator: np.random.Generator) -> Resampled:
-    """Rounds drawn in blocks that go around: as many as the record has, and as many as a future run has steps."""
+    """Sample rounds in circular blocks, for the length of the record and for a future run of ``steps`` steps."""
     return Resampled(
         _weights(rounds, rounds, block, resamples, generator),
         _weights(rounds, steps, block, resamples, generator),
@@ -90,13 +94,10 @@ def resampled(rounds: int, steps: int, block: int, resamples: int, generator: np
 
 
 def _weights(rounds: int, length: int, block: int, resamples: int, generator: np.random.Generator) -> Floats:
-    """How often each round is drawn, over the length; rows add up to 1."""
-    blocks = -(-length // block)
-    starts = generator.integers(0, rounds, size=(resamples, blocks))
+    """Return the share of each round in samples of ``length`` rounds, shape (resamples, rounds)."""
+    starts = generator.integers(0, rounds, size=(resamples, -(-length // block)))
     weights = np.zeros((resamples, rounds))
     rows = np.arange(resamples)
-    for number in range(blocks):
-        size = min(block, length - number * block)
-        for step in range(size):
-            np.add.at(weights, (rows, (starts[:, number] + step) % rounds), 1.0)
+    for number in range(length):
+        np.add.at(weights, (rows, (starts[:, number // block] + number % block) % rounds), 1.0)
     return weights / length

@@ -1,4 +1,4 @@
-"""Seconds to a target: strategies trained with real gradients on the virtual clock, each with its own learning rate."""
+"""Seconds to a target: strategies trained with real gradients on the virtual clock, each at its own learning rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,25 +25,25 @@ from anyk.runs.evaluation.settings import USUAL, Evaluate, read_evaluate
 from anyk.runs.limits import LIMIT, Limits, check_limits
 
 Floats = NDArray[np.float64]
-SEEDS = 5  # other than the one by which strategies and rates are chosen
+SEEDS = 5  # besides the one by which strategies and rates are chosen
 LEAST_RUNS = 30
 _CONTESTANTS = 30
-_RUNS_EACH = 15  # that a contestant takes, roughly: its rates, twice, and the seeds
+_RUNS_EACH = 15  # runs of a contestant, roughly: its rates, twice, and the seeds
 _FIRST = 5  # steps of the slowest contestant in the first rung
-_LONG = 25.0  # times today's seconds, beyond which a step is not waited for
+_LONG = 25.0  # times today's seconds per step, beyond which a strategy is skipped
 _RUNG = 3.0  # times the seconds of the rung before
-_LATER = 2.0  # times the soonest arrival, after which a contestant is given up
-_PATIENT = 3.0  # times that again, with other seeds
-_HOPELESS = 20.0  # times the same, after which today's strategy is given up
+_LATER = 2.0  # times the soonest arrival, after which a contestant is abandoned
+_PATIENT = 3.0  # times that, with other seeds
+_HOPELESS = 20.0  # times that, after which today's strategy is abandoned
 _FARTHEST = 12  # doublings of the learning rate
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a plan trains to: the ``target`` of a problem's metric, in at most so many ``runs``.
+    """The goal of a plan: the ``target`` of a problem's metric, with at most ``runs`` runs.
 
-    ``optimizer``: its spec; ``lr``: where learning rates are looked for (None: 1 / smoothness), a number, or a
-    schedule, which all strategies take as it is.
+    ``optimizer``: its spec; ``lr``: a number from which learning rates are searched (None: 1 / smoothness), or a
+    schedule, which all strategies use unchanged.
     """
 
     problem: Problem
@@ -54,12 +54,12 @@ class Goal:
     evaluate: Evaluate | str | None = USUAL
 
     def check(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` for what cannot be reached."""
+        """Raise :class:`~anyk.errors.BadInput` for settings that cannot work."""
         if self.runs < LEAST_RUNS:
             raise BadInput(f"runs must be at least {LEAST_RUNS}, got {self.runs}")
         check_limits(self.problem, Limits(target=self.target))
-        asked = read_evaluate(self.evaluate)
-        if asked is not None and asked.where == "aside":
+        evaluate = read_evaluate(self.evaluate)
+        if evaluate is not None and evaluate.where == "aside":
             raise BadInput(
                 "a plan makes hundreds of short runs, each with its own process to evaluate; leave where=aside out"
             )
@@ -67,18 +67,18 @@ class Goal:
 
     @cached_property
     def start(self) -> Optimizer:
-        """The optimiser to begin with; :class:`~anyk.errors.BadInput` where no learning rate is known."""
+        """The initial optimiser; raises :class:`~anyk.errors.BadInput` if no learning rate is known."""
         return usual_optimizer(self.problem, self.optimizer, self.lr)
 
     @property
     def size(self) -> VectorSize:
-        """That of a vector as long as the model."""
+        """The size of a vector as long as the model."""
         return VectorSize(self.problem.dimension, np.dtype(self.problem.dtype).itemsize)
 
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """How a strategy comes to the target: its learning rate (None: the schedule's), and by seed seconds and steps."""
+    """The way of a strategy to the target: its learning rate (None: a schedule), seconds and steps, shape (seeds,)."""
 
     learning_rate: float | None
     seconds: Floats
@@ -86,7 +86,7 @@ class Arrival:
 
 
 class _Outcome(NamedTuple):
-    """A run: 0 arrived, 1 on the way, 2 diverged; and seconds, the distance or the rate, the least the best."""
+    """The outcome of a run, the least the best: 0 arrived (seconds), 1 on the way (distance), 2 diverged (rate)."""
 
     kind: int
     value: float
@@ -97,9 +97,10 @@ class _Outcome(NamedTuple):
 class Contest:
     """Successive halving (Jamieson and Talwalkar 2016) over strategies, in virtual seconds.
 
-    All exact strategies take the same steps and are one contestant, that of the soonest. Each looks for its learning
-    rate in factors of 2, in the first rung and at the end; the better half goes on, with today's strategy and the best
-    of each family. Those that arrive are then trained with seeds that had no part in the choice.
+    All exact strategies take the same steps and are one contestant, represented by the fastest. Each contestant
+    searches its learning rate in factors of 2, in the first rung and at the end; the better half continues, with
+    today's strategy and the best of each family. Those that arrive are then trained with seeds that had no part in the
+    choice.
     """
 
     fleet: Fleet
@@ -123,59 +124,58 @@ class Contest:
         self._known: dict[tuple[str, int, int], tuple[float, _Outcome]] = {}
         self._rates: dict[str, int] = {}
 
-    # --------------------------------------------------------------------------------------- who takes part
-
     def _contestants(self) -> list[str]:
-        """Today's, the exact one, and of each family in turn the one that sees the most data a second."""
+        """Return today's, the exact one, and the others in turns of families, those with most data per second first."""
         first = [spec for spec in dict.fromkeys((self.today, self._exact)) if spec and self._of(spec) == spec]
         longest = _LONG * self._pace[self.today]
-        rest = [spec for spec in self._pace if not self.made[spec].facts.exact and spec not in first]
-        slow = sorted({_family(spec) for spec in rest if self._pace[spec] > longest})
-        rest = sorted((spec for spec in rest if self._pace[spec] <= longest), key=self._per_sample)
+        others = [spec for spec in self._pace if not self.made[spec].facts.exact and spec not in first]
+        slow = sorted({_family(spec) for spec in others if self._pace[spec] > longest})
+        others = sorted((spec for spec in others if self._pace[spec] <= longest), key=self._per_sample)
         if slow:
             self.left_out.append(f"left out, as a step takes over {_LONG:g} times today's: of {', '.join(slow)}")
         families: dict[str, list[str]] = {}
-        for spec in rest:
+        for spec in others:
             families.setdefault(_family(spec), []).append(spec)
-        turns = [spec for turn in range(len(rest)) for own in families.values() for spec in own[turn : turn + 1]]
+        turns = [spec for turn in range(len(others)) for own in families.values() for spec in own[turn : turn + 1]]
         most = max(3, min(_CONTESTANTS, self.goal.runs // _RUNS_EACH))
-        chosen = [*first, *turns][:most]
-        if len(first) + len(turns) > most:
-            self.left_out.append(f"{counted(len(first) + len(turns) - most)} not trained: {self.goal.runs} runs in all")
-        return chosen
+        contestants = [*first, *turns]
+        if len(contestants) > most:
+            self.left_out.append(f"{counted(len(contestants) - most)} not trained: {self.goal.runs} runs in all")
+        return contestants[:most]
 
     def _per_sample(self, spec: str) -> float:
         return self._pace[spec] / max(1e-9, self.paces.quality[spec].samples or 1.0)
 
     def _of(self, spec: str) -> str:
-        """The contestant that stands for a strategy."""
+        """Return the contestant that represents a strategy."""
         return self._exact if self._exact is not None and self.made[spec].facts.exact else spec
 
-    # --------------------------------------------------------------------------------------- the contest
-
     def arrivals(self) -> dict[str, Arrival]:
-        """By spec how strategies come to the target; those that were given up are missing.
+        """Return the arrivals of strategies at the target by spec, without those that were abandoned.
 
-        Raises :class:`~anyk.errors.BadInput` where none comes there.
+        Raises :class:`~anyk.errors.BadInput` if none arrives, or the initial model is there already.
         """
         going = self._contestants()
         self._told(f"training to the target: {counted(len(going))}, in at most {self.goal.runs} runs")
         self._rates = dict.fromkeys(going, 0)
         seconds = _FIRST * max(self._pace[spec] for spec in going)
-        found = {spec: self._climb(spec, seconds) for spec in going}
-        while not any(one.kind == 0 for one in found.values()):
+        outcomes = {spec: self._climb(spec, seconds) for spec in going}
+        while not any(outcome.kind == 0 for outcome in outcomes.values()):
             if seconds > LIMIT * max(self._pace[spec] for spec in going) or self._runs < len(going) * (SEEDS + 2):
-                raise BadInput(self._unreached(found, seconds))
-            going = self._better_half(found)
+                raise BadInput(self._unreached(outcomes, seconds))
+            going = self._better_half(outcomes)
             seconds *= _RUNG
             self._told(f"{counted(len(going))} for {seconds:.3g} s")
-            found = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in going}
-        seconds = _LATER * min(one.value for one in found.values() if one.kind == 0)
-        going = self._better_half(found)
+            outcomes = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in going}
+        seconds = _LATER * min(outcome.value for outcome in outcomes.values() if outcome.kind == 0)
+        if not seconds:
+            metric, target = self.goal.problem.metric, self.goal.target
+            raise BadInput(f"the model has {metric} {target:g} before the first step; give another target")
+        going = self._better_half(outcomes)
         self._told(f"{counted(len(going))} for {seconds:.3g} s, and with other seeds")
-        last = {spec: self._climb(spec, seconds) for spec in sorted(going, key=found.__getitem__)}
+        last = {spec: self._climb(spec, seconds) for spec in sorted(going, key=outcomes.__getitem__)}
         today, patience = self._of(self.today), seconds
-        while last[today].kind != 0 and patience < _HOPELESS * seconds:  # it must be known what there is to gain
+        while last[today].kind != 0 and patience < _HOPELESS * seconds:  # gains are relative to it
             patience *= _RUNG
             last[today] = self._climb(today, patience)
         arrived = sorted((spec for spec in going if last[spec].kind == 0), key=last.__getitem__)
@@ -190,15 +190,15 @@ class Contest:
             arrivals[today] = self._at(today, np.full(SEEDS, patience), np.full(SEEDS, steps))
         return self._by_spec(arrivals)
 
-    def _better_half(self, found: dict[str, _Outcome]) -> list[str]:
-        """The better half, today's, and the best of each family."""
-        order = sorted(found, key=found.__getitem__)
-        kept = {_family(spec): spec for spec in reversed(order)}
-        keep = {*order[: -(-len(order) // 2)], *kept.values(), self._of(self.today)}
-        return [spec for spec in found if spec in keep]
+    def _better_half(self, outcomes: dict[str, _Outcome]) -> list[str]:
+        """Return the better half, today's, and the best of each family."""
+        order = sorted(outcomes, key=outcomes.__getitem__)
+        best = {_family(spec): spec for spec in reversed(order)}
+        keep = {*order[: -(-len(order) // 2)], *best.values(), self._of(self.today)}
+        return [spec for spec in outcomes if spec in keep]
 
     def _climb(self, spec: str, seconds: float) -> _Outcome:
-        """Look for the best learning rate from where it was last; the best is inside of what was tried."""
+        """Search the best learning rate, from the last one on, until the rates on both sides are worse."""
         at = self._rates[spec]
         best = self._run(spec, at, 0, seconds)
         if self._base is None:
@@ -211,53 +211,51 @@ class Contest:
                     break
                 best, at, moved = other, at + step, True
             if moved:
-                break  # on the other side lies where it came from
+                break  # the rates on the other side are known to be worse
         self._rates[spec] = at
         return best
 
     def _arrival(self, spec: str, seconds: float, *, needed: bool = False) -> Arrival | None:
-        """With other seeds; None where it does not come to the target with all of them, unless it is needed."""
+        """Return the arrival with other seeds; None if not all of them reach the target, unless it is needed."""
         fixed = self.made[spec].facts.exact and not batch_of(self.made[spec])
         runs = [self._run(spec, self._rates[spec], seed, seconds) for seed in range(1, 2 if fixed else SEEDS + 1)]
-        late = [one.kind != 0 for one in runs]
+        late = [run.kind != 0 for run in runs]
         if any(late):
             came = f"'{spec}' came to the target with {late.count(False)} of {len(late)} seeds"
             self.left_out.append(f"{came}; the others count as {seconds:.3g} s, the least" if needed else came)
             if not needed:
                 return None
-        times = np.array([seconds if gone else one.value for one, gone in zip(runs, late, strict=True)])
-        steps = np.array([float(one.steps) for one in runs])
+        times = np.array([seconds if run.kind != 0 else run.value for run in runs])
+        steps = np.array([float(run.steps) for run in runs])
         return self._at(spec, np.resize(times, SEEDS), np.resize(steps, SEEDS))
 
     def _at(self, spec: str, seconds: Floats, steps: Floats) -> Arrival:
         return Arrival(self._rate(self._rates[spec]), seconds, steps)
 
     def _by_spec(self, arrivals: dict[str, Arrival | None]) -> dict[str, Arrival]:
-        """The same for all strategies that a contestant stands for."""
-        found = {}
+        """Return the arrivals of all strategies that the contestants represent."""
+        by_spec = {}
         for spec in self._pace:
-            one = arrivals.get(self._of(spec))
-            if one is not None and self.made[spec].facts.exact:
-                one = Arrival(one.learning_rate, one.steps * self._pace[spec], one.steps)
-            if one is not None:
-                found[spec] = one
-        return found
+            arrival = arrivals.get(self._of(spec))
+            if arrival is not None and self.made[spec].facts.exact:
+                arrival = replace(arrival, seconds=arrival.steps * self._pace[spec])
+            if arrival is not None:
+                by_spec[spec] = arrival
+        return by_spec
 
-    def _unreached(self, found: dict[str, _Outcome], seconds: float) -> str:
+    def _unreached(self, outcomes: dict[str, _Outcome], seconds: float) -> str:
         metric, target = self.goal.problem.metric, self.goal.target
-        best, one = min(found.items(), key=lambda item: item[1])
+        best, outcome = min(outcomes.items(), key=lambda item: item[1])
         sign = -1.0 if self.goal.problem.better == "higher" else 1.0
-        reached = f"'{best}' came to {sign * one.value:.4g}" if one.kind == 1 else "all of them diverged"
+        reached = f"'{best}' came to {sign * outcome.value:.4g}" if outcome.kind == 1 else "all of them diverged"
         came = f"no strategy came to {metric} {target:g} within {seconds:.3g} s"
         return f"{came}; {reached}; give another target, or more runs"
-
-    # --------------------------------------------------------------------------------------- one run
 
     def _rate(self, exponent: int) -> float | None:
         return None if self._base is None else float(f"{self._base * 2.0**exponent:.4g}")
 
     def _run(self, spec: str, exponent: int, seed: int, seconds: float) -> _Outcome:
-        """Train for so long, or as is known of it."""
+        """Return the outcome of training for ``seconds``, from memory if possible."""
         upto, known = self._known.get((spec, exponent, seed), (0.0, None))
         if known is not None and (known.kind != 1 or upto >= seconds):
             return known if known.kind != 0 or known.value <= seconds else _Outcome(1, math.inf)
@@ -273,16 +271,24 @@ class Contest:
     def _trained(self, spec: str, optimizer: Optimizer, seed: int, seconds: float) -> _Outcome:
         problem, target = self.goal.problem, self.goal.target
         strategy, exact = self.made[spec], spec == self._exact
-        common: dict[str, Any] = {"optimizer": optimizer, "target": target, "evaluate": self.goal.evaluate}
+        cluster = self.fleet.from_round(seed, SEEDS + 1).cluster(strategy, seed=seed)
+        steps: int | None = None
+        if exact:  # the times of its steps are known
+            workers = strategy.layout.workers
+            strategy, cluster = built("uncoded", workers, 1, batch=batch_of(strategy)), Simulated(workers, seed=seed)
+            steps = max(1, min(LIMIT, round(seconds / self._pace[spec])))
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                if exact:  # when its steps are taken is known
-                    steps = max(1, min(LIMIT, round(seconds / self._pace[spec])))
-                    light = built("uncoded", strategy.layout.workers, 1, batch=batch_of(strategy))
-                    run = train(problem, light, Simulated(light.layout.workers, seed=seed), steps=steps, **common)
-                else:
-                    cluster = self.fleet.from_round(seed, SEEDS + 1).cluster(strategy, seed=seed)
-                    run = train(problem, strategy, cluster, seconds=seconds, **common)
+                run = train(
+                    problem,
+                    strategy,
+                    cluster,
+                    optimizer=optimizer,
+                    target=target,
+                    evaluate=self.goal.evaluate,
+                    steps=steps,
+                    seconds=None if exact else seconds,
+                )
         except RunFailed:  # values that cannot be evaluated
             return _Outcome(2, 0.0)
         with contextlib.closing(run):
