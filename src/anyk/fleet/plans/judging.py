@@ -241,6 +241,7 @@ class Judgement:
             seconds, ratio = self._unmeasured(spec, seconds, ratio)
         gain = Estimate(1.0 - ratio.median, 1.0 - ratio.high, 1.0 - ratio.low)
         arrival, goal = self._arrivals.get(spec), self._goal
+        to_target = self._estimate(total.deviations(i), total.center[i] + shift, unsure)
         return Choice(
             spec,
             spec.partition(":")[0],
@@ -259,9 +260,9 @@ class Judgement:
             residual=quality.residual,
             staleness=quality.staleness,
             samples_per_step=quality.samples,
-            learning_rate=arrival and arrival.learning_rate,
-            steps_to_target=arrival and float(np.median(arrival.steps)),
-            arrival=arrival and self._estimate(total.deviations(i), total.center[i] + shift, unsure),
+            learning_rate=None if arrival is None else arrival.learning_rate,
+            steps_to_target=None if arrival is None else float(np.median(arrival.steps)),
+            arrival=None if arrival is None else to_target,
         )
 
     def _unmeasured(self, spec: str, seconds: Estimate, ratio: Estimate) -> tuple[Estimate, Estimate]:

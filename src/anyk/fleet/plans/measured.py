@@ -136,7 +136,7 @@ class Fleet:
     def from_round(self, part: int, parts: int) -> Fleet:
         """Return the fleet with its rounds rotated to start at ``part / parts`` of the record."""
         first = part * len(self.times) // parts
-        times, censored = (np.roll(table, -first, axis=0) for table in (self.times, self.censored))
+        times, censored = np.roll(self.times, -first, axis=0), np.roll(self.censored, -first, axis=0)
         return Fleet(times, censored, self.load, self.slopes)
 
     def quality(self, strategy: Strategy, size: VectorSize = USUAL) -> Quality:
@@ -162,7 +162,7 @@ class Fleet:
 
     def without(self, places: Sequence[int]) -> Fleet:
         """Return the fleet without some workers."""
-        times, censored = (np.delete(table, places, axis=1) for table in (self.times, self.censored))
+        times, censored = np.delete(self.times, places, axis=1), np.delete(self.censored, places, axis=1)
         return Fleet(times, censored, self.load, np.delete(self.slopes, places))
 
 

@@ -182,9 +182,9 @@ class Record:
         except OSError as error:
             raise BadInput(f"the fleet record '{path}' cannot be written ({error.strerror})") from None
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
+    def _arrays(self) -> dict[str, Any]:
         """Return the arrays of the .npz file; names of workers are numbers, or all of them text."""
-        arrays = {
+        arrays: dict[str, Any] = {
             "seconds": self.seconds,
             "censored": np.asarray(self.censored),
             "workers": np.array(self.workers),

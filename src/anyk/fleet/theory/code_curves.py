@@ -217,7 +217,8 @@ def compare_codes(
             rows.append(_point(drawn, f, decoder=decoder, sets=sets, seed=seed))
             if tell is not None:
                 tell(spec)
-        curves.append(Curve(drawn[0], points, *map(np.array, zip(*rows, strict=True)), draws=len(drawn)))
+        random, spread, adversarial, exact, expected, bound = map(np.array, zip(*rows, strict=True))
+        curves.append(Curve(drawn[0], points, random, spread, adversarial, exact, expected, bound, len(drawn)))
     return curves
 
 
