@@ -31,18 +31,6 @@ class Compressor(Protocol):
         ...
 
 
-def unknown_pace(delays: DelayLaw) -> Pace:
-    """Return the pace of a strategy without a closed form."""
-    del delays
-    return Pace(None, None, "no closed form; simulate")
-
-
-def no_closed_form(seconds: Floats, whole: Floats) -> Floats | None:
-    """Return None: the rounds of the strategy have to be simulated."""
-    del seconds, whole
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class StrategyFacts:
     """StrategyFacts that make a strategy easier to plan; each may be left out.
@@ -70,8 +58,8 @@ class StrategyFacts:
     shares_computed: Sequence[float] | None = None
     share_stored: float | None = None
     vectors_sent: float | None = None
-    pace: Callable[[DelayLaw], Pace] = unknown_pace
-    durations: Callable[[Floats, Floats], Floats | None] = no_closed_form
+    pace: Callable[[DelayLaw], Pace] = lambda delays: Pace(None, None, "no closed form; simulate")
+    durations: Callable[[Floats, Floats], Floats | None] = lambda seconds, whole: None
     adapted: Callable[[Floats, Floats, float], Strategy] | None = None
     for_jobs: Callable[[int], Strategy] | None = None
     extra_rounds: int = 0
@@ -87,11 +75,9 @@ def models_trained(strategy: Strategy) -> int:
 
 def shares_computed(strategy: Strategy) -> Sequence[float]:
     """Return the share of the data that each worker computes in a step."""
-    shares = strategy.facts.shares_computed
-    return strategy.layout.shares_assigned if shares is None else shares
+    return strategy.facts.shares_computed or strategy.layout.shares_assigned
 
 
 def share_stored(strategy: Strategy) -> float:
     """Return the largest share of the data that a worker stores."""
-    share = strategy.facts.share_stored
-    return max(strategy.layout.shares_assigned) if share is None else share
+    return strategy.facts.share_stored or max(strategy.layout.shares_assigned)

@@ -48,8 +48,9 @@ class Fate:
 
     def event(self, action: Action) -> Event | None:
         """Let an action happen; None where it cannot."""
-        worker = self._able(action.kind, action.worker)
-        event = _ACTIONS[action.kind](self, worker, action.pick, self.world.now + action.wait)
+        worker, at = self._able(action.kind, action.worker), self.world.now + action.wait
+        act = _ACTIONS.get(action.kind)
+        event = self._come_or_go(action.kind, worker, at) if act is None else act(self, worker, action.pick, at)
         if event is not None:
             self.world.now = event.time
             if isinstance(event, (Reply, Failed, Progress, MessageProjected)):
@@ -163,49 +164,26 @@ class Fate:
         value = float(np.asarray(chunk.coefficients) @ self._projections[key][list(chunk.partitions)])
         return MessageProjected(at, given.worker, task, index, value)
 
-    def _join(self, worker: int, pick: int, at: float) -> Event | None:
-        del pick
+    def _come_or_go(self, kind: str, worker: int, at: float) -> Event | None:
         world = self.world
-        if worker in world.present or worker in world.gone:
+        here = worker in world.present
+        if kind in ("join", "return", "join again"):
+            if (kind == "join again") != here or (kind == "return") != (worker in world.gone):
+                return None
+            world.present.add(worker)
+            world.gone.discard(worker)
+            return Joined(at, worker)
+        if (kind == "lose again") == here:
             return None
-        world.present.add(worker)
-        return Joined(at, worker)
-
-    def _return(self, worker: int, pick: int, at: float) -> Event | None:
-        """Let a worker come back that was given up."""
-        if worker not in self.world.gone:
-            return None
-        self.world.gone.discard(worker)
-        return self._join(worker, pick, at)
-
-    def _join_again(self, worker: int, pick: int, at: float) -> Event | None:
-        del pick
-        return Joined(at, worker) if worker in self.world.present else None
-
-    def _lose(self, worker: int, pick: int, at: float) -> Event | None:
-        del pick
-        world = self.world
-        if worker not in world.present:
-            return None
-        world.present.discard(worker)
-        world.lives[worker] += 1
-        task = world.task_of.get(worker, -1)
-        for index in world.tasks[task].open() if task in world.tasks else ():
-            world.tasks[task].status[index] = "lost"
-            world.silent[worker].append((task, index))
-        return Lost(at, worker, "a hostile schedule", gone=worker in world.gone)
-
-    def _give_up(self, worker: int, pick: int, at: float) -> Event | None:
-        if worker not in self.world.present:
-            return None
-        self.world.gone.add(worker)
-        return self._lose(worker, pick, at)
-
-    def _lose_again(self, worker: int, pick: int, at: float) -> Event | None:
-        del pick
-        world = self.world
-        if worker in world.present:
-            return None
+        if here:
+            world.present.discard(worker)
+            world.lives[worker] += 1
+            task = world.task_of.get(worker, -1)
+            for index in world.tasks[task].open() if task in world.tasks else ():
+                world.tasks[task].status[index] = "lost"
+                world.silent[worker].append((task, index))
+        if kind == "give up":
+            world.gone.add(worker)
         return Lost(at, worker, "a hostile schedule", gone=worker in world.gone)
 
     @property
@@ -222,10 +200,4 @@ _ACTIONS: dict[str, Callable[[Fate, int, int, float], Event | None]] = {
     "late": Fate._belated,
     "alarm": Fate._alarm,
     "measured": Fate._measured,
-    "join": Fate._join,
-    "return": Fate._return,
-    "join again": Fate._join_again,
-    "lose": Fate._lose,
-    "give up": Fate._give_up,
-    "lose again": Fate._lose_again,
 }

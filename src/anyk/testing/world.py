@@ -295,9 +295,6 @@ class World:
         self._arrived(place, "measured")
         self.measures.append(place)
 
-    def _note(self, command: Note) -> None:
-        """Accept a note, which changes nothing."""
-
     def _evaluate_loss(self, command: EvaluateLoss) -> None:
         if not self.layout.losses:
             raise Broken("layout", "it asks for the loss, and losses is not set in its layout")
@@ -345,6 +342,6 @@ _CARRY_OUT: dict[type[Any], Callable[[World, Any], None]] = {
     EvaluateLoss: World._evaluate_loss,
     MeasureDrift: World._measure_drift,
     MeasureNoise: World._measure_noise,
-    Note: World._note,
+    Note: lambda world, note: None,
     Stop: World._stop,
 }

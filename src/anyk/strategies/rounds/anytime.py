@@ -20,7 +20,6 @@ from anyk.protocol import (
     Command,
     Commands,
     DelayLaw,
-    Dispatch,
     Event,
     Failed,
     Fleet,
@@ -31,7 +30,6 @@ from anyk.protocol import (
     Reply,
     RequestMessage,
     SetAlarm,
-    Stop,
     StrategyFacts,
 )
 from anyk.specs import show
@@ -208,7 +206,7 @@ class Anytime(CrewStrategy):
         if task is not None and s.crew.able(worker):
             return self._dispatch(s, (worker,))
         if s.crew.complete and not any(map(s.crew.able, s.crew.present)):
-            return [self._stop(s)]
+            return self._stop(s)
         return self._ask_if_all_done(s)
 
     def _ask_if_all_done(self, s: AnytimeState) -> Commands:
@@ -227,7 +225,7 @@ class Anytime(CrewStrategy):
         s.orders = self._sample_orders(s)
         able = sorted(filter(s.crew.able, s.crew.present))
         if not able and s.crew.complete:
-            return [self._stop(s)]
+            return self._stop(s)
         return [*self._dispatch(s, able), *self._adapted(s), *self._alarm(s)]
 
     def _again(self, s: AnytimeState) -> list[Command]:
@@ -237,11 +235,9 @@ class Anytime(CrewStrategy):
     def _dispatch(self, s: AnytimeState, workers: Sequence[int]) -> list[Command]:
         if not workers:
             return []
-        first = s.crew.number(len(workers))
-        s.task_of.update(zip(workers, range(first, s.crew.next), strict=True))
         ones = (1.0,) * self.parts
-        chunks = [(Chunk(s.orders[worker], ones, send="request", batch=self.batch),) for worker in workers]
-        return [Dispatch(first, tuple(workers), chunks)]
+        tasks = [(Chunk(s.orders[worker], ones, send="request", batch=self.batch),) for worker in workers]
+        return self.dispatch(s, workers, tasks)
 
     def _adapted(self, s: AnytimeState) -> list[Command]:
         """Return a note about an adapting deadline if it begins or ceases to adapt."""
@@ -286,9 +282,9 @@ class Anytime(CrewStrategy):
         s.crew.failures = {}
         return [combine, Cancel(range(s.first, s.crew.next)), *self._begin(s)]
 
-    def _stop(self, s: AnytimeState) -> Stop:
-        why = "every worker has been given up" if s.crew.hopeless else f"no usable messages in {RETRIES + 1} attempts"
-        return Stop(f"step {s.version} cannot be taken under '{self.spec}': {why}", failed=True)
+    def _stop(self, s: AnytimeState) -> list[Command]:
+        failed = f"no usable messages in {RETRIES + 1} attempts"
+        return self.cannot_step(s, "every worker has been given up" if s.crew.hopeless else failed)
 
     # ------------------------------------------------------------------------------------------- how fast it is
 

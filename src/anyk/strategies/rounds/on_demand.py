@@ -20,7 +20,6 @@ from anyk.protocol import (
     Combine,
     Command,
     Commands,
-    Dispatch,
     Event,
     Failed,
     Fleet,
@@ -29,7 +28,6 @@ from anyk.protocol import (
     Reply,
     RequestMessage,
     SetAlarm,
-    Stop,
     StrategyFacts,
     Task,
 )
@@ -237,7 +235,7 @@ class ProgressRounds(CrewStrategy):
     def _again(self, s: ProgressState) -> list[Command]:
         """The same version once more, without whoever failed too often."""
         if max(map(len, s.crew.failures.values()), default=0) > RETRIES * self.code.workers:
-            return [self._stop(s, "unusable messages")]
+            return self.cannot_step(s, "unusable messages")
         return [Cancel(range(s.first, s.crew.next), self.cancel), *self._round(s)]
 
     def _round(self, s: ProgressState) -> list[Command]:
@@ -248,16 +246,14 @@ class ProgressRounds(CrewStrategy):
         s.began = s.now
         able = sorted(filter(crew.able, crew.present))
         if not able and crew.complete:
-            return [self._stop(s, "every worker has been given up" if not crew.failures else "no usable messages")]
+            return self.cannot_step(s, "no usable messages" if crew.failures else "every worker has been given up")
         commands = self._dispatch(s, able) if able else []
         for number, seconds in enumerate(self.enough.deadlines(_Seen(s))):
             commands.append(SetAlarm(f"wait {number}", s.now + seconds))
         return commands
 
     def _dispatch(self, s: ProgressState, workers: Sequence[int]) -> list[Command]:
-        first = s.crew.number(len(workers))
-        s.task_of.update(zip(workers, range(first, s.crew.next), strict=True))
-        return [Dispatch(first, tuple(workers), tuple(self._tasks[worker] for worker in workers))]
+        return self.dispatch(s, workers, tuple(self._tasks[worker] for worker in workers))
 
     def _ask(self, s: ProgressState) -> list[Command]:
         asks = [ask for ask in s.watch.asks() if ask.partitions]
@@ -293,14 +289,9 @@ class ProgressRounds(CrewStrategy):
         if self.enough.approximate and s.done:
             return self._ask(s)
         if s.crew.hopeless:
-            return [self._stop(s, "every worker has been given up")]
-        return [
-            self._stop(
-                s,
-                f"what {len(s.task_of)} of {self.code.workers} workers can finish does not give the sum; a code that "
-                "tolerates more stragglers, or wait=…, goes on",
-            )
-        ]
-
-    def _stop(self, s: ProgressState, why: str) -> Stop:
-        return Stop(f"step {s.version} cannot be taken under '{self.spec}': {why}", failed=True)
+            return self.cannot_step(s, "every worker has been given up")
+        return self.cannot_step(
+            s,
+            f"what {len(s.task_of)} of {self.code.workers} workers can finish does not give the sum; a code that "
+            "tolerates more stragglers, or wait=…, goes on",
+        )

@@ -29,7 +29,6 @@ from anyk.protocol import (
     ProjectMessage,
     Reply,
     SetAlarm,
-    Stop,
     StrategyFacts,
     Task,
 )
@@ -91,7 +90,7 @@ class Rounds(RoundSettings):
     'frc:load=3,wait=11'
     """
 
-    @cached_property
+    @property
     def facts(self) -> StrategyFacts:
         return facts_of(self)
 
@@ -245,8 +244,7 @@ class Rounds(RoundSettings):
         s.decoder = self._fresh(s.code)
         s.began = s.now
         if crew.hopeless:
-            why = f"step {s.version} cannot be taken under '{self.spec}': every worker has been given up"
-            return [Stop(why, failed=True)]
+            return self.cannot_step(s, "every worker has been given up")
         commands: list[Command] = []
         if crew.present:
             commands = self._dispatch(s, range(n) if len(crew.present) == n else tuple(sorted(crew.present)))
@@ -368,10 +366,6 @@ class Rounds(RoundSettings):
             why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(crew.gone)))
         reasons = f" ({'; '.join(why)})" if why else ""
         advice = "; a code that tolerates more stragglers, or wait=…, goes on" if crew.present else ""
-        return [
-            Stop(
-                f"step {s.version} cannot be taken under '{self.spec}': {len(s.task_of)} of {self.code.replies} "
-                f"replies do not give the sum{reasons}{advice}",
-                failed=True,
-            )
-        ]
+        return self.cannot_step(
+            s, f"{len(s.task_of)} of {self.code.replies} replies do not give the sum{reasons}{advice}"
+        )

@@ -18,14 +18,12 @@ from anyk.protocol import (
     Combine,
     Command,
     Commands,
-    Dispatch,
     Failed,
     Fleet,
     Layout,
     Progress,
     Reply,
     RequestMessage,
-    Stop,
     StrategyFacts,
     Task,
 )
@@ -190,14 +188,12 @@ class TreeRounds(CrewStrategy):
         return self._stuck(s) or (self._dispatch(s, sorted(s.crew.present)) if s.crew.present else [])
 
     def _dispatch(self, s: TreeState, workers: Sequence[int]) -> list[Command]:
-        first = s.crew.number(len(workers))
-        s.task_of.update(zip(workers, range(first, s.crew.next), strict=True))
-        return [Dispatch(first, tuple(workers), tuple(self._tasks[worker] for worker in workers))]
+        return self.dispatch(s, workers, tuple(self._tasks[worker] for worker in workers))
 
     def _stuck(self, s: TreeState) -> list[Command]:
         """Stop when no more messages can come and no one may join any more."""
         if s.crew.hopeless:
-            return [self._stop(s, "every worker has been given up")]
+            return self.cannot_step(s, "every worker has been given up")
         if not s.crew.complete:
             return []
         hopeful: set[int] = set()
@@ -208,7 +204,4 @@ class TreeRounds(CrewStrategy):
                 hopeful.add(node)
         if self.code.weights_below(ROOT, [c for c in self.code.children_of(ROOT) if c in hopeful]) is not None:
             return []
-        return [self._stop(s, "more children of one parent are missing than it tolerates")]
-
-    def _stop(self, s: TreeState, why: str) -> Stop:
-        return Stop(f"step {s.version} cannot be taken under '{self.spec}': {why}", failed=True)
+        return self.cannot_step(s, "more children of one parent are missing than it tolerates")

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.protocol import Layout
@@ -59,9 +57,7 @@ class OneCode(SequentialRounds):
 
     def _missing(self, s: OneCodeState, job: int) -> Flags:
         """The workers of which there is no result of a job."""
-        missing = np.ones(self.workers, dtype=bool)
-        missing[list(s.results.get(job, ()))] = False
-        return missing
+        return self._without(s.results.get(job, ()))
 
     def _job_sum(self, s: OneCodeState, job: int) -> tuple[list[Place], list[float], float, float]:
         results = s.results.pop(job)

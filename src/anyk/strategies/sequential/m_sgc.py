@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -72,7 +71,7 @@ class Multiplexed(ForBursts):
         own, coded = self._each, self.code.load if self.coded else self._each
         return ((self.W - 1) * own + self.B * max(own, coded)) / sum(self.shares)
 
-    @cached_property
+    @property
     def facts(self) -> StrategyFacts:
         # all of its own pieces, and its part of every group; W - 1 + B jobs in each task
         stored = ((self.W - 1) * self._each + (self.B * self.code.load if self.coded else 0)) / sum(self.shares)
@@ -157,12 +156,6 @@ class Multiplexed(ForBursts):
         if job not in s.own or (s.own[job][:, :, 0] < 0).any():
             return False
         return not self.coded or all(self.within.bears(self._without(group)) for group in s.groups[job])
-
-    def _without(self, workers: Iterable[int]) -> Flags:
-        """All but these workers."""
-        missing = np.ones(self.workers, dtype=bool)
-        missing[list(workers)] = False
-        return missing
 
     def _job_sum(self, s: MultiplexedState, job: int) -> tuple[list[Place], list[float], float, float]:
         own, groups = s.own.pop(job), s.groups.pop(job)

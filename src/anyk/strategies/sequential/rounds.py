@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from math import nextafter
@@ -23,7 +23,6 @@ from anyk.protocol import (
     Combine,
     Command,
     Commands,
-    DelayLaw,
     Dispatch,
     Event,
     Failed,
@@ -123,18 +122,19 @@ class SequentialRounds(CrewStrategy):
     def load(self) -> float:
         """The share of the data that a worker computes in a round."""
 
-    @cached_property
+    @property
     def facts(self) -> StrategyFacts:
         return StrategyFacts(
             exact=True,  # a job is done when its sum can be had
             models=self.trained,
             shares_computed=(self.load,) * self.workers,
             vectors_sent=2.0 * self.workers,
-            pace=_pace,
+            # a job begins when the step before it on its model has been taken: there is no staleness
+            pace=lambda delays: Pace(None, 0.0, "no closed form; simulate"),
             durations=self._durations,
             for_jobs=self._for_jobs,
             extra_rounds=self.T,
-            round_seconds=_round_seconds,
+            round_seconds=lambda state: (state.durations, state.waits),
             check_further=self._check_further,
         )
 
@@ -274,7 +274,7 @@ class SequentialRounds(CrewStrategy):
         s.done, s.crew.failures, s.waiting = [], {}, False
         s.assigned = self._assign(s, t)
         if s.crew.hopeless:
-            return [Stop("every worker has been given up", failed=True)]
+            return s.crew.stop_if_hopeless()
         return self._dispatch(s, sorted(s.crew.present - s.task.keys()))
 
     def _dispatch(self, s: SequentialState, workers: Sequence[int]) -> list[Command]:
@@ -377,9 +377,13 @@ class SequentialRounds(CrewStrategy):
         return [Stop(why, failed=True)]
 
     def _late_now(self, s: SequentialState) -> Flags:
-        late = np.ones(self.workers, dtype=bool)
-        late[s.done] = False
-        return late
+        return self._without(s.done)
+
+    def _without(self, workers: Iterable[int]) -> Flags:
+        """Return flags of all other workers."""
+        missing = np.ones(self.workers, dtype=bool)
+        missing[list(workers)] = False
+        return missing
 
     def _may_end(self, s: SequentialState) -> bool:
         """Whether a round may end without everybody, now that someone is done."""
@@ -441,13 +445,3 @@ class SequentialRounds(CrewStrategy):
 
     def _forget_late(self, s: SequentialState, keep: int) -> None:
         del s.late[: max(0, len(s.late) - keep)]
-
-
-def _pace(delays: DelayLaw) -> Pace:
-    """Return an unknown pace without staleness: a job begins when the step before it on its model has been taken."""
-    del delays
-    return Pace(None, 0.0, "no closed form; simulate")
-
-
-def _round_seconds(state: SequentialState) -> tuple[list[float], int]:
-    return state.durations, state.waits
