@@ -91,7 +91,7 @@ def _similar(file: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How many bytes of memory the contents of a file may take; see :func:`limit`."""
+    """A limit on the bytes of memory that a file's contents take; see :func:`limit`."""
 
     file: Path | str
     bytes: float
@@ -151,7 +151,7 @@ def open_binary(file: Path, allowed: Limit) -> io.BufferedReader:
 
 
 def open_text(file: Path, allowed: Limit) -> io.TextIOWrapper:
-    """As :func:`open_binary`, for text in UTF-8 or, if it starts with the byte order mark of that, in UTF-16."""
+    """Do as :func:`open_binary` for text in UTF-8 or, if it starts with that byte order mark, in UTF-16."""
     opened = open_binary(file, allowed)
     wide = opened.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return io.TextIOWrapper(opened, encoding="utf-16" if wide else "utf-8-sig", newline="")
@@ -178,7 +178,7 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.columns[0]) if self.columns else 0
 
 
@@ -197,7 +197,7 @@ def missing(cell: str) -> bool:
 
 
 def absent(column: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where a column has no value: not a finite number, or, in a column of text, none.
+    """Return where a column has no value, as a mask: no finite number, or None in a column of text.
 
     >>> absent(np.array([1.0, np.nan])).tolist(), absent(np.array(["a", None], dtype=object)).tolist()
     ([False, True], [False, True])

@@ -62,7 +62,7 @@ class Partitions(Protocol):
 
 
 def stacked(parts: Sequence[Any]) -> Any:
-    """Rows of several arrays, dense or sparse, one below the other."""
+    """Return the rows of several arrays, dense or sparse, as one array."""
     if not hasattr(parts[0], "indptr"):
         return np.concatenate(parts)
     from scipy import sparse
@@ -71,7 +71,7 @@ def stacked(parts: Sequence[Any]) -> Any:
 
 
 def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> NDArray[np.int64]:
-    """Where pieces of the samples begin and the last one ends, shape (partitions + 1,); none is empty.
+    """Return where pieces of the samples begin and the last piece ends, shape (partitions + 1,); none is empty.
 
     Even pieces, the larger ones first, or as near as can be to ``shares``. Raises :class:`~anyk.errors.BadInput` where
     there are too few samples.
@@ -94,7 +94,7 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> N
 
 
 def even_ends(size: int, most: int) -> list[int]:
-    """Where batches of at most ``most`` samples end, as even as possible: batch norm cannot do with a last one of 1."""
+    """Return the ends of even batches of at most ``most`` samples: batch norm could not use a last batch of one."""
     if size <= most:
         return [0, size]
     ends: list[int] = cut(size, -(-size // most)).tolist()
@@ -102,7 +102,7 @@ def even_ends(size: int, most: int) -> list[int]:
 
 
 def some_rows(rows: int, samples: int, of: str) -> Index | slice:
-    """So many of the rows, sorted, the same for the same numbers; all where there are no more. ``of``: what they are.
+    """Return ``samples`` sorted row numbers, all if there are no more; ``of``: the purpose, which keys the choice.
 
     >>> len(some_rows(1000, 10, "held out")), some_rows(4, 10, "held out")
     (10, slice(None, None, None))
@@ -114,7 +114,7 @@ def some_rows(rows: int, samples: int, of: str) -> Index | slice:
 
 
 def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | None:
-    """Those of a partition's rows that :func:`some_rows` picks of all the training rows; None: all of them.
+    """Return the rows of a partition that :func:`some_rows` picks from all training rows; None: all of them.
 
     >>> [len(rows_within((500, 500), j, 10)) for j in range(2)], rows_within((2, 2), 0, 4)
     ([3, 7], None)
@@ -131,7 +131,7 @@ _PARTS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "i
 
 
 def missing_parts(problem: Any) -> list[str]:
-    """The members of a problem that an object does not have."""
+    """Return the members of a problem that an object lacks."""
     return [part for part in _PARTS if not hasattr(problem, part)]
 
 
@@ -150,23 +150,23 @@ def ensure_problem(problem: Any) -> None:
 
 
 def penalty_of(problem: Any) -> float | Vector:
-    """The regulariser's factor of each coordinate, or of all."""
+    """Return the regulariser's factor of each coordinate, shape (d,), or of all coordinates."""
     penalty: float | Vector = getattr(problem, "penalty", problem.l2)
     return penalty
 
 
 def endless(problem: Any) -> bool:
-    """Whether a problem's training data is a stream."""
+    """Return whether a problem's training data is a stream."""
     return bool(getattr(problem, "endless", False))
 
 
 def rows_of(problem: Problem) -> str:
-    """How much training data a problem has, in words."""
+    """Return the amount of training data in words."""
     return "a stream" if endless(problem) else f"{problem.samples:,} rows"
 
 
 def problem_text(problem: Problem) -> str:
-    """What ``repr`` shows of a problem: its kind and sizes."""
+    """Return the text that ``repr`` shows: the problem's kind and sizes."""
     name = type(problem).__name__
     return f"<{name}: {rows_of(problem)}, {problem.dimension:,} parameters, metric {problem.metric}>"
 

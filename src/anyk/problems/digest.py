@@ -14,7 +14,7 @@ _KNOWN: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 
 
 def data_digest(problem: Any) -> str | None:
-    """What tells a problem's data from others: ``problem.digest()`` where it has one, else of the arrays it holds.
+    """Return a text that differs if a problem's data differ: ``problem.digest()``, or else a digest of its arrays.
 
     None where nothing is known of its data. An object without ``digest()`` is looked at once: what else it keeps in
     arrays may change as it is used.
@@ -71,7 +71,7 @@ def _arrays(value: Any, place: str) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _array(value: Any) -> NDArray[Any] | None:
-    """As an array of NumPy's, if it is an array of numbers or text."""
+    """Return an array of numbers or text as NumPy's; None for anything else."""
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
         import torch
 

@@ -26,7 +26,7 @@ class ManyPartitions:
             self.penalty = first.penalty
 
     def of(self, slot: str) -> Partitions:
-        """Those of one slot."""
+        """Return the partitions of a slot."""
         return self._parts[slot]
 
     def load(self, partitions: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ class ManyPartitions:
         return first if alike else None
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        """Of the first problem; workers ask for those of a slot by :meth:`of`."""
+        """Return the first problem's gradient; workers ask for a slot's partitions by :meth:`of`."""
         first = next(iter(self._parts.values()))
         return first.partial_gradient(partition, w) if rows is None else first.partial_gradient(partition, w, rows)
 
@@ -115,26 +115,26 @@ class ManyProblems:
         return ManyPartitions(parts)
 
     def initial(self) -> Vector:
-        """Of the first problem."""
+        """Return the first problem's initial model."""
         return self._first.initial()
 
     def loss(self, w: Vector) -> float:
-        """Of the first problem."""
+        """Return the first problem's objective at ``w``."""
         return self._first.loss(w)
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        """Of the first problem."""
+        """Return the first problem's metrics at ``w``."""
         return self._first.metrics(w)
 
     @property
     def evaluated_on(self) -> Literal["train", "held_out"] | None:
-        """As the first problem's."""
+        """What is evaluated by default: that of the first problem."""
         own: Literal["train", "held_out"] | None = getattr(self._first, "evaluated_on", "train")
         return own
 
     @property
     def endless(self) -> bool:
-        """As the first problem: all have equally many samples."""
+        """Whether the training data is a stream: all problems have the same number of samples."""
         return endless(self._first)
 
     def sampled(self, samples: int) -> ManyProblems:
@@ -142,7 +142,7 @@ class ManyProblems:
         return ManyProblems([sampled(problem, samples) for problem in self._of.values()])
 
     def predictor(self) -> Any:
-        """Of the first problem, if it has one."""
+        """Return the first problem's predictor, if it has one."""
         own = getattr(self._first, "predictor", None)
         return None if own is None else own()
 
@@ -153,7 +153,7 @@ class ManyProblems:
         return None if None in digests else digest_of(np.array(digests))
 
     def recipe(self) -> dict[str, Any] | None:
-        """Those of all, or None where one has none."""
+        """Return the recipes of all problems; None if a problem has none."""
         recipes = [problem.recipe() for problem in self._of.values()]
         return None if any(recipe is None for recipe in recipes) else {"many": recipes}
 

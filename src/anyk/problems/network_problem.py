@@ -1,4 +1,4 @@
-"""What problems of PyTorch and JAX have in common: samples to train on and, perhaps, held-out ones."""
+"""The common part of problems of PyTorch and JAX, with training samples and perhaps held-out samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyk.problems.data.samples import Samples
 
 
 class NetworkProblem:
-    """A problem on samples; ``_last``: what was computed at the last model, None if nothing was."""
+    """A problem on samples; ``_last``: intermediate results at the last model, None if there are none."""
 
     dimension: int
     dtype: np.dtype[np.floating[Any]]

@@ -1,4 +1,4 @@
-"""What a trained vector says of new rows: the names, categories and labels that it learned from, kept with it."""
+"""Predictions for new rows by a trained vector, with the names, categories and labels that it was trained on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Coefficients(NamedTuple):
 @typed
 @dataclass(frozen=True)
 class Predictor:
-    """How a flat vector is a model of rows; the vector itself is not in it.
+    """The meaning of a flat vector as a model of rows, without the vector itself.
 
     ``kind``: ``logistic``, ``softmax``, ``least-squares`` or ``two-layer`` (with ``hidden`` units); ``features``:
     columns of X, ``outputs``: scores of a row; ``classes``: the labels; ``center``, ``scale``: see
@@ -66,7 +66,7 @@ class Predictor:
         return self.decided(self.scores(w, self.matrix(X, "X", tell)))
 
     def decided(self, scores: Floats) -> NDArray[Any]:
-        """What scores (rows, outputs) say: labels or values, shape (rows,)."""
+        """Return the labels or values, shape (rows,), that follow from scores (rows, outputs)."""
         if not self.classes:
             return np.asarray(scores[:, 0])
         best = (scores[:, 0] > 0).astype(np.intp) if self.outputs == 1 else scores.argmax(axis=1)
@@ -171,12 +171,12 @@ class Predictor:
     # ------------------------------------------------------------------------------------------- kept
 
     def encoded(self) -> bytes:
-        """As JSON."""
+        """Return the predictor as JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     @classmethod
     def decoded(cls, text: bytes) -> Predictor:
-        """What :meth:`encoded` made; ValueError where it is anything else."""
+        """Return the predictor that :meth:`encoded` wrote; ValueError for any other text."""
         made = msgspec.json.decode(text, type=cls)
         wide = made.encoding.width if made.encoding.columns else made.features
         if wide != made.features or len(made.scale) not in (0, made.features) or len(made.center) != len(made.scale):

@@ -1,4 +1,4 @@
-"""Whether all who hold a partition compute the same gradient: codes rely on it, and a user's code may break it."""
+"""Checks that all workers of a partition compute the same gradient; codes rely on it, a user's code may not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ADVICE = (
 
 
 class Trial(NamedTuple):
-    """What the driver computed: a sketch of one gradient, and the relative difference that kernels may cause."""
+    """The driver's sketch of one gradient, and the relative difference that kernels may cause."""
 
     sketch: NDArray[np.float64]
     limit: float
@@ -83,7 +83,7 @@ def _parts(vector: Vector) -> Iterator[Vector]:
 
 
 def mark(gradient: Vector) -> int | None:
-    """What stands for a gradient where only a number can be sent: a signed sum and the norm, as two float32.
+    """Return a number that stands for a gradient: a signed sum and the norm, as two float32.
 
     None where they are not finite.
     """
@@ -105,7 +105,7 @@ def marks_apart(one: int, other: int) -> float:
 
 
 def differing(one: int, other: int, partition: int, version: int, apart: float) -> str:
-    """What is said of two workers whose gradients of a partition differ."""
+    """Return the sentence on two workers whose gradients of a partition differ."""
     return (
         f"at step {version} workers {one} and {other} computed gradients of partition {partition} that are "
         f"{_percent(apart)} apart: {_ADVICE}"

@@ -140,7 +140,7 @@ def _longest(gradients: torch.Tensor) -> float:
 
 
 def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    """Whether what was computed twice is the same to the bit: a loss that draws now and then is another."""
+    """Return whether two computations agree bit for bit, which those of a loss that draws do not."""
     return all(np.array_equal(a.cpu(), b.cpu(), equal_nan=True) for a, b in zip(one, other, strict=True))
 
 
@@ -161,7 +161,7 @@ def nudges(size: int, nudge: int) -> NDArray[np.float64]:
 
 
 def _unpaired(outputs: Any, targets: torch.Tensor) -> str | None:
-    """What to do about targets that are as many numbers as the outputs, but do not lie as they do."""
+    """Return advice if targets have as many numbers as the outputs but another shape, else None."""
     shapes = tuple(getattr(outputs, "shape", ())), tuple(targets.shape)
     if not shapes[0] or shapes[0] == shapes[1] or outputs.numel() != targets.numel():
         return None
@@ -172,7 +172,7 @@ def _unpaired(outputs: Any, targets: torch.Tensor) -> str | None:
 
 
 def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: int, of: str) -> None:
-    """As :func:`check_loss`, from samples themselves: ``batch_of`` gives a batch of those that are named of ``count``.
+    """Do as :func:`check_loss`, from samples: ``batch_of`` gives the batch of some of the ``count`` samples.
 
     Compared are the loss and its gradient with respect to the parameters, in evaluation, so that neither dropout nor
     the statistics of batch norm make a difference. Rounding is told by moving the parameters. Raises also where the
@@ -258,7 +258,7 @@ def _check_samples(network: Network, batch_of: Callable[[Index], Batch], count: 
 
 
 def _sizes(made: torch.Tensor) -> NDArray[np.float64]:
-    """Of a loss and its gradient in one vector: how large either is."""
+    """Return the absolute loss and the norm of its gradient, which are given in one vector."""
     return np.array([float(made[0].abs()), float(made[1:].norm())])
 
 

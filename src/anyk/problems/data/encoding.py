@@ -89,14 +89,14 @@ class Encoding:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What to call the columns of ``X``: ``size``, ``colour=red``, …"""
+        """The names of the columns of ``X``: ``size``, ``colour=red``, …"""
         found: list[str] = []
         for column in self.columns:
             found += [f"{column.name}={one}" for one in column.categories] or [column.name]
         return tuple(found)
 
     def places(self, names: Sequence[str], where: str) -> list[int]:
-        """Where a table with these columns has those of the encoding: by name, or else by their order.
+        """Return the places of the encoding's columns in a table with these columns: by name, or else by order.
 
         Raises :class:`~anyk.errors.BadInput` where one is missing.
         """
@@ -195,7 +195,7 @@ def check_categories(words: Mapping[str, int], said: str) -> None:
 
 
 def missing(column: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where a value is not known: NaN, or None in a column of text."""
+    """Return where values are missing, as a mask: NaN, or None in a column of text."""
     if column.dtype.kind == "f":
         return np.asarray(np.isnan(column))
     return np.array([value is None for value in column.tolist()], dtype=bool)

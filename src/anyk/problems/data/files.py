@@ -52,7 +52,7 @@ def finite(X: Any, where: str, names: Sequence[str] | None = None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the spec says about a file."""
+    """The settings of a spec about a file."""
 
     target: str | None
     header: bool | None
@@ -299,7 +299,7 @@ def _from_table(table: Table, file: Path, asked: _Asked, *remarks: str) -> _Samp
 
 
 def target_column(names: list[str], file: Path | str, target: str | None) -> tuple[int, str]:
-    """Which column is the target, and, where that was not asked for, why."""
+    """Return the target's column and, unless it was named, a remark on the choice."""
     if target is None:
         for wanted in ("target", "label", "y"):
             if usual := [i for i, name in enumerate(names) if name.lower() == wanted]:

@@ -63,7 +63,7 @@ def read_rows(
 
 
 def limit_of(file: Path, max_gb: float | None) -> Limit:
-    """How much memory a file of rows may take."""
+    """Return the limit on the memory that a file of rows takes."""
     return limit(file, max_gb, remedy="; if you trust the file give --max-gb {:g}")
 
 
@@ -77,7 +77,7 @@ def _table(file: Path, kind: str, predictor: Predictor, allowed: Limit, header: 
 
 
 def _svmlight(file: Path, predictor: Predictor, allowed: Limit) -> Any:
-    """As wide as the model: entries that are left out are 0, also those of the last columns."""
+    """Return a svmlight file's rows with the model's number of columns; entries that are missing are 0."""
     base, features = predictor.encoding.base, predictor.features
     X: Any = read_svmlight(file, allowed, 0 if base is None else base)[0]
     if base is None and X.nnz and X.indices.min() > 0:  # the model's own data did not count columns

@@ -300,7 +300,7 @@ def _need_columns(name: str, wanted: tuple[str, ...], found: list[str], where: s
 
 
 def _fetch(name: str, site: str, fetcher: Callable[[], Any], progress: Progress | None) -> Any:
-    """What ``fetcher`` brings from ``site`` or from scikit-learn's cache; one sentence where neither has it."""
+    """Return the data that ``fetcher`` takes from ``site`` or scikit-learn's cache; BadInput if neither has it."""
     from http.client import HTTPException
 
     admit_address(name)

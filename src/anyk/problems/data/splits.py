@@ -48,7 +48,7 @@ class Dirichlet:
 
     @property
     def told(self) -> tuple[NDArray[Any], ...]:
-        """What it adds to the digest of a problem's data."""
+        """The arrays that the split adds to the digest of a problem's data."""
         return (np.array(self.spec),)
 
     def order(self, labels: NDArray[Any], ends: NDArray[np.int64]) -> Index:
@@ -71,7 +71,7 @@ class Dirichlet:
 
 
 def _taken(alpha: float, left: NDArray[Any], size: int, random: np.random.Generator) -> NDArray[Any]:
-    """How many rows of each class a partition of ``size`` takes of those that are ``left``."""
+    """Return the number of rows of each class, from those ``left``, in a partition of ``size`` rows."""
     shares, taken = np.zeros(len(left)), np.zeros_like(left)
     shares[left > 0] = random.dirichlet(alpha * len(left) * left[left > 0] / left.sum())
     while (missing := size - int(taken.sum())) > 0:

@@ -41,12 +41,12 @@ class DecompiledPartitions:
     def of(
         cls, sources: dict[int, Source], arrays: Sequence[NDArray[Any]], ends: Sequence[int], initial: Vector
     ) -> DecompiledPartitions:
-        """What the driver makes: from sources, and for models like the initial one."""
+        """Return the partitions for these sources and models like the initial one."""
         texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
         return cls(texts, arrays, ends, initial.size, initial.dtype)
 
     def plain(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        """As plain data and arrays."""
+        """Return the partitions as plain data and arrays."""
         texts = [[rows, *text] for rows, text in self._texts.items()]
         return {
             "texts": texts,

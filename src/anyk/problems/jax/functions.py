@@ -199,7 +199,7 @@ class JaxProblem(NetworkProblem):
         return bool(apart <= BEYOND * max(np.abs(at(rows, w=w) - whole).max() for w in near))
 
     def _learn_averages(self) -> Averages:
-        """How the state moves, from a few rows; raises where it cannot be computed anew."""
+        """Return how the state moves, from a few rows; raises if it cannot be computed anew."""
         head = self._data.head
         batch = head.batch(slice(0, min(_TRIED, head.tried)))
         return Averages.of(
@@ -207,7 +207,7 @@ class JaxProblem(NetworkProblem):
         )
 
     def _set_metrics(self, metrics: Any, told: list[str], has_aux: bool) -> None:
-        """Whose values are reported: functions of the user's, the loss of held-out data, what the loss gives beside."""
+        """Set the metrics to report: the user's functions, the held-out loss, metrics that the loss returns."""
         for name in told:
             if name == _LOSS or (isinstance(metrics, Mapping) and name in metrics):
                 raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
@@ -292,7 +292,7 @@ class JaxProblem(NetworkProblem):
         return {name: found[name] for name in self._names}
 
     def params_at(self, w: Vector) -> Any:
-        """What was given as ``params``, with the parameters ``w`` (length d): a pytree, or a module for evaluation.
+        """Return ``params`` with the parameters ``w`` (length d): a pytree, or a module for evaluation.
 
         A module of nnx has running statistics that suit them; those of others are :meth:`state_at`.
         """
@@ -344,7 +344,7 @@ class JaxProblem(NetworkProblem):
         return w.astype(self.dtype) if isinstance(w, jax.core.Tracer) else np.asarray(w, dtype=self.dtype)
 
     def _held_at(self, w: Vector) -> Held:
-        """What stays, with a state that suits ``w``; the last is kept, as loss and metrics share it."""
+        """Return the constants with a state that suits ``w``; the last is cached, as loss and metrics share it."""
         if self._averages is None:
             return self._held
         if self._last is None or not np.array_equal(self._last[0], w):

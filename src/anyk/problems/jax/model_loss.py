@@ -24,7 +24,7 @@ _COMPILED = ("gradient", "evaluation")  # anew by each process
 
 
 class Held(NamedTuple):
-    """What a loss is computed with and what does not move: frozen arrays, and the state to begin with."""
+    """The constants of a loss: frozen arrays, and the initial state."""
 
     fixed: Arrays
     state: Tree
@@ -54,14 +54,14 @@ class Network:
 
     @cached_property
     def gradient(self) -> Callable[..., Any]:
-        """That of :meth:`total` at a flat model, compiled once for each number of rows."""
+        """The gradient of :meth:`total` at a flat model, compiled once for each number of rows."""
         import jax
 
         return jax.jit(jax.grad(self.total))
 
     @cached_property
     def evaluation(self) -> Callable[..., Any]:
-        """That of :meth:`evaluated`, likewise."""
+        """The function :meth:`evaluated`, compiled likewise."""
         import jax
 
         return jax.jit(self.evaluated)
@@ -81,7 +81,7 @@ class Network:
         return self._made(flat, held, batch, seed, train=True)[1]
 
     def at(self, flat: Any, held: Held, *, train: bool = False) -> Any:
-        """What the user gave, with the parameters of a flat vector."""
+        """Return the user's model with the parameters of a flat vector."""
         key = key_of(SEED) if self.random else None
         return self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=train)
 
@@ -106,7 +106,7 @@ class Network:
         return (value * rows_of(batch) if self.mean else value), state, metrics
 
     def _read(self, made: Any) -> tuple[Any, Tree, dict[str, Any]]:
-        """What a loss gives, taken apart; raises :class:`~anyk.errors.BadInput` where it is something else."""
+        """Return the value, state and metrics of a loss's result; :class:`~anyk.errors.BadInput` for other forms."""
         wanted = {
             (False, False): "one number for a batch, its mean or sum",
             (True, False): "(number, state), as a state is given",
@@ -153,7 +153,7 @@ def seed_of(number: int) -> NDArray[np.uint32]:
 
 
 def seed_for(purpose: str, first: int) -> NDArray[np.uint32]:
-    """What rows from the ``first`` on draw by when they are not trained on, but for this ``purpose``."""
+    """Return the seed of the draws for rows from ``first`` on, for a ``purpose`` other than training."""
     return seed_of(keyed.integer(0, purpose, first))
 
 
@@ -165,7 +165,7 @@ def key_of(seed: Any) -> Any:
 
 
 def rows_of(batch: Tree) -> int:
-    """How many rows a batch has."""
+    """Return the number of rows of a batch."""
     import jax
 
     return int(jax.tree.leaves(batch)[0].shape[0])
@@ -200,7 +200,7 @@ def taken(loss: Any, given: set[str]) -> set[str]:
 
 
 def names_of(function: Any) -> Mapping[str, inspect.Parameter]:
-    """What a function takes, by name; empty where it does not say."""
+    """Return a function's parameters by name; empty if it has no signature."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What workers do for a JAX problem: gradients of a loss on flat vectors, from arrays that all share."""
+"""Gradients of a JAX loss on flat vectors, as workers compute them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class JaxPartitions(Batches):
 
 
 def device_of(platform: str) -> Any:
-    """Where to compute: of several devices of a platform each worker takes the next."""
+    """Return the device to compute on: of several devices of a platform each worker takes the next."""
     import jax
 
     try:

@@ -16,7 +16,7 @@ from typing import Any
 
 
 def packed(value: Any) -> tuple[Callable[..., Any], tuple[bytes, list[pickle.PickleBuffer]]]:
-    """What ``__reduce__`` gives for a value: its bytes, and its arrays beside them."""
+    """Return a value's result of ``__reduce__``: its bytes, and its arrays beside them."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What JAX users train: pytrees of arrays, Equinox modules, nnx modules; what in them moves, and what stays."""
+"""Models of JAX: pytrees of arrays, Equinox modules, nnx modules; which of their arrays are trained."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Model:
         self._tree = jax.tree.structure(self._tree)
 
     def whole(self, trained: Sequence[Any], fixed: Sequence[Any], state: Tree, key: Any, *, train: bool) -> Any:
-        """What the user gave, with these arrays in it, for training or for evaluation."""
+        """Return the user's model with these arrays in it, for training or for evaluation."""
         del state, key, train
         return self._join(trained, fixed)
 
@@ -230,7 +230,7 @@ class NnxModel(Model):
 
 
 def model_of(params: Any, trainable: Trainable) -> Model:
-    """What is given as ``params``, by its kind; raises :class:`~anyk.errors.BadInput` where it cannot be trained."""
+    """Return the model in ``params``, by its kind; raises :class:`~anyk.errors.BadInput` if it cannot be trained."""
     import jax
 
     kind = _is_module(params)
@@ -272,7 +272,7 @@ def check_numbers(arrays: Arrays) -> None:
 
 
 def _is_module(node: Any) -> str | None:
-    """Of which library a node of a pytree is a module: ``equinox``, ``nnx`` or ``linen``; None for others."""
+    """Return the library whose module a node of a pytree is: ``equinox``, ``nnx`` or ``linen``; None: no module."""
     for base in type(node).__mro__:
         home = base.__module__
         if base.__name__ == "Module":
@@ -309,7 +309,7 @@ def _is_fixed(leaf: Any) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is that should have been something else."""
+    """Return the kind of an unsuitable value, in words."""
     return "a function" if callable(value) and hasattr(value, "__name__") else f"of type {type(value).__name__}"
 
 
@@ -318,7 +318,7 @@ def _first(error: Exception) -> str:
 
 
 def _state(node: Any) -> str | None:
-    """What state of the common libraries a node of a pytree is, in words; None where it is not known to be any."""
+    """Return the kind of library state that a node of a pytree is, in words; None: no known state."""
     if isinstance(node, Mapping):  # of Flax's linen, one collection beside another
         found = [key for key in node if key in _COLLECTIONS]
         if isinstance(node.get("params"), Mapping):

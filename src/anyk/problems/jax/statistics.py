@@ -26,7 +26,7 @@ _APART = 0.02  # how much, relative to its size, an average may move where it sh
 
 
 class Averages(NamedTuple):
-    """What is known of a state: what to begin a pass with, and how much of the old the new has (m), for each leaf."""
+    """Moving averages in a state: the state that a pass starts with, and each leaf's share m of the old value."""
 
     start: Tree
     factors: Arrays
@@ -102,7 +102,7 @@ class Averages(NamedTuple):
 
 
 def _rest(old: NDArray[Any], new: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArray[Any]:
-    """Where an average comes to rest that went from ``old`` to ``new`` and keeps ``factor`` of the old."""
+    """Return the limit of an average that went from ``old`` to ``new`` and keeps ``factor`` of the old."""
     moves = np.abs(1.0 - factor) > 1e-5
     rest = (new - factor * old.astype(np.float64)) / np.where(moves, 1.0 - factor, 1.0)
     made: NDArray[Any] = np.where(moves, rest, new).astype(old.dtype)

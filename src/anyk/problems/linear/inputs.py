@@ -1,4 +1,4 @@
-"""What users give linear models, checked: rows as a table of finite numbers, their weights, the regulariser."""
+"""Checks of a linear model's input: a table of finite numbers, weights of rows, the regulariser."""
 
 from __future__ import annotations
 

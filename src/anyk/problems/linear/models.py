@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 @typed
 class LinearProblem:
-    """What the three linear problems share; see :class:`~anyk.problems.base.Problem`.
+    """The common part of the three linear problems; see :class:`~anyk.problems.base.Problem`.
 
     ``intercept``: a last column of ones is added, whose weights the regulariser spares. ``split``: how rows are spread
     over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec), if not as they come.
@@ -179,7 +179,7 @@ class LinearProblem:
         self.X_test = self._columns(held_out)
 
     def _finish(self) -> None:
-        """What follows from the rows."""
+        """Set the attributes that follow from the rows."""
         self.outputs = self._outputs()
         self.dimension = int(self.X.shape[1]) * self.outputs
         self.dtype = np.dtype(self.X.dtype)

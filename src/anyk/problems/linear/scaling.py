@@ -190,7 +190,7 @@ def _full(X: Any) -> Mask:
 
 
 def _mean_of_squares(X: Any, center: Floats, shares: Floats) -> Floats:
-    """Of each column less its center, a block of rows at a time."""
+    """Return the weighted mean of squares of each column less its center, computed block by block."""
     if not isinstance(X, np.ndarray):
         X = Scaling(center, np.ones(len(center))).apply(X)
         return np.asarray(X.multiply(X).T @ shares, dtype=np.float64).reshape(-1)

@@ -28,7 +28,7 @@ Labels = tuple[float, ...] | tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """How blocks become ``X`` and ``y``: the same for all of them, and for held-out shards."""
+    """The conversion of blocks into ``X`` and ``y``, the same for all blocks and for held-out shards."""
 
     shards: Shards
     encoding: Encoding
@@ -158,7 +158,7 @@ class ShardRows(Samples):
         return float(squares.sum()) + self.design.intercept
 
     def extremes(self) -> tuple[Floats, Floats]:
-        """As :func:`~anyk.problems.linear.scaling.extremes`, of the columns before they are scaled."""
+        """Return the least and the largest number of each column before scaling, both of shape (columns,)."""
         return self._moments.low, self._moments.high
 
 
@@ -199,7 +199,7 @@ def _labels(found: Survey, task: Task | Literal["auto"], where: str) -> tuple[La
 
 
 def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tuple[Encoding, Moments, int]:
-    """How columns become numbers, what is known of those, and how many they are."""
+    """Return the encoding of columns as numbers, the moments of the encoded columns, and their number."""
     rows, moments = float(found.rows), found.moments
     if not found.first.names:
         if fill is not None:
@@ -243,7 +243,7 @@ def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tu
 
 
 def _of_counts(counts: Sequence[float], rows: float) -> Moments:
-    """Of columns of ones, so many, and zeros."""
+    """Return the moments of columns with these numbers of ones, and zeros else."""
     ones = np.array(counts, dtype=np.float64)
     share = ones / rows
     low, high = np.where(ones < rows, 0.0, 1.0), np.where(ones > 0, 1.0, 0.0)

@@ -1,4 +1,4 @@
-"""What a PyTorch problem is made of: options, layers and losses that cannot work are refused here."""
+"""Checks of a PyTorch problem's options, module and loss."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_module(module: Any) -> None:
 
 
 def _class_or_kind(value: Any) -> str:
-    """What was given, in words; a class in the place of an object with what makes one."""
+    """Return the kind of a value in words; for a class, how to make an object of it."""
     named = getattr(value, "__name__", "")
     return f"the class {named}; make one, as in {named}(…)" if isinstance(value, type) else type(value).__name__
 

@@ -76,7 +76,7 @@ class Readers:
 
 
 class _Portions:
-    """What the loader is to read at the moment."""
+    """The keys and numbers of the items that the loader is to read now."""
 
     def __init__(self, portions: list[list[tuple[int, int]]]) -> None:
         self._portions = portions

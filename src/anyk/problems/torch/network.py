@@ -74,7 +74,7 @@ class Network:
         return device
 
     def outputs(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """What the module makes of a batch's inputs."""
+        """Return the module's outputs for a batch's inputs."""
         with self._precisely():
             made: torch.Tensor = self.module(*batch[:-1])
         return made
@@ -87,7 +87,7 @@ class Network:
             self.outputs(batch)
 
     def loss_of(self, batch: Batch) -> torch.Tensor:
-        """What the loss says of a batch: one number."""
+        """Return the loss of a batch: one number."""
         if not self.takes_module:
             return self.loss_at(self.outputs(batch), batch[-1])
         with self._precisely():
@@ -95,7 +95,7 @@ class Network:
         return _one_number(loss, training=self.module.training)
 
     def loss_at(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """What the loss says of outputs and targets: one number."""
+        """Return the loss of outputs and targets: one number."""
         with self._precisely():
             loss = self.loss(outputs, targets)
         return _one_number(loss, training=self.module.training)

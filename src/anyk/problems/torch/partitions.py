@@ -1,4 +1,4 @@
-"""What workers do for a PyTorch problem: a module's gradients on flat vectors, from arrays that all share."""
+"""A PyTorch module's gradients on flat vectors, as workers compute them."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def pieces_of(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tor
 
 
 def is_at(module: torch.nn.Module, w: Vector) -> bool:
-    """Whether a module's parameters are ``w``."""
+    """Return whether a module's parameters are ``w``."""
     first = 0
     for parameter in trained(module):
         here = w[first : first + parameter.numel()]

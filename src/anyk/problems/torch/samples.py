@@ -99,7 +99,7 @@ class Apart(RunFailed):
 
 
 class Reading(NamedTuple):
-    """How items become samples, and samples a batch.
+    """The way from items to samples, and from samples to a batch.
 
     ``collate``: torch's own way if left out. ``free``: a batch may be anything. ``transform``: what is made of an item
     to train, ``eval_transform`` to evaluate.
@@ -112,7 +112,7 @@ class Reading(NamedTuple):
 
     @property
     def evaluated(self) -> Reading:
-        """How items are evaluated."""
+        """The reading of items that are evaluated."""
         return self._replace(transform=self.eval_transform)
 
     def refuse_arrays(self, name: str, what: str) -> None:
@@ -240,7 +240,7 @@ def _described(item: Any) -> str:
 
 
 def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """As NumPy, so that it is sent once to a machine; numbers with a fraction as the parameters have them."""
+    """Return a NumPy array, which is sent once to a machine; floating-point numbers as the parameters are."""
     import torch
 
     if isinstance(array, torch.Tensor):

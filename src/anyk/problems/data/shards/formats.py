@@ -48,7 +48,7 @@ class Format(Protocol):
         ...
 
     def read(self, at: int, size: int, text: set[int]) -> Content:
-        """One block; ``text``: columns that are text whatever they hold."""
+        """Return one block; ``text``: columns to be read as text, whatever their cells are."""
         ...
 
 
@@ -99,7 +99,7 @@ class _Read:
 
 
 def _own(value: Any) -> Any:
-    """As NumPy or SciPy has it."""
+    """Return an array of NumPy or SciPy."""
     return value if hasattr(value, "indptr") else np.asarray(value)
 
 
@@ -226,6 +226,6 @@ class _Position:
 
 
 def _rows(position: _Position) -> Iterator[list[str]]:
-    """Of CSV; a row is given when just its lines have been taken."""
+    """Yield rows of CSV; for each row, exactly its lines are read."""
     found = csv.reader(lines(position, position._address), strict=True, skipinitialspace=True)
     return (row for row in found if row)

@@ -25,7 +25,7 @@ _FRAME = struct.Struct("<?q")  # whether it went well, and how many bytes follow
 
 
 def in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> list[bytes]:
-    """What ``work`` gives for each piece, in order; done by up to 8 processes, at most one for each processor.
+    """Return the result of ``work`` for each piece, in order, by up to 8 processes, at most one per processor.
 
     Raises :class:`~anyk.errors.BadInput` with the sentence of the first piece that fails.
     """

@@ -1,4 +1,4 @@
-"""What shards are: files of one kind, anywhere, that only those who hold their rows read."""
+"""Shards: files of one format, anywhere, that only the workers read whose rows they contain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS: dict[str, Literal["parquet", "csv"]] = {".parquet": "parquet", ".csv": "c
 
 
 class File(NamedTuple):
-    """One shard: its address, its size in bytes and what tells its contents from others (the time of its change)."""
+    """A shard's address, its size in bytes, and a mark that changes with its contents (the time of its change)."""
 
     address: str
     size: int
@@ -131,7 +131,7 @@ class Shards:
         return next(iter(kinds))
 
     def digest(self) -> str:
-        """What tells these files from others: their names, sizes and times of change (elsewhere: what a store says)."""
+        """Return a digest of the files' names, sizes and times of change (remote: the marks of the store)."""
         text = hashlib.blake2b(digest_size=16)
         for address, size, mark in self.found:
             text.update(f"{Path(address).name}\x1f{size}\x1f{mark}\x1e".encode())

@@ -1,4 +1,4 @@
-"""What a pass over shards finds: where blocks begin, how many rows there are, and what columns hold."""
+"""A pass over shards: the places of blocks, the number of rows, and the contents of columns."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _WORDS = 100_000  # different values of a column of text
 
 
 class Moments(NamedTuple):
-    """Of each column, shape (columns,): how many values there are, how many are not 0, mean, sum of squared deviations
-    from it, least and largest value. Merged as Chan, Golub and LeVeque (1979) do, so that nothing cancels.
+    """For each column, shape (columns,): the number of values, the number that are not 0, the mean, the sum of squared
+    deviations from it, the least and the largest value. Merged as by Chan, Golub and LeVeque (1979), without
+    cancellation.
     """
 
     present: Floats
@@ -39,13 +40,13 @@ class Moments(NamedTuple):
 
     @classmethod
     def none(cls, columns: int) -> Self:
-        """Of no rows."""
+        """Return the moments of no rows."""
         zeros = np.zeros(columns)
         return cls(zeros, zeros, zeros, zeros, np.full(columns, np.inf), np.full(columns, -np.inf))
 
     @classmethod
     def of(cls, X: Any) -> Self:
-        """Of some rows, dense (NaN where a value is missing) or sparse."""
+        """Return the moments of some rows, dense (NaN for a missing value) or sparse."""
         if not hasattr(X, "indptr"):
             there = ~np.isnan(X)
             known, present = np.where(there, X, 0.0), there.sum(axis=0, dtype=np.float64)
@@ -64,7 +65,7 @@ class Moments(NamedTuple):
         return cls(np.full(columns, float(rows)), nonzero, mean, apart + (rows - count) * mean**2, low, high)
 
     def merged(self, other: Moments) -> Moments:
-        """Of both groups of rows together."""
+        """Return the moments of both groups of rows together."""
         present = self.present + other.present
         share = other.present / np.maximum(present, 1.0)
         apart = other.mean - self.mean
@@ -88,7 +89,7 @@ class Moments(NamedTuple):
 
 
 class FileFacts(msgspec.Struct):
-    """What a pass finds in one file."""
+    """The results of a pass over one file."""
 
     blocks: list[tuple[int, int, int]]  # where each begins, how long it is, its rows
     names: list[str] = []  # of a table's columns, the target among them
@@ -104,7 +105,7 @@ class FileFacts(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Survey:
-    """What is known of all files together; ``blocks``: shape (blocks, 4), the file of each, and as it is there."""
+    """The results for all files; ``blocks``, shape (blocks, 4): number of the file, begin, length and rows."""
 
     blocks: NDArray[np.int64]
     first: FileFacts
@@ -121,7 +122,7 @@ class Survey:
 
 
 def survey(shards: Shards, wanted: Wanted) -> Survey:
-    """One pass over all files, by processes.
+    """Make one pass over all files, by processes.
 
     ``wanted``: how many ``rows`` there are, also the first of them as ``arrays``, or what the ``columns`` hold.
     """
