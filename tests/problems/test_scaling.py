@@ -234,7 +234,7 @@ def test_columns_that_differ_much_in_size_are_named(tmp_path: Any) -> None:
     (tmp_path / "t.csv").write_text("id,f,y\n" + "\n".join(f"{1e6 + i},{i - 3.5},{i % 2}" for i in range(20)))
     for data, file, model, names in (
         ("file", "t.svm", "linear", ("column 0", "column 1")),
-        (f"shards:files={tmp_path}/t.svm", None, "linear", ("column 0", "column 1")),
+        (f"shards:files={tmp_path}/t.csv", None, "linear:standardize=false", ("column 'id'", "column 'f'")),
         ("file", "t.csv", "linear:standardize=false", ("column 'id'", "column 'f'")),
         ("file:intercept=no", "t.csv", "linear", ("column 'id'", "column 'f'")),
         ("file", "t.csv", "two-layer", ("column 'id'", "column 'f'")),

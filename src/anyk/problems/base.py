@@ -165,7 +165,7 @@ def rows_of(problem: Problem) -> str:
     return "a stream" if endless(problem) else f"{problem.samples:,} rows"
 
 
-def problem_text(problem: Problem) -> str:
+def problem_text(problem: Any) -> str:
     """Return the text that ``repr`` shows: the problem's kind and sizes."""
     name = type(problem).__name__
     return f"<{name}: {rows_of(problem)}, {problem.dimension:,} parameters, metric {problem.metric}>"

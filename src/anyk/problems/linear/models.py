@@ -61,7 +61,10 @@ class LinearProblem:
     task: ClassVar[Task] = "regression"
     metric: str
     better: Literal["higher", "lower"]
+    X: Any
+    X_test: Any
     y: Floats  # not of shards, which keep theirs
+    y_test: Floats | None
     # of data from elsewhere: how X came about, and what the classes are called
     encoding: Encoding = Encoding()
     labels: tuple[float | str, ...] = ()
