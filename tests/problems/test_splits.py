@@ -107,7 +107,7 @@ def test_a_run_keeps_its_split_and_goes_on_with_it(tmp_path: Path) -> None:
     for steps, out in ((6, folder), (9, tmp_path / "whole")):
         done = runner.invoke(main, [*train, "--steps", str(steps), "--out", str(out)])
         assert done.exit_code == 0, done.output
-    assert read_config(folder).problem["split"] == "dirichlet:alpha=0.2,seed=1"
+    assert read_config(folder).problem.split == "dirichlet:alpha=0.2,seed=1"
     anyk.resume(folder, steps=9).close()
     with anyk.Run.open(folder) as resumed, anyk.Run.open(tmp_path / "whole") as whole:
         assert resumed.model.tobytes() == whole.model.tobytes()
