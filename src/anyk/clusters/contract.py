@@ -232,7 +232,7 @@ class Transport(ABC):
 
 
 class NetworkTransport(ABC):
-    """How a networked driver sends orders."""
+    """The driver's side of workers that share no memory with it."""
 
     @abstractmethod
     def listens(self, worker: int) -> bool:

@@ -27,21 +27,21 @@ class InFlight(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> InFlight:
-        """Read back what JSON made of one."""
+        """Read a task back from JSON."""
         worker, chunks, versions, started, before, each = plain
         return cls(worker, tuple(map(Chunk.from_plain, chunks)), tuple(versions), started, before, each)
 
     @property
     def end(self) -> float:
-        """When its delays are over."""
+        """The time when its delays are over."""
         return self.started + self.before + self.each * sum(len(chunk.partitions) for chunk in self.chunks)
 
     def busy_until(self, now: float) -> float:
-        """When a worker that cannot be interrupted in a delay looks up to see that the task was cancelled."""
-        held = self.started + self.before
-        if now <= held or not self.each:
-            return held
-        return min(held + self.each * -(-(now - held) // self.each), self.end)
+        """Return when a worker that cannot be interrupted in a delay notices that the task was cancelled."""
+        first = self.started + self.before
+        if now <= first or not self.each:
+            return first
+        return min(first + self.each * -(-(now - first) // self.each), self.end)
 
 
 @typed
@@ -88,7 +88,7 @@ class Injection:
         self._repeats: list[tuple[int, int]] = [(-1, 0)] * workers  # (version, tasks given on it)
 
     def start(self, layout: Layout, messages: Messages | None) -> None:
-        """A run begins: no task has been given. Without ``messages`` those known before are priced."""
+        """Start a run: no task has been given. Without ``messages`` the previous ones are priced."""
         workers = len(self.numbers)
         self._shares = None if layout.shares is None else tuple(layout.shares)
         self._total = layout.partitions if self._shares is None else sum(self._shares)
@@ -102,15 +102,15 @@ class Injection:
 
     @property
     def tasks(self) -> int:
-        """The tasks of the worker that has been given the most; as many delays have been drawn."""
+        """The number of tasks of the worker that has been given the most."""
         return max(self.numbers)
 
     def skip(self, tasks: int) -> None:
-        """Draw as if every worker had been given so many tasks; called after :meth:`start`."""
+        """Continue as if every worker had been given ``tasks`` tasks; called after :meth:`start`."""
         self.numbers[:] = [tasks] * len(self.numbers)
 
     def draw(self, task: int, worker: int, chunks: Task, version: int, now: float) -> tuple[float, float]:
-        """Seconds before the next task of a worker and before each of its partitions; counts the task.
+        """Return the seconds before the next task of a worker and before each of its partitions; count the task.
 
         ``version``: of the model, or the round's number. ``now``: seconds on the run's clock.
         """
@@ -123,8 +123,8 @@ class Injection:
             return travel, 0.0
         if chunks[0].steps:
             return travel + self._local_steps(worker, chunks), 0.0
-        known, count = self._repeats[worker]
-        repeat = count if known == version else 0
+        last, count = self._repeats[worker]
+        repeat = count if last == version else 0
         self._repeats[worker] = (version, repeat + 1)
         before, each = self.stream.for_task(
             worker,
@@ -142,7 +142,7 @@ class Injection:
             self.links.cancel(tasks, now)
 
     def state(self) -> dict[str, Any]:
-        """The number of draws so far, as plain data."""
+        """Return the number of samples so far, as plain data."""
         turns = {} if self.links is None else self.links.turns
         return {
             "numbers": list(self.numbers),
@@ -151,20 +151,20 @@ class Injection:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Continue from what :meth:`state` returned."""
         self.numbers = list(state["numbers"])
         self._repeats = [(version, count) for version, count in state["repeats"]]
         if self.links is not None:
             self.links.turns = {task: (begin, end) for task, begin, end in state["turns"]}
 
     def _relative_load(self, chunks: Task) -> float:
-        """The share of the data that a task covers."""
+        """Return the share of the data that a task covers."""
         if self._shares is None:
             return sum(len(chunk.partitions) for chunk in chunks) / self._total
         return sum(self._shares[j] for chunk in chunks for j in chunk.partitions) / self._total
 
     def _local_steps(self, worker: int, chunks: Task) -> float:
-        """Local steps are delayed one by one, each by the draw of its number: as many draws as there are gradients."""
+        """Return the delay of local steps: each is delayed by the sample of its number, one per gradient."""
         total = 0.0
         for chunk in chunks:
             share = len(chunk.partitions) * self.unit if self.delays.per == "load" else 1
@@ -177,7 +177,7 @@ class Injection:
         return total
 
     def _traffic(self, worker: int, chunks: Task) -> Traffic:
-        """The bytes that a task exchanges: the models that it reads, and the messages that it sends."""
+        """Return the bytes that a task exchanges: the models that it reads, and the messages that it sends."""
         messages = self.messages
         number = 0 if messages is None else messages.dtype.itemsize
         model = 0 if messages is None else messages.partitions.dimension * number

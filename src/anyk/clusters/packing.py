@@ -29,9 +29,9 @@ def _key(seed: int, chunk: Chunk, version: int) -> Key:
 def pack(
     task: int, chunk: Chunk, version: int, seed: int, vector: Vector, base: Vector, states: dict[int, State]
 ) -> Payload:
-    """Return a message's payload, of a model (``steps``) that of its change from ``base``.
+    """Return a message's payload; the payload of a model (``steps``) is its change from ``base``.
 
-    ``states``: what the worker keeps, by task; what this message leaves out is added.
+    ``states``: what the worker keeps, by task; the part that this message omits is added.
     """
     scheme_, state = scheme(chunk.compress), states.get(chunk.state, {})
     if chunk.steps:

@@ -26,7 +26,7 @@ from anyk.protocol import Layout
 
 @typed
 class Mpi(Networked[NetworkedHandle]):
-    """MPI ranks, one a worker; the program is started by ``mpiexec`` with one rank more than there are workers.
+    """MPI ranks, one a worker and one that drives: mpiexec -n 31 anyk train … --cluster mpi.
 
     On all ranks but the first, the program does not continue beyond the creation of the first such cluster. Ranks that
     are not needed stay idle. A rank that dies ends the whole program under most MPI libraries, MPICH's ``mpiexec``

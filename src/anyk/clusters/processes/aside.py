@@ -1,4 +1,4 @@
-"""Evaluation in a process of its own beside the driver, so that steps do not wait and the driver opens no data.
+"""Evaluation in a separate process beside the driver, so that steps do not wait and the driver opens no data.
 
 The problem goes there once, as partitions go to workers; its arrays and the models lie in shared memory without a name.
 Questions and answers are lines of JSON, and nothing that comes back is unpickled.
@@ -42,10 +42,10 @@ _ERRORS: dict[str, type[Exception]] = {"BadInput": BadInput, "RunFailed": RunFai
 
 
 class Aside:
-    """A process that evaluates a problem, on so many ``samples`` or on all; a context manager.
+    """A process that evaluates a problem, on ``samples`` samples or on all; a context manager.
 
-    ``problem`` is what stands for it here: its objective and metrics are those that the process computes. It starts
-    when it is first asked. One that is killed, or gives no sign of life for a minute, is replaced, and asked again.
+    ``problem`` is the problem with the objective and metrics that the process computes. The process starts when it is
+    first asked. If it is killed, or gives no sign of life for a minute, it is replaced, and asked again.
     ``interrupted`` returns whether the run is to end soon, so that less patience is due.
 
     Raises :class:`~anyk.errors.BadInput` for problems that cannot be sent there.
@@ -70,7 +70,7 @@ class Aside:
         self._lock = threading.Lock()  # the driver and the thread that evaluates may ask
         self.problem: Problem = EvaluatedAside(problem, self, 0)
         if isinstance(problem, ManyProblems):
-            self.problem = ManyProblems([EvaluatedAside(one, self, i) for i, one in enumerate(problem.each)])
+            self.problem = ManyProblems([EvaluatedAside(each, self, i) for i, each in enumerate(problem.each)])
 
     def __enter__(self) -> Self:
         return self
@@ -87,9 +87,9 @@ class Aside:
         return None if self._process is None else self._process.pid
 
     def ask(self, what: Literal["loss", "metrics"], model: int, w: Vector) -> Any:
-        """Return what the problem of a model says of ``w``; raises what it raises there.
+        """Return the loss or the metrics of a model's problem at ``w``; raise what it raises there.
 
-        Raises :class:`~anyk.clusters.remote.losses.Unheld` where one process after the other ends of it.
+        Raises :class:`~anyk.clusters.remote.losses.Unheld` if one process after the other ends of it.
         """
         question = json.dumps([what, model, w.size]).encode() + b"\n"
         with self._lock:
@@ -125,9 +125,9 @@ class Aside:
         return answer["is"]
 
     def _read_line(self, process: subprocess.Popen[bytes]) -> bytes | None:
-        """Return the next answer; None where the process has ended, nothing where it has been silent for too long."""
+        """Return the next answer; None if the process has ended, b"" if it has been silent for too long."""
         assert process.stdout is not None
-        heard = time.monotonic()
+        last = time.monotonic()
         while True:
             answers = [line for line in self._unread.split(b"\n")[:-1] if line]  # empty lines are signs of life
             self._unread = self._unread.rpartition(b"\n")[2]
@@ -138,9 +138,9 @@ class Aside:
                 if not data:
                     return None
                 self._unread += data
-                heard = time.monotonic()
+                last = time.monotonic()
                 self._silence = _SILENCE
-            elif time.monotonic() - heard > (_INTERRUPTED if self.interrupted() else self._silence):
+            elif time.monotonic() - last > (_INTERRUPTED if self.interrupted() else self._silence):
                 return b""
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -167,7 +167,7 @@ class Aside:
         )
 
     def _end(self, within: float = 0.0) -> int:
-        """End the process, if there is one and it does not by itself ``within`` so many seconds; returns its code."""
+        """End the process, unless it ends by itself ``within`` seconds; return its exit code."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -182,7 +182,7 @@ class Aside:
 
 
 class EvaluatedAside:
-    """A problem that is evaluated elsewhere; all else is its own."""
+    """A problem that is evaluated elsewhere, and otherwise itself."""
 
     def __init__(self, problem: Problem, aside: Aside, model: int) -> None:
         self._problem, self.aside, self._model = problem, aside, model
@@ -191,13 +191,11 @@ class EvaluatedAside:
         return getattr(self._problem, name)
 
     def loss(self, w: Vector) -> float:
-        """See :class:`~anyk.problems.base.Problem`."""
         return float(self.aside.ask("loss", self._model, w))
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        """See :class:`~anyk.problems.base.Problem`."""
-        found: dict[str, float] = self.aside.ask("metrics", self._model, w)
-        return found
+        metrics: dict[str, float] = self.aside.ask("metrics", self._model, w)
+        return metrics
 
 
 def main(setup: dict[str, Any]) -> None:
@@ -215,10 +213,14 @@ def main(setup: dict[str, Any]) -> None:
             if problem is None:
                 problem = unship([memoryview(data.memory)[start : start + length] for start, length in setup["places"]])
                 problem = problem if setup["samples"] is None else sampled(problem, setup["samples"])
-            answer: Any = {"is": _answer(problem, what, model, models.array(0, size, np.dtype(setup["dtype"])))}
+            each = problem.each[model] if isinstance(problem, ManyProblems) else problem
+            w = models.array(0, size, np.dtype(setup["dtype"]))
+            with np.errstate(over="ignore", invalid="ignore"):
+                value = float(each.loss(w)) if what == "loss" else {k: float(v) for k, v in each.metrics(w).items()}
+            answer: Any = {"is": value}
         except Exception as error:  # a user's problem may raise anything
-            known = [name for name, kind in _ERRORS.items() if isinstance(error, kind)]
-            answer = [(known or [type(error).__name__])[0], str(error)]
+            kinds = [name for name, kind in _ERRORS.items() if isinstance(error, kind)]
+            answer = [*kinds, type(error).__name__][0], str(error)
         _tell(out, json.dumps(answer).encode())
 
 
@@ -242,9 +244,3 @@ def _listen(questions: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         questions.put(line)
     os._exit(0)
-
-
-def _answer(problem: Problem, what: str, model: int, w: Vector) -> Any:
-    one = problem.each[model] if isinstance(problem, ManyProblems) else problem
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(one.loss(w)) if what == "loss" else {name: float(value) for name, value in one.metrics(w).items()}

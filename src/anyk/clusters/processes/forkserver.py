@@ -87,7 +87,7 @@ class ForkServer:
         return json.loads(data), list(fds)
 
     def _obey(self, shared: Shared, own: tuple[int, int]) -> bool:
-        """One request, each with the descriptor of the new worker's doorbell; False when the driver hung up."""
+        """Carry out a request, which brings the new worker's doorbell; return False when the driver has hung up."""
         data, fds, _, _ = socket.recv_fds(self._link, 33, 1)
         if not data:
             return False
@@ -192,7 +192,7 @@ def _end_sessions(sessions: Collection[int]) -> None:
 
 
 def _sessions() -> Iterator[tuple[int, int]]:
-    """Every process and its session; a worker's processes are those of the session that bears its number."""
+    """Yield every process and its session; a worker's processes are in the session that bears its number."""
     if sys.platform == "linux":
         pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
     else:

@@ -1,4 +1,4 @@
-"""Memory that processes share: nameless, so that nothing can be left behind; and what lies where in it."""
+"""Memory that processes share, without a name, so that nothing can be left behind; and its layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALIGN = 64
 
 
 class Segment:
-    """A stretch of shared memory behind a file descriptor without a name; it goes when its last holder does."""
+    """Shared memory behind a file descriptor without a name; it is freed when the last process closes it."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.size = fd, size
@@ -31,7 +31,7 @@ class Segment:
 
     @classmethod
     def create(cls, size: int, purpose: str) -> Segment:
-        """Memory of ``size`` bytes; pages are taken up when first written."""
+        """Return memory of ``size`` bytes; pages are taken up when first written."""
         size = max(size, mmap.PAGESIZE)
         if sys.platform == "linux":
             fd = os.memfd_create(f"anyk-{purpose}")
@@ -51,24 +51,24 @@ class Segment:
             raise RunFailed(f"no room for {length:,} bytes of shared memory ({error.strerror}); free some") from None
 
     def array(self, start: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array that lies in the segment."""
+        """Return an array that lies in the segment."""
         if start + length * dtype.itemsize > self.size:
             self.refresh()
         return np.frombuffer(self.memory, dtype=dtype, count=length, offset=start)
 
     def grow(self, size: int) -> None:
-        """Make it at least so long; arrays made before stay where they are."""
+        """Make it at least ``size`` bytes long; earlier arrays stay in place."""
         if size > self.size:
             os.ftruncate(self.fd, size)
             self.refresh()
 
     def refresh(self) -> None:
-        """Map all of it, as long as someone has made it by now; the old mapping goes with the last array in it."""
+        """Map its present length; the old mapping goes with the last array in it."""
         self.size = os.fstat(self.fd).st_size
         self.memory = mmap.mmap(self.fd, self.size)
 
     def close(self) -> None:
-        """Let go of the descriptor; the mapping goes with the last array in it."""
+        """Close the descriptor; the mapping goes with the last array in it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -76,11 +76,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """What lies where. Models: versions of ``dimension`` numbers, at first ``copies`` of them. Replies: ``buffers`` a
-    worker, and behind them messages that had to make room and that other workers read. Both can grow.
+    """The layout of a run's shared memory.
 
-    Mail: one box a worker, written by the driver, and beside it a box for the text of the worker's last error; behind
-    all, orders that are too long for a box.
+    Models: versions of ``dimension`` numbers, at first ``copies`` of them. Replies: ``buffers`` per worker, and behind
+    them messages that had to make room and that other workers read. Both can grow. Mail: one box per worker, written by
+    the driver, and beside it a box for the text of the worker's last error; behind all, orders too long for a box.
     """
 
     workers: int
@@ -114,11 +114,11 @@ class MemoryLayout:
         return sizes, list(accumulate((size * self.buffers for size in sizes), initial=0))
 
     def buffer_bytes(self, worker: int) -> int:
-        """Bytes between a worker's reply buffers; each begins with a header."""
+        """Return the bytes between a worker's reply buffers; each begins with a header."""
         return self._buffers[0][worker]
 
     def buffer_at(self, worker: int, buffer: int) -> int:
-        """Where a reply buffer begins."""
+        """Return where a reply buffer begins."""
         return self._buffers[1][worker] + buffer * self._buffers[0][worker]
 
     @property
@@ -127,7 +127,7 @@ class MemoryLayout:
         return self._buffers[1][-1]
 
     def box_at(self, worker: int) -> int:
-        """Where a worker's mail box begins; its error box follows."""
+        """Return where a worker's mail box begins; its error box follows."""
         return worker * (self.box + ERROR_BOX)
 
 
@@ -136,7 +136,7 @@ FREE, WRITING, FULL = 0, 1, 2
 ERROR_BOX = 4096
 _BOX = struct.Struct("=qqqq")  # sequence number, where the order lies, its length and checksum
 
-# What a worker tells the driver, through one pipe that all share; shorter than PIPE_BUF, so written whole or not.
+# A report to the driver, through one pipe that all share; shorter than PIPE_BUF, so written completely or not at all.
 RECORD = struct.Struct("=iiiiqiiddddq")  # worker, incarnation, buffer, and a Report without its text
 
 
@@ -164,11 +164,11 @@ class MailBox:
         _BOX.pack_into(memory, self._start, int(self._seq[0]) + 1, self._place, len(order), zlib.crc32(order))
 
     def changed(self) -> bool:
-        """Whether there is an order not yet taken."""
+        """Return whether there is an order not yet taken."""
         return bool(self._seq[0] != self.seen)
 
     def take(self) -> bytes:
-        """The newest order."""
+        """Return the newest order."""
         while True:
             seq, place, length, checksum = _BOX.unpack_from(self._segment.memory, self._start)
             if place + length > self._segment.size:
@@ -180,12 +180,12 @@ class MailBox:
 
 
 def message_bytes(size: int) -> int:
-    """What a message of ``size`` bytes takes up, with its header."""
+    """Return the bytes that a message of ``size`` bytes takes up, with its header."""
     return -(-(HEADER.size + size) // ALIGN) * ALIGN
 
 
 def place_buffers(buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int]:
-    """Where buffers go one after another, aligned: (start, length) of each, and the total."""
+    """Return the aligned places of consecutive buffers, (start, length) each, and their total size."""
     places, end = [], 0
     for buffer in buffers:
         places.append((end, buffer.nbytes))
@@ -194,5 +194,5 @@ def place_buffers(buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int
 
 
 def model_view(segment: Segment, layout: MemoryLayout, copy: int) -> Vector:
-    """A model version's vector."""
+    """Return a model version's vector."""
     return segment.array(copy * layout.model_bytes, layout.dimension, np.dtype(layout.dtype))

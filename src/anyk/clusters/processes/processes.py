@@ -54,7 +54,7 @@ _BOOT += "forkserver.main(int(sys.argv[1]), json.loads(sys.argv[3]))"
 
 
 class _ProcessHandle(WorkerHandle):
-    """Also its mail box and its doorbell."""
+    """Also knows its mail box and its doorbell."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,21 +64,21 @@ class _ProcessHandle(WorkerHandle):
 
 @typed
 class Processes(Remote[_ProcessHandle]):
-    """Processes of this machine, one a worker; any of them may be slow, stopped or killed.
+    """Processes on this machine (default); byzantine: 3/7; children: processes each may start; preload: modules.
 
     Injected ``delays`` are real waiting, interrupted when the task is cancelled with ``preempt`` (unless the model is
     ``uninterruptible``), and computing comes after. A worker that dies is replaced; one that crashes five times in a
-    row without a message is given up. So is the helper program replaced that starts them, and with it all workers.
-    Data, models and messages exist once, in shared memory without a name; when the driver ends, however it ends, so
+    row without a message is abandoned. The helper program that starts them is replaced, too, and with it all workers.
+    Data, models and messages exist once, in shared memory without a name; when the driver ends, for whatever reason, so
     does everything else.
 
     ``preload``: modules that take long to import, such as ``transformers``: the helper program imports them once, and
     all workers share them. Modules that start threads are refused, as a fork would lose these.
-    ``children``: the most processes of its own that a worker may have at once, such as those of a ``DataLoader``; a
-    worker with more is ended with all of them. A process that begins a session of its own (``setsid``), as a server
-    does, is neither counted nor ended.
+    ``children``: the most processes that a worker may have at once, such as the loaders of a ``DataLoader``; a worker
+    with more is ended, with all its processes. A process that begins a session (``setsid``), as a server does, is
+    neither counted nor ended.
 
-    Raises :class:`~anyk.errors.BadInput` where the system lacks what it takes.
+    Raises :class:`~anyk.errors.BadInput` on other systems than Linux and macOS, or without enough shared memory.
 
     >>> Processes(workers=4).spec
     'processes'
@@ -201,7 +201,7 @@ class Processes(Remote[_ProcessHandle]):
             handle.box = MailBox(mail, plan.box_at(i), plan.box)
 
     def _brief_helper(self) -> None:
-        """Tell the helper program what all workers need; it forks none before."""
+        """Send the helper program what all workers need; it forks none before."""
         self.prepare()
         assert self._link is not None
         fds = [*[segment.fd for segment in self._segments], self._into_pipe]
@@ -213,7 +213,7 @@ class Processes(Remote[_ProcessHandle]):
         self._helper_heard = time.monotonic()  # from now on it gives signs of life
 
     def _write_data(self, buffers: list[memoryview]) -> tuple[list[tuple[int, int]], Segment]:
-        """The partitions' bytes in shared memory: first the object, then its arrays, each where it will be used."""
+        """Put the partitions' bytes in shared memory: first the object, then its arrays, each where it will be used."""
         places, size = place_buffers(buffers)
         plan = self._plan
         needed = size + 3 * plan.model_bytes * len(plan.slots) + plan.replies_size // 2
@@ -251,7 +251,7 @@ class Processes(Remote[_ProcessHandle]):
             pass  # else both sides could wait for the other to listen
 
     def _replace_helper(self) -> None:
-        """The helper program has ended, and the workers with it: another one starts them anew."""
+        """Replace the helper program, which has ended, and the workers with it: another one starts them anew."""
         assert self._forkserver is not None
         assert self._link is not None
         self._link.close()
@@ -266,8 +266,7 @@ class Processes(Remote[_ProcessHandle]):
             raise RunFailed("the helper program that starts workers ended at once; see its message above")
         for pid in self.pids.values():
             _await_end(pid)  # none of them may write into memory that others will use
-        while select.select([self._pipe], [], [], 0)[0]:
-            self._read_records()  # what they said before still counts
+        self._drain_pipe()
         self._forkserver = self._link = None
         self._brief_helper()
         for worker, handle in enumerate(self.handles):
@@ -284,11 +283,10 @@ class Processes(Remote[_ProcessHandle]):
             self._link.close()  # the helper ends the workers and itself
             self._link = None
         if self._forkserver is not None:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._forkserver.wait(_ENDING)
-            except subprocess.TimeoutExpired:
-                self._forkserver.kill()  # the kernel ends its workers with it
-                self._forkserver.wait()
+            self._forkserver.kill()  # if it has not ended; the kernel ends its workers with it
+            self._forkserver.wait()
             self._forkserver = None
         for fd in (self._pipe, self._into_pipe):
             if fd >= 0:
@@ -310,10 +308,6 @@ class Processes(Remote[_ProcessHandle]):
             os.write(handle.doorbell, b"!")
 
     def poll(self, timeout: float) -> None:
-        """Wait for news from workers or the helper; it is taken in later, one by one, when the driver asks for it.
-
-        What the driver has not been told of has not happened, so that what it saves is consistent.
-        """
         assert self._link is not None
         link = self._link.fileno()
         ready, _, _ = select.select([self._pipe, link], [], [], timeout)
@@ -328,6 +322,11 @@ class Processes(Remote[_ProcessHandle]):
         elif time.monotonic() - self._helper_heard > _SILENCE and self._forkserver is not None:
             self._forkserver.kill()  # it is frozen, and would tell of no death
 
+    def _drain_pipe(self) -> None:
+        """Read all records: what workers reported before they died still counts."""
+        while select.select([self._pipe], [], [], 0)[0]:
+            self._read_records()
+
     def _read_records(self) -> None:
         data = os.read(self._pipe, RECORD.size * 512)
         now = time.monotonic()
@@ -339,7 +338,7 @@ class Processes(Remote[_ProcessHandle]):
             self.news.append(Notice(now, worker, incarnation, buffer, report))
 
     def _read_helper(self) -> bool:
-        """Take in what the helper program says; True when it has nothing to say, for now or ever."""
+        """Take in news from the helper program; return True when there is none, for now or ever."""
         assert self._link is not None
         try:
             data = self._link.recv(1 << 16)
@@ -360,8 +359,7 @@ class Processes(Remote[_ProcessHandle]):
                 if news["incarnation"] == self.handles[news["forked"]].incarnation:
                     self.pids[news["forked"]] = news["pid"]
             else:
-                while select.select([self._pipe], [], [], 0)[0]:
-                    self._read_records()  # what it said before it died still counts
+                self._drain_pipe()
                 self.news.append(Died(news["died"], news["incarnation"], news["reason"], news["blame"]))
         return False
 
@@ -377,7 +375,7 @@ class Processes(Remote[_ProcessHandle]):
 
 
 def _await_end(pid: int) -> None:
-    """Wait until a worker whose parent has ended has ended as well; elsewhere than on Linux nobody else ends it."""
+    """Wait until a worker whose parent has ended has ended as well; elsewhere than on Linux, end it."""
     if not hasattr(os, "pidfd_open"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

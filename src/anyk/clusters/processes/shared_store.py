@@ -43,7 +43,7 @@ class SharedStore(RemoteStore):
         self._free_copies = list(reversed(range(plan.copies)))
         self._copies: dict[tuple[str, int], int] = {}
         self._reserved: set[int] = set()
-        self._held: list[set[int]] = [set() for _ in range(plan.workers)]  # reply buffers with messages
+        self._occupied: list[set[int]] = [set() for _ in range(plan.workers)]  # reply buffers with messages
         self._gaps: dict[int, list[int]] = {}  # free places for moved messages, by size
 
     def attach(self, models: Segment, replies: Segment) -> None:
@@ -87,18 +87,18 @@ class SharedStore(RemoteStore):
         return model_view(self._memory, self._plan, self._copies[slot, version])
 
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        held, plan = self._held[worker], self._plan
-        if len(held) >= plan.buffers - 1:
-            self.arrived[task, chunk] = Message(ids, message, worker, None)
+        occupied, plan = self._occupied[worker], self._plan
+        if len(occupied) >= plan.buffers - 1:
+            super().hold(worker, task, chunk, ids, message)
             return
-        buffer = next(buffer for buffer in range(plan.buffers) if buffer not in held)
+        buffer = next(buffer for buffer in range(plan.buffers) if buffer not in occupied)
         at = plan.buffer_at(worker, buffer)
         self._replies.reserve(at, plan.buffer_bytes(worker))
         vector = self._replies.array(at + HEADER.size, message.size, np.dtype(plan.dtype))
         vector[:] = message
         vector.flags.writeable = False
         HEADER.pack_into(self._replies.memory, at, FULL, task, chunk, message.size)
-        held.add(buffer)
+        occupied.add(buffer)
         self.arrived[task, chunk] = Message(ids, vector, worker, buffer)
 
     def place(self, slot: str, version: int) -> int:
@@ -116,10 +116,10 @@ class SharedStore(RemoteStore):
         size = message_bytes(message.vector.nbytes)
         gaps = self._gaps.setdefault(size, [])
         if not gaps:
-            first = self._replies.size
-            size_before = -(-first // ALIGN) * ALIGN
-            self._replies.grow(size_before + self._plan.workers * size)
-            gaps.extend(range(size_before, size_before + self._plan.workers * size, size))
+            first = -(-self._replies.size // ALIGN) * ALIGN
+            end = first + self._plan.workers * size
+            self._replies.grow(end)
+            gaps.extend(range(first, end, size))
         buffer = _Moved(gaps.pop(), size)
         self._replies.reserve(buffer.at, size)
         vector = self._replies.array(buffer.at + HEADER.size, message.vector.size, message.vector.dtype)
@@ -136,24 +136,24 @@ class SharedStore(RemoteStore):
         return size, self._replies.array(at + HEADER.size, length, dtype)
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
-        held = self._held[notice.worker]
-        if len(held) >= self._plan.buffers - 1 and not self._copy_out(notice.worker):
+        occupied = self._occupied[notice.worker]
+        if len(occupied) >= self._plan.buffers - 1 and not self._copy_out(notice.worker):
             vector = vector.copy()
             vector.flags.writeable = False
             self.free_buffer(notice.worker, notice.buffer)
             return Message(ids, vector, notice.worker, None)
-        held.add(notice.buffer)
+        occupied.add(notice.buffer)
         return Message(ids, vector, notice.worker, notice.buffer)
 
     def _copy_out(self, worker: int) -> bool:
-        """A worker needs a free buffer: the oldest of its messages that nobody is reading moves to the driver's memory.
+        """Free a buffer of a worker: move its oldest message that no task reads to the driver's memory.
 
-        False when all of them are being read where they lie.
+        Return False if tasks read all of them where they lie.
         """
         read = {place for ask in self.requests.values() for place in ask.messages}
         for key, message in self.arrived.items():
-            held = message.worker == worker and isinstance(message.buffer, int)
-            if held and key not in self.readers and key not in read:
+            in_buffer = message.worker == worker and isinstance(message.buffer, int)
+            if in_buffer and key not in self.readers and key not in read:
                 vector = message.vector.copy()
                 vector.flags.writeable = False
                 self.arrived[key] = message._replace(vector=vector, buffer=None)
@@ -166,10 +166,10 @@ class SharedStore(RemoteStore):
             self._gaps[buffer.size].append(buffer.at)
             return
         HEADER.pack_into(self._replies.memory, self._plan.buffer_at(worker, buffer), FREE, -1, -1, 0)
-        self._held[worker].discard(buffer)
+        self._occupied[worker].discard(buffer)
 
     def void(self, worker: int) -> None:
-        """A worker has died: what it was writing is void, what it sent is not."""
+        """Free the buffer that a worker was writing when it died; what it has sent stays."""
         for buffer in range(self._plan.buffers):
-            if buffer not in self._held[worker]:
+            if buffer not in self._occupied[worker]:
                 self.free_buffer(worker, buffer)

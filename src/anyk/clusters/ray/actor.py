@@ -71,12 +71,12 @@ class Actor:
     def receive(self, packed: bytes, *objects: Any) -> None:
         """Take in an envelope; a vector is an object, or, with a place, in the list of news that the object is."""
         envelope, places = pickle.loads(packed)
-        made = Envelope(*envelope)
+        letter = Envelope(*envelope)
         vectors = {
             key: object_ if place < 0 else object_[place][1]
-            for key, place, object_ in zip(made.fresh, places, objects, strict=True)
+            for key, place, object_ in zip(letter.fresh, places, objects, strict=True)
         }
-        self._worker.receive_and_wake(made, vectors)
+        self._worker.receive_and_wake(letter, vectors)
 
     def exchange(self, *packed: Any) -> list[tuple[Report, NDArray[Any] | None]]:
         """Take in an envelope, if there is one, and hand out news as soon as there is any."""

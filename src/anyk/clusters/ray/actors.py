@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -34,7 +35,7 @@ from anyk.specs import show
 
 
 class _ActorHandle(NetworkedHandle):
-    """With its actor and the calls under way."""
+    """Also knows its actor and the calls under way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class _ObjectStore(RemoteStore):
         self._objects: dict[tuple[str, int], Any] = {}  # model versions
 
     def object(self, key: Key) -> tuple[int, Any]:
-        """The place of a vector: an object of the store, and an offset in it."""
+        """Return the place of a vector: an object of the store, and the position in it (-1: the object itself)."""
         ray = ray_module()
         first, second = key
         if isinstance(first, str):
@@ -83,17 +84,17 @@ class _ObjectStore(RemoteStore):
 
 @typed
 class Ray(Networked[_ActorHandle]):
-    """Ray actors, one a worker, on a cluster that runs already or on this machine.
+    """Ray actors with cpus and gpus each, on the Ray cluster at an address (auto) or a local one; nodes: a/b.
 
-    ``address``: of a running Ray cluster (``auto``: the one this machine belongs to); without one, and where
-    ``ray.init`` has not been called, a local one is started, and stopped at the end. ``cpus``, ``gpus``: what Ray
-    reserves for each worker. ``nodes``: addresses of machines to use in turn; left out, workers are spread over all.
+    ``address``: of a running Ray cluster (``auto``: the one this machine belongs to); without one, and if ``ray.init``
+    has not been called, a local one is started, and stopped at the end. ``cpus``, ``gpus``: processors that Ray
+    reserves for each worker. ``nodes``: addresses of machines to use in turn; by default workers are spread over all.
     ``resources``, ``runtime_env``, ``placement_group``: further options of Ray for each worker's actor, a dictionary of
-    custom resources, a dictionary, and a group of Ray's that stands instead of ``nodes``. A spec does not have these
-    three: a resumed run is without them.
+    custom resources, a dictionary, and a placement group, used instead of ``nodes``. A spec does not have these three:
+    a resumed run is without them.
 
     An actor that dies, also with its machine, is replaced as soon as Ray finds room; one that dies twenty times in a
-    row without a message, or cannot be made five times, is given up. Raises :class:`~anyk.errors.BadInput` where Ray is
+    row without a message, or cannot be made five times, is abandoned. Raises :class:`~anyk.errors.BadInput` if Ray is
     missing, the address does not answer or the cluster lacks the resources.
     """
 
@@ -135,7 +136,7 @@ class Ray(Networked[_ActorHandle]):
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
         self._connected = False  # by us, not by the program
         self._folder: str | None = None  # of the Ray cluster that is ours
-        self._calls: dict[Any, tuple[str, int, int]] = {}  # what for, worker and incarnation, by reference
+        self._calls: dict[Any, tuple[str, int, int]] = {}  # purpose, worker and incarnation, by reference
 
     @property
     def spec(self) -> str:
@@ -227,13 +228,13 @@ class Ray(Networked[_ActorHandle]):
                     f"{self.workers} workers of {each:g} {name} each need {each * self.workers:g}, the Ray cluster has "
                     f"{there.get(name, 0.0):g}; use fewer workers or a smaller {option}="
                 )
-        known = self._machines(ray)
+        machines = self._machines(ray)
         for address in self.nodes:
-            if address not in known:
-                raise BadInput(f"the Ray cluster has no machine '{address}'; it has {', '.join(sorted(known))}")
+            if address not in machines:
+                raise BadInput(f"the Ray cluster has no machine '{address}'; it has {', '.join(sorted(machines))}")
 
     def _machines(self, ray: Any) -> dict[str, str]:
-        """Machines of the Ray cluster, as it is now, by address."""
+        """Return the identities of the Ray cluster's present machines, by address."""
         return {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def spawn(self, worker: int) -> None:
@@ -242,30 +243,28 @@ class Ray(Networked[_ActorHandle]):
         if handle.actor is not None:
             ray.kill(handle.actor, no_restart=True)  # it may only have been out of reach
         strategy: Any = "SPREAD"
-        known = self._machines(ray) if self.nodes else {}
-        there = [address for address in self.nodes if address in known]
+        machines = self._machines(ray) if self.nodes else {}
+        there = [address for address in self.nodes if address in machines]
         if there:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-            strategy = NodeAffinitySchedulingStrategy(known[there[worker % len(there)]], soft=False)
+            strategy = NodeAffinitySchedulingStrategy(machines[there[worker % len(there)]], soft=False)
         if self._placement_group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
             strategy = PlacementGroupSchedulingStrategy(self._placement_group)
-        made = self._kind.options(scheduling_strategy=strategy)
-        handle.actor = made.remote(worker, self.setup, list(self.assignment[worker]), *self._shipped[worker])
+        placed = self._kind.options(scheduling_strategy=strategy)
+        handle.actor = placed.remote(worker, self.setup, list(self.assignment[worker]), *self._shipped[worker])
         handle.exchange = handle.actor.exchange.options(concurrency_group="news")
         handle.receive = handle.actor.receive.options(concurrency_group="orders")
         handle.news = self._call("news", worker, handle.exchange.remote())
         handle.telling = None
 
-    def _call(self, what: str, worker: int, reference: Any) -> Any:
-        self._calls[reference] = what, worker, self.handles[worker].incarnation
+    def _call(self, purpose: str, worker: int, reference: Any) -> Any:
+        self._calls[reference] = purpose, worker, self.handles[worker].incarnation
         return reference
 
     def close(self) -> None:
-        import sys
-
         ray = sys.modules.get("ray")
         self._calls.clear()
         if self._opened:
@@ -329,7 +328,7 @@ class Ray(Networked[_ActorHandle]):
                 handle.news = self._call("news", worker, handle.exchange.remote())
 
     def _answered(self, ray: Any, reference: Any) -> None:
-        what, worker, incarnation = self._calls.pop(reference)
+        purpose, worker, incarnation = self._calls.pop(reference)
         handle = self.handles[worker]
         if incarnation != handle.incarnation:
             return
@@ -339,7 +338,7 @@ class Ray(Networked[_ActorHandle]):
             blame = 4 if getattr(error, "actor_init_failed", False) else 1  # of others nobody can tell the cause
             self.news.append(Died(worker, incarnation, one_line(error), blame))
             return
-        if what == "telling":
+        if purpose == "telling":
             handle.telling = None
         else:
             handle.news = None
@@ -351,7 +350,7 @@ class Ray(Networked[_ActorHandle]):
 
 
 def _put(ray: Any, part: memoryview, there: dict[tuple[int, int], Any]) -> Any:
-    """Bytes in Ray's store; those that lie at the same place are there already."""
+    """Put bytes into Ray's store, once for each place in memory."""
     array = np.frombuffer(part, dtype=np.uint8)
     key = (array.ctypes.data, array.size)
     if key not in there:

@@ -1,4 +1,4 @@
-"""Finding a Ray cluster, and keeping one of our own to this machine."""
+"""Connections to Ray clusters, and local ones that no other machine can reach."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def loopback() -> Iterator[None]:
     from ray._private import ray_constants
 
     name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    before, known = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(name)
+    before, variable = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(name)
     ray_constants.ENABLE_RAY_CLUSTER, os.environ[name] = False, "0"  # here, and in the programs that Ray starts
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-        if known is None:
+        if variable is None:
             del os.environ[name]
         else:
-            os.environ[name] = known
+            os.environ[name] = variable
 
 
 def knock(address: str) -> None:
-    """Ray itself waits for minutes where nobody answers, and then ends the program."""
+    """Raise BadInput if nothing listens at an address: Ray itself waits for minutes, and then ends the program."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
     if not host:
         return  # 'auto', which Ray looks up
@@ -49,7 +49,7 @@ def knock(address: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The gist of an error: its first line, or the last where it was raised on another machine."""
+    """Return the gist of an error: its first line, or the last if it was raised on another machine."""
     lines = [re.sub("\x1b\\[[0-9;]*m", "", line).strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -57,7 +57,7 @@ def one_line(error: BaseException) -> str:
 
 
 def ray_module() -> Any:
-    """Ray, imported where it is needed; raises :class:`~anyk.errors.MissingPackage` where it is not installed."""
+    """Return Ray, imported when it is needed; raise :class:`~anyk.errors.MissingPackage` if it is not installed."""
     try:
         import ray
     except ImportError:

@@ -1,1 +1,1 @@
-"""Workers that run by themselves, on the wall clock: what is the same wherever they run."""
+"""Workers that run by themselves, on the wall clock: the parts that are the same wherever they run."""

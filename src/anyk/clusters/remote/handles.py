@@ -1,4 +1,4 @@
-"""The driver's knowledge of its workers, and the notices that it gets from them."""
+"""The driver's record of its workers, and the notices that it gets from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a worker is started again th
 
 
 class Notice(NamedTuple):
-    """A report as it comes in; ``at`` and the times of the report are those of the driver's clock."""
+    """A report as it comes in; ``at`` and the report's times are on the driver's clock."""
 
     at: float
     worker: int
@@ -33,7 +33,7 @@ class Died(NamedTuple):
 
 
 class WorkerHandle:
-    """The driver's knowledge of one worker, with the newest orders it has been given."""
+    """The driver's record of a worker, with its newest orders."""
 
     def __init__(self) -> None:
         self.incarnation = -1
@@ -48,7 +48,7 @@ class WorkerHandle:
         self.forget()
 
     def forget(self) -> None:
-        """It has nothing to do."""
+        """Forget its orders."""
         self.task = NO_TASK
         self.times = 0.0, 0.0, 0.0  # start, delay before, delay each
         self.chunks: Task = ()
@@ -57,11 +57,11 @@ class WorkerHandle:
         self.requests: list[Any] = []  # for messages
 
     def sent_something(self) -> None:
-        """A message of it has come: what it died of before no longer counts."""
+        """Note that a message has come: earlier deaths no longer count."""
         self.blame = self.deaths = 0
 
     def died(self, blame: int, patience: int) -> bool:
-        """It has died; True when that was once too often, else it is started anew after a pause."""
+        """Note a death; return whether that was one too many, else it is restarted after a pause."""
         self.blame += blame
         self.deaths += blame > 0
         if self.blame >= patience:
@@ -72,7 +72,7 @@ class WorkerHandle:
 
 
 def restart_due(handles: Sequence[WorkerHandle], spawn: Callable[[int], None]) -> float:
-    """Start the workers anew whose time has come; returns the seconds until the next one's."""
+    """Restart the workers that are due; return the seconds until the next restart."""
     now, soonest = time.monotonic(), float("inf")
     for worker, handle in enumerate(handles):
         if handle.due is not None:

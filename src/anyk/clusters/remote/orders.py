@@ -19,7 +19,7 @@ NOTHING = _HEAD.pack(NO_TASK, 0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 
 def pack_work(chunks: Task) -> bytes:
-    """The part of a task that is the same from step to step."""
+    """Return the part of a task that is the same from step to step."""
     return json.dumps(chunks).encode()
 
 
@@ -32,20 +32,20 @@ def pack_orders(
     requests: Sequence[Any],
     question: Sequence[Any] | None = None,
 ) -> bytes:
-    """Orders as bytes; ``times``: start, delay before, delay each; ``positions``: of models, then their versions."""
+    """Return orders as bytes; ``times``: start, delay before, delay each; ``positions``: of models, then versions."""
     asks = json.dumps([requests, question]).encode() if requests or question else b""
     head = _HEAD.pack(task, flags, *times, len(work), len(positions), len(asks))
     return head + work + np.asarray(positions, dtype=np.int64).tobytes() + asks
 
 
 class OrderReader:
-    """Reads orders; work that has not changed since the last ones is not read again."""
+    """Reads orders; work that has not changed since the last orders is not read again."""
 
     def __init__(self) -> None:
         self._known: tuple[bytes, list[Chunk]] = (b"", [])
 
     def __call__(self, data: bytes | bytearray | memoryview) -> Orders:
-        """The orders that the bytes hold."""
+        """Return the orders in the bytes."""
         task, flags, start, before, each, work, positions, requests = _HEAD.unpack_from(data)
         body = bytes(data[_HEAD.size : _HEAD.size + work])
         if body != self._known[0]:
@@ -53,6 +53,6 @@ class OrderReader:
         at = _HEAD.size + work
         numbers = np.frombuffer(data, dtype=np.int64, count=positions, offset=at).tolist()
         at += 8 * positions
-        asked, question = json.loads(bytes(data[at : at + requests])) if requests else ([], None)
+        asks, question = json.loads(bytes(data[at : at + requests])) if requests else ([], None)
         half = positions // 2
-        return Orders(task, flags, start, before, each, self._known[1], numbers[:half], numbers[half:], asked, question)
+        return Orders(task, flags, start, before, each, self._known[1], numbers[:half], numbers[half:], asks, question)

@@ -1,4 +1,4 @@
-"""How partitions reach workers: once, from the driver, their arrays beside what describes them, uncopied."""
+"""Partitions on their way to workers: sent once, their arrays uncopied beside a description."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN = b"{"  # what JSON of an object begins with, and no pickle
 
 
 def ship(partitions: Partitions | Problem, *, to: str = "workers") -> list[memoryview]:
-    """The object's bytes, then those of its arrays; classes of a script or notebook go along by value."""
+    """Return an object's bytes, then its arrays' bytes; classes of a script or notebook are included by value."""
     if isinstance(partitions, DecompiledPartitions):
         plain, arrays = partitions.plain()
         arrays = [np.ascontiguousarray(array) for array in arrays]
@@ -35,24 +35,21 @@ def ship(partitions: Partitions | Problem, *, to: str = "workers") -> list[memor
 
 
 def parcels(partitions: Partitions, assignment: Sequence[Sequence[int]]) -> list[list[memoryview]]:
-    """What each worker is sent: as :func:`ship`, without the data of partitions that it does not hold.
+    """Return the bytes for each worker, as :func:`ship`, without the data of partitions that are not assigned to it.
 
     Arrays that several workers are sent are the same memory in all of their parcels.
     """
     only = getattr(partitions, "only", None)
     if only is None:
         return [ship(partitions)] * len(assignment)
-    made: dict[tuple[int, ...], list[memoryview]] = {}
-    for held in map(tuple, assignment):
-        if held not in made:
-            made[held] = ship(only(held))
-    return [made[tuple(held)] for held in assignment]
+    by_partitions = {assigned: ship(only(assigned)) for assigned in set(map(tuple, assignment))}
+    return [by_partitions[tuple(assigned)] for assigned in assignment]
 
 
 def unship(buffers: Sequence[memoryview]) -> Any:
-    """The partitions on a worker; their arrays lie in the buffers.
+    """Return the partitions on a worker; their arrays lie in the buffers.
 
-    Not a peer's, a file's or a reply's bytes: the driver that this worker belongs to made them.
+    The bytes come from the worker's own driver, never from a peer, a file or a reply.
     """
     if bytes(buffers[0][:1]) == _PLAIN:
         plain = json.loads(bytes(buffers[0]))

@@ -1,4 +1,4 @@
-"""Tasks that workers have been given and have not ended, and the orders that tell workers of them."""
+"""Tasks in flight, and the orders that carry them to workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Tasks:
         handle.positions += entry.versions
 
     def _placed(self, chunk: Chunk) -> Chunk:
-        """A chunk that says where the messages it begins from lie, in place of their tasks."""
+        """Return a chunk with the places of the messages it begins from instead of their tasks."""
         places = []
         for worker, task, index, weight in chunk.mix:
             first, second = self._store.locate((task, index))
@@ -58,7 +58,7 @@ class Tasks:
         return chunk._replace(mix=tuple(places))
 
     def request(self, order: RequestMessage) -> bool:
-        """Have a worker make a message; False when its task has ended."""
+        """Have a worker make a message; return False if its task has ended."""
         if order.task not in self.in_flight:
             return False
         gathered = []
@@ -73,14 +73,14 @@ class Tasks:
         return True
 
     def orders(self, handle: WorkerHandle) -> bytes:
-        """A worker's newest orders, as bytes."""
+        """Return a worker's newest orders, as bytes."""
         start, before, each = handle.times
         times = start + handle.clock, before, each
         flags = PREEMPT * handle.preempt | self._flags
         return pack_orders(handle.task, flags, times, handle.body, handle.positions, handle.requests, handle.question)
 
     def settle(self, task: int, chunk: int) -> None:
-        """A chunk has arrived or failed; a task of which none is missing has ended."""
+        """Note that a chunk has arrived or failed; with its last one a task ends."""
         missing = self.missing.get(task)
         self._store.requests.pop((task, chunk), None)
         if missing is not None:
@@ -89,7 +89,7 @@ class Tasks:
                 self._end(task)
 
     def cancel(self, task: int, *, preempt: bool) -> int | None:
-        """End a task; returns its worker if that is to be told, None if it is not."""
+        """End a task; return its worker if that must be sent new orders, else None."""
         entry = self._end(task)
         if entry is None:
             return None
@@ -101,7 +101,7 @@ class Tasks:
         return entry.worker if preempt else None
 
     def void(self, worker: int) -> None:
-        """A worker is no longer there: what it was doing is void."""
+        """End the tasks of a worker that is no longer there."""
         handle = self._handles[worker]
         handle.present = False
         for task in [task for task, entry in self.in_flight.items() if entry.worker == worker]:
@@ -116,7 +116,7 @@ class Tasks:
         return entry
 
     def state(self, start: float) -> list[Any]:
-        """The tasks, as plain data, with times since ``start``."""
+        """Return the tasks as plain data, with times since ``start``."""
         return [
             (task, entry._replace(started=entry.started - start), sorted(self.missing[task]))
             for task, entry in self.in_flight.items()

@@ -151,7 +151,7 @@ class Worker(ABC, Generic[R]):
                 if orders is None:
                     self.listen(None)
                     continue
-                orders = self._hear(orders)
+                orders = self._obey(orders)
                 if orders.task <= last:
                     continue
                 last = orders.task
@@ -167,29 +167,29 @@ class Worker(ABC, Generic[R]):
     # ------------------------------------------------------------------------------------------- hearing
 
     def _check_orders(self, done: int, chunk: int) -> None:
-        """Between two partitions: look at new orders, serve requests, stop if told to."""
+        """Look at new orders between two partitions: serve requests, and stop if the task is cancelled."""
         if not self.changed():
             return
         orders = self.take()
         if orders is None:
             return  # overtaken by newer ones that are not all there yet
         assert self._orders is not None
-        orders = self._hear(orders)
+        orders = self._obey(orders)
         if orders.task != self._orders.task:
             self._next = orders
             if orders.flags & PREEMPT:
                 self._tell(STOPPED, self._orders.task, chunk=chunk, done=done)
                 raise _Stop
 
-    def _hear(self, orders: Orders) -> Orders:
-        """Do what orders ask for beside the task; returns the newest ones, which may have come meanwhile."""
+    def _obey(self, orders: Orders) -> Orders:
+        """Do what orders ask for beside the task; return the newest orders, which may have come meanwhile."""
         self._serve(orders.requests)
         while (question := orders.question) is not None and question[0] > self._answered:
             number, place, slot, partitions, samples = question
             self._answered = number
             w = self.model(ASKED, place)
             for j in partitions:
-                self._tell_loss(number, slot, j, w, samples)
+                self._report_loss(number, slot, j, w, samples)
                 newer = self.take() if self.changed() else None
                 if newer is not None:
                     orders = newer
@@ -198,7 +198,7 @@ class Worker(ABC, Generic[R]):
                         break
         return orders
 
-    def _tell_loss(self, number: int, slot: str, partition: int, w: Vector, samples: int | None) -> None:
+    def _report_loss(self, number: int, slot: str, partition: int, w: Vector, samples: int | None) -> None:
         try:
             loss = np.float64(self._messages.loss(slot, partition, w, samples))
         except Exception as error:
@@ -206,7 +206,7 @@ class Worker(ABC, Generic[R]):
             return
         self._tell(EVALUATED, number, chunk=partition, bits=int(loss.view(np.int64)))
 
-    def _hold(self, until: float, done: int, chunk: int) -> None:
+    def _wait(self, until: float, done: int, chunk: int) -> None:
         """Wait for an injected delay."""
         assert self._orders is not None
         if self._orders.flags & UNINTERRUPTIBLE:
@@ -225,7 +225,7 @@ class Worker(ABC, Generic[R]):
         due = started + orders.before
         self._since = started, due
         if orders.before:
-            self._hold(due, 0, 0)
+            self._wait(due, 0, 0)
         for index, (chunk, place, version) in enumerate(
             zip(orders.chunks, orders.places, orders.versions, strict=True)
         ):
@@ -233,7 +233,7 @@ class Worker(ABC, Generic[R]):
 
             def between(done: int, index: int = index, first: float = due) -> None:
                 if orders.each:
-                    self._hold(first + orders.each * (done + 1), done, index)
+                    self._wait(first + orders.each * (done + 1), done, index)
                 else:
                     self._check_orders(done, index)
 
@@ -255,8 +255,8 @@ class Worker(ABC, Generic[R]):
                     models = [self.message((a, b), w.size) for _, a, b, _ in chunk.mix]
                     out[:] = self._local.run(orders.task, chunk, w, models, self._states, between)
                 else:
-                    seen = self._comparing(orders.task, index, version)
-                    self._messages.encode(chunk, w, out, between, version=version, seen=seen)
+                    compare = self._comparing(orders.task, index, version)
+                    self._messages.encode(chunk, w, out, between, version=version, seen=compare)
             except BaseException as error:
                 if buffer is not None:
                     self.discard_buffer(buffer)
@@ -284,28 +284,28 @@ class Worker(ABC, Generic[R]):
         self, task: int, index: int, chunk: Chunk, w: Vector, between: Callable[[int], None], version: int
     ) -> None:
         """Finish partitions one by one, keep them, and report each."""
-        kept = self._done.setdefault((task, index), {})
-        seen = self._comparing(task, index, version)
+        gradients = self._done.setdefault((task, index), {})
+        compare = self._comparing(task, index, version)
         for done, j in enumerate(chunk.partitions):
             between(done)
             if (task, index) in self._served:
-                return  # its message has been sent: nobody needs the rest
-            kept[j] = self._messages.partial_gradient(j, w, chunk, version)
-            if seen is not None:
-                seen(j, kept[j])
+                return  # its message has been sent: the other partitions are not needed
+            gradients[j] = self._messages.partial_gradient(j, w, chunk, version)
+            if compare is not None:
+                compare(j, gradients[j])
             self._tell(PROGRESS, task, chunk=index, done=done + 1)
             if self._pending:
                 asks, self._pending = self._pending, []
                 self._serve(asks)
 
     def _serve(self, asks: Sequence[Any]) -> None:
-        """Send the messages asked for; what is not finished (a resumed run began anew) is served when it is."""
+        """Send requested messages; those not finished (a resumed run began anew) are sent when they are."""
         for ask in asks:
             task, index, partitions, coefficients, gathered = ask
-            kept = self._done.get((task, index))
-            if kept is None or (task, index) in self._served:
+            gradients = self._done.get((task, index))
+            if gradients is None or (task, index) in self._served:
                 continue
-            if any(j not in kept for j in partitions):
+            if any(j not in gradients for j in partitions):
                 self._pending.append(ask)
                 continue
             self._served.add((task, index))
@@ -313,7 +313,7 @@ class Worker(ABC, Generic[R]):
             buffer, out = self.reserve_buffer(self._messages.length(ids), index)
             out[:] = 0.0
             for j, coefficient in zip(partitions, coefficients, strict=True):
-                self._messages.add_message(out, ids, (j,), kept[j], coefficient)
+                self._messages.add_message(out, ids, (j,), gradients[j], coefficient)
             for first, second, size, covered, weight in gathered:  # other workers' messages
                 self._messages.add_message(out, ids, tuple(covered), self.message((first, second), size), weight)
             self._send(task, index, buffer, out, *self._since)

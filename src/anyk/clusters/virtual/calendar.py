@@ -37,7 +37,7 @@ class Calendar:
             self.alarms[order.name] = order.time
 
     def pop(self, before: float, now: float) -> Alarm | Lost | Joined | None:
-        """The first of them, if it comes no later than ``before``, at its time or at ``now`` where that is later."""
+        """Remove and return the first entry, if it comes by ``before``; its time is at least ``now``."""
         name = min(self.alarms, key=lambda key: (self.alarms[key], key), default=None)
         alarm = self.alarms[name] if name is not None else _NEVER
         outage = self.outages[0][0] if self.outages else _NEVER
@@ -56,12 +56,12 @@ class Calendar:
         return Lost(now, worker, "simulated outage", gone=back == _NEVER)
 
     def state(self) -> dict[str, Any]:
-        """The entries yet to come, as plain data."""
+        """Return the entries yet to come, as plain data."""
         outages = [(time, kind, worker, None if back == _NEVER else back) for time, kind, worker, back in self.outages]
         return {"alarms": dict(self.alarms), "outages": outages}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Continue from what :meth:`state` returned."""
         self.alarms |= state["alarms"]
         self.outages[:] = [
             (time, kind, worker, _NEVER if back is None else back) for time, kind, worker, back in state["outages"]

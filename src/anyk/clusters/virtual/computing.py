@@ -18,20 +18,19 @@ Part = tuple[tuple[int, ...], int, int]  # partitions computed at once, their ba
 
 
 class ComputingStore(VectorStore):
-    """Computes what workers would send, at the moment when it arrives: what is cancelled costs nothing."""
+    """Computes messages when they arrive, as workers would: a cancelled message costs nothing."""
 
     def __init__(
         self, layout: Layout, partitions: Partitions, local: Local | None, *, seed: int, byzantine: Collection[int]
     ) -> None:
         super().__init__(Messages(partitions, layout.blocks, seed, together=layout.together))
         self._seed, self._byzantine = seed, byzantine
-        self._models: dict[tuple[str, int], Vector] = {}
         self._gradients: dict[tuple[str, int], dict[Part, Vector]] = {}  # that replicas share
         self._local = None if local is None else LocalSteps(self.messages, local)
         # what workers keep: states of optimisers and compressors, by the task that left them
         self._states: list[dict[int, State]] = [{} for _ in range(layout.workers)]
-        for held, covered in zip(layout.assignment, layout.covers or layout.assignment, strict=True):
-            partitions.load(held)
+        for assigned, covered in zip(layout.assignment, layout.covers or layout.assignment, strict=True):
+            partitions.load(assigned)
             self.messages.length(tuple(covered))  # refuses what cannot be sent
 
     # ------------------------------------------------------------------------------------------- models and messages
@@ -41,7 +40,7 @@ class ComputingStore(VectorStore):
         self._gradients.pop((slot, version), None)
 
     def forget(self, worker: int) -> None:
-        """A worker is lost, and with it what it kept."""
+        """Forget what a lost worker kept."""
         self._states[worker] = {}
 
     def vectors(self) -> dict[str, Vector]:
@@ -55,41 +54,41 @@ class ComputingStore(VectorStore):
     def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
         super().take_back(vectors, workers)
         for key, vector in vectors.items():
-            kind, *rest = key.split("/")
+            kind, *place = key.split("/")
             if kind == "state":
-                self._states[int(rest[0])].setdefault(int(rest[1]), {})[rest[2]] = vector
+                self._states[int(place[0])].setdefault(int(place[1]), {})[place[2]] = vector
 
     # ------------------------------------------------------------------------------------------- computing
 
     def compute(self, task: int, index: int, chunk: Chunk, version: int, worker: int) -> tuple[str | None, int]:
-        """Compute a chunk's message; (fault, digest), and it has arrived if there is no fault."""
+        """Compute a chunk's message; return (fault, digest). Without a fault it has arrived."""
         w = self._models[chunk.slot, version]
-        known = self._gradients.setdefault((chunk.slot, version), {})
+        gradients = self._gradients.setdefault((chunk.slot, version), {})
         try:
             if chunk.steps:
                 assert self._local is not None
                 models = [self.arrived[other, place].vector for _, other, place, _ in chunk.mix]
                 ids, out = chunk.covers, np.array(self._local.run(task, chunk, w, models, self._states[worker]))
             else:
-                ids, out = self._encode(task, index, chunk, version, w, known)
+                ids, out = self._encode(task, index, chunk, version, w, gradients)
         except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
             return describe(error), 0
         why, bits = self._arrive(task, index, chunk, ids, out, worker, version)
         if why is not None:
-            known.clear()  # what is asked for again is computed again
+            gradients.clear()  # what is asked for again is computed again
         return why, bits
 
     def _encode(
-        self, task: int, index: int, chunk: Chunk, version: int, w: Vector, known: dict[Part, Vector]
+        self, task: int, index: int, chunk: Chunk, version: int, w: Vector, gradients: dict[Part, Vector]
     ) -> tuple[tuple[int, ...], Vector]:
-        """The partitions of a message, and the message; gradients that are not yet ``known`` are computed."""
+        """The partitions of a message, and the message; those ``gradients`` that are missing are computed."""
         messages = self.messages
         w = w.view()
         w.flags.writeable = False
         keys = [(part, chunk.batch, chunk.repeat) for part in messages.parts(chunk)]
         for key in keys:
-            if key not in known:  # a copy: its buffer may be the problem's own
-                known[key] = np.array(messages.gradient(key[0], w, chunk, version))
+            if key not in gradients:  # a copy: its buffer may be the problem's own
+                gradients[key] = np.array(messages.gradient(key[0], w, chunk, version))
         request = self.requests.pop((task, index), None)
         ids = chunk.partitions
         if request is not None:
@@ -100,9 +99,9 @@ class ComputingStore(VectorStore):
         coefficients = messages.split(chunk.coefficients)
         for item, key in enumerate(keys):
             if request is None:
-                messages.add(out, ids, item, coefficients[item], known[key])
+                messages.add(out, ids, item, coefficients[item], gradients[key])
             else:
-                messages.add_message(out, ids, key[0], known[key], coefficients[item])
+                messages.add_message(out, ids, key[0], gradients[key], coefficients[item])
         for place, weight in zip(request.messages, request.weights, strict=True) if request is not None else ():
             messages.add_message(out, ids, *self.arrived[place][:2], weight)
         return ids, out
@@ -110,7 +109,7 @@ class ComputingStore(VectorStore):
     def _arrive(
         self, task: int, index: int, chunk: Chunk, ids: tuple[int, ...], out: Vector, worker: int, version: int
     ) -> tuple[str | None, int]:
-        """A message is made: (fault, digest)."""
+        """Take in a message; return (fault, digest)."""
         if worker in self._byzantine:
             reverse_attack(out)
         why, bits = checked(out)

@@ -41,17 +41,17 @@ class Compute:
     cores: AtLeastOne
 
     def partition_of(self, worker: int) -> float:
-        """The cost of a partial gradient to a worker, in seconds."""
+        """Return the cost of a partial gradient to a worker, in seconds."""
         return self.partition[worker] if isinstance(self.partition, tuple) else self.partition
 
     def check_fleet(self, workers: int) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where costs are given for another number of workers."""
+        """Raise :class:`~anyk.errors.BadInput` if costs are given for another number of workers."""
         if isinstance(self.partition, tuple) and len(self.partition) != workers:
             raise BadInput(f"partition costs are given for {len(self.partition)} workers, the fleet has {workers}")
 
 
 class Cores:
-    """The chunks that are computing and those that wait for a core; what is computed goes to the heap of entries."""
+    """The chunks that are computing and those that wait for a core; the ends of computing go to the heap of entries."""
 
     def __init__(self, compute: Compute, heap: list[Entry], unit: float) -> None:
         self._compute, self._heap, self._unit = compute, heap, unit
@@ -64,7 +64,7 @@ class Cores:
         return bool(self._computing)
 
     def join(self, time: float, task: int, chunk: int, entry: InFlight) -> None:
-        """A chunk's delay is over: it computes from ``time``, or as soon as a core is free."""
+        """Let a chunk whose delay is over compute from ``time``, or as soon as a core is free."""
         if len(self._computing) >= self._compute.cores:
             self._waiting.append((task, chunk))
             return
@@ -75,7 +75,7 @@ class Cores:
         heappush(self._heap, (time + cost, task, entry.worker, chunk, COMPUTED))
 
     def leave(self, time: float, task: int, chunk: int, in_flight: Mapping[int, InFlight]) -> None:
-        """A chunk is computed, and the next that waits takes its core."""
+        """Note that a chunk is computed; the next that waits takes its core."""
         self._computing.remove((task, chunk))
         while self._waiting:
             task, chunk = self._waiting.popleft()
@@ -85,14 +85,14 @@ class Cores:
                 return
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Forget the chunks that wait."""
         self._waiting.clear()
 
     def state(self) -> dict[str, Any]:
-        """Chunks that compute and chunks that wait, as plain data."""
+        """Return the chunks that compute and those that wait, as plain data."""
         return {"computing": [list(place) for place in self._computing], "waiting": list(map(list, self._waiting))}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Continue from what :meth:`state` returned."""
         self._computing = {(task, chunk) for task, chunk in state["computing"]}
         self._waiting.extend((task, chunk) for task, chunk in state["waiting"])

@@ -1,4 +1,4 @@
-"""Which tasks are under way on the virtual clock, and what comes next on them."""
+"""Tasks under way on the virtual clock, and their next events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyk.protocol import Cancel, Cut, Dispatch, RequestMessage, Task
 
 
 class Schedule:
-    """Tasks from their dispatch to their end; ``heap`` holds what comes next on them, ``now`` is the virtual clock."""
+    """Tasks from their dispatch to their end; ``heap`` contains their next events, ``now`` is the virtual clock."""
 
     def __init__(self, injection: Injection, compute: Compute | None, store: ComputingStore | None) -> None:
         delays = injection.delays
@@ -45,7 +45,7 @@ class Schedule:
             self._dispatch_one(task, worker, work, number)
 
     def _dispatch_together(self, first: int, workers: Sequence[int], chunks: Sequence[Task]) -> bool:
-        """Tasks of one chunk for workers that are idle: what rounds are made of, and therefore fast."""
+        """Give tasks of one chunk to idle workers: rounds consist of these, so it is fast; return False for others."""
         if len(workers) == 1:
             if len(chunks[0]) != 1:
                 return False
@@ -63,7 +63,7 @@ class Schedule:
         if len(workers) == len(numbers) and self._even:
             number = numbers[0]
             numbers[:] = [number + 1] * len(numbers)
-            held = stream.row(number)
+            delays = stream.row(number)
         elif len(workers) == 1:
             self._even = False
             worker = workers[0]
@@ -75,15 +75,15 @@ class Schedule:
             return True
         else:
             self._even = False
-            at, held = stream.at, []
+            at, delays = stream.at, []
             for worker in workers:
-                held.append(at(worker, numbers[worker]))
+                delays.append(at(worker, numbers[worker]))
                 numbers[worker] += 1
         tasks = range(first, first + len(workers))
-        heap.extend(zip([now + seconds for seconds in held], tasks, workers, repeat(0), repeat(DUE), strict=False))
+        heap.extend(zip([now + seconds for seconds in delays], tasks, workers, repeat(0), repeat(DUE), strict=False))
         heapify(heap)
         # as plain tuples, which are made six times faster; whoever reads one makes it an InFlight
-        plain: Any = zip(workers, chunks, repeat(version), repeat(now), held, repeat(0.0), strict=False)
+        plain: Any = zip(workers, chunks, repeat(version), repeat(now), delays, repeat(0.0), strict=False)
         self.in_flight.update(zip(tasks, plain, strict=False))
         return True
 
@@ -107,17 +107,16 @@ class Schedule:
                 heappush(self.heap, (time, task, worker, index, DUE))
 
     def _cost(self, entry: InFlight, send: str) -> float:
-        """Seconds of a partition, as far as they do not depend on who else computes."""
+        """Return the seconds of a partition, without waiting for a core."""
         if self._compute is None or send != "request":
             return entry.each
         return entry.each + self._compute.partition_of(entry.worker)
 
     def request(self, order: RequestMessage) -> bool:
-        """Note what a chunk's message is to be made of; False when its task has ended."""
-        found = self.in_flight.get(order.task)
-        if found is None:
+        """Note what a chunk's message is to be made of; return False if its task has ended."""
+        if order.task not in self.in_flight:
             return False
-        entry = InFlight._make(found)
+        entry = InFlight._make(self.in_flight[order.task])
         chunks = list(entry.chunks)
         chunks[order.chunk] = chunks[order.chunk]._replace(partitions=order.partitions, coefficients=order.coefficients)
         self.in_flight[order.task] = entry._replace(chunks=tuple(chunks))
@@ -126,14 +125,14 @@ class Schedule:
         return True
 
     def send(self, order: RequestMessage) -> None:
-        """A message that was requested is sent."""
+        """Send a requested message."""
         sent = self.now + (self._compute.task if self._compute is not None else 0.0)
         heappush(self.heap, (sent, order.task, order.worker, order.chunk, REQUESTED))
 
     # ------------------------------------------------------------------------------------------- ends
 
     def deliver(self, task: int, entry: InFlight) -> bool:
-        """A task has sent one more message; whether that was its last, with which it ends."""
+        """Note that a task has sent a message; return whether that was its last, with which it ends."""
         if len(entry.chunks) > 1:
             sent = self._delivered[task] = self._delivered.get(task, 0) + 1
             if sent < len(entry.chunks):
@@ -191,13 +190,13 @@ class Schedule:
             cuts.append(Cut(now, entry.worker, task, index, done, due))
 
     def forget(self, worker: int) -> None:
-        """A worker is lost, and its tasks have ended."""
+        """End the tasks of a lost worker."""
         self._free[worker] = 0.0
         for task in [task for task, entry in self.in_flight.items() if entry[0] == worker]:
             self._drop(task)
 
     def _drop(self, task: int) -> None:
-        """A task has ended before its last message: nothing more is remembered of it."""
+        """Forget a task that has ended before its last message."""
         entry = self.in_flight.pop(task)
         self.unwanted.discard(task)
         self._delivered.pop(task, None)
@@ -207,7 +206,7 @@ class Schedule:
     # ------------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
-        """The tasks under way, as plain data."""
+        """Return the tasks under way, as plain data."""
         return {
             "heap": [entry for entry in sorted(self.heap) if entry[1] in self.in_flight or entry[4] == COMPUTED],
             "in_flight": list(self.in_flight.items()),
@@ -218,7 +217,7 @@ class Schedule:
         }
 
     def restore(self, time: float, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Continue from what :meth:`state` returned."""
         self.now = time
         self.heap[:] = [(when, task, worker, chunk, kind) for when, task, worker, chunk, kind in state["heap"]]
         self.in_flight |= {task: InFlight.from_plain(plain) for task, plain in state["in_flight"]}

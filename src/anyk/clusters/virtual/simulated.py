@@ -45,8 +45,8 @@ class Simulated(Cluster):
     """Workers on a virtual clock; the same seed gives the same events and times everywhere.
 
     A task takes its injected delay and, with ``compute``, a turn on one of the machine's cores; without, computing
-    and communication take no time. What is due at equal times comes in the order in which it was asked for. ``outages``
-    are workers lost and found.
+    and communication take no time. Events at equal times come in the order of their orders. ``outages``
+    are losses of workers, and their returns.
 
     >>> import anyk
     >>> cluster = Simulated(workers=30, delays=anyk.delays.Exponential(mean=0.5), seed=1)
