@@ -112,7 +112,7 @@ class OptaxOptimizer(Optimizer):
         return out
 
     def _compiled(self, w: Vector) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """The beginning and a step, as functions of flat vectors and the state's leaves."""
+        """Return the start and a step, as functions of flat vectors and the state's leaves."""
         key = w.size, w.dtype.str
         if key not in self._functions:
             self._functions[key] = self._compile(w)
@@ -156,5 +156,5 @@ class OptaxOptimizer(Optimizer):
 
 
 def _plain(leaves: list[Any]) -> State:
-    """Leaves of a state as arrays, by their place; NumPy's own memory, as JAX's is read-only."""
+    """Return the leaves of a state as arrays, by their place, in NumPy's memory, as JAX's is read-only."""
     return {f"{place:06d}": np.array(leaf) for place, leaf in enumerate(leaves)}

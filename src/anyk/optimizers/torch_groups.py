@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TorchGroups:
-    """The parameter groups of an optimiser, and where their parameters stand among those of a problem."""
+    """The parameter groups of an optimiser, and the places of their parameters in a problem."""
 
     def __init__(self, given: torch.optim.Optimizer) -> None:
         self.given = given
@@ -37,7 +37,7 @@ class TorchGroups:
         return float(max(settings["lr"] for settings in self._settings))
 
     def among(self, problem: Any) -> TorchGroups:
-        """The same, with places as the problem has them."""
+        """Return the same groups, with the problem's places."""
         places_of = getattr(problem, "places_of", None)
         if places_of is None:
             name = type(self.given).__name__
@@ -45,34 +45,34 @@ class TorchGroups:
                 f"an optimiser with parameters of its own ({name}) goes with a TorchProblem of the same module; for "
                 f"{type(problem).__name__} give its name: TorchOptimizer('{name}')"
             )
-        made = copy.copy(self)
-        made.placed = [None] * len(problem.shapes)
-        made._places = []
+        groups = copy.copy(self)
+        groups.placed = [None] * len(problem.shapes)
+        groups._places = []
         for group in self.given.param_groups:
             places = places_of(group["params"])  # None for one that is frozen
-            made._places.append([place for place in places if place is not None])
+            groups._places.append([place for place in places if place is not None])
             for place, parameter in zip(places, group["params"], strict=True):
                 if place is not None:
-                    made.placed[place] = parameter
-        if not any(made._places):
+                    groups.placed[place] = parameter
+        if not any(groups._places):
             raise BadInput("all parameters of the optimiser are frozen (requires_grad=False): nothing would be trained")
-        return made
+        return groups
 
     def over(self, parameters: Sequence[torch.Tensor], places: Sequence[int] | None = None) -> Any:
-        """An optimiser like the one given, without state, whose groups have these parameters: of ``places``, or all."""
+        """Return an optimiser like the given one, without state, of these parameters: at ``places``, or all."""
         at = dict(zip(range(len(parameters)) if places is None else places, parameters, strict=True))
-        made = object.__new__(type(self.given))
+        optimizer = object.__new__(type(self.given))
         own = {name: value for name, value in vars(self.given).items() if name != "step"}  # as a scheduler wraps it
-        made.__dict__ |= own | {
+        optimizer.__dict__ |= own | {
             "state": defaultdict(dict),
             "param_groups": [
                 settings | {"params": [at[place] for place in own if place in at]}
                 for settings, own in zip(self._settings, self._places, strict=True)
             ],
         }
-        return made
+        return optimizer
 
 
 def ranked(shape: Sequence[int]) -> tuple[int, ...]:
-    """A parameter's shape, (1,) of one that is a number: its states could not be told from counts of steps."""
+    """Return a parameter's shape, (1,) for a scalar, whose states would look like counts of steps."""
     return tuple(shape) or (1,)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from anyk.errors import BadInput, MissingPackage
-from anyk.optimizers.named import MADE, found_by, name_of, refuse_made, said
+from anyk.optimizers.named import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Stepper, Vector
 from anyk.optimizers.torch_groups import TorchGroups, ranked
@@ -32,10 +32,10 @@ _SEEN = "seen"  # where a state keeps the values of evaluations, in their order
 class TorchOptimizer(Optimizer):
     """An optimiser of PyTorch as it is: ``TorchOptimizer("AdamW", lr=1e-3, weight_decay=0.1)``.
 
-    ``method`` is the name of a class in ``torch.optim``, the dotted name of one elsewhere (``my_package.Lion``), the
-    class, or an optimiser of the problem's module, ``torch.optim.AdamW(groups)``, whose parameter groups are kept and
-    which itself is left alone: it says where to begin. ``arguments`` are the class's own. ``lr`` is a number or one of
-    our schedules (1e-3 if left out). ``schedule`` is a scheduler of ``torch.optim.lr_scheduler`` by its spec,
+    ``method`` is the name of a class in ``torch.optim``, the dotted name of a class elsewhere (``my_package.Lion``),
+    the class, or an optimiser of the problem's module, ``torch.optim.AdamW(groups)``, whose parameter groups and
+    initial state are used; it is not changed. ``arguments`` are the class's own. ``lr`` is a number or one of our
+    schedules (default: 1e-3). ``schedule`` is a scheduler of ``torch.optim.lr_scheduler`` by its spec,
     ``"CosineAnnealingLR:T_max=100"``, or a function of the optimiser that makes one; it steps once a step, and may
     change momenta as well. ``ReduceLROnPlateau`` steps whenever a version is evaluated, by the metric of held-out data,
     without any by the loss: ``evaluate=anyk.Evaluate(every=…)`` says when, and the run then waits for it.
@@ -82,7 +82,7 @@ class TorchOptimizer(Optimizer):
         super().__init__(1e-3 if lr is None else lr)
         self.method, self.schedule, self.arguments = method, schedule, arguments
         self.shapes: Sequence[tuple[int, ...]] | None = None
-        self._class = found_by(method, "torch.optim", "Optimizer")
+        self._class = resolve_class(method, "torch.optim", "Optimizer")
         self._try([(2, 2)] if self._groups is None else self._groups.shapes)
         if schedule is not None:
             if not isinstance(self.rate, ConstantRate):
@@ -150,7 +150,7 @@ class TorchOptimizer(Optimizer):
         return {self._ranked_key(key): array.copy() for key, array in state.items()}
 
     def _ranked_key(self, key: str) -> str:
-        """The key of a state where no parameter is a lone number; that of one that is looks like a count."""
+        """Return the key of a state of parameters that all have axes; a scalar parameter's state looks like a count."""
         place, _, name = key.partition(".")
         own = name.removesuffix(":number")
         return f"{place}.{own}" if own in self._vectors else key
@@ -233,7 +233,7 @@ class TorchOptimizer(Optimizer):
         return step
 
     def _unfilled(self, w: Vector, groups: Sequence[dict[str, Any]]) -> State:
-        """A state as a first step leaves it behind, its vectors without values: what a step of next to nothing says."""
+        """Return a state as after a first step, its vectors without values, from a step of a tiny model."""
         import torch
 
         shapes = [(w.size,)] if self.shapes is None else self.shapes
@@ -250,7 +250,7 @@ class TorchOptimizer(Optimizer):
         return state
 
     def _hyperparameters(self, t: int, seen: Any, scale: float) -> list[dict[str, Any]]:
-        """Those of each group at a step."""
+        """Return the hyperparameters of each group at a step."""
         small = self.made_small(self.rate.at(t))
         groups = [{key: value for key, value in group.items() if key != "params"} for group in small.param_groups]
         if isinstance(self.rate, TorchSchedule):
@@ -282,7 +282,7 @@ class TorchOptimizer(Optimizer):
         return optimizer
 
     def made_small(self, lr: float) -> Any:
-        """An optimiser of next to nothing, with the hyperparameters of this one, for a scheduler to change."""
+        """Return an optimiser of a tiny model, with the same hyperparameters, for a scheduler to change."""
         import torch
 
         if self._groups is not None:
@@ -290,7 +290,7 @@ class TorchOptimizer(Optimizer):
         return self._make([torch.zeros(2, 2)], lr)
 
     def _try(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Make one and step, so that what cannot be is said before a run."""
+        """Make an optimiser and step, so that errors come before a run."""
         import torch
 
         parameters = [torch.zeros([min(size, 2) for size in shape]) for shape in shapes]  # as small as will do
@@ -302,7 +302,9 @@ class TorchOptimizer(Optimizer):
             optimizer.step()
         except Exception as error:
             here = "; it steps on the driver's CPU, whatever the problem's device" * ("cuda" in str(error).lower())
-            raise BadInput(f"the torch optimiser {said(self.method)} cannot be used like this: {error}{here}") from None
+            raise BadInput(
+                f"the torch optimiser {label(self.method)} cannot be used like this: {error}{here}"
+            ) from None
         left: State = {}
         take_state(optimizer, parameters, left)
         self._vectors = {name for _, _, name in (key.partition(".") for key in left) if ":" not in name}
@@ -310,6 +312,6 @@ class TorchOptimizer(Optimizer):
         changed += [str(key) for key in optimizer.state if not isinstance(key, torch.Tensor)]
         if changed:
             raise BadInput(
-                f"the torch optimiser {said(self.method)} keeps {', '.join(changed)} beside the states of its "
+                f"the torch optimiser {label(self.method)} keeps {', '.join(changed)} beside the states of its "
                 "parameters, where it would be lost from step to step; use anyk.rounds with it"
             )

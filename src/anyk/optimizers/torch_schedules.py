@@ -7,18 +7,17 @@ from importlib import import_module
 from typing import Any, Literal
 
 from anyk.errors import BadInput, RunFailed
-from anyk.optimizers.named import Argument, found_by, said
+from anyk.optimizers.named import Argument, label, resolve_class
 from anyk.specs import parse, read
 
 Scheduler = Callable[[Any], Any]
 
 
 class TorchSchedule:
-    """What a torch scheduler makes of an optimiser's hyperparameters: a function of the step or, where it ``watches``
-    evaluations, of their values.
+    """The hyperparameters that a torch scheduler sets, by step or, if it ``watches`` evaluations, by their values.
 
-    ``schedule`` is the spec of a scheduler or what makes one of an optimiser; ``made_at`` makes an optimiser of next to
-    nothing, at the learning rate ``start``, for it to change.
+    ``schedule`` is the spec of a scheduler or a function that makes a scheduler of an optimiser; ``made_at`` makes an
+    optimiser of a tiny model, at the learning rate ``start``, for it to change.
     """
 
     def __init__(self, schedule: str | Scheduler, start: float, made_at: Callable[[float], Any]) -> None:
@@ -44,7 +43,7 @@ class TorchSchedule:
         return float(max(group["lr"] for group in self.groups(step)))
 
     def groups(self, step: int, seen: Any = ()) -> list[dict[str, Any]]:
-        """All hyperparameters at a step; steps are asked for in order, but for a run that is taken up again."""
+        """Return all hyperparameters at a step; steps come in order, except when a run is resumed."""
         if self.watches is not None:
             return self._watched(list(seen))
         if step < self._count:
@@ -67,8 +66,8 @@ class TorchSchedule:
             self._optimizer.step()
             self._scheduler.step(*value)
         except Exception as error:  # some end after the steps they were made for
-            what = said(self._schedule)
-            raise RunFailed(f"the torch schedule {what} cannot go beyond step {self._count}: {error}") from None
+            name = label(self._schedule)
+            raise RunFailed(f"the torch schedule {name} cannot go beyond step {self._count}: {error}") from None
 
     def _values(self) -> list[dict[str, Any]]:
         groups = self._optimizer.param_groups
@@ -85,7 +84,7 @@ class TorchSchedule:
                 for key, value in arguments.items():
                     if isinstance(value, str) and not value[:1].isalpha():
                         raise BadInput(f"{key} in '{schedule}' should be a number, numbers as in 3/6, or a word")
-                schedule = found_by(name, "torch.optim.lr_scheduler", "LRScheduler")
+                schedule = resolve_class(name, "torch.optim.lr_scheduler", "LRScheduler")
                 self._scheduler = schedule(self._optimizer, **arguments)
             elif not callable(schedule):
                 raise BadInput(
@@ -97,5 +96,5 @@ class TorchSchedule:
         except BadInput:
             raise
         except Exception as error:
-            raise BadInput(f"the torch schedule {said(self._schedule)} cannot be used like this: {error}") from None
+            raise BadInput(f"the torch schedule {label(self._schedule)} cannot be used like this: {error}") from None
         self._count = 0

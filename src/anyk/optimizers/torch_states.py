@@ -17,11 +17,11 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": fl
 
 
 def kept_beside(optimizer: Any) -> dict[tuple[str, str], str]:
-    """What an optimiser keeps outside its parameters' states, by place and name, in words that can be compared."""
-    found = {("self", name): value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
+    """Return an optimiser's values outside its parameters' states, by place and name, as text that can be compared."""
+    values = {("self", name): value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
     for group in optimizer.param_groups:
-        found |= {("group", name): value for name, value in group.items() if name != "params"}
-    return {key: repr(value) for key, value in found.items() if not key[1].startswith("_")}
+        values |= {("group", name): value for name, value in group.items() if name != "params"}
+    return {key: repr(value) for key, value in values.items() if not key[1].startswith("_")}
 
 
 def give_state(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
