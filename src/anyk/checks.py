@@ -34,11 +34,11 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check(value: Any, annotation: Any, name: str) -> Any:
-    """``value`` if it is what ``annotation`` says, numbers of NumPy as Python's own; else BadInput that names it.
+    """Return ``value`` if it fits ``annotation``, with NumPy's numbers as Python's own; else raise BadInput.
 
-    Strict: no text is read as a number, no number as a truth value, no NaN as a number. Ranges are those of
-    ``Annotated[int, msgspec.Meta(ge=1)]``. As in specs, a value may stand for a tuple of one. Annotations that say
-    nothing to a check at run time (protocols, functions, classes that are ``duck_typed``) let everything pass.
+    Strict: no text is read as a number, no number as a truth value, no NaN as a number. Ranges are annotated as
+    ``Annotated[int, msgspec.Meta(ge=1)]``. As in specs, a value may stand for a tuple of one. Annotations that
+    cannot be checked at run time (protocols, functions, classes that are ``duck_typed``) let everything pass.
 
     >>> check(np.int64(4), int, "workers"), check([1, 2], tuple[int, ...], "byzantine")
     (4, (1, 2))
@@ -60,19 +60,20 @@ def check(value: Any, annotation: Any, name: str) -> Any:
             continue
         alone = typing.get_origin(kind) is tuple and not isinstance(plain, list)
         try:
-            found = msgspec.convert([plain] if alone else plain, kind, strict=True)
+            converted = msgspec.convert([plain] if alone else plain, kind, strict=True)
         except msgspec.ValidationError:
             continue
-        if not any(isinstance(one, float) and math.isnan(one) for one in (found, *_members(found))):
-            return found
-    meant = next((kind.meant_by(value) for kind in kinds if hasattr(kind, "meant_by")), "")
+        members = converted if isinstance(converted, tuple) else (converted,)
+        if not any(isinstance(member, float) and math.isnan(member) for member in members):
+            return converted
+    hint = next((kind.meant_by(value) for kind in kinds if hasattr(kind, "meant_by")), "")
     raise BadInput(
-        f"{name} must be {_either([word for kind in kinds for word in _words(kind)])}, got {_shown(value)}{meant}"
+        f"{name} must be {_either([word for kind in kinds for word in _words(kind)])}, got {_shown(value)}{hint}"
     )
 
 
 def whole(name: str, value: Any) -> int:
-    """``value`` as a whole number, or one sentence of complaint."""
+    """Return ``value`` as an integer; raise :class:`~anyk.errors.BadInput` for anything else."""
     try:
         return operator.index(value)
     except TypeError:
@@ -81,7 +82,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def check_workers(workers: Any) -> int:
-    """``workers`` as a whole number from 1 to :data:`MOST_WORKERS`, or one sentence of complaint."""
+    """Return ``workers`` as an integer from 1 to :data:`MOST_WORKERS`; raise BadInput for anything else."""
     if isinstance(workers, bool) or whole("workers", workers) < 1:
         raise BadInput(f"workers must be a whole number of at least 1, got {workers!r}")
     if workers > MOST_WORKERS:  # a slip of the finger would fill the memory
@@ -90,7 +91,7 @@ def check_workers(workers: Any) -> int:
 
 
 def typed(thing: Thing) -> Thing:
-    """Decorator of a function or class: its arguments are checked against their annotations by :func:`check`.
+    """Decorate a function or class so that :func:`check` compares its arguments with their annotations.
 
     >>> @typed
     ... def double(number: int) -> int:
@@ -142,7 +143,7 @@ def _kinds(annotation: Any) -> list[Any]:
 
 
 def _opaque(kind: Any) -> bool:
-    """Whether nothing can be checked."""
+    """Return whether an annotation cannot be checked."""
     if typing.get_origin(kind) is tuple:
         return not all(
             part in _PLAIN or part is ... or typing.get_origin(part) is Annotated for part in typing.get_args(kind)
@@ -155,7 +156,7 @@ def _opaque(kind: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of any library as Python's own, also within lists and tuples."""
+    """Return numbers of any library as Python's own, also within lists and tuples."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     if isinstance(value, numbers.Integral):
@@ -163,21 +164,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, numbers.Real):
         return float(value)
     if isinstance(value, list | tuple | range | np.ndarray):
-        return [_plain(one) for one in value] if np.ndim(value) else value
+        return list(map(_plain, value)) if np.ndim(value) else value
     return value
 
 
-def _members(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else ()
-
-
 def _words(kind: Any) -> list[str]:
-    """Words for what a kind lets pass."""
+    """Return the values of a kind in words."""
     if typing.get_origin(kind) is typing.Literal:
         return [str(option) for option in typing.get_args(kind)]
     if typing.get_origin(kind) is tuple:
-        one = _either(_words(typing.get_args(kind)[0]))
-        plural = one.replace("number", "numbers") if "number" in one else f"{one}s"
+        single = _either(_words(typing.get_args(kind)[0]))
+        plural = single.replace("number", "numbers") if "number" in single else f"{single}s"
         return [f"a tuple of {plural.removeprefix('a ')}"]
     if typing.get_origin(kind) is Annotated:
         base, *extras = typing.get_args(kind)
@@ -199,6 +196,6 @@ def _either(words: list[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: as it is, or, where that is long, what it is."""
+    """Return a value for a message: its text, or its type if that is long."""
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"

@@ -1,25 +1,25 @@
-"""What can go wrong, in two kinds: the input is bad, or a run cannot go on."""
+"""The two kinds of errors: the input is bad, or a run cannot continue."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-RAISED = "raised by "  # how the note begins that names the callback which raised an exception
+RAISED = "raised by "  # start of the note that names the callback which raised an exception
 _LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}", "<frozen ", "<string>", "<__")
 _INSTALLED = {"site-packages", "dist-packages"}
-_COMPILED = (".pyx", ".pxi", ".pxd")  # of which no file need be there
+_COMPILED = (".pyx", ".pxi", ".pxd")  # whose files need not exist
 
 
 class BadInput(ValueError):
-    """The caller asked for something that cannot be; one sentence names the value, the rule and what works.
+    """A request that cannot be fulfilled; one sentence names the value, the rule and what works.
 
     The command line prints the sentence and exits with code 2.
     """
 
 
 class UnknownName(BadInput):
-    """A spec names something that is not registered; ``what`` is its kind and name alone, as in strategy 'x'."""
+    """A spec with a name that is not registered; ``what`` is its kind and name alone, as in strategy 'x'."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(f"no {what}; {hint}")
@@ -27,19 +27,19 @@ class UnknownName(BadInput):
 
 
 class NotDecodable(BadInput):
-    """The replies at hand do not give the sum that was asked for."""
+    """The available replies do not give the exact sum."""
 
 
 class RunFailed(RuntimeError):
-    """A run ended before it was done: it diverged, lost too many workers, or a disk filled.
+    """A run ended early: it diverged, lost too many workers, or a disk filled.
 
-    The sentence says at which step and what to do; the run folder stays and can be resumed. The command line exits
+    The sentence names the step and a remedy; the run folder stays and can be resumed. The command line exits
     with code 1.
     """
 
 
 class MissingPackage(BadInput):
-    """An optional package is needed for what was asked; the sentence gives the line that installs it."""
+    """An optional package is missing; the sentence gives the line that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'anyk[{extra}]'")

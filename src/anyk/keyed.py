@@ -1,8 +1,8 @@
-"""Random draws as pure functions of (seed, purpose, ids).
+"""Random numbers as pure functions of (seed, purpose, ids).
 
-No draw depends on which draws were made before it, so two strategies, a simulation and a real cluster, or a run and
-its resumption meet the same luck. The bits come from NumPy's Philox, a counter-based generator (Salmon, Moraes, Dror
-and Shaw 2011), keyed by a BLAKE2 hash of the key: the same on every machine. So are the digests of arrays.
+No draw depends on the draws before it, so two strategies, a simulation and a real cluster, or a run and its
+resumption get the same random numbers. The bits come from NumPy's Philox, a counter-based generator (Salmon, Moraes,
+Dror and Shaw 2011), keyed by a BLAKE2 hash of the key: the same on every machine. So are the digests of arrays.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PART = 1 << 17  # numbers of an array that are digested, and stepped, at once: they fit into a core's cache
-_LONG = 1 << 13  # bytes that are hashed as they are
+PART = 1 << 17  # numbers of an array that are digested, and stepped, together: they fit into a core's cache
+_LONG = 1 << 13  # bytes up to which everything is hashed
 _COLUMNS = 511  # words in a row; odd, as the top bits (signs) of an even number of words would cancel out
 POSITIVE = 0x7FFF_FFFF_FFFF_FFFF  # SQLite's integers are signed
-_BLOCK = 256  # uniforms made at once for one key; a block of Philox costs about as much as a single draw
+_BLOCK = 256  # uniforms computed together for one key; a block of Philox costs about as much as a single draw
 
 
 def _key(seed: int, purpose: str, ids: tuple[int | str, ...]) -> int:
@@ -36,7 +36,7 @@ def _block(seed: int, purpose: str, ids: tuple[int | str, ...], block: int) -> N
 
 
 def uniform(seed: int, purpose: str, *ids: int | str, number: int) -> float:
-    """The ``number``-th uniform draw in [0, 1) under the key ``(seed, purpose, *ids)``.
+    """Return the ``number``-th uniform draw in [0, 1) under the key ``(seed, purpose, *ids)``.
 
     >>> uniform(1, "delay", 3, number=0) == uniform(1, "delay", 3, number=0)
     True
@@ -48,19 +48,19 @@ def uniform(seed: int, purpose: str, *ids: int | str, number: int) -> float:
 
 
 def uniforms(seed: int, purpose: str, *ids: int | str, start: int, count: int) -> NDArray[np.float64]:
-    """Draws ``start`` to ``start + count - 1`` under a key, shape ``(count,)``; equal to :func:`uniform` one by one."""
+    """Return draws ``start`` to ``start + count - 1`` of :func:`uniform` under a key, shape ``(count,)``."""
     first, last = start // _BLOCK, (start + max(count, 1) - 1) // _BLOCK
     blocks = np.concatenate([_block(seed, purpose, ids, b) for b in range(first, last + 1)])
     return blocks[start - first * _BLOCK :][:count]
 
 
 def generator(seed: int, purpose: str, *ids: int | str) -> np.random.Generator:
-    """A fresh NumPy generator for arrays of draws; the same key gives a generator in the same state."""
+    """Return a new NumPy generator for arrays of draws; equal keys give generators in the same state."""
     return np.random.Generator(np.random.Philox(key=_key(seed, purpose, ids)))
 
 
 def integer(seed: int, purpose: str, *ids: int | str) -> int:
-    """A whole number from 0 to 2**63 - 1 that belongs to a key: a seed for generators that are not NumPy's own.
+    """Return an integer from 0 to 2**63 - 1 that depends on a key alone, as a seed for other generators than NumPy's.
 
     >>> integer(1, "item", 3) == integer(1, "item", 3) != integer(1, "item", 4)
     True
@@ -71,9 +71,9 @@ def integer(seed: int, purpose: str, *ids: int | str) -> int:
 def digest(array: NDArray[Any], first: int = 0) -> int:
     """Return a digest of 63 bits of an array's bits and their order.
 
-    The digests of consecutive parts of :data:`PART` numbers, ``first`` being the index of a part's first number, add up
-    to the digest of the whole modulo 2^63. Of long parts only the sums of rows and columns of words are hashed, which
-    is ten times as fast as hashing everything.
+    The digests of consecutive parts of :data:`PART` numbers, each with ``first``, the index of its first number, add up
+    to the digest of the whole array modulo 2^63. For long parts only the sums of rows and columns of words are hashed,
+    which is ten times as fast as hashing everything.
 
     >>> digest(np.array([1.0, 2.0])) == digest(np.array([1.0, -2.0]))
     False

@@ -1,4 +1,4 @@
-"""Dataclasses as plain data and back: what JSON can hold, with every bit of every number, inf, nan and order kept."""
+"""Dataclasses as plain data for JSON and back, preserving every bit of every number, inf, nan and order."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def derived(default: Any = None) -> Any:
-    """A field that is computed from the others: neither saved nor compared."""
+    """Return a field that is computed from the others: neither saved nor compared."""
     return field(default=default, init=False, repr=False, compare=False, metadata={"derived": True})
 
 
 def part() -> Any:
-    """A field that holds the state of the owner's attribute of that name; None where there is none."""
+    """Return a field for the state of the owner's attribute of the same name; None without one."""
     return field(default=None, metadata={"part": True})
 
 
 def to_plain(state: Any) -> Any:
-    """A dataclass, or a value in one, as plain data, without its :func:`derived` fields.
+    """Return a dataclass, or a value in one, as plain data, without its :func:`derived` fields.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -37,7 +37,7 @@ def to_plain(state: Any) -> Any:
     {'when': {'3': inf}}
     """
     if isinstance(state, set):
-        return sorted(state)  # in an order that does not hang on how it came about
+        return sorted(state)  # in an order that is independent of its history
     if isinstance(state, dict):
         if not all(isinstance(key, str | int) for key in state):
             raise TypeError(f"keys of a state must be whole numbers or texts, got {next(iter(state))!r}")
@@ -48,7 +48,7 @@ def to_plain(state: Any) -> Any:
 
 
 def from_plain(kind: type[T], plain: Any, owner: Any = None) -> T:
-    """The dataclass of which :func:`to_plain` made ``plain``; ``owner`` is what it is the state of.
+    """Return the dataclass that :func:`to_plain` turned into ``plain``; ``owner``: the object whose state it is.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -63,8 +63,8 @@ def from_plain(kind: type[T], plain: Any, owner: Any = None) -> T:
             continue
         value, hint = plain[f.name], _hints(cast(Any, kind))[f.name]
         if f.metadata.get("part"):
-            of = getattr(owner, f.name)
-            values[f.name] = None if of is None else from_plain(of.State, value, of)
+            inner = getattr(owner, f.name)
+            values[f.name] = None if inner is None else from_plain(inner.State, value, inner)
         elif is_dataclass(hint):
             values[f.name] = from_plain(cast(Any, hint), value)
         else:
@@ -78,7 +78,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def _of_numpy(value: Any) -> Any:
-    """An array or number of NumPy's as Python's own."""
+    """Return an array or number of NumPy's as Python's own."""
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
     return value.tolist()

@@ -1,8 +1,8 @@
-"""Specs: ``name:key=value,key=value``, the short form by which codes, strategies, laws and the like are named.
+"""Specs: ``name:key=value,key=value``, the short form that names codes, strategies, delay models and the like.
 
 One grammar and one kind of registry serve codes, strategies, delay models, optimisers, schedules, clusters and data,
 on the command line, in a config file, in help and in error messages. A registry maps a name to a constructor; the
-constructor's keyword parameters are the spec's keys and its annotations say how the values are read.
+constructor's keyword parameters are the spec's keys, and its annotations determine how the values are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -41,16 +41,16 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     >>> parse("trace:lambda.npz,by=round")
     ('trace', {'': 'lambda.npz', 'by': 'round'})
 
-    A spec inside a spec stands in brackets, which are taken off:
+    The brackets around a spec inside a spec are removed:
 
     >>> parse("kronecker:left=(frc:load=2),split=4")
     ('kronecker', {'left': 'frc:load=2', 'split': '4'})
     """
     if not isinstance(text, str) or not text.strip():
         raise BadInput(f"a spec looks like name:key=value,key=value, got {text!r}")
-    name, _, rest = text.strip().partition(":")
+    name, _, keys = text.strip().partition(":")
     values: dict[str, str] = {}
-    for place, item in enumerate(_items(rest, text)):
+    for place, item in enumerate(_items(keys, text)):
         key, equals, value = item.partition("=")
         if not equals:
             key, value = "", item
@@ -66,18 +66,18 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
 
 
 def with_keys(spec: str, values: Mapping[str, Any]) -> str:
-    """A spec with keys added that it does not give itself.
+    """Return a spec with the keys added that it does not contain.
 
     >>> with_keys("frc:load=3", {"models": 4, "load": 2})
     'frc:load=3,models=4'
     """
-    given = parse(spec)[1]
-    added = [f"{key}={_show(value)}" for key, value in values.items() if key not in given]
-    return spec + (("," if given else ":") + ",".join(added) if added else "")
+    present = parse(spec)[1]
+    added = [f"{key}={_show(value)}" for key, value in values.items() if key not in present]
+    return spec + (("," if present else ":") + ",".join(added) if added else "")
 
 
 def bracketed(spec: str | None) -> str | None:
-    """A spec as the value of a key of another.
+    """Return a spec in the form of a value of another spec's key.
 
     >>> bracketed("frc:load=2"), bracketed("ring")
     ('(frc:load=2)', 'ring')
@@ -86,17 +86,17 @@ def bracketed(spec: str | None) -> str | None:
 
 
 def absolute(name: str) -> str:
-    """A file's name as it is found from any folder."""
+    """Return a file's name that is valid in any folder."""
     return str(Path(name).expanduser().absolute())
 
 
 def with_files(text: str, change: Callable[[str], str], *registries: Registry[Any]) -> str:
-    """A spec with the name of each file in it changed, also in the specs inside it.
+    """Return a spec with the name of each file in it changed, also in the specs inside it.
 
-    So what a run keeps means the same in any folder (:func:`absolute`), and what it was made of is known.
+    So a run's stored specs mean the same in any folder (:func:`absolute`), and the files that they name are known.
 
-    ``registries``: those in which its own name may stand; a spec that none knows is left alone. Raises
-    :class:`~anyk.errors.BadInput` for names that a spec cannot hold.
+    ``registries``: those that may contain its own name; a spec of another name is returned unchanged. Raises
+    :class:`~anyk.errors.BadInput` for names that a spec cannot contain.
     """
     name, values = parse(text)
     entry = next((registry.entries[name] for registry in registries if name in registry), None)
@@ -105,46 +105,40 @@ def with_files(text: str, change: Callable[[str], str], *registries: Registry[An
     marks, first = entry.marks(), next(iter(entry.parameters()), "")
     changed = dict(values)
     for key, value in values.items():
-        found = marks.get(key or first, ())
-        inner = [mark for mark in found if isinstance(mark, Registry)]
-        changed[key] = change(value) if _A_FILE in found else with_files(value, change, *inner) if inner else value
+        own = marks.get(key or first, ())
+        inner = [mark for mark in own if isinstance(mark, Registry)]
+        changed[key] = change(value) if _A_FILE in own else with_files(value, change, *inner) if inner else value
     if changed == values:
         return text
     named = {key or first: value for key, value in changed.items()}
-    made = show(name, {key: value if key == "wait" else bracketed(value) for key, value in named.items()})
+    spec = show(name, {key: value if key == "wait" else bracketed(value) for key, value in named.items()})
     try:
-        held = parse(made)[1] == named
+        same = parse(spec)[1] == named
     except BadInput:
-        held = False
-    if not held:
+        same = False
+    if not same:
         raise BadInput(f"a spec cannot hold the names of files in '{text}', {', '.join(named.values())}; rename them")
-    return made
+    return spec
+
+
+def _depths(text: str) -> list[int]:
+    """Return the number of open brackets after each character."""
+    return list(accumulate((character == "(") - (character == ")") for character in text))
 
 
 def _unbracketed(value: str) -> str:
-    """A value without brackets that enclose it whole."""
-    depth = 0
-    for place, character in enumerate(value):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return value[1:-1] if place and place == len(value) - 1 and value[0] == "(" else value
-    return value
+    """Return a value without brackets that enclose all of it."""
+    depths = _depths(value)
+    return value[1:-1] if value.startswith("(") and depths.index(0) == len(value) - 1 else value
 
 
-def _items(rest: str, text: str) -> list[str]:
-    """What commas outside of brackets separate."""
-    items, depth = [""], 0
-    for character in rest:
-        depth += (character == "(") - (character == ")")
-        if depth < 0:
-            break
-        if character == "," and not depth:
-            items.append("")
-        else:
-            items[-1] += character
-    if depth:
+def _items(keys: str, text: str) -> list[str]:
+    """Return the parts between commas outside of brackets."""
+    depths = _depths(keys)
+    if keys and (depths[-1] or min(depths) < 0):
         raise BadInput(f"the brackets in '{text}' do not match")
-    return items if rest else []
+    commas = [place for place, depth in enumerate(depths) if keys[place] == "," and not depth]
+    return [keys[a + 1 : b] for a, b in pairwise([-1, *commas, len(keys)])] if keys else []
 
 
 def _number(text: str, kind: type[float] | type[int], where: str) -> float | int:
@@ -159,12 +153,12 @@ def _number(text: str, kind: type[float] | type[int], where: str) -> float | int
 
 
 def read(text: str, annotation: Any, where: str) -> Any:
-    """One value of a spec as its parameter's annotation says."""
+    """Return a value of a spec, converted to its parameter's annotation; ``where`` names it in errors."""
     origin, options = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         kinds = [option for option in options if option is not type(None)]
         if any(typing.get_origin(kind) is typing.Literal and text in typing.get_args(kind) for kind in kinds):
-            return text  # where "none" is one of the choices it is not left out
+            return text  # "none" may be one of the choices
         if text.lower() == "none" and len(kinds) < len(options):
             return None
         for kind in kinds[:-1]:
@@ -202,7 +196,7 @@ def _show(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """One name of a registry: how to build it, and what to say of it."""
+    """A name of a registry with the function that builds it, and its summary."""
 
     name: str
     build: Callable[..., T]
@@ -211,15 +205,12 @@ class Entry(Generic[T]):
 
     @property
     def summary(self) -> str:
-        """The first line of the constructor's docstring."""
+        """First line of the constructor's docstring."""
         return (inspect.getdoc(self.build) or "").partition("\n")[0].replace("``", "")
 
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The keys a spec may give, in order, with annotations resolved."""
-        source: Any = self.build
-        if isinstance(source, type) and not is_dataclass(source):
-            source = vars(source).get("__init__", source)
-        hints = typing.get_type_hints(source)
+        """Return the keys that a spec may contain, in order, with annotations resolved."""
+        hints = self._hints()
         return {
             key: parameter.replace(annotation=hints.get(key, str))
             for key, parameter in inspect.signature(self.build).parameters.items()
@@ -227,22 +218,25 @@ class Entry(Generic[T]):
         }
 
     def marks(self) -> dict[str, tuple[Any, ...]]:
-        """Annotations of keys beside their types, such as :data:`File`."""
+        """Return annotations of keys beside their types, such as :data:`File`."""
+        hints = self._hints(include_extras=True)
+        return {key: hint.__metadata__ for key, hint in hints.items() if typing.get_origin(hint) is Annotated}
+
+    def _hints(self, *, include_extras: bool = False) -> dict[str, Any]:
         source: Any = self.build
         if isinstance(source, type) and not is_dataclass(source):
             source = vars(source).get("__init__", source)
-        hints = typing.get_type_hints(source, include_extras=True)
-        return {key: hint.__metadata__ for key, hint in hints.items() if typing.get_origin(hint) is Annotated}
+        return typing.get_type_hints(source, include_extras=include_extras)
 
     def further(self) -> Any:
-        """The annotation of keys beyond the named ones, where the constructor takes any; else None."""
+        """Return the annotation of keys beyond the named ones; None unless the constructor accepts any key."""
         for key, parameter in inspect.signature(self.build).parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 return typing.get_type_hints(self.build).get(key)
         return None
 
     def usage(self) -> str:
-        """The spec with every key and its default, those that must be given first, as shown in help."""
+        """Return the spec with every key and its default, required keys first, for help."""
         parameters = self.parameters().items()
         keys = [
             f"{key.rstrip('_')}=…"
@@ -255,7 +249,7 @@ class Entry(Generic[T]):
 
 @dataclass(slots=True)
 class Registry(Generic[T]):
-    """Names of one kind (``kind`` in the singular) and how each is built from a spec."""
+    """Names of one kind (``kind`` in the singular) with the functions that build them from specs."""
 
     kind: str
     given: tuple[str, ...] = ()
@@ -264,9 +258,9 @@ class Registry(Generic[T]):
     def register(
         self, name: str, *, grid: Callable[[int], Iterable[str]] | None = None
     ) -> Callable[[Builder], Builder]:
-        """Class or function decorator: make ``name`` known; its keyword parameters become the spec's keys.
+        """Register a class or function under ``name``; its keyword parameters become the spec's keys.
 
-        ``grid``: the specs that a planner tries for a number of workers; left out, the name alone.
+        ``grid``: the specs that a planner tries for a number of workers; by default the name alone.
         """
 
         def add(build: Builder) -> Builder:
@@ -282,21 +276,21 @@ class Registry(Generic[T]):
         return name in self.entries
 
     def entry(self, name: str, *, also: tuple[str, ...] = ()) -> Entry[T]:
-        """The entry called ``name``; an unknown name is answered with the nearest known ones."""
+        """Return the entry of a name; raise :class:`~anyk.errors.UnknownName` with the nearest registered one."""
         if name in self.entries:
             return self.entries[name]
-        known = [*self.entries, *also]
-        near = get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+        names = [*self.entries, *also]
+        near = get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
         raise UnknownName(f"{self.kind} '{name}'", hint)
 
     def build(self, text: str, **given: Any) -> T:
-        """Build what a spec asks for; ``given`` are the parameters that the caller supplies."""
+        """Build the object of a spec; ``given`` are the parameters that the caller supplies."""
         name, values = parse(text)
         return self.build_parsed(text, name, values, **given)
 
     def build_parsed(self, text: str, name: str, values: Mapping[str, str], **given: Any) -> T:
-        """As :meth:`build`, from a spec already split."""
+        """Build the object of a spec that is split already; see :meth:`build`."""
         entry = self.entry(name)
         parameters, further = entry.parameters(), entry.further()
         arguments: dict[str, Any] = {}
@@ -315,8 +309,8 @@ class Registry(Generic[T]):
                 continue
             if key not in parameters:
                 near = get_close_matches(key, parameters, n=1)
-                known = ", ".join(parameters) or "none"
-                hint = f"did you mean '{near[0]}'?" if near else f"its keys: {known}"
+                keys = ", ".join(parameters) or "none"
+                hint = f"did you mean '{near[0]}'?" if near else f"its keys: {keys}"
                 raise BadInput(f"{self.kind} '{name}' has no key '{key}'; {hint}")
             arguments[key] = read(value, parameters[key].annotation, f"{key} in '{text}'")
         for key, parameter in parameters.items():
@@ -326,17 +320,13 @@ class Registry(Generic[T]):
 
 
 def _enclosed(key: str, value: str) -> str:
-    """In brackets where a comma, as in the name of a file, would end the value."""
-    depth = 0
-    for character in value:
-        depth += (character == "(") - (character == ")")
-        if character == "," and not depth and key != "wait":
-            return f"({value})"
-    return value
+    """Return the value, in brackets if a comma, as in the name of a file, would end it."""
+    splits = any(character == "," and not depth for character, depth in zip(value, _depths(value), strict=True))
+    return f"({value})" if splits and key != "wait" else value
 
 
 def show(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> str:
-    """The spec that :meth:`Registry.build` reads back; values equal to their default are left out.
+    """Return the spec that :meth:`Registry.build` reads back; values equal to their default are omitted.
 
     >>> show("frc", {"load": 3, "wait": 11})
     'frc:load=3,wait=11'
@@ -350,9 +340,9 @@ _TRIES = 200  # numbers that are tried in either direction
 
 
 def build_or_suggest(build: Callable[..., T], spec: str, workers: int) -> T:
-    """Return ``build(spec, workers=workers)``; where that raises BadInput, the sentence names what exists instead.
+    """Return ``build(spec, workers=workers)``; if that raises BadInput, add alternatives to the sentence.
 
-    These are the specs that differ least in one whole number, and the nearest numbers of workers for the spec itself.
+    These are the specs that differ least in one integer, and the nearest numbers of workers for the spec itself.
     """
     try:
         return build(spec, workers=workers)
@@ -367,14 +357,14 @@ def build_or_suggest(build: Callable[..., T], spec: str, workers: int) -> T:
 
 
 def _nearest(build: Callable[..., object], spec: str, workers: int) -> list[str]:
-    """The nearest specs that exist for this number of workers, then the nearest numbers of workers for this spec."""
+    """Return the nearest specs that exist for this number of workers, then the nearest numbers of workers."""
     name, values = parse(spec)
     values = {key: value if key == "wait" else str(bracketed(value)) for key, value in values.items()}
     most = 2 * max(workers, 8)
 
-    def exists(asked: tuple[str, int]) -> bool:
+    def exists(candidate: tuple[str, int]) -> bool:
         try:
-            build(asked[0], workers=asked[1])
+            build(candidate[0], workers=candidate[1])
         except BadInput:
             return False
         return True
@@ -382,7 +372,7 @@ def _nearest(build: Callable[..., object], spec: str, workers: int) -> list[str]
     def around(value: int, change: Callable[[int], tuple[str, int]]) -> list[tuple[str, int]]:
         below = map(change, range(min(value - 1, most), -1, -1)[:_TRIES])
         above = map(change, range(max(value + 1, 0), max(value, most) + 1)[:_TRIES])
-        return [asked for way in (below, above) for asked in islice(filter(exists, way), 1)]
+        return [candidate for way in (below, above) for candidate in islice(filter(exists, way), 1)]
 
     def with_value(key: str, value: int) -> tuple[str, int]:
         return show(name, {**values, key: value}), workers
@@ -390,6 +380,6 @@ def _nearest(build: Callable[..., object], spec: str, workers: int) -> list[str]
     near = []
     for key, text in values.items():
         if key not in ("", "seed") and text.removeprefix("-").isdigit():
-            near += [found for found, _ in around(int(text), partial(with_value, key))]
+            near += [candidate for candidate, _ in around(int(text), partial(with_value, key))]
     counts = [str(count) for _, count in around(workers, lambda count: (spec, count))]
     return [*near, f"{' or '.join(counts)} worker{'s' * (counts != ['1'])}"] if counts else near

@@ -91,7 +91,7 @@ def test_a_place_that_a_folder_names_is_not_written_to(tmp_path, monkeypatch):
     [
         ("early-stoping:patience=5", "no callback 'early-stoping'; did you mean 'early-stopping'"),
         ("early-stopping:patients=5", "has no key 'patients'; did you mean 'patience'"),
-        ("early-stopping:patience=0", "patience must be at least 1 evaluation, got 0"),
+        ("early-stopping:patience=0", "patience must be a whole number of at least 1, got 0"),
         ("checkpoint:every=2", "callback 'checkpoint' needs folder="),
         ("nowhere.py:make", "no file 'nowhere.py' for the callback"),
         ("mine.py:none", "'mine.py:none' gave int, which is not a callback"),

@@ -126,12 +126,12 @@ def test_early_stopping_judges_each_run_of_a_race_by_itself_and_works_on_real_wo
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: EarlyStopping(0), "patience must be at least 1 evaluation, got 0"),
+        (lambda: EarlyStopping(0), "patience must be a whole number of at least 1, got 0"),
         (lambda: EarlyStopping(min_delta=-1.0), "min_delta must be a finite number of at least 0, got -1"),
         (lambda: EarlyStopping(of="accuracy"), "of must be loss or metric, got 'accuracy'"),
         (lambda: Checkpoint("x"), "a Checkpoint keeps models every so many steps or the best; give every=100"),
-        (lambda: Checkpoint("x", every=0), "every must be at least 1 step, got 0"),
-        (lambda: Logging(0), "every must be at least 1 step, got 0"),
+        (lambda: Checkpoint("x", every=0), "every must be a whole number of at least 1 or None, got 0"),
+        (lambda: Logging(0), "every must be a whole number of at least 1, got 0"),
     ],
 )
 def test_what_they_cannot_do_is_said_in_one_sentence(make, sentence):

@@ -61,7 +61,7 @@ def test_prime_powers_by_trial() -> None:
 
 
 @pytest.mark.parametrize(("n", "design"), FAMILIES, ids=lambda value: getattr(value, "family", value))
-def test_any_two_workers_share_equally_many_partitions(n: int, design: codes.designs.Design) -> None:
+def test_any_two_workers_share_equally_many_partitions(n: int, design: codes.designs.BlockDesign) -> None:
     code = BlockDesignCode(n, family=design.family)
     B = dense(code)
     w, shared = design.load, design.shared
@@ -104,7 +104,7 @@ def test_golden_errors_of_the_fano_plane() -> None:
 
 
 @pytest.mark.parametrize(("n", "design"), SMALL, ids=lambda value: getattr(value, "family", value))
-def test_the_closed_form_is_least_squares_for_every_set(n: int, design: codes.designs.Design) -> None:
+def test_the_closed_form_is_least_squares_for_every_set(n: int, design: codes.designs.BlockDesign) -> None:
     code = bibd(n, design.family)
     for replied in subsets(range(n), 1):
         weights, residual, _ = code.decode(replied)
@@ -117,7 +117,7 @@ def test_the_closed_form_is_least_squares_for_every_set(n: int, design: codes.de
 @pytest.mark.parametrize(
     ("n", "design"), [(n, d) for n, d in FAMILIES if 12 < n < 80], ids=lambda v: getattr(v, "family", v)
 )
-def test_the_error_depends_only_on_how_many_reply(n: int, design: codes.designs.Design) -> None:
+def test_the_error_depends_only_on_how_many_reply(n: int, design: codes.designs.BlockDesign) -> None:
     code, random = bibd(n, design.family), np.random.default_rng(n)
     for r in sorted({1, 2, n // 3, n // 2, n - 1, n}):
         for _ in range(2):

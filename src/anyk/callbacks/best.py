@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
+from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.runs.callbacks import EvaluationInfo, RunInfo
 
 Quantity = Literal["loss", "metric"]
 
 
+@typed
 class Best:
-    """The best value so far of one model; ``of``: the loss, or the metric, of which larger or smaller is better."""
+    """The best value so far of one model; ``of``: the loss, or the metric, which is minimised or maximised."""
 
     def __init__(self, of: Quantity, min_delta: float = 0.0) -> None:
-        if of not in ("loss", "metric"):
-            raise BadInput(f"of must be 'loss' or 'metric', got {of!r}")
         if not 0.0 <= min_delta < float("inf"):
             raise BadInput(f"min_delta must be a finite number of at least 0, got {min_delta:g}")
         self.of, self.min_delta = of, min_delta
@@ -24,7 +24,7 @@ class Best:
         self._sign, self._who = 1.0, ""
 
     def begin(self, info: RunInfo, who: str) -> None:
-        """A run begins; raises :class:`~anyk.errors.BadInput` where nothing is evaluated."""
+        """Prepare for a run; raise :class:`~anyk.errors.BadInput` if it evaluates nothing."""
         if info.config.evaluate == "none":
             raise BadInput(f"{who} needs evaluation, which evaluate=None switches off; leave out one of them")
         self._who = who
@@ -42,22 +42,23 @@ class Best:
         return BadInput(f"{self._who} goes by the {self.of}, which is not evaluated; {ways[self.of]}{other}")
 
     def improved(self, info: EvaluationInfo) -> bool | None:
-        """Whether an evaluation is better than all before, by at least ``min_delta``; None where it says nothing.
+        """Return whether an evaluation is better than all before by at least ``min_delta``; None if unknown.
 
-        Evaluations of older versions than one that has been seen say nothing, nor do those whose loss no worker could
-        tell. Raises :class:`~anyk.errors.BadInput` where there is no metric.
+        It is unknown for versions older than one evaluated before, and without a loss. Raises
+        :class:`~anyk.errors.BadInput` without a metric.
         """
         value = info.loss if self.of == "loss" else info.metric
-        if value is None and self.of == "loss":
-            return None
         if value is None:
+            if self.of == "loss":
+                return None
             raise self._missing()
         if info.step <= self.step:
             return None
         self.step = info.step
-        if value != value or (self.value is not None and self._sign * value > self._sign * self.value - self.min_delta):
+        before = self.value
+        if value != value or value == before:
             return False
-        if self.value is not None and value == self.value:
+        if before is not None and self._sign * value > self._sign * before - self.min_delta:
             return False
         self.value = value
         return True

@@ -1,15 +1,14 @@
-"""Keep models of a run in files: every so many steps, and the best."""
+"""Store models of a run in files: at regular steps, and the best."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from anyk.callbacks.best import Best, Quantity
 from anyk.callbacks.named import registry
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, RunFailed
 from anyk.files import replacing
 from anyk.problems.base import Vector
@@ -22,13 +21,13 @@ from anyk.specs import Folder
 class Checkpoint(Callback):
     """Writes models, flat vectors of length d, as ``.npy`` files into ``folder``, to be read by ``numpy.load``.
 
-    ``every``: after so many steps each, as ``step-00000100.npy``. ``best``: the best evaluated so far by ``loss`` or
-    ``metric``, as ``best.npy``. Of several models trained at once each has files of its own (``model 1-best.npy``), and
-    so has each run of a race, in a folder with its strategy's name. What a run needs to be resumed is kept elsewhere:
-    in the folder ``out`` of :func:`anyk.train`.
+    ``every``: number of steps between models, stored as ``step-00000100.npy``. ``best``: the best evaluated so far by
+    ``loss`` or ``metric``, as ``best.npy``. If several models are trained, each has files of its own
+    (``model 1-best.npy``), and so has each run of a race, in a folder with its strategy's name. The state for resuming
+    a run is stored elsewhere, in the folder ``out`` of :func:`anyk.train`.
 
-    Raises :class:`~anyk.errors.BadInput` where neither is asked for or nothing is evaluated, and ends the run with
-    :class:`~anyk.errors.RunFailed` where a file cannot be written.
+    Raises :class:`~anyk.errors.BadInput` if neither is specified or nothing is evaluated, and ends the run with
+    :class:`~anyk.errors.RunFailed` if a file cannot be written.
 
     >>> import anyk, numpy, tempfile
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
@@ -41,19 +40,15 @@ class Checkpoint(Callback):
     True
     """
 
-    def __init__(self, folder: Folder, *, every: int | None = None, best: Quantity | None = None) -> None:
+    def __init__(self, folder: Folder, *, every: AtLeastOne | None = None, best: Quantity | None = None) -> None:
         if every is None and best is None:
             raise BadInput(
                 "a Checkpoint keeps models every so many steps or the best; give every=100, best='loss' or both"
             )
-        if every is not None and every < 1:
-            raise BadInput(f"every must be at least 1 step, got {every}")
         self.folder, self.every, self.best = Path(folder), every, best
-        if best is not None:
-            Best(best)
         self._into = self.folder
         self._seen: dict[str, Best] = {}
-        self._restored: dict[str, Any] = {}
+        self._restored: dict[str, tuple[float | None, int]] = {}
 
     def on_begin(self, info: RunInfo) -> None:
         self._info, self._seen = info, {}
@@ -69,9 +64,9 @@ class Checkpoint(Callback):
         if self.best is None:
             return
         if info.slot not in self._seen:
-            made = self._seen[info.slot] = Best(self.best)
-            made.begin(self._info, "best of Checkpoint")
-            made.value, made.step = self._restored.pop(info.slot, (None, -1))
+            best = self._seen[info.slot] = Best(self.best)
+            best.begin(self._info, "best of Checkpoint")
+            best.value, best.step = self._restored.pop(info.slot, (None, -1))
         if self._seen[info.slot].improved(info):
             self._write(info.slot, "best", info.model)
 
@@ -84,10 +79,10 @@ class Checkpoint(Callback):
         except OSError as error:
             raise RunFailed(f"the model '{file}' cannot be written ({error.strerror})") from None
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state from which a resumed run goes on."""
+    def state_dict(self) -> dict[str, tuple[float | None, int]]:
+        """Return the state from which a resumed run continues."""
         return {slot: (best.value, best.step) for slot, best in self._seen.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave."""
+    def load_state_dict(self, state: dict[str, tuple[float | None, int]]) -> None:
+        """Continue from the result of :meth:`state_dict`."""
         self._restored = dict(state)

@@ -6,8 +6,7 @@ from typing import Any
 
 from anyk.callbacks.best import Best, Quantity
 from anyk.callbacks.named import registry
-from anyk.checks import typed
-from anyk.errors import BadInput
+from anyk.checks import AtLeastOne, typed
 from anyk.runs.callbacks import Callback, EvaluationInfo, RunInfo, StopRun
 
 
@@ -16,11 +15,11 @@ from anyk.runs.callbacks import Callback, EvaluationInfo, RunInfo, StopRun
 class EarlyStopping(Callback):
     """Ends a run when ``patience`` evaluations in a row were not better than the best before by ``min_delta``.
 
-    ``of``: ``loss``, or ``metric`` on held-out data. Evaluations are those of :class:`anyk.Evaluate`; on a real clock
-    they are made at most a twentieth of the time, so the run may go on for a while. Of several models trained at once
-    the first is looked at. Each run of a race is judged by itself; a run that is resumed, with what it came to before.
+    ``of``: ``loss``, or ``metric`` on held-out data. :class:`anyk.Evaluate` sets when evaluations happen; on a real
+    clock they take at most a twentieth of the time, so the run may continue for a while. If several models are trained,
+    the first one counts. Each run of a race is judged by itself, and a resumed run together with its earlier part.
 
-    Raises :class:`~anyk.errors.BadInput` where nothing is evaluated.
+    Raises :class:`~anyk.errors.BadInput` if nothing is evaluated.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
@@ -30,9 +29,7 @@ class EarlyStopping(Callback):
     (True, True)
     """
 
-    def __init__(self, patience: int = 5, *, min_delta: float = 0.0, of: Quantity = "loss") -> None:
-        if patience < 1:
-            raise BadInput(f"patience must be at least 1 evaluation, got {patience}")
+    def __init__(self, patience: AtLeastOne = 5, *, min_delta: float = 0.0, of: Quantity = "loss") -> None:
         self.patience, self.min_delta, self.of = patience, min_delta, of
         self._restored: dict[str, Any] | None = None
         self._reset()
@@ -42,7 +39,7 @@ class EarlyStopping(Callback):
 
     @property
     def best(self) -> float | None:
-        """The best value so far."""
+        """Best value so far; None before the first evaluation."""
         return self._best.value
 
     def on_begin(self, info: RunInfo) -> None:
@@ -64,9 +61,9 @@ class EarlyStopping(Callback):
             raise StopRun(f"{self.of} has not got better{by} for {self.waited} evaluations (step {info.step}{best})")
 
     def state_dict(self) -> dict[str, Any]:
-        """The state from which a resumed run goes on."""
+        """Return the state from which a resumed run continues."""
         return {"best": self.best, "step": self._best.step, "slot": self._slot, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave."""
+        """Continue from the result of :meth:`state_dict`."""
         self._restored = state

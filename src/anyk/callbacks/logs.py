@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 
 from anyk.callbacks.named import registry
-from anyk.checks import typed
-from anyk.errors import BadInput
+from anyk.checks import AtLeastOne, typed
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 
@@ -15,19 +14,16 @@ from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, Run
 class Logging(Callback):
     """Writes a run as messages of Python's logging.
 
-    Its beginning and end, evaluations and every ``every``-th step (INFO), workers that were lost (WARNING) and what it
-    failed of (ERROR), under ``logger``.
-
-    What is shown, and where, is the business of ``logging``; the command line shows it where nobody has set that up.
+    Its start and end, evaluations and every ``every``-th step (INFO), lost workers (WARNING) and the error with which
+    it failed (ERROR), under ``logger``. The settings of ``logging`` decide which messages appear where; the command
+    line shows them unless they are set up.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
     >>> run = anyk.train(problem, "uncoded", "simulated", workers=3, steps=20, callbacks=[Logging(every=10)])
     """
 
-    def __init__(self, every: int = 1, logger: str = "anyk.run") -> None:
-        if every < 1:
-            raise BadInput(f"every must be at least 1 step, got {every}")
+    def __init__(self, every: AtLeastOne = 1, logger: str = "anyk.run") -> None:
         self._every, self.logger = every, logging.getLogger(logger)
 
     def on_begin(self, info: RunInfo) -> None:

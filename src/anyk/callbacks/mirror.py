@@ -1,4 +1,4 @@
-"""Keep a copy of a run's log where other machines can read it."""
+"""Copy a run's log to a folder that other machines can read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from anyk.checks import typed
+from anyk.checks import Positive, typed
 from anyk.errors import BadInput, RunFailed
 from anyk.files import replacing
 from anyk.runs.callbacks import Callback, EndInfo, RunInfo
@@ -26,16 +26,16 @@ _SHARE = 0.02  # share of the time that copying may take
 
 @typed
 class Mirror(Callback):
-    """Copies the run's log and settings into ``folder`` every so many seconds, for readers on other machines.
+    """Copies the run's log and settings into ``folder`` at regular times, for readers on other machines.
 
     SQLite's write-ahead log can be shared by the processes of one machine only, so a log on a network file system
-    must not be read from elsewhere while it is written. The copy can: each is a whole file that takes the place of the
-    last one at once. ``anyk watch``, ``anyk report``, ``anyk export`` and :meth:`anyk.Run.open` read ``folder`` as any
-    run folder; it has no checkpoint, so it cannot be resumed. In a race each run has a folder of its own in ``folder``.
+    must not be read from elsewhere while it is written. The copy can: each is a complete file that replaces the
+    last one atomically. ``anyk watch``, ``anyk report``, ``anyk export`` and :meth:`anyk.Run.open` read ``folder`` like
+    any run folder; it has no checkpoint, so it cannot be resumed. Each run of a race has its own folder in ``folder``.
 
-    Copies are made in a thread, ``every`` seconds, less often where that would take more than 2 % of the time, and once
-    more when the run ends. A copy that fails is tried again. Raises :class:`~anyk.errors.BadInput` where the run has no
-    folder of its own or the first copy fails, and :class:`~anyk.errors.RunFailed` where the last one does.
+    A thread copies every ``every`` seconds, less often if that would take more than 2 % of the time, and once more when
+    the run ends. A copy that fails is tried again. Raises :class:`~anyk.errors.BadInput` if the run has no folder of
+    its own or the first copy fails, and :class:`~anyk.errors.RunFailed` if the last one fails.
 
     >>> import anyk, tempfile
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
@@ -47,9 +47,7 @@ class Mirror(Callback):
     5
     """
 
-    def __init__(self, folder: str | Path, *, every: float = 5.0) -> None:
-        if every <= 0:
-            raise BadInput(f"every must be above 0 seconds, got {every:g}")
+    def __init__(self, folder: str | Path, *, every: Positive = 5.0) -> None:
         self.folder, self.every = Path(folder), every
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -74,16 +72,16 @@ class Mirror(Callback):
             raise BadInput(f"the log cannot be copied to '{into}' ({error})") from None
         self._into, self._origin = into, origin
         self._over.clear()
-        self._thread = threading.Thread(target=self._keep, name="anyk-mirror", daemon=True)
+        self._thread = threading.Thread(target=self._copy_regularly, name="anyk-mirror", daemon=True)
         self._thread.start()
 
-    def _keep(self) -> None:
+    def _copy_regularly(self) -> None:
         pause = self.every
         while not self._over.wait(pause):
-            begun = time.monotonic()
-            with contextlib.suppress(*_FAILURES):  # the next copy has all that this one would have had
+            start = time.monotonic()
+            with contextlib.suppress(*_FAILURES):  # the next copy contains everything of this one
                 _copy(self._origin, self._into)
-            pause = max(self.every, (time.monotonic() - begun) / _SHARE)
+            pause = max(self.every, (time.monotonic() - start) / _SHARE)
 
     def on_end(self, info: EndInfo) -> None:
         if self._thread is None:
@@ -98,7 +96,7 @@ class Mirror(Callback):
 
 
 def _copy(origin: Path, into: Path) -> None:
-    """Put a copy of a run's settings, and of all that is committed in its log, in the place of the last copy."""
+    """Replace the last copy by one of a run's settings and of everything committed in its log."""
     with CopyFolder() as place:
         whole = Path(place) / LOG
         with (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from anyk.callbacks.named import registry
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, RunInfo, StepInfo
 
-Address = Annotated[str | None, "where it sends to"]
+Address = Annotated[str | None, "a destination"]
 
 
 @registry.register("mlflow")
@@ -17,18 +17,16 @@ Address = Annotated[str | None, "where it sends to"]
 class MLflow(Callback):
     """Logs settings as parameters, and steps and evaluations as metrics, of a run of MLflow.
 
-    ``experiment``: in which (``Default`` if left out); ``tracking_uri``: where (as MLflow is set up; unless it is, the
-    database ``mlflow.db`` in the current folder), such as ``sqlite:////shared/mlflow.db``. Of steps every
-    ``every``-th is logged. Each run of a race, and each part of a run that is resumed, is a run of MLflow's, named by
-    its strategy; it ends as FINISHED, FAILED or KILLED. Needs the package ``mlflow``, or ``mlflow-skinny`` with the
-    packages for its database: ``pip install 'anyk[mlflow]'``.
+    ``experiment``: its name, by default ``Default``; ``tracking_uri``: address, such as
+    ``sqlite:////shared/mlflow.db``, by default MLflow's own setting or else the database ``mlflow.db`` in the current
+    folder. Every ``every``-th step is logged. Each run of a race, and each part of a resumed run, is a run of MLflow's,
+    named by its strategy; it ends as FINISHED, FAILED or KILLED. Needs the package ``mlflow``, or ``mlflow-skinny``
+    with the packages for its database: ``pip install 'anyk[mlflow]'``.
 
-    Raises :class:`~anyk.errors.BadInput` for an address that MLflow does not take.
+    Raises :class:`~anyk.errors.BadInput` for an address that MLflow refuses.
     """
 
-    def __init__(self, experiment: str | None = None, *, tracking_uri: Address = None, every: int = 1) -> None:
-        if every < 1:
-            raise BadInput(f"every must be at least 1 step, got {every}")
+    def __init__(self, experiment: str | None = None, *, tracking_uri: Address = None, every: AtLeastOne = 1) -> None:
         self._client = _client(tracking_uri)
         self._experiment, self._every = experiment, every
         self._run: str | None = None
@@ -41,8 +39,8 @@ class MLflow(Callback):
 
     def _experiment_id(self) -> str:
         name = self._experiment or "Default"
-        found = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+        experiment = self._client.get_experiment_by_name(name)
+        return str(self._client.create_experiment(name) if experiment is None else experiment.experiment_id)
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._every == 0:

@@ -1,11 +1,11 @@
-"""Callbacks named by texts: anyk's own by their specs, a user's by the function that makes them.
+"""Callbacks by name, for the command line and run folders.
 
-So the command line takes them, and a run's folder keeps them.
+anyk's own are named by their specs, a user's by the function that builds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from anyk.errors import BadInput, told
@@ -17,10 +17,10 @@ registry: Registry[Any] = Registry("callback")
 
 
 def callback(spec: str) -> Any:
-    """The callback of a spec, such as ``early-stopping:patience=5``, or that a function without arguments makes.
+    """Return the callback of a spec, such as ``early-stopping:patience=5``, or the result of a named function.
 
-    A function is named as ``file.py:function`` or ``module:function``. Raises :class:`~anyk.errors.BadInput` where
-    there is no such callback, or what the function makes is none.
+    The function has no arguments and is named as ``file.py:function`` or ``module:function``. Raises
+    :class:`~anyk.errors.BadInput` if there is no such callback, or the function returns something else.
 
     >>> callback("early-stopping:patience=3").patience
     3
@@ -28,42 +28,42 @@ def callback(spec: str) -> Any:
     Traceback (most recent call last):
     anyk.errors.UnknownName: no callback 'early-stoping'; did you mean 'early-stopping'?
     """
-    return _made(spec)[0]
+    return _build_named(spec)[0]
 
 
 def named_callbacks(specs: Sequence[str], others: Sequence[Any] = ()) -> Callbacks:
-    """``others`` and the callbacks of specs, as those of a run whose folder keeps the specs."""
-    made = [_made(spec) for spec in specs]
-    found = check_callbacks([*others, *(one for one, _ in made)])
-    found.specs = tuple(whole for _, whole in made)
-    return found
+    """Return ``others`` and the callbacks of specs, for a run whose folder stores the specs."""
+    named = [_build_named(spec) for spec in specs]
+    callbacks = check_callbacks([*others, *(callback for callback, _ in named)])
+    callbacks.specs = tuple(name for _, name in named)
+    return callbacks
 
 
-def _made(spec: str) -> tuple[Any, str]:
-    """The callback, and what it is called in any folder."""
+def _build_named(spec: str) -> tuple[Any, str]:
+    """Return the callback and its name that is valid in any folder."""
     where, _, function = spec.rpartition(":")
     module = all(part.isidentifier() for part in where.split("."))
     if where not in registry and function.isidentifier() and (module or where.endswith(".py")):
-        make, whole = function_named(spec, "callback")
-        return _checked(make, spec), whole
-    name, given = parse(spec)
+        build, whole = function_named(spec, "callback")
+        return _build_custom(build, spec), whole
+    name, keys = parse(spec)
     entry = registry.entry(name, also=("FILE.py:FUNCTION",))
     whole = with_files(spec, absolute, registry)
     first, marks = next(iter(entry.parameters()), ""), entry.marks()
     values = {key or first: value for key, value in parse(whole)[1].items()}
     if marks.keys() & values.keys():
         admit_place(whole, "callback")
-    return registry.build(spec), show(name, values) if given else name
+    return registry.build(spec), show(name, values) if keys else name
 
 
-def _checked(make: Any, name: str) -> Any:
+def _build_custom(build: Callable[[], Any], name: str) -> Any:
     try:
-        made = make()
+        callback = build()
     except BadInput:
         raise
     except (Exception, SystemExit) as error:
         raise BadInput(f"'{name}' failed: {told(error)}") from None
-    if isinstance(made, type) or not any(callable(getattr(made, hook, None)) for hook in HOOKS):
-        kind = f"the class {made.__name__}" if isinstance(made, type) else type(made).__name__
+    if isinstance(callback, type) or not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+        kind = f"the class {callback.__name__}" if isinstance(callback, type) else type(callback).__name__
         raise BadInput(f"'{name}' gave {kind}, which is not a callback: an object with one of {', '.join(HOOKS)}")
-    return made
+    return callback

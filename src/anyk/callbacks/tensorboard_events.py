@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anyk.callbacks.named import registry
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 from anyk.specs import Folder
@@ -19,14 +19,12 @@ class TensorBoard(Callback):
     """Writes event files that ``tensorboard --logdir FOLDER`` shows: scalars against steps, settings as text.
 
     ``train/residual``, ``train/staleness``, ``train/workers`` and ``train/seconds`` (of the run's clock) for every
-    ``every``-th step, ``loss`` and the metric for every evaluation, ``workers lost`` where workers were lost. Each run
+    ``every``-th step, ``loss`` and the metric for every evaluation, ``workers lost`` if any were lost. Each run
     of a race has a folder of its own in ``folder``. Needs the package ``tensorboard``: ``pip install
     'anyk[tensorboard]'``.
     """
 
-    def __init__(self, folder: Folder, *, every: int = 1) -> None:
-        if every < 1:
-            raise BadInput(f"every must be at least 1 step, got {every}")
+    def __init__(self, folder: Folder, *, every: AtLeastOne = 1) -> None:
         _package()
         self._folder, self._every = Path(folder), every
         self._writer: Any = None
@@ -49,8 +47,8 @@ class TensorBoard(Callback):
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
         values = {"loss": info.loss, self._metric: info.metric}
-        found = {f"{_of(info.slot)}{name}": value for name, value in values.items() if value is not None}
-        self._scalars(found, info.step)
+        scalars = {f"{_of(info.slot)}{name}": value for name, value in values.items() if value is not None}
+        self._scalars(scalars, info.step)
 
     def on_worker_lost(self, info: LostInfo) -> None:
         self._lost += 1
@@ -82,7 +80,7 @@ class TensorBoard(Callback):
 
 
 def _of(slot: str) -> str:
-    """The prefix of a model's tags, where there are several models."""
+    """Return the prefix of a model's tags, which is empty unless there are several models."""
     return "" if slot == "model" else f"{slot}/"
 
 

@@ -35,7 +35,7 @@ from anyk.codes.decoders import (
     Selection,
     method,
 )
-from anyk.codes.made import Checked, ReadOnly, fixed_property, valid_matrix
+from anyk.codes.made import CodeType, ReadOnly, fixed_property, valid_matrix
 from anyk.codes.removal import Removal
 from anyk.errors import BadInput
 from anyk.specs import show
@@ -68,7 +68,7 @@ class Policy:
             raise BadInput(f"every, the steps after which a code is relearned, must be at least 1, got {self.every}")
 
 
-class Code(ReadOnly, metaclass=Checked):
+class Code(ReadOnly, metaclass=CodeType):
     """The partitions of each worker with their coefficients: an immutable matrix with a way to decode.
 
     A subclass is a frozen dataclass with a field ``workers`` and further settings. It defines ``spec``, ``partitions``,

@@ -37,7 +37,7 @@ Incidence = NDArray[np.bool_]  # whether a worker holds a partition, shape (work
 _LARGEST = 64  # order of the fields of geometries
 
 
-class Design(NamedTuple):
+class BlockDesign(NamedTuple):
     """Parameters of a design: workers, partitions, partitions of a worker (w), partitions that two workers share."""
 
     family: Family
@@ -47,7 +47,7 @@ class Design(NamedTuple):
     shared: int
 
 
-Buildable = tuple[Design, Callable[[], Incidence]]
+Buildable = tuple[BlockDesign, Callable[[], Incidence]]
 
 
 def hyperplanes(q: int, dimension: int) -> Incidence:
@@ -143,18 +143,18 @@ def hadamard(order: int) -> Incidence:
 
 def _halves(family: Family, complement: Family, n: int, build: Callable[[], Incidence]) -> Iterator[Buildable]:
     """Yield a design whose workers hold (n - 1) / 2 of the partitions, and its complement."""
-    yield Design(family, n, n, (n - 1) // 2, (n - 3) // 4), build
-    yield Design(complement, n, n, (n + 1) // 2, (n + 1) // 4), lambda: ~build()
+    yield BlockDesign(family, n, n, (n - 1) // 2, (n - 3) // 4), build
+    yield BlockDesign(complement, n, n, (n + 1) // 2, (n + 1) // 4), lambda: ~build()
 
 
 def _buildable_designs(n: int) -> Iterator[Buildable]:
     """Yield the designs for n workers with the functions that build them."""
     q = round((n - 0.75) ** 0.5 - 0.5)
     if q <= _LARGEST and q * q + q + 1 == n and prime_power(q):
-        yield Design("projective", n, n, q + 1, 1), lambda: hyperplanes(q, 2)
+        yield BlockDesign("projective", n, n, q + 1, 1), lambda: hyperplanes(q, 2)
     root = round(n**0.5)
     if root <= _LARGEST and root * root == n and prime_power(root):
-        yield Design("affine", n, n + root, root + 1, 1), lambda: affine_plane(root)
+        yield BlockDesign("affine", n, n + root, root + 1, 1), lambda: affine_plane(root)
     if n % 4 == 3 and n >= 7 and prime_power(n):
         yield from _halves("paley", "paley-complement", n, lambda: paley(n))
     if n >= 7 and (n + 1) & n == 0:
@@ -162,17 +162,17 @@ def _buildable_designs(n: int) -> Iterator[Buildable]:
     if singer := _singer(n):
         order, dimension = singer
         loads = [(order**power - 1) // (order - 1) for power in (dimension, dimension - 1)]
-        yield Design("singer", n, n, *loads), lambda: hyperplanes(order, dimension)
+        yield BlockDesign("singer", n, n, *loads), lambda: hyperplanes(order, dimension)
     twin = round((n + 1) ** 0.5) - 1
     if twin * (twin + 2) == n and twin % 2 and twin > 1 and prime_power(twin) and prime_power(twin + 2):
         yield from _halves("twin-prime", "twin-prime-complement", n, lambda: twin_prime(twin))
     fourth = _biquadratic(n)
     if fourth and n > 5:
         load = (n - 1) // 4 + (fourth == "with 0")
-        yield Design("biquadratic", n, n, load, load * (load - 1) // (n - 1)), lambda: biquadratic(n)
+        yield BlockDesign("biquadratic", n, n, load, load * (load - 1) // (n - 1)), lambda: biquadratic(n)
 
 
-def designs_for(workers: int) -> list[Design]:
+def designs_for(workers: int) -> list[BlockDesign]:
     """Return the designs that anyk can build for this number of workers, smallest load first.
 
     >>> [(d.family, d.load) for d in designs_for(7)]
@@ -219,7 +219,7 @@ class BlockDesignCode(MatrixCode):
         self._resolve(family=fitting[0].family, load=fitting[0].load)
 
     @fixed_property
-    def design(self) -> Design:
+    def design(self) -> BlockDesign:
         """Parameters of the design."""
         return next(design for design in designs_for(self.workers) if design.family == self.family)
 

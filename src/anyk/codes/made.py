@@ -66,7 +66,7 @@ class ReadOnly:
         self.__dict__.update(state)
 
 
-class Checked(ABCMeta):
+class CodeType(ABCMeta):
     """The type of :class:`~anyk.codes.Code`: checks each code of a user's class as soon as it is built.
 
     anyk's own codes are not checked, as some build their rows only on demand, and tests cover them.

@@ -40,7 +40,7 @@ class Ask(NamedTuple):
     weight: float
 
 
-class Watch(ABC):
+class ProgressWatch(ABC):
     """Counts the partitions that workers finish in one step, and decides when to request which messages."""
 
     ready: bool = False
@@ -86,7 +86,7 @@ class ProgressCode(Code):
                 raise BadInput(f"orders[{i}] must list the partitions of worker {i}, {own}, got {order}")
 
     @abstractmethod
-    def watch(self) -> Watch:
+    def watch(self) -> ProgressWatch:
         """Return a new watch for one step."""
 
     def ready_times(self, seconds: Floats, each: Floats) -> Floats | None:
@@ -171,7 +171,7 @@ class NestedCode(StragglersCode, ProgressCode):
     def _solve(self, replies: Indices) -> Floats:
         return self.levels[-1]._solve(replies)
 
-    def watch(self) -> Watch:
+    def watch(self) -> ProgressWatch:
         return _LevelWatch(self)
 
     def ready_times(self, seconds: Floats, each: Floats) -> Floats:
@@ -181,7 +181,7 @@ class NestedCode(StragglersCode, ProgressCode):
         return np.asarray(np.min(times, axis=0))
 
 
-class _LevelWatch(Watch):
+class _LevelWatch(ProgressWatch):
     """Counts the workers that have reached each level."""
 
     def __init__(self, code: NestedCode) -> None:
@@ -287,7 +287,7 @@ class ChunkOrderCode(RegisteredCode, ProgressCode):
         """Rows of one partition each, worker by worker in the order of computing."""
         return tuple(((j,), (1.0,)) for order in self.orders for j in order)
 
-    def watch(self) -> Watch:
+    def watch(self) -> ProgressWatch:
         return _CoverWatch(self)
 
     def ready_times(self, seconds: Floats, each: Floats) -> Floats:
@@ -304,7 +304,7 @@ class ChunkOrderCode(RegisteredCode, ProgressCode):
         return weights
 
 
-class _CoverWatch(Watch):
+class _CoverWatch(ProgressWatch):
     """Counts the partitions that any worker has finished."""
 
     def __init__(self, code: ChunkOrderCode) -> None:

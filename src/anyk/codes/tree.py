@@ -19,7 +19,7 @@ from anyk.errors import BadInput
 ROOT = -1  # the driver
 
 
-class Share(NamedTuple):
+class NodeShare(NamedTuple):
     """The duties of a node: its own partitions with coefficients, and its children."""
 
     partitions: tuple[int, ...]
@@ -113,16 +113,16 @@ class TreeCode(RegisteredCode):
         return range(first, first + self._c) if first < self.workers else range(0)
 
     @fixed_property
-    def shares(self) -> tuple[Share, ...]:
-        """Share of each worker."""
+    def shares(self) -> tuple[NodeShare, ...]:
+        """NodeShare of each worker."""
         own = (self.stragglers + 1) ** self.depth
-        shares: list[Share] = []
+        shares: list[NodeShare] = []
         handed: dict[int, list[tuple[int, float]]] = {ROOT: [(j, 1.0) for j in range(self.partitions)]}
         for node in range(ROOT, self.workers):
             items, below = handed.pop(node), self.children_of(node)
             if node != ROOT:
                 partitions, coefficients = zip(*items[:own], strict=True)
-                shares.append(Share(partitions, coefficients, tuple(below)))
+                shares.append(NodeShare(partitions, coefficients, tuple(below)))
                 del items[:own]
             size = len(items) // self._c
             for child, (blocks, factors) in zip(below, self.code.rows if below else (), strict=True):

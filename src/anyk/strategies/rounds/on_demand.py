@@ -9,7 +9,7 @@ from typing import Any
 
 from anyk.checks import typed
 from anyk.codes.base import Floats
-from anyk.codes.progress import ProgressCode, Watch
+from anyk.codes.progress import ProgressCode, ProgressWatch
 from anyk.errors import BadInput
 from anyk.plain import derived
 from anyk.protocol import (
@@ -225,7 +225,7 @@ class ProgressRounds(CrewStrategy):
             s.watch = self._watched(s)
         return [] if s.asked else self._stuck(s)
 
-    def _watched(self, s: ProgressState) -> Watch:
+    def _watched(self, s: ProgressState) -> ProgressWatch:
         """A watch that has seen all that is known of this round."""
         watch = self.code.watch()
         for worker, done in s.done.items():
