@@ -1,19 +1,19 @@
 """Compressors: a vector to a payload of fewer bytes and back.
 
-What can be done with compressed messages depends on what a compressor promises:
+The use of compressed messages depends on the compressor's promise:
 
 - ``linear``: ``C(a x + b y) = a C(x) + b C(y)`` for messages of one round, so it composes exactly with every linear
-  code and wait rule: what is decoded is the compressed sum.
+  code and wait rule: decoding gives the compressed sum.
 - ``unbiased``: ``E C(x) = x``. A decoded sum is right on average; its noise is amplified by the decoding weights.
-- ``contractive``: ``|x - C(x)|^2 <= (1 - c) |x|^2``. Only with error feedback: what was left out is added to the next
-  message. A message that was not used leaves the memory as it was, so it composes where messages are single workers'
+- ``contractive``: ``|x - C(x)|^2 <= (1 - c) |x|^2``. Only with error feedback: the omitted part is added to the
+  next message. An unused message leaves the memory unchanged, so it composes if messages are single workers'
   gradients or changes, used or not, and with no code that mixes workers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -25,12 +25,12 @@ from anyk.errors import BadInput
 from anyk.specs import Registry, show
 
 Vector = NDArray[np.floating[Any]]
-Payload = NDArray[np.uint8]  # a whole number of 8-byte words
-Key = tuple[int, str]  # seed, and what else the draw depends on
+Payload = NDArray[np.uint8]  # complete 8-byte words
+Key = tuple[int, str]  # seed and purpose of the draw
 
 
 def _words(*parts: NDArray[Any]) -> Payload:
-    """Arrays, one after another, as bytes, filled up to whole words."""
+    """Return consecutive arrays as bytes, filled up to complete words."""
     raw = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
     return np.frombuffer(raw + bytes(-len(raw) % 8), dtype=np.uint8)
 
@@ -41,9 +41,9 @@ def _padded(size: int) -> int:
 
 @dataclass(frozen=True)
 class Compressor(ABC):
-    """One way to make vectors smaller.
+    """A method to make vectors smaller.
 
-    ``promise`` is the property that it guarantees (see the module); with ``feedback``, what it leaves out is kept and
+    ``promise`` is the property that it guarantees (see the module); with ``feedback``, the omitted part is stored and
     added to the next message.
     """
 
@@ -53,23 +53,23 @@ class Compressor(ABC):
 
     @property
     def spec(self) -> str:
-        """The short form."""
-        return show(self.name, {f.name: getattr(self, f.name) for f in fields(self)})
+        """Short form from which :func:`compressor` builds an equal value."""
+        return show(self.name, asdict(self))
 
     @abstractmethod
     def size(self, length: int, itemsize: int) -> int:
-        """Bytes of the payload of a vector of ``length`` numbers of ``itemsize`` bytes."""
+        """Return the bytes of the payload of a vector of ``length`` numbers of ``itemsize`` bytes."""
 
     @abstractmethod
     def pack(self, vector: Vector, key: Key) -> Payload:
-        """The payload of a vector; equal keys give equal draws."""
+        """Return the payload of a vector, shape (length,); equal keys give equal draws."""
 
     @abstractmethod
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
-        """The vector that a payload stands for."""
+        """Return the vector of a payload, shape (length,)."""
 
 
-def _kept(share: float, length: int) -> int:
+def _count(share: float, length: int) -> int:
     return min(length, max(1, round(share * length)))
 
 
@@ -78,7 +78,7 @@ def _kept(share: float, length: int) -> int:
 class RandomK(Compressor):
     """The same random coordinates of every worker's message, scaled up; linear, and unbiased.
 
-    The coordinates are drawn by (seed, version) and need not be sent. ``E |C(x) - x|^2 = (1/share - 1) |x|^2``.
+    The coordinates are sampled by (seed, version) and need not be sent. ``E |C(x) - x|^2 = (1/share - 1) |x|^2``.
 
     >>> RandomK(share=0.5).size(10, 8)
     40
@@ -93,11 +93,11 @@ class RandomK(Compressor):
             raise BadInput(f"share of 'random-k' must be above 0 and at most 1, got {self.share:g}")
 
     def size(self, length: int, itemsize: int) -> int:
-        return _padded(_kept(self.share, length) * itemsize)
+        return _padded(_count(self.share, length) * itemsize)
 
     def _places(self, length: int, key: Key) -> NDArray[np.int64]:
         random = keyed.generator(key[0], "random-k", key[1].partition(" ")[0], length)
-        return np.sort(random.choice(length, _kept(self.share, length), replace=False))
+        return np.sort(random.choice(length, _count(self.share, length), replace=False))
 
     def pack(self, vector: Vector, key: Key) -> Payload:
         places = self._places(vector.size, key)
@@ -115,7 +115,7 @@ class RandomK(Compressor):
 class QSGD(Compressor):
     """Random rounding to ``levels`` steps of the norm, a byte a number (Alistarh et al. 2017); unbiased.
 
-    ``|x|_2 sign(x_i) l / levels`` with l one of the two whole numbers around ``levels |x_i| / |x|_2``, so that the mean
+    ``|x|_2 sign(x_i) l / levels`` with l one of the two integers around ``levels |x_i| / |x|_2``, so that the mean
     is right; ``E |C(x) - x|^2 <= min(d / levels^2, sqrt(d) / levels) |x|^2``. Replicas of the same message draw alike.
     """
 
@@ -148,7 +148,7 @@ class QSGD(Compressor):
 
 @dataclass(frozen=True)
 class Half(Compressor):
-    """Half precision (16 bits a number), scaled by the largest; off by at most 2^-11 of each; nearly unbiased."""
+    """Half precision (16 bits a number), scaled by the largest; relative error at most 2^-11; nearly unbiased."""
 
     name: ClassVar[str] = "half"
     promise: ClassVar[Literal["linear", "unbiased", "contractive"]] = "unbiased"
@@ -173,7 +173,7 @@ class Half(Compressor):
 @typed
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """The coordinates that are largest, with error feedback (Stich, Cordonnier and Jaggi 2018); contractive.
+    """The largest coordinates, with error feedback (Stich, Cordonnier and Jaggi 2018); contractive.
 
     ``|x - C(x)|^2 <= (1 - share) |x|^2``.
     """
@@ -191,21 +191,21 @@ class TopK(Compressor):
             )
 
     def size(self, length: int, itemsize: int) -> int:
-        return _padded(_kept(self.share, length) * (4 + itemsize))
+        return _padded(_count(self.share, length) * (4 + itemsize))
 
     def pack(self, vector: Vector, key: Key) -> Payload:
         del key
-        kept = _kept(self.share, vector.size)
-        if not kept:
+        count = _count(self.share, vector.size)
+        if not count:
             return np.empty(0, dtype=np.uint8)
-        places = np.sort(np.argpartition(-np.abs(vector), kept - 1)[:kept]).astype(np.int32)
+        places = np.sort(np.argpartition(-np.abs(vector), count - 1)[:count]).astype(np.int32)
         return _words(vector[places], places)
 
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
         del key
-        kept, item = _kept(self.share, length), np.dtype(dtype).itemsize
+        count, item = _count(self.share, length), np.dtype(dtype).itemsize
         out = np.zeros(length, dtype=dtype)
-        out[payload[kept * item : kept * (item + 4)].view(np.int32)] = payload[: kept * item].view(dtype)
+        out[payload[count * item : count * (item + 4)].view(np.int32)] = payload[: count * item].view(dtype)
         return out
 
 
@@ -244,7 +244,7 @@ for _compressor in (RandomK, QSGD, Half, TopK, Sign):
 
 
 def compressor(spec: str) -> Compressor:
-    """Build a compressor from its spec.
+    """Return the compressor of a spec; raise :class:`~anyk.errors.BadInput` if there is none.
 
     >>> compressor("top-k:share=0.01").promise
     'contractive'

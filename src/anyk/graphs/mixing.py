@@ -1,7 +1,7 @@
-"""Averaging among neighbours: named graphs, their mixing matrices, and how fast averages spread.
+"""Averaging among neighbours: named graphs, their mixing matrices, and the speed at which averages spread.
 
-``W[i, j]`` is the weight of node i's model in node j's next one; rows and columns add up to 1, so that averaging keeps
-the mean. ``zeta`` is ``||W - J||_2``, J the matrix of all 1/n: 0 averages at once, 1 never.
+``W[i, j]`` is the weight of node i's model in node j's next model; rows and columns add up to 1, so that averaging
+preserves the mean. ``zeta`` is ``||W - J||_2``, where J has all entries 1/n: 0 averages in one round, 1 never.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from anyk.tables import shown
 
 Matrix = NDArray[np.float64]
 Weights = Literal["metropolis", "best"]
-_MOST_ROUNDS = 1_000  # matrices that are taken in turn
-_SAME = 1e-9  # a matrix whose rows or columns miss 1 by more does not keep the mean
+_MOST_ROUNDS = 1_000  # matrices in a cycle
+_SAME = 1e-9  # tolerance of norms and eigenvalues
 
 
 @dataclass(frozen=True, eq=False)
 class Mixing:
-    """Who averages with whom: one matrix, or several taken in turn (``rounds``), each shape (n, n).
+    """Mixing matrices of a graph, one or a cycle of several (``rounds``), each of shape (n, n).
 
     >>> ring = graph("ring", workers=8)
     >>> round(ring.zeta, 10), ring.neighbours(0, 0)
@@ -42,20 +42,20 @@ class Mixing:
 
     @property
     def workers(self) -> int:
-        """n."""
+        """Number of nodes, n."""
         return len(self.rounds[0])
 
     def at(self, k: int) -> Matrix:
-        """The matrix of round ``k`` (from 0)."""
+        """Return the matrix of round ``k``, counted from 0; shape (n, n)."""
         return self.rounds[k % len(self.rounds)]
 
     def neighbours(self, node: int, k: int) -> tuple[int, ...]:
-        """Whose models a node reads after round ``k``."""
+        """Return the nodes whose models a node reads after round ``k``."""
         return tuple(int(i) for i in np.flatnonzero(self.at(k)[:, node]) if i != node)
 
     @cached_property
     def zeta(self) -> float:
-        """``||W - J||_2``; of matrices taken in turn that of their product, per round."""
+        """``||W - J||_2``; for a cycle of matrices the norm for their product, per round."""
         n, product = self.workers, np.eye(self.workers)
         for matrix in self.rounds:
             product = product @ matrix
@@ -64,13 +64,13 @@ class Mixing:
 
     @property
     def degree(self) -> float:
-        """Neighbours of the node that has most, on average over the rounds."""
+        """Largest number of neighbours of a node, on average over the rounds."""
         counts = [(np.count_nonzero(w, axis=0) - (w.diagonal() != 0)).max() for w in self.rounds]
         return float(np.mean(counts))
 
 
 def zeta(matrix: Matrix) -> float:
-    """``||W - J||_2``; of a symmetric W the larger of its second and its smallest eigenvalue, by absolute value.
+    """Return ``||W - J||_2``; for a symmetric W the second largest absolute eigenvalue.
 
     >>> zeta(np.full((3, 3), 1 / 3)) < 1e-12
     True
@@ -79,7 +79,7 @@ def zeta(matrix: Matrix) -> float:
 
 
 def laplacian(edges: Iterable[tuple[int, int]], vertices: int) -> Matrix:
-    """Degrees on the diagonal, -1 for every edge."""
+    """Return the Laplacian: degrees on the diagonal, -1 for every edge; shape (vertices, vertices)."""
     matrix = np.zeros((vertices, vertices))
     for i, j in edges:
         matrix[i, j] -= 1.0
@@ -90,7 +90,7 @@ def laplacian(edges: Iterable[tuple[int, int]], vertices: int) -> Matrix:
 
 
 def metropolis(edges: Iterable[tuple[int, int]], vertices: int) -> Matrix:
-    """``1 / (1 + max(degree_i, degree_j))`` on each edge, the rest on the diagonal."""
+    """Return ``1 / (1 + max(degree_i, degree_j))`` for each edge, with a diagonal that makes columns add up to 1."""
     pairs = list(edges)
     degrees = np.zeros(vertices, dtype=int)
     for i, j in pairs:
@@ -103,7 +103,10 @@ def metropolis(edges: Iterable[tuple[int, int]], vertices: int) -> Matrix:
 
 
 def best_constant(edges: Iterable[tuple[int, int]], vertices: int) -> Matrix:
-    """``I - a L`` with the best constant a, 2 over the sum of L's second and largest eigenvalue (Xiao, Boyd 2004)."""
+    """Return ``I - a L`` with the best a: 2 over the sum of L's second and largest eigenvalue (Xiao and Boyd 2004).
+
+    Raises :class:`~anyk.errors.BadInput` unless the graph is connected.
+    """
     matrix = laplacian(edges, vertices)
     values = np.linalg.eigvalsh(matrix)
     if vertices == 1 or values[1] <= _SAME:
@@ -112,7 +115,7 @@ def best_constant(edges: Iterable[tuple[int, int]], vertices: int) -> Matrix:
 
 
 def elastic(workers: int, alpha: float) -> Matrix:
-    """Elastic averaging's matrix over n workers and the centre (last): ``[[(1-a) I, a], [a, 1 - n a]]``.
+    """Return the matrix of elastic averaging over n workers and the centre (last): ``[[(1-a) I, a], [a, 1 - n a]]``.
 
     Its eigenvalues are 1, 1 - a and 1 - (n + 1) a, so it averages for 0 < a < 2 / (n + 1), fastest for 2 / (n + 2).
 
@@ -134,26 +137,25 @@ GraphSpec = Annotated[str, registry]
 
 
 def graph(spec: str, *, workers: int) -> Mixing:
-    """Build a graph's mixing matrices from its spec.
+    """Return a graph's mixing matrices by its spec; raise :class:`~anyk.errors.BadInput` if it does not exist.
 
     >>> graph("one-peer", workers=4).zeta
     0.0
     """
-    made = registry.build(spec, workers=workers)
-    return Mixing(settled(spec), made.rounds)
+    return Mixing(settled(spec), registry.build(spec, workers=workers).rounds)
 
 
 def settled(spec: str) -> str:
-    """A graph's spec that means the same in any folder: a file has its absolute path."""
+    """Return a graph's spec that is valid in any folder: files have absolute paths."""
     return with_files(spec, absolute, registry)
 
 
 def edges_of(spec: str, *, workers: int) -> list[tuple[int, int]]:
-    """The edges of a graph that has one symmetric matrix; raises for others."""
-    made = graph(spec, workers=workers)
-    if len(made.rounds) != 1 or not np.allclose(made.rounds[0], made.rounds[0].T):
+    """Return the edges of a graph; raise :class:`~anyk.errors.BadInput` unless it has one symmetric matrix."""
+    rounds = registry.build(spec, workers=workers).rounds
+    if len(rounds) != 1 or not np.allclose(rounds[0], rounds[0].T):
         raise BadInput(f"'{spec}' has arrows or changes from round to round; an undirected graph is needed here")
-    return [(int(i), int(j)) for i, j in np.argwhere(np.triu(made.rounds[0], 1))]
+    return [(int(i), int(j)) for i, j in np.argwhere(np.triu(rounds[0], 1))]
 
 
 def _of_edges(name: str, edges: Iterable[tuple[int, int]], workers: int, weights: Weights) -> Mixing:
@@ -217,7 +219,7 @@ def _exponential(workers: int) -> Mixing:
 
 @register("one-peer")
 def _one_peer(workers: int) -> Mixing:
-    """One neighbour a round, 1, 2, 4, … places before in turn; n a power of two: the exact average every log2 n rounds.
+    """A cycle of rounds with one neighbour each, 1, 2, 4, … places before; exact every log2 n rounds if n is 2^k.
 
     (Assran, Loizou, Ballas and Rabbat 2019; Ying, Yuan, Chen, Hu, Pan and Yin 2021.)
     """
@@ -227,7 +229,7 @@ def _one_peer(workers: int) -> Mixing:
 
 @register("groups")
 def _groups(workers: int, *, groups: int = 2, every: int = 4) -> Mixing:
-    """Groups of consecutive nodes that average among themselves; every so many rounds all nodes do."""
+    """Groups of consecutive nodes that average among themselves, and in every ``every``-th round with all nodes."""
     if not 1 <= groups <= workers:
         raise BadInput(f"groups must be 1 to {workers} for {workers} nodes, got {groups}")
     if not 1 <= every <= _MOST_ROUNDS:
@@ -257,7 +259,7 @@ def _hops(workers: int) -> list[int]:
 
 
 def _shift(workers: int, hop: int) -> Matrix:
-    """Node i goes to node i + hop."""
+    """Return the permutation of node i to node i + hop."""
     return np.roll(np.eye(workers), hop, axis=1)
 
 
@@ -265,10 +267,10 @@ def _shift(workers: int, hop: int) -> Matrix:
 
 
 def matchings(edges: Iterable[tuple[int, int]], vertices: int) -> list[list[tuple[int, int]]]:
-    """Edges in groups that share no node: as many as the largest degree where that works out, else one more.
+    """Return edges in groups that share no node; the number of groups is the largest degree or one more.
 
-    Edges are coloured one by one. Where no colour is free at both ends, two colours change places along a path (which
-    always works in bipartite graphs, König 1916), else along a fan (Misra and Gries 1992, with one colour more).
+    Edges are coloured one by one. If no colour is free at both ends, two colours change places along a path (which
+    always works in bipartite graphs, König 1916), else along a fan (Misra and Gries 1992, with one more colour).
 
     >>> matchings([(0, 1), (1, 2), (2, 3), (0, 3)], 4)
     [[(0, 1), (2, 3)], [(0, 3), (1, 2)]]
@@ -287,7 +289,7 @@ def matchings(edges: Iterable[tuple[int, int]], vertices: int) -> list[list[tupl
 
 
 class _Colouring:
-    """Colours of edges such that no two at a vertex are alike."""
+    """Colours of edges, different at each vertex."""
 
     def __init__(self, vertices: int, colours: int) -> None:
         self.colours = range(colours)
@@ -295,7 +297,7 @@ class _Colouring:
         self.at: list[dict[int, int]] = [{} for _ in range(vertices)]  # colour -> the neighbour it leads to
 
     def paint(self, edges: list[tuple[int, int, int]]) -> None:
-        """Give edges (a, b, colour) new colours, all at once."""
+        """Give edges (a, b, colour) new colours simultaneously."""
         for a, b, _ in edges:
             old = self.colour.pop((min(a, b), max(a, b)), None)
             if old is not None:
@@ -315,7 +317,7 @@ class _Colouring:
         self.paint(changed)
 
     def join(self, u: int, v: int) -> bool:
-        """Colour an edge, by a path if need be; False where that does not work."""
+        """Colour an edge, if necessary by a path; return whether that works."""
         free_u = [c for c in self.colours if c not in self.at[u]]
         free_v = [c for c in self.colours if c not in self.at[v]]
         for c in free_u:
@@ -334,7 +336,7 @@ class _Colouring:
         return False
 
     def fan(self, u: int, v: int) -> None:
-        """Colour an edge, by a fan of u's neighbours, each joined in a colour that is free at the one before."""
+        """Colour an edge by a fan of u's neighbours, each joined in a colour that is free at its predecessor."""
         fan = [v]
         while True:
             steps = sorted(self.at[u].items())
@@ -358,7 +360,7 @@ class _Colouring:
 
 @dataclass(frozen=True, eq=False)
 class Matcha:
-    """MATCHA (Wang, Sahu, Yang, Joshi and Kar 2019): matchings of a graph, each active in a round with its own chance.
+    """MATCHA (Wang, Sahu, Yang, Joshi and Kar 2019): matchings of a graph, each active with its own chance.
 
     ``chances`` maximise the second eigenvalue of the mean Laplacian with at most ``budget`` of the matchings active on
     average; ``step`` a minimises ``||E[W^2] - J||_2`` of ``W = I - a sum of active Laplacians``, to ``rho``.
@@ -375,14 +377,17 @@ class Matcha:
     rho: float
 
     def at(self, k: int, seed: int) -> Matrix:
-        """The matrix of round ``k``; all nodes draw the same."""
+        """Return the matrix of round ``k``, shape (n, n); it is the same at all nodes."""
         draws = keyed.uniforms(seed, "matcha", start=k * len(self.groups), count=len(self.groups))
         active = [edge for group, u, p in zip(self.groups, draws, self.chances, strict=True) if u < p for edge in group]
         return np.asarray(np.eye(self.workers) - self.step * laplacian(active, self.workers))
 
 
 def matcha(spec: str, *, workers: int, budget: float) -> Matcha:
-    """Matchings, chances and step for a graph; ``budget``, above 0 to 1, is the mean share of matchings active."""
+    """Return matchings, chances and step for a graph; ``budget``: mean share of active matchings, above 0, at most 1.
+
+    Raises :class:`~anyk.errors.BadInput` for another budget and for a graph that is not connected.
+    """
     from scipy.optimize import minimize, minimize_scalar
 
     if not 0.0 < budget <= 1.0:
@@ -401,10 +406,10 @@ def matcha(spec: str, *, workers: int, budget: float) -> Matcha:
     chances = np.full(q, budget)
     if budget < 1.0:
         limit = {"type": "ineq", "fun": lambda p: budget * q - p.sum(), "jac": lambda p: -np.ones(q)}
-        found = minimize(slowness, chances, jac=True, bounds=[(0.0, 1.0)] * q, constraints=[limit], method="SLSQP")
-        # concave, but not smooth where eigenvalues meet: what is not better than even chances is not taken
-        if found.success and found.fun < slowness(chances)[0] - 1e-9:
-            chances = np.clip(found.x, 0.0, 1.0)
+        solution = minimize(slowness, chances, jac=True, bounds=[(0.0, 1.0)] * q, constraints=[limit], method="SLSQP")
+        # concave, but not smooth where eigenvalues meet: the solution may be worse than equal chances
+        if solution.success and solution.fun < slowness(chances)[0] - 1e-9:
+            chances = np.clip(solution.x, 0.0, 1.0)
     mean = np.tensordot(chances, parts, axes=1)
     spread = np.tensordot(chances * (1.0 - chances), parts, axes=1)
     if np.linalg.eigvalsh(mean)[min(1, workers - 1)] <= _SAME:

@@ -20,11 +20,11 @@ _TRIES = 200
 
 
 def edges_of_regular(vertices: int, degree: int, *, seed: int = 0, draw: int = 0) -> Edges:
-    """A random connected simple graph in which every vertex has ``degree`` neighbours: edges, shape (edges, 2).
+    """Return the edges of a random connected simple graph with ``degree`` neighbours at each vertex, shape (edges, 2).
 
-    Stubs are paired at random and pairs that are loops or double are swapped with others until none is left (the
-    pairing model of Bollobas 1980 with switchings). Sorted, with the smaller end first. Raises
-    :class:`~anyk.errors.BadInput` where ``vertices * degree`` is odd or ``degree`` is out of range.
+    Stubs are paired at random; loops and duplicate pairs are swapped with others until none remains (the pairing model
+    of Bollobas 1980 with switchings). Sorted, with the smaller end first. Raises :class:`~anyk.errors.BadInput` if
+    ``vertices * degree`` is odd or ``degree`` is out of range.
 
     >>> edges_of_regular(4, 3).tolist()
     [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
@@ -40,7 +40,7 @@ def edges_of_regular(vertices: int, degree: int, *, seed: int = 0, draw: int = 0
         raise BadInput(f"a graph on {vertices} vertices with one edge at each is not connected; use degree 2 or more")
     random = keyed.generator(seed, "regular-graph", vertices, degree, draw)
     for _ in range(_TRIES):
-        if 2 * degree > vertices:  # of a dense graph what is missing is drawn
+        if 2 * degree > vertices:  # for a dense graph the missing edges are sampled
             sparse = _paired(vertices, vertices - 1 - degree, random)
             missing = np.ones((vertices, vertices), dtype=bool)
             missing[sparse[:, 0], sparse[:, 1]] = missing[sparse[:, 1], sparse[:, 0]] = False
@@ -76,7 +76,7 @@ def _connected(edges: Edges, vertices: int) -> bool:
 
 
 def adjacency(edges: Edges, vertices: int) -> scipy.sparse.csr_array:
-    """The symmetric adjacency matrix, sparse, shape (vertices, vertices)."""
+    """Return the symmetric adjacency matrix, sparse, shape (vertices, vertices)."""
     from scipy.sparse import csr_array
 
     both = np.concatenate([edges, edges[:, ::-1]])
@@ -86,7 +86,7 @@ def adjacency(edges: Edges, vertices: int) -> scipy.sparse.csr_array:
 
 
 def second_eigenvalue(matrix: scipy.sparse.csr_array, *, seed: int = 0) -> float:
-    """Largest absolute eigenvalue but the first of a regular graph's adjacency matrix."""
+    """Return the second largest absolute eigenvalue of a regular graph's adjacency matrix."""
     n = matrix.shape[0]
     if n <= _DENSE:
         values = np.sort(np.abs(np.linalg.eigvalsh(matrix.toarray())))

@@ -11,16 +11,16 @@ from anyk import keyed
 from anyk.codes import Code
 from anyk.codes.base import EXACT
 
-_SETS = 300  # straggler sets looked at when there are too many for all
+_SETS = 300  # straggler sets that are tried if there are too many for all
 
 
 def check_code(code: Code, *, seed: int = 0) -> None:
-    """Put a code through everything the driver relies on.
+    """Check all properties of a code that the driver relies on; raise AssertionError for the first that fails.
 
-    Rows and encoding agree; every straggler set up to ``tolerates`` (a sample, where there are more than 300) decodes
-    exactly; the incremental decoder says so at once, whatever the order; residual and gain are what they should be; no
-    way to decode beats least squares; ``finish_times`` agrees with the decoder; what the code says of its mean error
-    agrees with a sample, and what it says of the worst is not exceeded.
+    Rows and encoding agree; every straggler set up to ``tolerates`` (a sample, if there are more than 300) decodes
+    exactly; the incremental decoder detects it immediately, whatever the order; residual and gain are correct; no
+    decoder beats least squares; ``finish_times`` agrees with the decoder; the stated mean error agrees with a sample,
+    and no error exceeds the stated worst.
 
     >>> import anyk
     >>> check_code(anyk.codes.FractionalRepetition(6, load=2))
@@ -30,7 +30,7 @@ def check_code(code: Code, *, seed: int = 0) -> None:
     assert matrix.shape == (code.replies, code.partitions * code.blocks), f"encoding has shape {matrix.shape}"
     assert len(code.rows) == code.replies, f"{len(code.rows)} rows for {code.replies} replies"
     assert (np.abs(matrix).sum(axis=0) > 0).all(), "some partition is held by nobody"
-    assert code.load == max(len(held) for held in code.assignment), "load is not the longest row of the assignment"
+    assert code.load == max(map(len, code.assignment)), "load is not the longest row of the assignment"
     for lost in _straggler_sets(code, random) if code.tolerates or not code.approximate else []:
         _check_set(code, matrix, sorted(set(range(code.replies)) - set(lost)), random, must=True)
     for _ in range(20):
@@ -46,7 +46,7 @@ def check_code(code: Code, *, seed: int = 0) -> None:
 
 
 def _check_theory(code: Code, random: np.random.Generator) -> None:
-    """Closed forms against random sets: a mean within 5 standard errors, a worst case never exceeded."""
+    """Compare closed forms with random sets: a mean within 5 standard errors, a worst case never exceeded."""
     n, m = code.replies, code.partitions
     for count in {1, max(1, n // 2), max(1, n - 1), n}:
         sets = [np.sort(random.choice(n, count, replace=False)) for _ in range(60)]
@@ -103,9 +103,9 @@ def _check_set(
     decoder = code.decoder()
     order = random.permutation(replied).tolist()
     for i, worker in enumerate(order):
-        said = decoder.add(worker)
-        assert said == decoder.decodable, "add() and decodable disagree"
-        if said:
+        decodable = decoder.add(worker)
+        assert decodable == decoder.decodable, "add() and decodable disagree"
+        if decodable:
             exact = code.decode(order[: i + 1])
             assert exact.exact, f"decodable after {order[: i + 1]}, but the residual is {exact.residual:.2g}"
     assert decoder.decodable or not must, f"replies {replied} suffice, but the incremental decoder does not say so"
