@@ -23,11 +23,11 @@ _SPARSE = {"csr": ("data", "indices", "indptr"), "csc": ("data", "indices", "ind
 
 
 def read_matrix(file: str | Path) -> Matrix:
-    """The matrix of numbers in a file, as float64: ``.csv`` without a header, ``.npy`` or ``.npz``.
+    """Return the matrix of numbers in a file as float64: ``.csv`` without a header, ``.npy`` or ``.npz``.
 
-    An ``.npz`` file holds one dense array, whatever its name, or a sparse matrix in the format csr, csc or coo.
-    Raises :class:`~anyk.errors.BadInput` for a file that holds anything else, and for a sparse matrix with two values
-    for the same place. Nothing is ever unpickled.
+    An ``.npz`` file contains one dense array of any name, or a sparse matrix in the format csr, csc or coo. Raises
+    :class:`~anyk.errors.BadInput` for a file with any other content, and for a sparse matrix with two values for the
+    same entry. Nothing is ever unpickled.
     """
     path = Path(file).expanduser()
     existing_file(path, "matrix file")
@@ -38,8 +38,8 @@ def read_matrix(file: str | Path) -> Matrix:
         raise BadInput(f"'{shown(path)}' cannot be read as a matrix: it holds {raw.dtype}, not numbers")
     if raw.ndim != 2:
         raise BadInput(f"'{shown(path)}' cannot be read as a matrix: its array has shape {raw.shape}")
-    made: Matrix = raw.astype(np.float64)
-    return made
+    matrix: Matrix = raw.astype(np.float64)
+    return matrix
 
 
 def _csv(path: Path) -> NDArray[Any]:
@@ -51,12 +51,12 @@ def _npy(path: Path) -> NDArray[Any]:
 
 
 def _npz(path: Path) -> Any:
-    arrays, found = read_npz(path, limit(path), ("format", "shape"))
+    arrays, names = read_npz(path, limit(path), ("format", "shape"))
     if set(arrays) == {"format", "shape"}:
         return _sparse(path, arrays)
-    if len(found) != 1:
-        raise BadInput(f"'{shown(path)}' holds {listed(found) or 'nothing'}; a matrix file holds one array")
-    return read_npz(path, limit(path), found)[0][found[0]]
+    if len(names) != 1:
+        raise BadInput(f"'{shown(path)}' holds {listed(names) or 'nothing'}; a matrix file holds one array")
+    return read_npz(path, limit(path), names)[0][names[0]]
 
 
 def _sparse(path: Path, arrays: dict[str, NDArray[Any]]) -> csr_array[Any]:
@@ -70,49 +70,51 @@ def _sparse(path: Path, arrays: dict[str, NDArray[Any]]) -> csr_array[Any]:
         raise BadInput(f"'{shown(path)}' holds a sparse matrix of format '{shown(kind)}'; save it as csr, csc or coo")
     allowed = limit(path)
     allowed.check(8.0 * (rows + columns))
-    parts, found = read_npz(path, allowed, names)
+    parts, present = read_npz(path, allowed, names)
     if set(parts) != set(names):
-        raise BadInput(f"'{shown(path)}' holds {listed(found)}; a sparse matrix of format {kind} has {listed(names)}")
+        raise BadInput(f"'{shown(path)}' holds {listed(present)}; a sparse matrix of format {kind} has {listed(names)}")
     with reading(path, "a sparse matrix"):
         data, first, second = (parts[name] for name in names)
         if kind == "coo":
-            made: Any = sparse.coo_array((data, (first, second)), shape=(rows, columns))
+            matrix: Any = sparse.coo_array((data, (first, second)), shape=(rows, columns))
         else:
-            made = getattr(sparse, f"{kind}_array")((data, first, second), shape=(rows, columns))
-            made.check_format(full_check=True)
-            made = made.tocoo()
-        distinct, counts = np.unique(np.stack((made.row, made.col)), axis=1, return_counts=True)
-        once = sparse.csr_array(made)
+            build = sparse.csr_array if kind == "csr" else sparse.csc_array
+            compressed = build((data, first, second), shape=(rows, columns))
+            compressed.check_format(full_check=True)
+            matrix = compressed.tocoo()
+        distinct, counts = np.unique(np.stack((matrix.row, matrix.col)), axis=1, return_counts=True)
+        result = sparse.csr_array(matrix)
     if (counts > 1).any():
         row, column = distinct[:, int(counts.argmax())].tolist()
         raise BadInput(f"'{shown(path)}' has two values for row {row}, column {column}; add them up")
-    return once
+    return result
 
 
 def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """Those of the arrays ``wanted`` that an npz file holds, and the names of all it holds.
+    """Return the arrays of an npz file whose names are ``wanted``, and the names of all its arrays.
 
-    What an array takes is read off its header, and compared with the file, before any memory is taken. Raises
-    BadInput for a file that is none, is damaged, or holds Python objects, which only unpickling could read.
+    The size in an array's header is compared with the file before any memory is allocated. Raises
+    :class:`~anyk.errors.BadInput` for a file of another format, a damaged one, or one with Python objects, which only
+    unpickling could read.
     """
     arrays: dict[str, NDArray[Any]] = {}
     if not _is_zip(file):
         raise BadInput(f"{shown(file)} cannot be read as npz: it is not an npz file, or is truncated")
     with reading(file, "npz"), zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        taken = 0
+        allocated = 0
         for name in wanted:
             if name in members:
                 with archive.open(members[name]) as member:
                     arrays[name] = _read_array(
-                        f"array '{name}' of {shown(file)}", member, members[name].file_size, allowed, taken
+                        f"array '{name}' of {shown(file)}", member, members[name].file_size, allowed, allocated
                     )
-                taken += arrays[name].size * 8
+                allocated += arrays[name].size * 8
     return arrays, list(members)
 
 
 def read_npy(file: Path, allowed: Limit) -> NDArray[Any]:
-    """The array in an npy file; as :func:`read_npz`."""
+    """Return the array in an npy file, under the conditions of :func:`read_npz`."""
     with reading(file, "npy"), file.open("rb") as binary:
         return _read_array(shown(file), binary, file.stat().st_size, allowed, 0)
 
@@ -122,8 +124,8 @@ def _is_zip(file: Path) -> bool:
         return zipfile.is_zipfile(file)
 
 
-def _read_array(where: str, binary: Any, size: int, allowed: Limit, taken: int) -> NDArray[Any]:
-    """An array in npy format of ``size`` bytes, with its header; ``taken`` counts what the file took already."""
+def _read_array(where: str, binary: Any, size: int, allowed: Limit, allocated: int) -> NDArray[Any]:
+    """Return an array in npy format of ``size`` bytes with its header, after ``allocated`` bytes for the same file."""
     version = np.lib.format.read_magic(binary)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
     if read is None:
@@ -138,7 +140,7 @@ def _read_array(where: str, binary: Any, size: int, allowed: Limit, taken: int) 
     bytes_ = count * dtype.itemsize
     if min(shape, default=0) < 0 or bytes_ != size - binary.tell():
         raise BadInput(f"{where} is truncated or damaged")
-    allowed.check(taken + count * max(dtype.itemsize, 8))  # numbers of every kind become float64
+    allowed.check(allocated + count * max(dtype.itemsize, 8))  # numbers of every kind become float64
     content = binary.read()
     if len(content) != bytes_:
         raise BadInput(f"{where} is truncated or damaged")

@@ -1,8 +1,8 @@
-"""Functions of the user's, named as ``file.py:function`` or ``module:function``, plug-ins, and who may name them.
+"""Functions of the user's, named as ``file.py:function`` or ``module:function``, plug-ins, and trust in them.
 
-A name that the user gives now is run. A name that stands in a run folder may be anybody's: inside
-:func:`names_in_folder` nothing is run but what the user says to trust, and then only what it was when it was recorded.
-A file counts with the files beside it that it imports (:func:`beside`).
+The code of a name that the user specifies now is run. A name in a run folder may come from anyone: inside
+:func:`names_in_folder` only trusted code is run, and only if it is unchanged since it was recorded. A file includes
+the files beside it that it imports (:func:`beside`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 from anyk.errors import BadInput, told
 from anyk.files import read_plain
 
-_LOADED: dict[str, str] = {}  # SHA-256 of the files that were run, by path
+_LOADED: dict[str, str] = {}  # SHA-256 of the files that have been run, by path
 _PLUGGED: list[Path] = []  # plug-ins in use
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """A run folder that is being read: the SHA-256 it records of code, by file or module."""
+    """A run folder that is being read, with the SHA-256 that it records of code, by file or module."""
 
     path: Path
     code: Mapping[str, str]
@@ -42,7 +42,7 @@ _FOLDER: ContextVar[_Folder | None] = ContextVar("the run folder whose names are
 
 @contextmanager
 def names_in_folder(path: Path, code: Mapping[str, str], *, trust: bool) -> Iterator[None]:
-    """Names met inside are those of a run folder: they are refused, or with ``trust`` compared with ``code``."""
+    """Treat names inside as those of a run folder: refuse them, or with ``trust`` compare them with ``code``."""
     token = _FOLDER.set(_Folder(path, code, trust))
     try:
         yield
@@ -51,11 +51,11 @@ def names_in_folder(path: Path, code: Mapping[str, str], *, trust: bool) -> Iter
 
 
 def admit(where: str, name: str, what: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where a run folder names code of ``where`` that must not run.
+    """Raise :class:`~anyk.errors.BadInput` if a run folder names code of ``where`` that must not run.
 
-    ``where`` is a file or a module, ``name`` the whole name, and ``what`` says for what it is named. With trust, the
-    file must be an absolute path outside of the folder, a module must not lie in the current folder, and its SHA-256
-    must be the one that was recorded.
+    ``where`` is a file or a module, ``name`` the complete name, and ``what`` its purpose. With trust, the file must be
+    an absolute path outside of the folder, a module must not lie in the current folder, and its SHA-256 must be the
+    recorded value.
     """
     folder = _FOLDER.get()
     if folder is None:
@@ -79,20 +79,20 @@ def admit(where: str, name: str, what: str) -> None:
         raise BadInput(f"{refused}'{file}' lies in the run folder itself")
     for part in (where, *map(str, beside(file) if where.endswith(".py") else ())):
         one, whose = (file, "its SHA-256") if part == where else (part, f"the SHA-256 of '{part}'")
-        recorded, found = folder.code.get(part), sha256_of(part, folder.path)
+        recorded, present = folder.code.get(part), sha256_of(part, folder.path)
         if recorded is None:
             raise BadInput(f"{refused}{whose} was not recorded")
-        if found is None:
+        if present is None:
             raise BadInput(f"{refused}there is no file '{one}'")
-        if found != recorded:
+        if present != recorded:
             raise BadInput(
-                f"{refused}'{one}' has changed since the run began (SHA-256 {found[:8]}…, recorded {recorded[:8]}…); "
+                f"{refused}'{one}' has changed since the run began (SHA-256 {present[:8]}…, recorded {recorded[:8]}…); "
                 "restore it, or start a new run from this one: anyk train --from"
             )
 
 
 def admit_place(name: str, what: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where a run folder that is not trusted names a place to write or send to."""
+    """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder names a place to write or send to."""
     folder = _FOLDER.get()
     if folder is not None and not folder.trust:
         raise BadInput(
@@ -102,7 +102,7 @@ def admit_place(name: str, what: str) -> None:
 
 
 def admit_address(address: str) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where a run folder that is not trusted names data that would be fetched."""
+    """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder names data that would be fetched."""
     folder = _FOLDER.get()
     if folder is not None and not folder.trust:
         raise BadInput(
@@ -112,14 +112,14 @@ def admit_address(address: str) -> None:
 
 
 def file_of(module: str, besides: Path | None = None) -> Path | None:
-    """The source file of a module, found without running anything; None where there is none.
+    """Return the source file of a module without running anything; None if there is none.
 
     The current folder and ``besides`` are not searched.
     """
     loaded = sys.modules.get(module)
     if loaded is not None:
-        known = getattr(loaded, "__file__", None)
-        return None if known is None else Path(known)
+        origin = getattr(loaded, "__file__", None)
+        return None if origin is None else Path(origin)
     search: list[str] | None = _path_without(besides)
     spec = None
     for end, _ in enumerate(parts := module.split("."), 1):
@@ -131,7 +131,7 @@ def file_of(module: str, besides: Path | None = None) -> Path | None:
 
 
 def sha256_of(where: str, besides: Path | None = None) -> str | None:
-    """SHA-256 of a file or module, as it was run if it has been; None where there is no file."""
+    """Return the SHA-256 of a file or module, in the state in which it was run; None without a file."""
     try:
         file = Path(where).resolve() if where.endswith(".py") else file_of(where, besides)
         if file is None:
@@ -142,27 +142,26 @@ def sha256_of(where: str, besides: Path | None = None) -> str | None:
 
 
 def beside(file: Path) -> list[Path]:
-    """The files in a Python file's own folder that it imports, and what those import there, in order of their names.
+    """Return the files in a Python file's own folder that it imports, directly or indirectly, sorted.
 
-    Nothing is run: what is named in an import statement, also inside a function, and lies there counts. The folder's
-    packages are looked into, other folders are not.
+    Nothing is run: any file there that an import statement names, also inside a function, counts. The folder's packages
+    are searched, other folders are not.
     """
     file = file.resolve()
-    folder, found, left = file.parent, set[Path](), [file]
-    while left:
-        one = left.pop()
-        for name in _imports(one, folder):
+    folder, imports, pending = file.parent, set[Path](), [file]
+    while pending:
+        for name in _imports(pending.pop(), folder):
             for end in range(1, len(name) + 1):
                 place = folder.joinpath(*name[:end])
                 for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
-                    if path.is_file() and path != file and path not in found:
-                        found.add(path)
-                        left.append(path)
-    return sorted(found)
+                    if path.is_file() and path != file and path not in imports:
+                        imports.add(path)
+                        pending.append(path)
+    return sorted(imports)
 
 
 def _imports(file: Path, folder: Path) -> Iterator[list[str]]:
-    """The names of modules, in parts, that a file in a folder or in a package there may import."""
+    """Yield the names of modules, in parts, that a file in a folder or in a package there may import."""
     try:
         tree = ast.parse(read_plain(file, follow=True))
     except (OSError, SyntaxError, ValueError):  # which running it will report
@@ -178,18 +177,18 @@ def _imports(file: Path, folder: Path) -> Iterator[list[str]]:
 
 
 def _path_without(besides: Path | None) -> list[str]:
-    """Where modules are looked for, without the current folder and another."""
+    """Return the search path of modules without the current folder and another."""
     not_there = [Path.cwd().resolve(), *([] if besides is None else [besides.resolve()])]
     return [entry for entry in sys.path if entry and Path(entry).resolve() not in not_there]
 
 
 def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
-    """The function of that name, and the name by which it is found from any folder; ``what``: for what it is asked.
+    """Return the function of a name, and its name that is valid in any folder; ``what``: its purpose.
 
-    A file is run as a module, once, with its folder on the path; a module may also lie in the current folder. What a
-    file defines travels by value when it is pickled by cloudpickle, as others do not know the file. Raises
-    :class:`~anyk.errors.BadInput` where there is no such file, module or function, where running it fails, and where
-    a run folder names it that is not trusted (:func:`names_in_folder`).
+    A file is run as a module, once, with its folder on the path; a module may also lie in the current folder. Objects
+    that a file defines are pickled by value by cloudpickle, as other processes do not have the file. Raises
+    :class:`~anyk.errors.BadInput` if there is no such file, module or function, if running it fails, and if an
+    untrusted run folder names it (:func:`names_in_folder`).
 
     >>> function_named("statistics:median", "average")[0]([3, 1, 2])
     2
@@ -215,29 +214,29 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
     except (Exception, SystemExit) as error:  # a script may end itself when it is imported
         verb = "failed" if where.endswith(".py") else "cannot be imported"
         raise BadInput(f"'{where}' {verb}: {told(error)}") from None
-    found: Any = module
+    member: Any = module
     for part in parts:
-        holder, found = found, getattr(found, part, None)
-        if found is None:
+        holder, member = member, getattr(member, part, None)
+        if member is None:
             break
-    if not callable(found):
+    if not callable(member):
         near = get_close_matches(part, [key for key in dir(holder) if callable(getattr(holder, key, None))], n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise BadInput(f"'{where}' has no function '{function}'{hint}")
-    return found, whole
+    return member, whole
 
 
 def _module_of(path: Path) -> ModuleType:
-    known = f"anyk_file_{path.stem}"
-    found = sys.modules.get(known)
-    return found if found is not None and found.__file__ == str(path) else _run(path, known)
+    name = f"anyk_file_{path.stem}"
+    module = sys.modules.get(name)
+    return module if module is not None and module.__file__ == str(path) else _run(path, name)
 
 
 @contextmanager
 def plugged_in(file: Path) -> Iterator[None]:
-    """Run a file that registers codes, strategies and the like; a run that is begun inside records its SHA-256.
+    """Run a file that registers codes, strategies and the like; a run that starts inside records its SHA-256.
 
-    Its folder is on the path, and what it defines travels to workers by value. Raises what running it raises.
+    Its folder is on the path, and its objects are sent to workers by value. Errors of the file are raised unchanged.
     """
     path = file.resolve()
     _run(path, f"anyk_plugin_{path.stem}")
@@ -249,27 +248,27 @@ def plugged_in(file: Path) -> Iterator[None]:
 
 
 def plugins() -> list[Path]:
-    """The plug-ins in use."""
+    """Return the plug-ins in use."""
     return list(dict.fromkeys(_PLUGGED))
 
 
-def _run(path: Path, known: str) -> ModuleType:
-    """Run a file as a module of that name."""
+def _run(path: Path, name: str) -> ModuleType:
+    """Run a file as a module of this name."""
     import cloudpickle
 
     source = path.read_bytes()
-    loader = SourceFileLoader(known, str(path))
-    spec = util.spec_from_file_location(known, path, loader=loader)
+    loader = SourceFileLoader(name, str(path))
+    spec = util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = util.module_from_spec(spec)
-    sys.modules[known] = module
+    sys.modules[name] = module
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as for a script: it may import what lies beside it
     try:
-        # what is run is what was read, and not a compiled file beside it
+        # the source itself is run, not a compiled file beside it
         exec(loader.source_to_code(source, str(path)), module.__dict__)
     except BaseException:
-        del sys.modules[known]
+        del sys.modules[name]
         raise
     _LOADED[str(path)] = hashlib.sha256(source).hexdigest()
     cloudpickle.register_pickle_by_value(module)
@@ -277,7 +276,7 @@ def _run(path: Path, known: str) -> ModuleType:
 
 
 def imported(where: str, *, here: bool = True) -> ModuleType:
-    """The module of that name; with ``here`` it may lie in the current folder, unless a run folder names it."""
+    """Return the module of a name; with ``here`` it may lie in the current folder, unless a run folder names it."""
     folder = _FOLDER.get()
     if folder is not None:
         before = sys.path[:]

@@ -1,8 +1,8 @@
 """scikit-learn estimators: linear models trained by any strategy, on any cluster.
 
-They go where scikit-learn's own go: pipelines, grid searches, cross-validation. What is fitted is the objective of
-scikit-learn's ``LogisticRegression`` and ``Ridge``; how it is fitted is anyk's. (Imported by name only:
-``from anyk.sklearn import AnykClassifier``.)
+They work in pipelines, grid searches and cross-validation. The objective is the same as in scikit-learn's
+``LogisticRegression`` and ``Ridge``; anyk does the training. (Imported by name only: ``from anyk.sklearn import
+AnykClassifier``.)
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from anyk.runs.run import Run
 from anyk.runs.training import train
 
 Numbers = NDArray[np.floating[Any]]
-_CALM = 3  # steps in a row that must change little: a method with momentum stands still where it turns, too
+_CALM = 3  # consecutive steps that must change little, as a method with momentum also stands still where it turns
 
 
 def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
-    """scikit-learn's checks of X (and y), which also set or compare the number and names of features."""
+    """Return X (and y) after scikit-learn's checks, which also set or compare the number and names of features."""
     checks |= {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
     try:
         from sklearn.utils.validation import validate_data
@@ -71,13 +71,13 @@ class _Settled(Callback):
 
     @property
     def done(self) -> bool:
-        """Whether it has."""
+        """Whether the model has settled."""
         return self.calm >= _CALM
 
 
 @dataclass
 class _Steps:
-    """Where calls of ``partial_fit`` stand: the coordinates of the steps, the largest curvature met, the last run."""
+    """State between calls of ``partial_fit``: coordinates of the steps, largest curvature so far, last run."""
 
     scaling: Scaling
     smoothness: float
@@ -85,7 +85,7 @@ class _Steps:
 
 
 class _Linear(BaseEstimator):
-    """What both estimators share: their parameters, and training."""
+    """The base class of both estimators: their parameters, and training."""
 
     _steps: _Steps | None = None
 
@@ -121,7 +121,7 @@ class _Linear(BaseEstimator):
         self.callbacks = callbacks
 
     def _fit(self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None) -> None:
-        """From the start, or with ``warm_start`` from the model there is, until it settles."""
+        """Train until the model settles, from the start, or with ``warm_start`` from the current model."""
         if self.tol is not None and not 0.0 <= self.tol < float("inf"):
             raise BadInput(f"tol must be a finite number of at least 0, or None, got {self.tol:g}")
         if self.max_iter < 1:
@@ -141,7 +141,7 @@ class _Linear(BaseEstimator):
     def _partial_fit(
         self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None
     ) -> None:
-        """One step on these rows, after those before."""
+        """Take one step on these rows, from the result of the last call."""
         before = self._steps
         problem = self._problem(kind, X, y, weights, classes, None if before is None else before.scaling, warm=True)
         smoothness = problem.smoothness(tol=0.0)
@@ -162,7 +162,7 @@ class _Linear(BaseEstimator):
         *,
         warm: bool,
     ) -> LinearProblem:
-        """The objective, stepped on in coordinates in which all features are equally curved."""
+        """Return the objective in coordinates in which all features have the same curvature."""
         l2 = 1.0 / (X.shape[0] if weights is None else weights.sum()) if self.l2 is None else checked_l2(self.l2)
         if scaling is None:
             scaling = Scaling.curved(X, weights, curvature=kind.curvature, l2=l2, centered=self.fit_intercept)
@@ -207,13 +207,13 @@ class _Linear(BaseEstimator):
         self.coef_, self.intercept_ = coefficients, intercepts
 
     def _weights(self, sample_weight: Any, rows: int) -> Floats | None:
-        """One for each row; None where all count alike."""
+        """Return the weights of the rows, shape (rows,); None if all count alike."""
         if sample_weight is None:
             return None
-        given = np.asarray(sample_weight)
-        given = np.full(rows, given) if given.ndim == 0 else given
-        row_weights(given, rows, "sample_weight")
-        return given.astype(np.float64)
+        weights = np.asarray(sample_weight)
+        weights = np.full(rows, weights) if weights.ndim == 0 else weights
+        row_weights(weights, rows, "sample_weight")
+        return weights.astype(np.float64)
 
     def _scores(self, X: Any) -> Numbers:
         check_is_fitted(self)
@@ -232,7 +232,7 @@ class _Linear(BaseEstimator):
 class AnykClassifier(ClassifierMixin, _Linear):
     """Logistic regression (two classes) or softmax regression (more), trained by a strategy on a cluster.
 
-    The objective is that of scikit-learn's ``LogisticRegression`` with ``C = 1 / (l2 rows)``: the mean loss and
+    The objective is the same as in scikit-learn's ``LogisticRegression`` with ``C = 1 / (l2 rows)``: the mean loss and
     ``l2 / 2`` times the squared coefficients, the intercept aside. ``X``: rows x features, dense or sparse (which it
     stays), float32 or float64. With ``sample_weight`` the mean is weighted and ``rows`` is the sum of the weights, so
     that a row of weight 2 is two rows. ``class_weight``: None, a dictionary (label: weight), or ``balanced``, which
@@ -240,7 +240,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
 
     ``strategy``, ``cluster``, ``delays``, ``optimizer``: specs, as for :func:`anyk.train`; ``workers``: at most as
     many as rows. ``cluster="simulated"`` computes here, on a virtual clock, and is quick; ``"processes"`` starts
-    workers for every fit. ``l2``: 1 / rows if left out. ``max_iter``: steps at most; ``tol``: ends when three steps in
+    workers for every fit. ``l2``: by default 1 / rows. ``max_iter``: steps at most; ``tol``: ends when three steps in
     a row change no number of the model, as it is stepped on, by more than that share of its largest (None or 0: never).
     ``random_state``: of the delays. ``callbacks``: as for :func:`anyk.train` (searches and cross-validation, which
     clone the estimator, copy them).
@@ -249,17 +249,17 @@ class AnykClassifier(ClassifierMixin, _Linear):
     taken away where there is an intercept (m = 0 without one, and for columns of sparse data with entries in less than
     half of the rows), and it is divided by ``sqrt(c mean (x - m)^2 + l2)``, c the loss's largest curvature: 1/4 for two
     classes, 1/2 for more, 1 for squares. The objective and the coefficients stay in the units of ``X``. ``lr`` is the
-    learning rate there: 1 / smoothness if left out, which no step overshoots under ``uncoded`` and exact codes; an
+    learning rate there: 1 / smoothness by default, which no step overshoots under ``uncoded`` and exact codes; an
     asynchronous strategy needs less.
 
     ``warm_start``: a fit begins with the model of the last. ``partial_fit`` takes one step on the rows given, with the
     optimiser's state of the call before; see there.
 
     Fitted: ``coef_`` (1 x features for two classes, else classes x features), ``intercept_``, ``classes_``,
-    ``n_iter_``, ``n_features_in_``, and ``run_``, the :class:`~anyk.runs.Run`, which pickling leaves out.
+    ``n_iter_``, ``n_features_in_``, and ``run_``, the :class:`~anyk.runs.Run`, which pickling omits.
 
-    Raises :class:`~anyk.errors.BadInput` (a ValueError) for what cannot work, and
-    :class:`~anyk.errors.RunFailed` where training does not go on.
+    Raises :class:`~anyk.errors.BadInput` (a ValueError) for settings that cannot work, and
+    :class:`~anyk.errors.RunFailed` if training cannot continue.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -352,7 +352,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
         return LogisticRegression if self.classes_.size == 2 else SoftmaxRegression
 
     def _weights_of(self, sample_weight: Any, numbers: NDArray[np.intp]) -> Floats | None:
-        """Of rows, times those of their classes; None where all count alike."""
+        """Return the weights of the rows times those of their classes, shape (rows,); None if all count alike."""
         weights = self._weights(sample_weight, len(numbers))
         if self.class_weight is None:
             return weights
@@ -364,18 +364,18 @@ class AnykClassifier(ClassifierMixin, _Linear):
         return np.asarray(factors[numbers] * (1.0 if weights is None else weights), dtype=np.float64)
 
     def decision_function(self, X: Any) -> Numbers:
-        """Scores, shape (rows,) for two classes (above 0: the second), else (rows, classes)."""
+        """Return scores, shape (rows,) for two classes (above 0: the second), else (rows, classes)."""
         scores = self._scores(X)
         return scores.ravel() if self.classes_.size == 2 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The likeliest label of each row."""
+        """Return the likeliest label of each row, shape (rows,)."""
         scores = self.decision_function(X)
         best = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[best])
 
     def predict_log_proba(self, X: Any) -> Numbers:
-        """Logarithms of the probabilities of ``classes_``, shape (rows, classes)."""
+        """Return logarithms of the probabilities of ``classes_``, shape (rows, classes)."""
         from scipy.special import log_expit, log_softmax
 
         scores = self.decision_function(X)
@@ -384,14 +384,14 @@ class AnykClassifier(ClassifierMixin, _Linear):
         return np.asarray(log_softmax(scores, axis=1))
 
     def predict_proba(self, X: Any) -> Numbers:
-        """Probabilities of ``classes_``, shape (rows, classes)."""
+        """Return the probabilities of ``classes_``, shape (rows, classes)."""
         return np.exp(self.predict_log_proba(X))
 
 
 class AnykRegressor(RegressorMixin, _Linear):
     """Least squares with an l2 penalty, trained by a strategy on a cluster.
 
-    The objective is that of scikit-learn's ``Ridge`` with ``alpha = l2 rows``: half the mean squared error and
+    The objective is the same as in scikit-learn's ``Ridge`` with ``alpha = l2 rows``: half the mean squared error and
     ``l2 / 2`` times the squared coefficients, the intercept aside. Parameters as for :class:`AnykClassifier` (but
     ``class_weight``), and so are steps, ``sample_weight``, ``warm_start`` and ``partial_fit``; fitted: ``coef_``
     (features,), ``intercept_`` (a number), ``n_iter_``, ``n_features_in_`` and ``run_``.
@@ -419,5 +419,5 @@ class AnykRegressor(RegressorMixin, _Linear):
         self.coef_, self.intercept_ = coefficients[0], intercepts[0]
 
     def predict(self, X: Any) -> Numbers:
-        """A value for each row."""
+        """Return a value for each row, shape (rows,)."""
         return self._scores(X)
