@@ -57,13 +57,13 @@ def picture(
     except ImportError:
         raise MissingPackage("matplotlib", "plot", what) from None
     curves = [colour for name, colour in look.items() if name.startswith("curve")]
-    settings = {
+    settings: Any = {
         "axes.axisbelow": True,
         "axes.edgecolor": look["dim"],
         "axes.facecolor": look["paper"],
         "axes.grid": True,
         "axes.labelcolor": look["ink"],
-        "axes.prop_cycle": matplotlib.cycler(color=curves),
+        "axes.prop_cycle": f"cycler(color={curves})",
         "axes.spines.right": False,
         "axes.spines.top": False,
         "axes.titlelocation": "left",
