@@ -119,7 +119,10 @@ def logged_receipt(
     *made, before = rows[0]
     update = _Update(*made)
     works = queries.works(log)
-    used = [_Message(*row, works[work]) for *row, work in log.rows(_USED, (slot, version))]
+    used = [
+        _Message(worker, task, chunk, weight, staleness, works[work])
+        for worker, task, chunk, weight, staleness, work in log.rows(_USED, (slot, version))
+    ]
     cancelled = log.rows(_CANCELLED, (before, max(update.time, before), version))
     cut_off = [
         CutOff(worker, task, (at if due is None else due) - start, due is not None, done, len(works[work].partitions))
