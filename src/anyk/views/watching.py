@@ -149,49 +149,13 @@ def _list_page(title: str, message: str, lines: Sequence[dict[str, Any]]) -> str
     return template("list.html.jinja").render(title=title, message=message, entries=lines, css=Markup(style()))
 
 
-class _Runs:
-    """The runs of a run folder or race, as they are followed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._followed: dict[Path, Following] = {}
-
-    def close(self) -> None:
-        """Remove the copies."""
-        for one in self._followed.values():
-            one.close()
-        self._followed.clear()
-
-    def folders(self) -> tuple[list[Path], list[str]]:
-        """The folders of the runs that have begun, and the titles of those that have not."""
-        if (self.folder / RACE).is_file():
-            planned = [(self.folder / entry.folder, entry.title) for entry in read_race(self.folder).entries]
-            waiting = [title for folder, title in planned if not (folder / LOG).is_file()]
-            return [folder for folder, title in planned if title not in waiting], waiting
-        return [self.folder] if (self.folder / "run.toml").is_file() else run_folders(self.folder), []
-
-    def read(self) -> tuple[list[Run], list[str]]:
-        """The runs that have begun, as they stand, and the titles of those that have not."""
-        folders, waiting = self.folders()
-        if not folders:
-            raise BadInput(f"'{self.folder}' has no run that has begun")
-        for folder in folders:
-            if folder not in self._followed:
-                self._followed[folder] = Following(folder)
-        return [self._followed[folder].run() for folder in folders], waiting
-
-    def of(self, run: Run) -> Following:
-        """How a run is followed."""
-        assert run.path is not None
-        return self._followed[run.path]
-
-
 class _Page:
-    """A run or a race: its live page, and its line in the list."""
+    """A run or a race, as it is followed: its live page, and its line in the list."""
 
     def __init__(self, folder: Path) -> None:
         self.name = folder.name or str(folder)
-        self._runs = _Runs(folder)
+        self._folder = folder
+        self._followed: dict[Path, Following] = {}
         self._lock = threading.Lock()
         self._text: tuple[str, str] | None = None  # the seals of the logs that the page shows, and the page
         self._next = 0.0  # when the page may be made again
@@ -200,58 +164,73 @@ class _Page:
 
     def close(self) -> None:
         """Remove the copies."""
-        self._runs.close()
+        for followed in self._followed.values():
+            followed.close()
+        self._followed.clear()
 
-    def _state(self, runs: Sequence[Run], waiting: Sequence[str]) -> _State:
-        """How it stands: running, silent or ended, and in words."""
-        followed = [self._runs.of(run) for run in runs]
-        at = [one for one in followed if not one.ended]
-        if not at and not waiting:
-            last = (runs[-1].notes or [{}])[-1]
-            how = {"failed": "failed", "interrupted": "interrupted"}.get(str(last.get("kind")), "ended")
-            return "ended", how if len(runs) == 1 else f"ended, {len(runs)} runs"
-        last_run = runs[followed.index(at[-1])] if at else runs[-1]
-        words = f"{count_steps(last_run.steps)} in {duration(last_run.seconds)}"
-        if len(runs) + len(waiting) > 1:
-            words = f"run {len(runs)} of {len(runs) + len(waiting)}, {last_run.config.strategy}: {words}"
-        quiet = min(one.quiet for one in at or followed)
+    def _folders(self) -> tuple[list[Path], list[str]]:
+        """Return the folders of the runs that have begun, and the titles of those that have not."""
+        if (self._folder / RACE).is_file():
+            planned = [(self._folder / entry.folder, entry.title) for entry in read_race(self._folder).entries]
+            waiting = [title for folder, title in planned if not (folder / LOG).is_file()]
+            return [folder for folder, title in planned if title not in waiting], waiting
+        return [self._folder] if (self._folder / "run.toml").is_file() else run_folders(self._folder), []
+
+    def _read(self) -> tuple[list[Run], _State]:
+        """Return the runs that have begun, as their logs stand, and the state of them all."""
+        folders, waiting = self._folders()
+        if not folders:
+            raise BadInput(f"'{self._folder}' has no run that has begun")
+        for folder in folders:
+            if folder not in self._followed:
+                self._followed[folder] = Following(folder)
+        followed = [self._followed[folder] for folder in folders]
+        runs = [each.run() for each in followed]
+        planned = len(runs) + len(waiting)
+        going = [i for i, each in enumerate(followed) if not each.ended]
+        last = runs[going[-1] if going else -1]
+        if not going and not waiting:
+            kind = str((last.notes or [{}])[-1].get("kind"))
+            how = kind if kind in ("failed", "interrupted") else "ended"
+            return runs, ("ended", how if planned == 1 else f"ended, {planned} runs")
+        words = f"{count_steps(last.steps)} in {duration(last.seconds)}"
+        if planned > 1:
+            words = f"run {len(runs)} of {planned}, {last.config.strategy}: {words}"
+        quiet = min(followed[i].quiet for i in going or range(len(runs)))
         if quiet > _SILENT:
-            return "silent", f"no news for {duration(float(int(quiet)))}, after {words}"
-        return "running", f"running: {words}"
+            return runs, ("silent", f"no news for {duration(float(int(quiet)))}, after {words}")
+        return runs, ("running", f"running: {words}")
 
     def line(self) -> dict[str, Any]:
-        """Its line in the list."""
+        """Return its line in the list."""
         with self._lock:
-            return self._made_line()
-
-    def _made_line(self) -> dict[str, Any]:
-        try:
-            stand: list[object] = [(folder, *LogCopy.stand(folder / LOG)) for folder in self._runs.folders()[0]]
-            if self._line is not None and self._line[0] == stand:
-                return self._line[1]
-            runs, waiting = self._runs.read()
-        except (BadInput, OSError) as error:
-            return {"name": self.name, "state": ("silent", str(error)), "cells": [""] * 6}
-        state = self._state(runs, waiting)
-        last = runs[-1]
-        what = f"race of {len(runs) + len(waiting)} runs" if len(runs) + len(waiting) > 1 else last.config.strategy
-        metric = (last.metric or {}).get("value")
-        named = "" if metric is None else f"{last.metric_name} {number(metric)}"
-        cells = [what, last.config.workers, f"{last.steps:,}", duration(last.seconds), number(last.loss), named]
-        made = {"name": self.name, "state": state, "cells": cells}
-        if state[0] == "ended":
-            self._line = stand, made
-            self._runs.close()  # copies are made again when somebody looks at it
-        return made
+            try:
+                folders, waiting = self._folders()
+                stand: list[object] = [(folder, *LogCopy.stand(folder / LOG)) for folder in folders]
+                if self._line is not None and self._line[0] == stand:
+                    return self._line[1]
+                runs, state = self._read()
+            except (BadInput, OSError) as error:
+                return {"name": self.name, "state": ("silent", str(error)), "cells": [""] * 6}
+            last, planned = runs[-1], len(runs) + len(waiting)
+            what = f"race of {planned} runs" if planned > 1 else last.config.strategy
+            metric = (last.metric or {}).get("value")
+            named = "" if metric is None else f"{last.metric_name} {number(metric)}"
+            cells = [what, last.config.workers, f"{last.steps:,}", duration(last.seconds), number(last.loss), named]
+            line = {"name": self.name, "state": state, "cells": cells}
+            if state[0] == "ended":
+                self._line = stand, line
+                self.close()  # copies are made again when somebody looks at it
+            return line
 
     def whole(self) -> str:
         """Return the page of the runs as their logs stand."""
         with self._lock:
-            runs, waiting = self._runs.read()
+            runs, _ = self._read()
             seals = _seals(runs)
             if self._text is None or self._text[0] != seals:
                 start = time.thread_time()
-                self._text = seals, page(runs, waiting, live=seals)
+                self._text = seals, page(runs, self._folders()[1], live=seals)
                 self._next = time.monotonic() + max(_LEAST, (time.thread_time() - start) / _SHARE)
             return self._text[1]
 
@@ -262,8 +241,7 @@ class _Page:
         """
         if self._lock.acquire(blocking=False):
             try:
-                runs, waiting = self._runs.read()
-                state = self._state(runs, waiting)
+                runs, state = self._read()
                 due = state[0] == "ended" or time.monotonic() >= self._next
                 self._answer = {"state": state, "seals": _seals(runs), "due": due}
             except BadInput as error:  # the folder is gone

@@ -37,6 +37,8 @@ from anyk.runs.log.schema import INSERT, KINDS, SCHEMA, START, TABLES, Ended, Ev
 _EVERY = 0.15  # seconds between commits
 _CHUNKS_KNOWN = 20_000
 _LISTS = ("partitions", "coefficients", "mix")  # of a chunk, kept as JSON
+# how many of worker, task and chunk an event has, where that is not all three
+_IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1}
 _MOST = 5000  # rows gathered before they are written even earlier
 
 
@@ -202,12 +204,9 @@ class RunLog:
         plain: tuple[Any, ...] = event
         if kind is Reply:
             row = (self.seq, plain[0], "Reply", plain[1], plain[2], plain[3], None)
-        elif kind in (Alarm, LossEvaluated, NoiseMeasured):
-            row = (self.seq, plain[0], kind.__name__, None, None, None, json.dumps(plain[1:]))
-        elif kind in (Lost, Joined):
-            row = (self.seq, plain[0], kind.__name__, plain[1], None, None, json.dumps(plain[2:]))
         else:
-            row = (self.seq, *plain[:1], kind.__name__, *plain[1:4], json.dumps(plain[4:]))
+            end = 1 + _IDS.get(kind, 3)
+            row = (self.seq, plain[0], kind.__name__, *plain[1:end], *[None] * (4 - end), json.dumps(plain[end:]))
         self._rows["events"].append(row)
         self._waiting += 1
 
@@ -378,18 +377,11 @@ class RunLog:
     def events(self, kinds: Sequence[str] = ()) -> Iterator[Event]:
         """The events (of some kinds), in the order in which the strategy was told."""
         which = f"kind IN ({','.join('?' * len(kinds))})" if kinds else f"kind != '{START}'"
-        for time, kind, worker, task, chunk, info in self.rows(
+        for time, name, *ids, info in self.rows(
             f"SELECT time, kind, worker, task, chunk, info FROM events WHERE {which} ORDER BY seq", tuple(kinds)
         ):
-            rest = json.loads(info) if info else []
-            if kind == "Reply":
-                yield Reply(time, worker, task, chunk)
-            elif kind in ("Alarm", "LossEvaluated", "NoiseMeasured"):
-                yield KINDS[kind](time, *rest)
-            elif kind in ("Lost", "Joined"):
-                yield KINDS[kind](time, worker, *rest)
-            else:
-                yield KINDS[kind](time, worker, task, chunk, *rest)
+            kind = KINDS[name]
+            yield kind(time, *ids[: _IDS.get(kind, 3)], *(json.loads(info) if info else ()))
 
     def started(self) -> tuple[float, tuple[int, ...]]:
         """When the strategy was started, in seconds on the run's clock, and which workers were there."""
