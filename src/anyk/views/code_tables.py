@@ -140,9 +140,9 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
             both[1].plot(curve.stragglers, curve.bound, color=colour, lw=1.2, ls="--")
         known = any(not np.isnan(curve.expected).all() for curve in curves)
         bounded = any(not np.isnan(curve.bound).all() for curve in curves)
-        both[0].set_title("random stragglers" + " (points: 2 standard errors; lines: closed forms)" * known)
+        both[0].set_title("random stragglers" + "\n(points: 2 standard errors; lines: closed forms)" * known)
         hollow = "hollow: found by search, at least this"
-        both[1].set_title(f"stragglers chosen to hurt ({hollow}{'; dashed: bounds' * bounded})")
+        both[1].set_title(f"stragglers chosen to hurt\n({hollow}{'; dashed: bounds' * bounded})")
         top = max(1.02, max(float(np.nanmax(curve.adversarial)) for curve in curves) * 1.02)
         for axes in both:
             axes.set_xlabel(f"stragglers of {curves[0].code.workers} workers")

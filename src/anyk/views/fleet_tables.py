@@ -28,38 +28,38 @@ _WORTH = 0.01  # gain of a change of the fleet that is worth a word
 _HIGHEST = 2.0  # times today's seconds, beyond which a strategy is not drawn
 
 
-def explained_table(found: Explanation) -> Columns:
+def explained_table(explanation: Explanation) -> Columns:
     """The costliest workers; those that stand out are marked."""
     rows = [
         [
-            f"{'> ' if one.worker in found.named else '  '}{one.worker}",
-            seconds_text(one.cost_seconds),
-            f"{100 * one.cost_seconds / found.seconds:.1f} %",
-            "" if one.saves_seconds is None else seconds_text(one.saves_seconds),
-            f"{one.relative:.2f}",
-            f"{one.individual:.2f}",
-            f"{100 * one.straggles:.0f} %",
+            f"{'> ' if worker.worker in explanation.named else '  '}{worker.worker}",
+            seconds_text(worker.cost_seconds),
+            f"{100 * worker.cost_seconds / explanation.seconds:.1f} %",
+            "" if worker.saves_seconds is None else seconds_text(worker.saves_seconds),
+            f"{worker.relative:.2f}",
+            f"{worker.individual:.2f}",
+            f"{100 * worker.straggles:.0f} %",
         ]
-        for one in found.workers[:_ROWS]
+        for worker in explanation.workers[:_ROWS]
     ]
     return Columns(["  worker", "costs s", "of the run", "saves s", "relative", "own best", "straggles"], rows)
 
 
-def explained_note(found: Explanation) -> str:
+def explained_note(explanation: Explanation) -> str:
     """What the columns of the table mean."""
-    left = len(found.workers) - _ROWS
+    left = len(explanation.workers) - _ROWS
     rest = f"; {left} further workers are not shown" if left > 0 else ""
     return (
         "costs: share of the waiting beyond each round's median (adds up over workers); saves: by how much "
-        f"'{found.today}' would be sooner with this worker at the others' median; relative: its median over the "
+        f"'{explanation.today}' would be sooner with this worker at the others' median; relative: its median over the "
         f"fleet's; own best: its last quarter over its best{rest}"
     )
 
 
-def draw_explanation(record: Record, found: Explanation, path: str | Path) -> None:
+def draw_explanation(record: Record, explanation: Explanation, path: str | Path) -> None:
     """Each time over its round's median, costliest workers on top, and what each of these costs."""
     with picture(path, (11.0, 4.8), "drawing an explanation", columns=2) as (figure, (left, right)):
-        names = [one.worker for one in found.workers]
+        names = [worker.worker for worker in explanation.workers]
         order = [record.workers.index(name) for name in names]
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.log2(record.seconds / lower_median(record.seconds)[:, None]).T[order]
@@ -72,18 +72,17 @@ def draw_explanation(record: Record, found: Explanation, path: str | Path) -> No
         bar = figure.colorbar(image, ax=left, label="time over the round's median")
         ticks = [tick for tick in bar.get_ticks() if -most <= tick <= most]
         bar.set_ticks(ticks, labels=[f"{2.0**tick:.2g}" for tick in ticks])
-        shown = found.workers[:_BARS]
-        colours = [COLOURS[1] if one.worker in found.named else LIGHT["spare"] for one in shown]
-        right.barh(
-            [str(one.worker) for one in shown], [100 * one.cost_seconds / found.seconds for one in shown], color=colours
-        )
+        shown = explanation.workers[:_BARS]
+        colours = [COLOURS[1] if worker.worker in explanation.named else LIGHT["spare"] for worker in shown]
+        costs = [100 * worker.cost_seconds / explanation.seconds for worker in shown]
+        right.barh([str(worker.worker) for worker in shown], costs, color=colours)
         right.invert_yaxis()
         right.set_ylabel("worker")
         right.set_xlabel("cost in % of the run (coloured: more than chance)")
         right.grid(axis="y", visible=False)
         figure.suptitle(
-            f"{len(record.rounds)} rounds x {len(record.workers)} workers: slowdown {found.slowdown:.3g}; "
-            f"{100 * found.apart:.0f} % of the time is waiting beyond the rounds' medians",
+            f"{len(record.rounds)} rounds x {len(record.workers)} workers: slowdown {explanation.slowdown:.3g}; "
+            f"{100 * explanation.apart:.0f} % of the time is waiting beyond the rounds' medians",
         )
 
 
@@ -171,17 +170,17 @@ def _cause(found: Plan) -> str:
     return f"where all are waited for, waiting for slow workers takes {least}{100 * share:.0f} % of the time; {who}"
 
 
-def checked_lines(found: Checked) -> list[str]:
+def checked_lines(checked: Checked) -> list[str]:
     """Whether a promise held and, if not, what the difference is made of."""
-    lines = [found.sentence]
-    steps = found.measured.steps
-    if found.parts is not None:
-        parts = ", ".join(f"{name} {seconds / steps:+.3g}" for name, seconds in found.parts.items())
-        difference = (found.measured.seconds - found.promised.seconds) / steps
+    lines = [checked.sentence]
+    steps = checked.measured.steps
+    if checked.parts is not None:
+        parts = ", ".join(f"{name} {seconds / steps:+.3g}" for name, seconds in checked.parts.items())
+        difference = (checked.measured.seconds - checked.promised.seconds) / steps
         lines.append(f"measured minus promised is {difference:+.3g} s a step: {parts}")
-    if found.added is not None:
-        lines.append(f"by the log's own stamps, {found.added / steps:.3g} s a step passed besides the workers' times")
-    return [*lines, *found.remarks]
+    if checked.added is not None:
+        lines.append(f"by the log's own stamps, {checked.added / steps:.3g} s a step passed besides the workers' times")
+    return [*lines, *checked.remarks]
 
 
 def _gains(one: Advice, found: Plan) -> str:

@@ -252,16 +252,16 @@ def _keep_inside(figure: Figure, axes: Any, texts: Sequence[Any]) -> None:
 
 def _faster(groups: Sequence[Sequence[Run]]) -> list[str]:
     """By how much each is faster than the reference, for its label; over several seeds with the range."""
-    found = compare_seeds([run for group in groups for run in group])
+    comparison = compare_seeds([run for group in groups for run in group])
     texts = []
-    for one in found.strategies:
-        if one.strategy == found.over or one.speed_up is None or one.speed_up.median is None:
+    for strategy in comparison.strategies:
+        if strategy.strategy == comparison.over or strategy.speed_up is None or strategy.speed_up.median is None:
             texts.append("")
             continue
-        middle, least, most = one.speed_up
-        span = f" ({least:.1f} to {most:.1f})" if len(one.runs) > 1 and least is not None else ""
-        bound = "more than " if one.at_least else ""
-        texts.append(f", {bound}{middle:.1f} times as fast{span}{' a job' * (found.by == 'job')}")
+        middle, least, most = strategy.speed_up
+        span = f" ({least:.1f} to {most:.1f})" if len(strategy.runs) > 1 and least is not None else ""
+        bound = "more than " if strategy.at_least else ""
+        texts.append(f", {bound}{middle:.1f} times as fast{span}{' a job' * (comparison.by == 'job')}")
     return texts
 
 

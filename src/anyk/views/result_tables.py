@@ -47,7 +47,7 @@ def race_table(runs: Sequence[Run]) -> Columns:
     """
     if max(map(len, grouped(runs))) > 1:
         return _seeds_table(compare_seeds(runs))
-    found = compare(runs) if len(runs) > 1 else None
+    comparison = compare(runs) if len(runs) > 1 else None
     target = next((run.config.target for run in runs if run.config.target is not None), None)
     several = any(run.models_trained > 1 for run in runs)
     below = any(_ended_below(run) for run in runs)
@@ -55,10 +55,10 @@ def race_table(runs: Sequence[Run]) -> Columns:
     further = _beside(runs)
     titles += ["floor\ns", "ratio", "loss", runs[0].metric_name, *further.values(), *["best"] * below]
     titles += [] if target is None else [f"s to\n{target:g}"]
-    if found is not None:
-        titles += ["at\nloss"] * (found.by == "loss")
-        by = "\na job" if found.by == "job" else ""
-        titles += [f"speed-up{by}\nvs {shortened(found.over, _WIDEST)}"]
+    if comparison is not None:
+        titles += ["at\nloss"] * (comparison.by == "loss")
+        by = "\na job" if comparison.by == "job" else ""
+        titles += [f"speed-up{by}\nvs {shortened(comparison.over, _WIDEST)}"]
     rows = []
     for i, run in enumerate(runs):
         metric: dict[str, Any] = run.metric or {}
@@ -70,17 +70,17 @@ def race_table(runs: Sequence[Run]) -> Columns:
         row += [number(run.metrics.get(name)) for name in further]
         row += [number(run.best)] * below
         row += [] if target is None else [seconds(run.time_to_target)]
-        if found is not None:
-            speed_up = found.speed_ups[i]
-            row += [number(speed_up.at)] * (found.by == "loss")
+        if comparison is not None:
+            speed_up = comparison.speed_ups[i]
+            row += [number(speed_up.at)] * (comparison.by == "loss")
             row += [_times(speed_up.times, at_least=speed_up.at_least)]
         rows.append(row)
     return Columns(titles, rows)
 
 
-def _seeds_table(found: SeedsComparison) -> Columns:
+def _seeds_table(comparison: SeedsComparison) -> Columns:
     """Three rows a strategy: the median over the seeds, the least and the largest."""
-    runs = [run for one in found.strategies for run in one.runs]
+    runs = [run for one in comparison.strategies for run in one.runs]
     target = next((run.config.target for run in runs if run.config.target is not None), None)
     several = any(run.models_trained > 1 for run in runs)
     metric = next((run.metric_name for run in runs if run.metric), "metric")
@@ -88,9 +88,9 @@ def _seeds_table(found: SeedsComparison) -> Columns:
     titles = ["strategy,\nmedian", "seeds", "steps", "seconds", *["seconds\na job"] * several, "loss", metric]
     titles += further.values()
     titles += [] if target is None else [f"s to\n{target:g}", "reached"]
-    titles += [f"speed-up\nvs {shortened(found.over, _WIDEST)}"] * (len(found.strategies) > 1)
+    titles += [f"speed-up\nvs {shortened(comparison.over, _WIDEST)}"] * (len(comparison.strategies) > 1)
     rows = []
-    for one in found.strategies:
+    for one in comparison.strategies:
         columns = [(str(len(one.runs)), "", ""), _three(one.spread(lambda run: run.steps), "{:g}".format)]
         columns += [_three(one.spread(lambda run: run.seconds), seconds)]
         columns += [_three(one.spread(lambda run: run.seconds_a_job), seconds)] * several
@@ -101,7 +101,7 @@ def _seeds_table(found: SeedsComparison) -> Columns:
         if target is not None:
             columns += [_three(one.spread(lambda run: run.time_to_target), seconds)]
             columns += [(f"{one.reached} of {len(one.runs)}", "", "")]
-        if len(found.strategies) > 1:
+        if len(comparison.strategies) > 1:
             columns += [_three(one.speed_up or Spread(None, None, None), partial(_times, at_least=one.at_least))]
         rows += [list(row) for row in zip((one.strategy, "  least", "  largest"), *columns, strict=True)]
     return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.delays import DelayModel, fit
+from anyk.delays import DelayModel, Fit, fit
 from anyk.errors import BadInput
 from anyk.strategies import stragglers
-from anyk.views.style import COLOURS, LIGHT, picture
+from anyk.views.style import LIGHT, picture
 
 Floats = NDArray[np.float64]
 
@@ -27,10 +27,6 @@ def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -
     between = float(times.mean(axis=0).var() / times.var()) if times.var() else 0.0
     share = late.mean(axis=0)
     slow = np.argsort(-share, kind="stable")[:5]
-    try:
-        laws = [{"law": _rounded(one.law), "misfit": one.misfit} for one in fit(times, censored=censored)]
-    except BadInput:
-        laws = []
     return {
         "rounds": len(times),
         "workers": times.shape[1],
@@ -43,8 +39,16 @@ def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -
         "stragglers": float(late.mean()),
         "bursts": {int(length): int(count) for length, count in zip(*np.unique(runs, return_counts=True), strict=True)},
         "slowest": [{"worker": int(i), "share": float(share[i])} for i in slow if share[i] > 0],
-        "laws": laws,
+        "laws": [{"law": _rounded(one.law), "misfit": one.misfit} for one in _fits(times, censored)],
     }
+
+
+def _fits(times: Floats, censored: NDArray[np.bool_] | None) -> list[Fit]:
+    """Return the laws that fit, the best first; none where the times allow no fit."""
+    try:
+        return fit(times, censored=censored)
+    except BadInput:
+        return []
 
 
 def _rounded(law: DelayModel) -> str:
@@ -93,14 +97,11 @@ def draw_trace(times: Floats, path: str | Path, censored: NDArray[np.bool_] | No
         figure.colorbar(image, ax=left, label="seconds (colours end at 99.5 %)")
         values = np.sort(times, axis=None)
         right.plot(values, 1.0 - np.arange(values.size) / values.size, color=LIGHT["ink"], lw=2.2, label="measured")
-        try:
-            laws = fit(times, censored=censored)
-        except BadInput:
-            laws = []
         uniforms = np.linspace(0, 1 - 1 / values.size, 2000)
-        for colour, one in zip(COLOURS, [law for law in laws if law.law.name != "bimodal"][:3], strict=False):
-            drawn = np.sort(one.law.seconds(uniforms, 0))
-            right.plot(drawn, 1.0 - uniforms, color=colour, lw=1.3, label=f"{one.law.name}, misfit {one.misfit:.2f}")
+        smooth = [each for each in _fits(times, censored) if each.law.name != "bimodal"]
+        for each in smooth[:3]:
+            label = f"{each.law.name}, misfit {each.misfit:.2f}"
+            right.plot(np.sort(each.law.seconds(uniforms, 0)), 1.0 - uniforms, lw=1.3, label=label)
         right.set_xscale("log")
         right.set_yscale("log")
         right.set_ylim(bottom=0.5 / values.size)

@@ -55,40 +55,30 @@ def save_perfetto(run: Run, path: str | Path) -> int:
 
 
 def _events(run: Run) -> Iterator[dict[str, Any]]:
-    tasks = tasks_of(run)
-    yield _named("process", _DRIVER, 0, f"driver: {run.config.strategy}")
-    yield _named("process", _WORKERS, 0, "workers")
+    yield _event("M", "process_name", _DRIVER, 0, args={"name": f"driver: {run.config.strategy}"})
+    yield _event("M", "process_name", _WORKERS, 0, args={"name": "workers"})
     yield from _steps(run)
-    yield from _of_workers(tasks, run.config.workers)
+    yield from _of_workers(tasks_of(run), run.config.workers)
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+def _event(phase: str, name: str, pid: int, tid: int, **fields: Any) -> dict[str, Any]:
+    return {"ph": phase, "name": name, "pid": pid, "tid": tid, **fields}
 
 
 def _micro(seconds: float) -> float:
     return round(1e6 * float(seconds), 3)
 
 
-def _slice(name: str, pid: int, tid: int, begin: float, end: float, **more: Any) -> dict[str, Any]:
-    """A complete event; begin and end are in microseconds."""
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": "anyk",
-        "pid": pid,
-        "tid": tid,
-        "ts": begin,
-        "dur": round(max(end - begin, 0.0), 3),
-        **more,
-    }
+def _slice(name: str, pid: int, tid: int, begin: float, end: float, **fields: Any) -> dict[str, Any]:
+    """Return a complete event; begin and end are in microseconds."""
+    return _event("X", name, pid, tid, cat="anyk", ts=begin, dur=round(max(end - begin, 0.0), 3), **fields)
 
 
 def _steps(run: Run) -> Iterator[dict[str, Any]]:
     """The steps of each model, and counters of what is known of them."""
     log = queries.columns(run.log, "steps")
     for number, slot in enumerate(dict.fromkeys(log["slot"])):
-        yield _named("thread", _DRIVER, number, f"steps of {slot}")
+        yield _event("M", "thread_name", _DRIVER, number, args={"name": f"steps of {slot}"})
         before = 0.0
         for i in np.flatnonzero(log["slot"] == slot).tolist():
             now = _micro(log["seconds"][i])
@@ -100,14 +90,7 @@ def _steps(run: Run) -> Iterator[dict[str, Any]]:
                 before = now
             for name, value in known.items():
                 shown = run.metric_name if name == "metric" else name
-                yield {
-                    "ph": "C",
-                    "name": f"{shown} of {slot}",
-                    "pid": _DRIVER,
-                    "tid": 0,
-                    "ts": now,
-                    "args": {shown: value},
-                }
+                yield _event("C", f"{shown} of {slot}", _DRIVER, 0, ts=now, args={shown: value})
 
 
 def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
@@ -124,7 +107,7 @@ def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
         lanes[lane : lane + 1] = [edges[-1]]
         widest = max(widest, len(lanes))
         tid = worker + lane * workers
-        yield _slice(FATES[tasks.fate[i]], _WORKERS, tid, edges[0], edges[-1], args=_told(tasks, i))
+        yield _slice(FATES[tasks.fate[i]], _WORKERS, tid, edges[0], edges[-1], args=_facts(tasks, i))
         if tasks.finished[i]:
             for name, begin, end in zip(PHASES, edges, edges[1:], strict=False):
                 if end > begin:
@@ -132,24 +115,19 @@ def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
     for worker in range(workers):
         for lane in range(max(len(ends.get(worker, ())), 1)):
             tid = worker + lane * workers
-            yield _named("thread", _WORKERS, tid, f"worker {worker}" + f" ({lane + 1})" * bool(lane))
-            yield {
-                "ph": "M",
-                "name": "thread_sort_index",
-                "pid": _WORKERS,
-                "tid": tid,
-                "args": {"sort_index": worker * widest + lane},
-            }
+            name = f"worker {worker}" + f" ({lane + 1})" * bool(lane)
+            yield _event("M", "thread_name", _WORKERS, tid, args={"name": name})
+            yield _event("M", "thread_sort_index", _WORKERS, tid, args={"sort_index": worker * widest + lane})
 
 
-def _told(tasks: Tasks, i: int) -> dict[str, Any]:
-    told: dict[str, Any] = {"task": int(tasks.task[i]), "model": tasks.slots[tasks.slot[i]]}
-    told["version"] = int(tasks.version[i])
+def _facts(tasks: Tasks, i: int) -> dict[str, Any]:
+    """Return what is known of a task besides its times."""
+    step, version = int(tasks.step[i]), int(tasks.version[i])
+    known: dict[str, Any] = {"task": int(tasks.task[i]), "model": tasks.slots[tasks.slot[i]], "version": version}
     if tasks.fate[i] <= LATE:
-        told |= {"step": int(tasks.step[i]), "weight": float(tasks.weight[i])}
-        told["staleness"] = int(tasks.step[i] - 1 - tasks.version[i])
-    elif tasks.step[i] > 0:
-        told["not waited for in step"] = int(tasks.step[i])
+        known |= {"step": step, "weight": float(tasks.weight[i]), "staleness": step - 1 - version}
+    elif step > 0:
+        known["not waited for in step"] = step
     if tasks.fate[i] == CUT and math.isfinite(tasks.late[i]):
-        told["seconds late"] = float(tasks.late[i])
-    return told
+        known["seconds late"] = float(tasks.late[i])
+    return known

@@ -86,11 +86,11 @@ def shares(tasks: Tasks, workers: int) -> list[Share]:
     np.add.at(counts, (tasks.worker, tasks.fate), 1)
     order = np.argsort(tasks.worker, kind="stable")
     places = np.split(order, np.searchsorted(tasks.worker[order], np.arange(1, workers)))
-    found = []
+    rows = []
     for worker, mine in enumerate(places):
         late = tasks.late[mine][(tasks.fate[mine] == CUT)]
         late = late[np.isfinite(late)]
-        found.append(
+        rows.append(
             Share(
                 worker,
                 len(mine),
@@ -100,7 +100,7 @@ def shares(tasks: Tasks, workers: int) -> list[Share]:
                 float(late.max()) if len(late) else float("nan"),
             )
         )
-    return found
+    return rows
 
 
 class Heat(NamedTuple):

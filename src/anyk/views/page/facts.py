@@ -97,20 +97,21 @@ def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
 
 def race_verdict(runs: Sequence[Run]) -> list[str]:
     """Three sentences on several runs."""
-    found = compare_seeds(runs)
+    comparison = compare_seeds(runs)
     first = runs[0]
-    seeds = max(len(one.runs) for one in found.strategies)
-    count = len(found.strategies)
+    seeds = max(len(one.runs) for one in comparison.strategies)
+    count = len(comparison.strategies)
     what = f"{count} strateg{'ies' if count > 1 else 'y'} trained {subject(first.config)} with {where(first.config)}"
     what += f", each with {seeds} seeds" if seeds > 1 else ""
     unlike = differing(runs)
     what += f"; the runs differ in {', '.join(unlike)}, so compare them with care." if unlike else "."
-    ranked = sorted((one for one in found.strategies if _took(one, found) is not None), key=lambda o: _took(o, found))  # type: ignore[arg-type, return-value]  # None is left out
+    took = [(t, i) for i, one in enumerate(comparison.strategies) if (t := _took(one, comparison)) is not None]
+    ranked = [comparison.strategies[i] for _, i in sorted(took)]
     if not ranked:
-        return [what, _none_reached(found), "Each run's own account is below."]
+        return [what, _none_reached(comparison), "Each run's own account is below."]
     best = ranked[0]
-    ending = _fastest(best, found)
-    return [what, ending, _caveat(best, ranked, found)]
+    ending = _fastest(best, comparison)
+    return [what, ending, _caveat(best, ranked, comparison)]
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -119,44 +120,44 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [name for name in names if len({repr(getattr(run.config, name)) for run in runs}) > 1]
 
 
-def _took(one: OverSeeds, found: SeedsComparison) -> float | None:
+def _took(one: OverSeeds, comparison: SeedsComparison) -> float | None:
     """By what strategies are ranked: seconds to the target, seconds a job, or one over the speed-up."""
-    if found.by == "target":
+    if comparison.by == "target":
         return one.spread(lambda run: run.time_to_target).median
-    if found.by == "job":
+    if comparison.by == "job":
         return one.spread(lambda run: None if run.asynchronous else run.seconds_a_job).median
     speed = one.speed_up.median if one.speed_up is not None else None
     return 1.0 / speed if speed else None
 
 
-def _none_reached(found: SeedsComparison) -> str:
-    if found.by == "target":
+def _none_reached(comparison: SeedsComparison) -> str:
+    if comparison.by == "target":
         return "None of them reached the target."
     return "They cannot be compared by speed: no two came equally far."
 
 
-def _fastest(best: OverSeeds, found: SeedsComparison) -> str:
-    over = f"{found.over} was the reference"
-    took = _took(best, found)
-    if best.strategy == found.over:
+def _fastest(best: OverSeeds, comparison: SeedsComparison) -> str:
+    over = f"{comparison.over} was the reference"
+    took = _took(best, comparison)
+    if best.strategy == comparison.over:
         over = "the reference itself"
     elif best.speed_up is not None and best.speed_up.median is not None:
         bound = "more than " if best.at_least else ""
-        over = f"{bound}{best.speed_up.median:.1f} times as fast as {found.over}"
+        over = f"{bound}{best.speed_up.median:.1f} times as fast as {comparison.over}"
     median = "a median of " if len(best.runs) > 1 else ""
-    if found.by == "target" and took is not None:
+    if comparison.by == "target" and took is not None:
         target = best.runs[0].config.target
         return (
             f"{best.strategy} was the fastest to reach {best.runs[0].metric_name} {target:g}, "
             f"in {median}{duration(took)}: {over}."
         )
-    if found.by == "job" and took is not None:
+    if comparison.by == "job" and took is not None:
         return f"{best.strategy} was the fastest, with {median}{duration(took)} a step of one model: {over}."
     return f"{best.strategy} came soonest to the lowest loss that it shares with the reference: {over}."
 
 
-def _caveat(best: OverSeeds, ranked: Sequence[OverSeeds], found: SeedsComparison) -> str:
-    left = [one.strategy for one in found.strategies if one not in ranked]
+def _caveat(best: OverSeeds, ranked: Sequence[OverSeeds], comparison: SeedsComparison) -> str:
+    left = [one.strategy for one in comparison.strategies if one not in ranked]
     if left:
         return f"Not ranked, as they did not come as far in most of their runs: {', '.join(left)}."
     how = ", ".join(departures(best.runs[0]))
@@ -193,22 +194,22 @@ def promised(run: Run) -> str:
 
 def departures(run: Run) -> list[str]:
     """In what the steps of a run were other than those of the full gradient at the newest model; nothing if exact."""
-    found = []
+    ways = []
     if run.asynchronous:
         counts = run.staleness()
         mean = sum(value * count for value, count in counts.items()) / max(sum(counts.values()), 1)
-        found.append(f"messages were {mean:.3g} versions old on average")
+        ways.append(f"messages were {mean:.3g} versions old on average")
     residual = float(np.nanmax(run.history["residual"], initial=0.0))
     if not run.asynchronous and residual > EXACT:
-        found.append(f"residual up to {residual:.2g}")
+        ways.append(f"residual up to {residual:.2g}")
     works = queries.columns(run.log, "works")
     if (works["steps"] > 0).any():
-        found.append("workers took local steps")
+        ways.append("workers took local steps")
     if (works["batch"] > 0).any():
-        found.append("mini-batches")
+        ways.append("mini-batches")
     if any(works["compress"]):
-        found.append("compressed messages")
-    return found
+        ways.append("compressed messages")
+    return ways
 
 
 def explained(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
