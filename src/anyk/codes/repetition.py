@@ -170,10 +170,13 @@ class _GroupDecoder(Decoder):
 
     def add(self, worker: int) -> bool:
         group = self._group_of[worker]
-        if group not in self._first:
+        lowest = self._first.get(group)
+        if lowest is None:
+            self._first[group] = worker
             self._missing -= 1
             self.decodable = not self._missing
-        self._first[group] = min(worker, self._first.get(group, worker))
+        elif worker < lowest:
+            self._first[group] = worker
         return self.decodable
 
     @property
