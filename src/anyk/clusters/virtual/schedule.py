@@ -22,6 +22,7 @@ class Schedule:
         self.newest: dict[str, int] = {}  # version of each slot
         self.heap: list[Entry] = []
         self.in_flight: dict[int, InFlight] = {}
+        self.cuts: list[Cut] | None = None  # ends of cancelled chunks that are to be reported, if they are
         self.unwanted: set[int] = set()  # cancelled tasks that are left to finish
         self.cores = None if compute is None else Cores(compute, self.heap, injection.unit)
         self._injection, self._compute, self._store = injection, compute, store
@@ -142,10 +143,10 @@ class Schedule:
         self.unwanted.discard(task)
         return True
 
-    def cancel(self, order: Cancel, cuts: list[Cut] | None) -> None:
-        """End tasks, or leave them to finish unwanted; ``cuts`` gathers what became of their chunks."""
+    def cancel(self, order: Cancel) -> None:
+        """End tasks, or leave them to finish unwanted; ``cuts`` gathers the ends of their chunks."""
         now, in_flight, store = self.now, self.in_flight, self._store
-        preempt = order.mode == "preempt"
+        preempt, cuts = order.mode == "preempt", self.cuts
         if preempt:  # who is left to finish unwanted exchanges its vectors, too
             self._injection.cancel(order.tasks, now)
         if store is not None and store.requests:

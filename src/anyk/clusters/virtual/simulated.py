@@ -88,10 +88,9 @@ class Simulated(Cluster):
         self._schedule = Schedule(self.injection, self.compute, computing)
         self._calendar = Calendar(self._outages)
         self._projections: deque[ProjectMessage] = deque()  # asked for and not answered yet
-        self._cuts: list[Cut] = []
         self._commands: dict[type, Callable[[Any], None]] = {
             Dispatch: self._schedule.dispatch,
-            Cancel: self._cancel,
+            Cancel: self._schedule.cancel,
             RequestMessage: self._request,
             ProjectMessage: self._projections.append,
             SetAlarm: self._calendar.set_alarm,
@@ -146,13 +145,10 @@ class Simulated(Cluster):
     # ------------------------------------------------------------------------------------------- commands
 
     def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
-        self._cuts = []
+        self._schedule.cuts = [] if self.report_cuts else None
         for order in orders:
             self._commands[type(order)](order)
-        return self._cuts
-
-    def _cancel(self, order: Cancel) -> None:
-        self._schedule.cancel(order, self._cuts if self.report_cuts else None)
+        return self._schedule.cuts or ()
 
     def _request(self, order: RequestMessage) -> None:
         if self._schedule.request(order):
