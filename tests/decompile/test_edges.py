@@ -72,7 +72,7 @@ def test_a_parameter_hides_nothing_that_the_text_calls(function: Any) -> None:
 
 
 def test_names_that_the_text_needs_are_refused() -> None:
-    with pytest.raises(BadInput, match="what the text needs itself: pad"):
+    with pytest.raises(BadInput, match="names that the text itself uses: pad"):
         to_python(lambda x, y: x + y, ONES, ONES, names=["pad", "y"])
 
 

@@ -36,7 +36,7 @@ def test_gathering_what_indexing_means():
 def test_whole_rows_are_taken_in_few_words():
     texts = same(lambda table, words: table[words], X, np.array([[0, 2], [1, 1]]))
     assert "np.take(" in texts["numpy"] or "take(" in texts["numpy"]
-    assert "windows_at" not in texts["numpy"]
+    assert "window_indices" not in texts["numpy"]
 
 
 @pytest.mark.parametrize("operation", ["set", "add", "subtract", "multiply", "min", "max", "apply"])

@@ -1,7 +1,7 @@
-"""A JAX function as Python source that can be read, edited, and run where there is NumPy but no JAX.
+"""A JAX function as Python source that can be read, edited, and run where NumPy is installed but JAX is not.
 
-``jax.grad`` gives a gradient nobody can see; :func:`to_python` writes it down. This module is importable without JAX:
-whoever receives a text makes a function of it with :func:`compile_source`.
+``jax.grad`` returns a gradient that cannot be read; :func:`to_python` writes it down. This module can be imported
+without JAX: the receiver of a text compiles it with :func:`compile_source`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ def to_python(
     target: Target = "jax",
     names: Sequence[str] | None = None,
 ) -> Source:
-    """Source of a function that computes what a JAX function computes for arguments like the given ones.
+    """Return the source of a function that computes the same as a JAX function, for arguments of the same shapes.
 
     ``fn`` is anything that JAX can trace, derivatives (``jax.grad(loss)``) and compiled functions included, or a closed
-    jaxpr, which needs no arguments. ``example_args`` are arrays, numbers, or trees of them; only their shapes and types
-    count, so :class:`jax.ShapeDtypeStruct` will do. The source is for these shapes. ``target`` is ``"jax"``, which is
-    traced to an equivalent jaxpr, or ``"numpy"``, which needs NumPy 2, and SciPy for special functions and
-    factorisations; random keys are then ``uint32`` arrays with an axis of length 2 more. ``names`` are what to call the
-    arguments, in place of the function's own names.
+    jaxpr, which needs no arguments. ``example_args`` are arrays, numbers, or trees with these as leaves; only their
+    shapes and types count, so :class:`jax.ShapeDtypeStruct` is accepted, and the source is valid for these shapes only.
+    ``target`` is ``"jax"``, whose source is traced to an equivalent jaxpr, or ``"numpy"``, whose source needs NumPy 2,
+    and SciPy for special functions and factorisations; random keys are then ``uint32`` arrays with a further axis of
+    length 2. ``names`` replace the function's own names of the arguments.
 
-    Numbers keep JAX's types, also the narrow ones of default JAX. What the source leaves out of what JAX knows
-    (shardings, rules of derivatives of user-defined functions, debug prints) is said in its first lines.
+    Numbers keep JAX's types, also the narrow types of default JAX. The first lines of the source list its omissions
+    (shardings, user-defined derivative rules, debug prints).
 
     Raises :class:`~anyk.errors.MissingPackage` without JAX, and :class:`~anyk.errors.BadInput` when the function cannot
-    be traced with the arguments, holds a constant of more than a million numbers, or uses a primitive that the target
-    lacks; the sentence names the primitive and the line it comes from.
+    be traced with the arguments, contains a constant of more than a million numbers, or uses a primitive that the
+    target lacks; the message names the primitive and the user's line.
 
     The idea is JaxDecompiler's (Pochelu 2023).
 

@@ -1,4 +1,4 @@
-"""A program as equations between values, read from a jaxpr and ready to be written as text."""
+"""Programs as equations between values, read from a jaxpr and ready to be written as text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """What a variable of the jaxpr stands for."""
+    """The value of a variable of the jaxpr."""
 
     shape: tuple[int, ...]
     dtype: str
-    called: str = ""  # what the user calls it
+    called: str = ""  # the user's name
     uses: int = 0
-    array: np.ndarray[Any, Any] | None = None  # a constant that is an array
+    array: np.ndarray[Any, Any] | None = None  # of a constant
     maker: Equation | None = None
 
 
@@ -34,7 +34,7 @@ Atom = Value | Constant
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """What a loop or a branch does: its own inputs, and what it leaves."""
+    """The body of a loop, a branch or a function: its own inputs, its equations and its outputs."""
 
     inputs: list[Value]
     equations: list[Equation]
@@ -44,7 +44,7 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class Function:
-    """A nested function, called from one place or several."""
+    """A nested function that is called from one or several places."""
 
     name: str
     block: Block
@@ -53,24 +53,24 @@ class Function:
 
 @dataclass(eq=False, slots=True)
 class Equation:
-    """One operation: its primitive, parameters, what goes in and comes out, and where the user wrote it."""
+    """An operation: its primitive, parameters, inputs, outputs, and place in the user's source."""
 
     primitive: str
     inputs: list[Atom]
     outputs: list[Value]
     params: dict[str, Any]
     source: Any = None  # JAX's source_info
-    backward: bool = False  # of a transposed function: it makes a cotangent
+    backward: bool = False  # of a transposed function: its output is a cotangent
     blocks: list[Block] = field(default_factory=list)
     function: Function | None = None
     captured: list[Value] = field(default_factory=list)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first output."""
+        """The shape of the first output."""
         return self.outputs[0].shape
 
     @property
     def dtype(self) -> str:
-        """Of the first output."""
+        """The type of the first output."""
         return self.outputs[0].dtype

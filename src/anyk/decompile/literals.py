@@ -1,4 +1,4 @@
-"""Numbers, arrays and types as they are written."""
+"""The text of numbers, arrays and types."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ NUMPY_TYPES = set(_SHORT) - {"bfloat16"}
 
 
 def short(dtype: str, shape: tuple[int, ...]) -> str:
-    """As JAX writes types: ``f32[64,10]``."""
+    """Return a type in JAX's notation: ``f32[64,10]``."""
     return f"{_SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
 
 
 def type_name(dtype: str) -> str:
-    """How NumPy calls a type."""
+    """Return NumPy's name of a type."""
     return "bool_" if dtype == "bool" else dtype
 
 
 def nested_numbers(array: np.ndarray[Any, Any], xp: str) -> Any:
-    """An array as lists, whose numbers are written by :func:`number`."""
+    """Return an array as nested lists whose numbers are written by :func:`number`."""
     if array.ndim:
-        return [nested_numbers(one, xp) for one in array]
+        return [nested_numbers(part, xp) for part in array]
     return _Number(number(array[()], xp))
 
 
 class _Number:
-    """A number as it is to be written."""
+    """A number with a given text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -54,7 +54,7 @@ class _Number:
 
 
 def number(value: Any, xp: str) -> str:
-    """A number in as few digits as say which one of its type it is."""
+    """Return a number with the fewest digits that identify it among the numbers of its type."""
     kind = getattr(value, "dtype", np.dtype(type(value))).kind
     if kind == "b":
         return str(bool(value))

@@ -1,9 +1,8 @@
-"""What variables are called: as in the user's source where that can be seen, else after what they are.
+"""Names of variables: as in the user's source if it has one, otherwise after the operation.
 
-An equation knows the expression in the user's files that it comes from. Where that expression is the whole right side
-of an assignment, its value has the assignment's name. An equation of a backward pass makes the cotangent of something
-that was read by the forward equation it was transposed from; the one name there with the same shape tells which, and
-the cotangent of ``w`` is ``d_w``.
+An equation knows its expression in the user's files. If the expression is the complete right side of an assignment, its
+value has the assignment's name. An equation of a backward pass computes the cotangent of a value that the corresponding
+forward equation reads; if exactly one name there has the same shape, say ``w``, the cotangent is ``d_w``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from anyk.decompile.reading import is_jax_file
 
 _RESERVED = {*keyword.kwlist, *dir(builtins), "np", "jnp", "lax", "jax", "partial", "special", "linalg", "base64", "_"}
 
-# what a value is called for want of anything better
+# the names of values for which the user has none
 _NOUNS = {
     "dot_general": "product",
     "conv_general_dilated": "convolved",
@@ -38,7 +37,7 @@ _NOUNS = {
     "logistic": "activation",
     "max": "larger",
     "min": "smaller",
-    "select_n": "chosen",
+    "select_n": "selected",
     "gather": "gathered",
     "scatter": "updated",
     "scatter-add": "scattered",
@@ -66,7 +65,7 @@ _NOUNS = {
     "square": "squared",
     "reshape": "reshaped",
     "transpose": "transposed",
-    "broadcast_in_dim": "spread",
+    "broadcast_in_dim": "expanded",
     "concatenate": "joined",
     "pad": "padded",
     "slice": "part",
@@ -86,7 +85,7 @@ _NOUNS = {
     "random_wrap": "key",
     "while": "state",
     "scan": "state",
-    "cond": "chosen",
+    "cond": "selected",
     "cholesky": "factor",
     "lu": "factor",
     "qr": "factor",
@@ -114,11 +113,11 @@ class Names:
 
     def __init__(self, taken: Iterable[str] = (), stems: Iterable[str] = ()) -> None:
         self._taken = {*_RESERVED, *taken}
-        self._stems = set(stems)  # these are given to others, also with a number at the end
+        self._stems = set(stems)  # reserved for functions and constants, also with a number at the end
         self._counts: dict[str, int] = {}
 
     def take(self, wish: str) -> str:
-        """A name as near to the wish as is free."""
+        """Return a free name that resembles the wish, and reserve it."""
         wish = re.sub(r"\W+", "_", wish).strip("_")[:30].rstrip("_") or "value"
         if wish[0].isdigit():
             wish = f"v{wish}"
@@ -160,11 +159,11 @@ class Origins:
         self._reads: dict[ast.stmt, list[str]] = {}
 
     def positions(self, source: Any) -> list[Position]:
-        """Where the user is in each of the user's functions, innermost first."""
+        """Return the position in each of the user's functions, innermost first."""
         traceback = getattr(source, "traceback", None)
         if traceback is None:
             return []
-        found = []
+        positions = []
         for code, last in zip(*traceback.raw_frames(), strict=True):
             file = code.co_filename
             users = self._users.get(file)
@@ -176,20 +175,20 @@ class Origins:
                 if places is None:
                     places = self._codes[code] = list(code.co_positions())
                 first, end, column, end_column = places[last // 2]
-                found.append((file, first or 0, column or 0, end or 0, end_column or 0))
-                if len(found) == 4:
+                positions.append((file, first or 0, column or 0, end or 0, end_column or 0))
+                if len(positions) == 4:
                     break
-        return found
+        return positions
 
     def statement(self, position: Position) -> ast.stmt | None:
-        """The statement at a position."""
-        known = self._files.get(position[0])
-        if known is None:
-            known = self._files[position[0]] = _File(position[0])
-        return known.statements.get(position[1])
+        """Return the statement at a position."""
+        file = self._files.get(position[0])
+        if file is None:
+            file = self._files[position[0]] = _File(position[0])
+        return file.statements.get(position[1])
 
     def assigned(self, positions: list[Position]) -> list[str]:
-        """The names an expression's value is given, if the expression is the whole right side."""
+        """Return the names to which an expression is assigned, if it is the complete right side."""
         for position in positions:
             statement = self.statement(position)
             value = getattr(statement, "value", None)
@@ -204,7 +203,7 @@ class Origins:
         return []
 
     def read(self, positions: list[Position]) -> list[str]:
-        """The names that the statement at a position reads."""
+        """Return the names that the statement at the first position reads."""
         statement = self.statement(positions[0]) if positions else None
         if statement is None:
             return []
@@ -222,10 +221,10 @@ class Origins:
         return names
 
     def describe(self, source: Any) -> str:
-        """For messages: file, line and text."""
+        """Return file, line and text for a message."""
         positions = self.positions(source)
         if not positions:
-            return "a place that JAX does not tell"
+            return "an unknown place"
         file, line = positions[0][:2]
         text = linecache.getline(file, line).strip()
         return f"{file}:{line}" + (f" `{text}`" if text else "")
@@ -234,8 +233,8 @@ class Origins:
 def _targets(target: ast.expr) -> list[str]:
     if isinstance(target, ast.Name):
         return [target.id]
-    if isinstance(target, ast.Tuple) and all(isinstance(one, ast.Name) for one in target.elts):
-        return [one.id for one in target.elts if isinstance(one, ast.Name)]
+    if isinstance(target, ast.Tuple) and all(isinstance(element, ast.Name) for element in target.elts):
+        return [element.id for element in target.elts if isinstance(element, ast.Name)]
     return []
 
 
@@ -243,21 +242,21 @@ def _spans(position: Position, value: ast.expr) -> bool:
     return position[1:] == (value.lineno, value.col_offset, value.end_lineno, value.end_col_offset)
 
 
-def wishes(equations: list[Equation], known: dict[str, list[Value]], origins: Origins) -> None:
-    """Set what the user calls the values of a block's equations; ``known`` are the names seen so far, and grows."""
-    runs: list[tuple[list[str], list[Equation]]] = []  # the equations that one evaluation of an expression made
-    where: list[Position] = []
-    seen: set[Any] = set()
+def name_values(equations: list[Equation], values_by_name: dict[str, list[Value]], origins: Origins) -> None:
+    """Give the values of a block's equations the user's names, and add them to ``values_by_name``."""
+    runs: list[tuple[list[str], list[Equation]]] = []  # names, and the equations of one evaluation of an expression
+    last_positions: list[Position] = []
+    seen_codes: set[Any] = set()
     run_of: dict[Equation, int] = {}
     used_later: set[Value] = set()
     for equation in equations:
         positions = [] if equation.backward else origins.positions(equation.source)
         if positions:
             code = tuple(equation.source.traceback.raw_frames()[1])
-            if positions != where or (code in seen and id(equation.source) not in seen):
-                where, seen = positions, set()
+            if positions != last_positions or (code in seen_codes and id(equation.source) not in seen_codes):
+                last_positions, seen_codes = positions, set()
                 runs.append((origins.assigned(positions), []))
-            seen |= {id(equation.source), code}
+            seen_codes |= {id(equation.source), code}
             runs[-1][1].append(equation)
             run_of[equation] = len(runs) - 1
         if not equation.backward:
@@ -265,26 +264,30 @@ def wishes(equations: list[Equation], known: dict[str, list[Value]], origins: Or
                 if isinstance(atom, Value) and atom.maker in run_of and run_of[atom.maker] != run_of.get(equation):
                     used_later.add(atom)
     for names, members in runs:
-        _name_run(names, members, used_later, known)
+        _name_run(names, members, used_later, values_by_name)
     for equation in equations:
         if equation.backward:
-            _name_cotangent(equation, origins.positions(equation.source), known, origins)
+            _name_cotangent(equation, origins.positions(equation.source), values_by_name, origins)
 
 
-def _name_run(names: list[str], members: list[Equation], used_later: set[Value], known: dict[str, list[Value]]) -> None:
-    """The expression's value is the last that is used elsewhere; what follows it belongs to its derivative."""
-    fits = [one for one in members if len(one.outputs) == len(names)]
+def _name_run(
+    names: list[str], members: list[Equation], used_later: set[Value], values_by_name: dict[str, list[Value]]
+) -> None:
+    """Name the last value that is used elsewhere; the equations after it belong to the derivative."""
+    fits = [candidate for candidate in members if len(candidate.outputs) == len(names)]
     if not names or not fits:
         return
-    chosen = next((one for one in reversed(fits) if any(value in used_later for value in one.outputs)), fits[-1])
-    if not any(value.called for value in chosen.outputs):
-        for value, called in zip(chosen.outputs, names, strict=True):
+    equation = next(
+        (candidate for candidate in reversed(fits) if any(value in used_later for value in candidate.outputs)), fits[-1]
+    )
+    if not any(value.called for value in equation.outputs):
+        for value, called in zip(equation.outputs, names, strict=True):
             value.called = called
-            known.setdefault(called, []).append(value)
+            values_by_name.setdefault(called, []).append(value)
 
 
 def _name_cotangent(
-    equation: Equation, positions: list[Position], known: dict[str, list[Value]], origins: Origins
+    equation: Equation, positions: list[Position], values_by_name: dict[str, list[Value]], origins: Origins
 ) -> None:
     if len(equation.outputs) != 1 or not positions:
         return
@@ -292,20 +295,22 @@ def _name_cotangent(
     fits = {
         called
         for called in origins.read(positions)
-        if any(one.shape == value.shape and one.dtype == value.dtype for one in known.get(called, [])[-3:])
+        if any(
+            other.shape == value.shape and other.dtype == value.dtype for other in values_by_name.get(called, [])[-3:]
+        )
     }
     if len(fits) != 1 or not value.shape:
         return
     value.called = f"d_{fits.pop()}"
-    for atom in equation.inputs:  # what it is made of by the same statement was on the way to it
+    for atom in equation.inputs:  # an input of the same statement was an intermediate result
         if isinstance(atom, Value) and atom.called == value.called and atom.maker is not None:
-            before = origins.positions(atom.maker.source)
-            if before and origins.statement(before[0]) is origins.statement(positions[0]):
+            maker_positions = origins.positions(atom.maker.source)
+            if maker_positions and origins.statement(maker_positions[0]) is origins.statement(positions[0]):
                 atom.called = ""
 
 
 def noun(equation: Equation, place: int) -> str:
-    """What an output is called for want of a user's name."""
+    """Return the name of an output for which the user has none."""
     several = _SEVERAL.get(equation.primitive)
     if equation.function is not None:
         word = f"{equation.function.name}_result"

@@ -1,7 +1,7 @@
-"""What NumPy lacks of XLA's operations. The functions are copied into the text that needs them, as they stand here.
+"""XLA's operations that NumPy lacks. These functions are copied, unchanged, into the texts that need them.
 
-So they are plain: no annotations, nothing but NumPy and SciPy, lines no longer than ruff's 88 columns, no names but
-their own and each other's.
+They have no annotations, import only NumPy and SciPy, use no other names of this module than each other's, and have
+lines of at most 88 columns, ruff's default.
 """
 
 import base64
@@ -12,8 +12,8 @@ import numpy as np
 from scipy import linalg
 
 
-def unpacked(code, dtype, shape):
-    """An array from its bytes in base 64."""
+def decode_array(code, dtype, shape):
+    """Decode an array from its bytes in base 64."""
     return np.frombuffer(base64.b64decode(code), dtype).reshape(shape)
 
 
@@ -21,8 +21,8 @@ def divide_integers(x, y):
     """Quotient rounded towards zero; -1 for a division by zero."""
     zero = np.equal(y, 0)
     by = np.where(zero, np.ones_like(y), y)
-    rest = np.fmod(x, by)
-    return np.where(zero, ~np.zeros_like(y), np.floor_divide(x - rest, by))
+    remainder = np.fmod(x, by)
+    return np.where(zero, ~np.zeros_like(y), np.floor_divide(x - remainder, by))
 
 
 def remainder_integers(x, y):
@@ -32,30 +32,30 @@ def remainder_integers(x, y):
 
 
 def to_integer(x, dtype):
-    """Truncated; what does not fit becomes the nearest that does, NaN becomes 0."""
+    """Truncate to integers; saturate numbers out of range, and replace NaN by 0."""
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
     x = np.asarray(x, np.float64)
-    low, high = x <= least, x >= most
-    whole = np.where(low | high | np.isnan(x), 0.0, x).astype(dtype)
-    return np.where(high, dtype(most), np.where(low, dtype(least), whole))
+    too_low, too_high = x <= least, x >= most
+    integers = np.where(too_low | too_high | np.isnan(x), 0.0, x).astype(dtype)
+    return np.where(too_high, dtype(most), np.where(too_low, dtype(least), integers))
 
 
 def shift_right_logical(x, bits):
-    """Zeros come in from the left."""
+    """Shift to the right, with zeros from the left."""
     x, bits = np.asarray(x), np.asarray(bits)
     unsigned = np.dtype(f"u{x.dtype.itemsize}")
     return np.asarray(x.view(unsigned) >> bits.view(unsigned)).view(x.dtype)
 
 
 def leading_zeros(x):
-    """How many of the highest bits are zero."""
+    """The number of zero bits before the highest one bit."""
     x = np.asarray(x)
     bits = 8 * x.dtype.itemsize
     word = x.view(np.dtype(f"u{x.dtype.itemsize}"))
     count = np.full(x.shape, bits, x.dtype)
     for place in range(bits):
-        left = x.dtype.type(bits - 1 - place)
-        count = np.where(word >> word.dtype.type(place) != 0, left, count)
+        zeros = x.dtype.type(bits - 1 - place)
+        count = np.where(word >> word.dtype.type(place) != 0, zeros, count)
     return count
 
 
@@ -67,37 +67,37 @@ def high_product(x, y):
 
 
 def round_half_away(x):
-    """To the nearest integer, halves away from zero."""
+    """Round to the nearest integer, halves away from zero."""
     whole = np.trunc(x)
     return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), np.zeros_like(x))
 
 
 def reduce_precision(x, exponent_bits, mantissa_bits):
-    """Rounded to a floating-point format with fewer bits."""
+    """Round to a floating-point format with fewer bits."""
     x = np.asarray(x)
     width = np.finfo(x.dtype).nmant
     unsigned = np.dtype(f"u{x.dtype.itemsize}")
     bits = x.view(unsigned)
     drop = unsigned.type(max(width - mantissa_bits, 0))
     if drop:
-        one = unsigned.type(1)
-        half = (one << (drop - one)) - one
-        even = (bits >> drop) & one
+        unit = unsigned.type(1)
+        half = (unit << (drop - unit)) - unit
+        even = (bits >> drop) & unit
         bits = (bits + half + even) >> drop << drop
-    made = np.where(np.isfinite(x), bits.view(x.dtype), x)
+    rounded = np.where(np.isfinite(x), bits.view(x.dtype), x)
     bias = 2 ** (exponent_bits - 1) - 1
     if bias < 2 ** (np.finfo(x.dtype).nexp - 1) - 1:
         largest = x.dtype.type(math.ldexp(2.0 - 2.0**-mantissa_bits, bias))
         smallest = x.dtype.type(math.ldexp(1.0, 1 - bias))
         zero, infinite = x.dtype.type(0), x.dtype.type(np.inf)
         zero, infinite = np.copysign(zero, x), np.copysign(infinite, x)
-        made = np.where(np.abs(made) > largest, infinite, made)
-        made = np.where(np.abs(made) < smallest, zero, made)
-    return np.where(np.isnan(x), x, made)
+        rounded = np.where(np.abs(rounded) > largest, infinite, rounded)
+        rounded = np.where(np.abs(rounded) < smallest, zero, rounded)
+    return np.where(np.isnan(x), x, rounded)
 
 
 def bitcast(x, dtype):
-    """The same bits as another type; a change of width changes the last axis."""
+    """Interpret the bits as another type; a change of width changes the last axis."""
     x, dtype = np.asarray(x, order="C"), np.dtype(dtype)
     if dtype.itemsize < x.dtype.itemsize:
         return x[..., None].view(dtype)
@@ -107,22 +107,22 @@ def bitcast(x, dtype):
 
 
 def pad(x, value, *ends):
-    """Each axis with (low, high, inner) values at its ends and between."""
+    """Pad each axis with (low, high, inner) values at its ends and between elements."""
     for axis, (low, high, inner) in enumerate(ends):
         shape = list(x.shape)
         spread = shape[axis] + max(shape[axis] - 1, 0) * inner
         shape[axis] = max(low, 0) + spread + max(high, 0)
-        wide = np.full(shape, value, x.dtype)
+        padded = np.full(shape, value, x.dtype)
         place = [slice(None)] * x.ndim
         place[axis] = slice(max(low, 0), max(low, 0) + spread, inner + 1)
-        wide[tuple(place)] = x
+        padded[tuple(place)] = x
         place[axis] = slice(max(-low, 0), shape[axis] - max(-high, 0))
-        x = wide[tuple(place)]
+        x = padded[tuple(place)]
     return x
 
 
 def dynamic_slice(x, starts, sizes):
-    """A window; one that would reach over the end is moved inside."""
+    """A window; a window that reaches over the end is moved inside."""
     window = []
     for start, length, size in zip(starts, x.shape, sizes):
         first = min(max(int(start), 0), length - size)
@@ -131,16 +131,16 @@ def dynamic_slice(x, starts, sizes):
 
 
 def dynamic_update_slice(x, update, starts):
-    """With a window overwritten; one that would reach over the end is moved inside."""
-    made = np.array(x)
-    dynamic_slice(made, starts, update.shape)[...] = update
-    return made
+    """Overwrite a window; a window that reaches over the end is moved inside."""
+    result = np.array(x)
+    dynamic_slice(result, starts, update.shape)[...] = update
+    return result
 
 
-def windows_at(shape, starts, axes, sizes, dropped, batch, lead):
-    """Indices of windows, shaped like starts and window; whether they fit."""
+def window_indices(shape, starts, axes, sizes, dropped, batch, lead):
+    """Indices of windows, in the shape of starts and window; whether they fit."""
     outer = starts.shape[:-1]
-    kept = [axis for axis in range(len(shape)) if axis not in (*dropped, *batch)]
+    window_axes = [axis for axis in range(len(shape)) if axis not in (*dropped, *batch)]
     fits = np.ones(outer, np.bool_)
     index = []
     for axis, length in enumerate(shape):
@@ -153,33 +153,33 @@ def windows_at(shape, starts, axes, sizes, dropped, batch, lead):
             along = lead[batch.index(axis)]
             first = np.arange(length)
             first = first.reshape([-1 if d == along else 1 for d in range(len(outer))])
-        first = np.broadcast_to(first, outer).reshape(outer + (1,) * len(kept))
-        if axis in kept:
+        first = np.broadcast_to(first, outer).reshape(outer + (1,) * len(window_axes))
+        if axis in window_axes:
             step = np.arange(sizes[axis])
-            first = first + step.reshape([-1 if axis == d else 1 for d in kept])
+            first = first + step.reshape([-1 if axis == d else 1 for d in window_axes])
         index.append(first)
     return tuple(index), fits
 
 
 def gather(x, starts, offset, dropped, axes, sizes, batch=(), lead=(), fill=None):
-    """XLA's gather: windows of x that begin where the last axis of starts says.
+    """XLA's gather: windows of x at the places along the last axis of starts.
 
-    Windows that do not fit are moved inside, or all ``fill`` if that is given.
+    Windows that do not fit are moved inside, or filled with ``fill`` if it is given.
     """
-    index, fits = windows_at(x.shape, starts, axes, sizes, dropped, batch, lead)
-    found = x[index]
+    index, fits = window_indices(x.shape, starts, axes, sizes, dropped, batch, lead)
+    gathered = x[index]
     if fill is not None:
-        fits = fits.reshape(fits.shape + (1,) * (found.ndim - fits.ndim))
-        found = np.where(fits, found, x.dtype.type(fill))
-    return np.moveaxis(found, range(starts.ndim - 1, found.ndim), offset)
+        fits = fits.reshape(fits.shape + (1,) * (gathered.ndim - fits.ndim))
+        gathered = np.where(fits, gathered, x.dtype.type(fill))
+    return np.moveaxis(gathered, range(starts.ndim - 1, gathered.ndim), offset)
 
 
 def take(x, places, axis, fill):
-    """Slices of x along an axis; all ``fill`` for places that do not exist."""
-    found = np.take(x, places, axis, mode="clip")
+    """Slices of x along an axis, filled with ``fill`` for places that do not exist."""
+    slices = np.take(x, places, axis, mode="clip")
     fits = np.asarray((places >= 0) & (places < x.shape[axis]))
     fits = fits.reshape(fits.shape + (1,) * (x.ndim - 1 - axis))
-    return np.where(fits, found, x.dtype.type(fill))
+    return np.where(fits, slices, x.dtype.type(fill))
 
 
 def scatter(
@@ -195,32 +195,32 @@ def scatter(
     apply=None,
     clip=False,
 ):
-    """XLA's scatter: windows of x, where starts says, are overwritten or combined.
+    """XLA's scatter: overwrite windows of x that begin at starts, or combine them.
 
-    Windows that do not fit are left out, or moved inside if ``clip``.
+    Windows that do not fit are skipped, or moved inside if ``clip``.
     """
-    kept = [axis for axis in range(x.ndim) if axis not in (*inserted, *batch)]
+    window_axes = [axis for axis in range(x.ndim) if axis not in (*inserted, *batch)]
     sizes = [1] * x.ndim
-    for axis, along in zip(kept, window):
+    for axis, along in zip(window_axes, window):
         sizes[axis] = updates.shape[along]
-    index, fits = windows_at(x.shape, starts, axes, sizes, inserted, batch, lead)
+    index, fits = window_indices(x.shape, starts, axes, sizes, inserted, batch, lead)
     if clip:
         fits = np.ones_like(fits)
     last = range(updates.ndim - len(window), updates.ndim)
     updates = np.moveaxis(updates, window, last)
-    index, updates = tuple(one[fits] for one in index), updates[fits]
-    made = np.array(x)
+    index, updates = tuple(part[fits] for part in index), updates[fits]
+    result = np.array(x)
     if apply is not None:
-        made[index] = apply(made[index])
+        result[index] = apply(result[index])
     elif combine is None:
-        made[index] = updates
+        result[index] = updates
     else:
-        combine.at(made, index, updates)
-    return made
+        combine.at(result, index, updates)
+    return result
 
 
 def windows(x, fill, sizes, strides, padding, dilation=None, window_dilation=None):
-    """The windows that move over an array, in as many axes more."""
+    """The moving windows of an array, along further axes at the end."""
     dilation = dilation or (1,) * x.ndim
     window_dilation = window_dilation or (1,) * x.ndim
     x = pad(x, fill, *((a, b, d - 1) for (a, b), d in zip(padding, dilation)))
@@ -234,8 +234,8 @@ def windows(x, fill, sizes, strides, padding, dilation=None, window_dilation=Non
     return view[steps]
 
 
-def extreme_of_windows(x, fill, sizes, strides, padding, largest):
-    """Where in the padded array each window has its extreme; that array's shape."""
+def extremes_of_windows(x, fill, sizes, strides, padding, largest):
+    """Indices of each window's extreme in the padded array; the array's shape."""
     view = windows(x, fill, sizes, strides, padding)
     flat = view.reshape(*view.shape[: x.ndim], math.prod(sizes))
     place = flat.argmax(-1) if largest else flat.argmin(-1)
@@ -247,16 +247,16 @@ def extreme_of_windows(x, fill, sizes, strides, padding, largest):
 
 
 def add_to_extremes(source, x, fill, sizes, strides, padding, largest):
-    """Each window's source is added where the window has its extreme."""
-    index, shape = extreme_of_windows(x, fill, sizes, strides, padding, largest)
-    made = np.zeros(shape, source.dtype)
-    np.add.at(made, index, source)
-    return made[tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, padding))]
+    """Add each window's source at the window's extreme."""
+    index, shape = extremes_of_windows(x, fill, sizes, strides, padding, largest)
+    total = np.zeros(shape, source.dtype)
+    np.add.at(total, index, source)
+    return total[tuple(slice(a, a + n) for n, (a, _) in zip(x.shape, padding))]
 
 
 def take_at_extremes(values, x, fill, sizes, strides, padding, largest):
-    """Values where each window of x has its extreme."""
-    index, _ = extreme_of_windows(x, fill, sizes, strides, padding, largest)
+    """The values at the extreme of each window of x."""
+    index, _ = extremes_of_windows(x, fill, sizes, strides, padding, largest)
     return pad(values, 0, *((a, b, 0) for a, b in padding))[index]
 
 
@@ -273,9 +273,9 @@ def convolve(
     """Convolution of (batch, channels, space) with (features, channels, space)."""
     space = len(strides)
     if batch_groups > 1:
-        rest = strides, padding, dilation, kernel_dilation
+        options = strides, padding, dilation, kernel_dilation
         pairs = zip(np.split(x, batch_groups), np.split(kernel, batch_groups))
-        return np.concatenate([convolve(a, b, *rest) for a, b in pairs], 1)
+        return np.concatenate([convolve(a, b, *options) for a, b in pairs], 1)
     sizes, steps = (1, 1, *kernel.shape[2:]), (1, 1, *strides)
     dilation = (1, 1, *(dilation or (1,) * space))
     kernel_dilation = (1, 1, *(kernel_dilation or (1,) * space))
@@ -283,18 +283,18 @@ def convolve(
     view = windows(x, 0, sizes, steps, ends, dilation, kernel_dilation)
     view = view.reshape(view.shape[: 2 + space] + kernel.shape[2:])
     batch, channels, *places = view.shape[: 2 + space]
-    # each place of each group is one row of a matrix: its window
+    # a row of the matrix is the window at one place in one group
     rows = view.reshape(batch, groups, channels // groups, *places, *kernel.shape[2:])
     rows = np.moveaxis(rows, (1, 0, *range(3, 3 + space)), range(2 + space))
     width, features = math.prod(kernel.shape[1:]), kernel.shape[0] // groups
     rows = rows.reshape(groups, batch * math.prod(places), width)
-    made = rows @ kernel.reshape(groups, features, width).mT
-    made = np.moveaxis(made.reshape(groups, batch, *places, features), (0, -1), (1, 2))
-    return made.reshape(batch, kernel.shape[0], *places)
+    y = rows @ kernel.reshape(groups, features, width).mT
+    y = np.moveaxis(y.reshape(groups, batch, *places, features), (0, -1), (1, 2))
+    return y.reshape(batch, kernel.shape[0], *places)
 
 
 def sort_together(arrays, axis, keys):
-    """All arrays in the order of the first ones, the keys."""
+    """Sort all arrays by the first ones, the keys."""
     order = np.lexsort(tuple(arrays[:keys])[::-1], axis=axis)
     return [np.take_along_axis(x, order, axis) for x in arrays]
 
@@ -308,7 +308,7 @@ def total_order(x):
 
 
 def top_k(x, k, axis):
-    """The k largest, and where they are; of equals the first."""
+    """The k largest numbers and their places; the first ones among equals."""
     rising = np.argsort(np.flip(total_order(x), axis), axis, kind="stable")
     order = x.shape[axis] - 1 - np.flip(rising, axis)
     order = np.take(order, range(k), axis)
@@ -316,54 +316,54 @@ def top_k(x, k, axis):
 
 
 def cholesky(x):
-    """Lower factor; NaN for what is not positive definite."""
-    made = np.empty_like(x)
+    """Lower factor; NaN for matrices that are not positive definite."""
+    factor = np.empty_like(x)
     for place in np.ndindex(*x.shape[:-2]):
         try:
-            made[place] = np.linalg.cholesky(x[place])
+            factor[place] = np.linalg.cholesky(x[place])
         except np.linalg.LinAlgError:
-            made[place] = np.nan
-    return made
+            factor[place] = np.nan
+    return factor
 
 
 def triangular_solve(a, b, left, lower, transpose, unit):
     """Solve op(a) x = b, or x op(a) = b; op is 0: a, 1: a.T, 2: its conjugate."""
     trsm = linalg.get_blas_funcs("trsm", (a, b))
-    made = np.empty(b.shape, b.dtype)
+    x = np.empty(b.shape, b.dtype)
     for place in np.ndindex(*b.shape[:-2]):
-        made[place] = trsm(1.0, a[place], b[place], not left, lower, transpose, unit)
-    return made
+        x[place] = trsm(1.0, a[place], b[place], not left, lower, transpose, unit)
+    return x
 
 
-def permutation_of(pivots, size):
-    """The order of rows that exchanges leave."""
-    made = np.empty((*pivots.shape[:-1], size), np.int32)
+def permutation_of_pivots(pivots, size):
+    """The order of rows after exchanges."""
+    permutation = np.empty((*pivots.shape[:-1], size), np.int32)
     for place in np.ndindex(*pivots.shape[:-1]):
         order = list(range(size))
         for row, other in enumerate(pivots[place]):
             order[row], order[other] = order[other], order[row]
-        made[place] = order
-    return made
+        permutation[place] = order
+    return permutation
 
 
 def lu(x):
-    """Both factors in one matrix, the exchanges of rows, and the order they leave."""
+    """Both factors in one matrix, the exchanges of rows, and the order after them."""
     getrf = linalg.get_lapack_funcs("getrf", (x,))
     factors = np.empty_like(x)
     pivots = np.empty((*x.shape[:-2], min(x.shape[-2:])), np.int32)
     for place in np.ndindex(*x.shape[:-2]):
         factors[place], pivots[place], _ = getrf(x[place])
-    return factors, pivots, permutation_of(pivots, x.shape[-2])
+    return factors, pivots, permutation_of_pivots(pivots, x.shape[-2])
 
 
 def pivoted_qr(x, full):
-    """QR with columns in order of their weight."""
+    """QR with columns in order of their weight (column pivoting)."""
     mode = "full" if full else "economic"
-    each = x.reshape(-1, *x.shape[-2:])
-    parts = [linalg.qr(one, mode=mode, pivoting=True) for one in each]
-    q, r, order = (np.stack(one) for one in zip(*parts))
-    made = q, r, order.astype(np.int32)
-    return tuple(one.reshape(x.shape[:-2] + one.shape[1:]) for one in made)
+    matrices = x.reshape(-1, *x.shape[-2:])
+    parts = [linalg.qr(matrix, mode=mode, pivoting=True) for matrix in matrices]
+    q, r, order = (np.stack(part) for part in zip(*parts))
+    results = q, r, order.astype(np.int32)
+    return tuple(result.reshape(x.shape[:-2] + result.shape[1:]) for result in results)
 
 
 def householder(x):
@@ -379,19 +379,19 @@ def householder(x):
 def householder_product(x, scales):
     """The first columns of the product of Householder reflectors."""
     rows, columns = x.shape[-2:]
-    made = np.zeros_like(x)
+    products = np.zeros_like(x)
     for place in np.ndindex(*x.shape[:-2]):
         product = np.eye(rows, columns, dtype=x.dtype)
         for k in reversed(range(scales.shape[-1])):
             v = np.concatenate([np.zeros(k), np.ones(1), x[place][k + 1 :, k]])
             v = v.astype(x.dtype)
             product = product - scales[place][k] * np.outer(v, v.conj() @ product)
-        made[place] = product
-    return made
+        products[place] = product
+    return products
 
 
 def hessenberg(x):
-    """Hessenberg form with the reflectors that lead to it below; their factors."""
+    """Hessenberg form with the reflectors below it; their factors."""
     gehrd = linalg.get_lapack_funcs("gehrd", (x,))
     form = np.empty_like(x)
     scales = np.empty((*x.shape[:-2], x.shape[-1] - 1), x.dtype)
@@ -426,12 +426,12 @@ def eig(x, left, right):
 
 def tridiagonal_solve(lower, diagonal, upper, b):
     """Solve with a matrix that has three diagonals."""
-    made = np.empty_like(b)
+    solution = np.empty_like(b)
     for place in np.ndindex(*b.shape[:-2]):
         above, below = np.roll(upper[place], 1), np.roll(lower[place], -1)
         bands = np.stack([above, diagonal[place], below])
-        made[place] = linalg.solve_banded((1, 1), bands, b[place])
-    return made
+        solution[place] = linalg.solve_banded((1, 1), bands, b[place])
+    return solution
 
 
 def threefry2x32(key_0, key_1, x_0, x_1):
@@ -449,8 +449,8 @@ def threefry2x32(key_0, key_1, x_0, x_1):
     return x_0, x_1
 
 
-def hashed_counts(key, shape):
-    """Two random words a key for each place of a shape."""
+def hash_counts(key, shape):
+    """Hash the places of a shape with each key: two random words per place."""
     count = np.arange(math.prod(shape), dtype=np.uint64).reshape(shape)
     high, low = (count >> np.uint64(32)).astype(np.uint32), count.astype(np.uint32)
     lead = key.shape[:-1] + (1,) * len(shape)
@@ -458,20 +458,20 @@ def hashed_counts(key, shape):
 
 
 def random_bits(key, width, shape):
-    """Random unsigned integers; JAX's, for its partitionable Threefry."""
-    high, low = hashed_counts(key, shape)
+    """Random unsigned integers: those of JAX's partitionable Threefry."""
+    high, low = hash_counts(key, shape)
     if width == 64:
         return (high.astype(np.uint64) << np.uint64(32)) | low
     return (high ^ low).astype(f"u{width // 8}")
 
 
 def random_split(key, shape):
-    """New keys of a key."""
-    return np.stack(hashed_counts(key, shape), -1)
+    """New keys from a key."""
+    return np.stack(hash_counts(key, shape), -1)
 
 
 def random_seed(seed):
-    """A key of an integer."""
+    """A key from an integer."""
     seed = np.asarray(seed)
     wide = seed.view(np.dtype(f"u{seed.dtype.itemsize}")).astype(np.uint64)
     words = [wide >> np.uint64(32), wide & np.uint64(0xFFFFFFFF)]
@@ -479,7 +479,7 @@ def random_seed(seed):
 
 
 def random_fold_in(key, data):
-    """A new key of a key and an integer."""
+    """A new key from a key and an integer."""
     count = random_seed(np.asarray(data).astype(np.uint32))
     words = threefry2x32(key[..., 0], key[..., 1], count[..., 0], count[..., 1])
     return np.stack(words, -1)

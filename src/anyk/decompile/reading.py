@@ -1,8 +1,8 @@
-"""From a jaxpr to equations that are easy to write down: what is dead, trivial or wrapped for nothing is gone.
+"""Reading a jaxpr into equations that are easy to write down, without dead, trivial or needlessly wrapped operations.
 
 Values of the jaxpr become :class:`Value` and :class:`Constant`, its equations :class:`Equation`. Calls of small or
-private functions are written out in place; others are kept as a :class:`Function`, once, however often they are called,
-so that reading takes time in proportion to the jaxpr and not to what it expands to. Loops and conditionals hold
+private functions are inlined; every other function becomes one :class:`Function`, however often it is called, so that
+reading takes time in proportion to the jaxpr and not to its expansion. Loops and conditionals contain
 :class:`Block`\\ s, which use the values around them directly.
 """
 
@@ -17,14 +17,20 @@ from typing import Any
 import numpy as np
 
 from anyk.decompile.equations import Atom, Block, Constant, Equation, Function, Value
-from anyk.decompile.simplifying import fold, keys_as_numbers, over_ones, transposed_product, unchanged, unreshaped
+from anyk.decompile.simplifying import (
+    add_key_axis,
+    fold,
+    reduces_nothing,
+    transposed_product,
+    unchanged_operand,
+    undo_reshape,
+)
 from anyk.errors import BadInput
 
-SMALL = 3  # a call of at most so many equations is written out in place, however often it is made
-MEDIUM = 8  # a loop's body of more equations is written once, if several loops have it
+SMALL = 3  # equations of a function that is inlined at each of its calls
+MEDIUM = 8  # equations of a loop's body that is written out in every loop that has it
 
-
-# under which parameter a call's jaxpr is found
+# the parameter that contains the jaxpr of a call
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -82,7 +88,7 @@ _DROPPED = {"debug_callback", "debug_print", "inspect_sharding", "dce_sink"}
 
 
 class Reader:
-    """Reads a jaxpr for one target; collects nested functions and notes on what was left out."""
+    """Reads a jaxpr for one target; collects nested functions and notes on omissions."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -91,16 +97,16 @@ class Reader:
         self._references: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
         self._arrays: dict[int, Value] = {}
-        self._kept: list[Any] = []  # so that no id is given twice
-        self._truths: dict[Value, Atom] = {}  # an integer, and the Boolean it was made of
-        self._once: set[Value] = set()  # what is read once
-        self._source: Any = None  # where a private function is called that is being written out
+        self._alive: list[Any] = []  # keeps ids unique
+        self._booleans: dict[Value, Atom] = {}  # by the integer that was converted from it
+        self._read_once: set[Value] = set()
+        self._source: Any = None  # of the call of the private function that is being inlined
         self._backward = False
 
     def read(self, closed: Any, names: Sequence[str]) -> Block:
-        """The outermost block of a closed jaxpr."""
+        """Return the outermost block of a closed jaxpr."""
         jaxpr, constants = closed.jaxpr, closed.consts
-        while len(jaxpr.eqns) == 1 and _is_bare_jit(jaxpr):  # the function was jitted already
+        while len(jaxpr.eqns) == 1 and _is_bare_jit(jaxpr):  # the user's function is jitted
             inner = jaxpr.eqns[0].params["jaxpr"]
             jaxpr, constants = inner.jaxpr, inner.consts
         self._measure(jaxpr)
@@ -110,18 +116,18 @@ class Reader:
         return block
 
     def _measure(self, jaxpr: Any) -> int:
-        """Equations once everything is written out; counts on the way how often each nested jaxpr is named."""
-        known = self._sizes.get(id(jaxpr))
-        if known is None:
-            known = 0
+        """Return the number of equations after inlining everything; count the references to each nested jaxpr."""
+        size = self._sizes.get(id(jaxpr))
+        if size is None:
+            size = 0
             for eqn in jaxpr.eqns:
-                known += 1
+                size += 1
                 for inner in nested(eqn.params):
                     self._references[id(inner)] += 1
-                    known += self._measure(inner)
-            self._sizes[id(jaxpr)] = known
-            self._kept.append(jaxpr)
-        return known
+                    size += self._measure(inner)
+            self._sizes[id(jaxpr)] = size
+            self._alive.append(jaxpr)
+        return size
 
     def _value(self, aval: Any) -> Value:
         shape, dtype = tuple(int(d) for d in aval.shape), str(aval.dtype)
@@ -137,90 +143,92 @@ class Reader:
         return Value(shape, dtype)
 
     def _constant(self, array: Any) -> Atom:
-        """What a closed-over array or number becomes."""
-        known = self._arrays.get(id(array))
-        if known is not None:
-            return known
-        self._kept.append(array)
+        """Convert a closed-over array or number."""
+        value = self._arrays.get(id(array))
+        if value is not None:
+            return value
+        self._alive.append(array)
         dtype = str(array.dtype) if hasattr(array, "dtype") else ""
         if dtype.startswith("key<"):
             import jax
 
-            held = np.asarray(jax.random.key_data(array))
-            made = Value(held.shape, "uint32") if self.target == "numpy" else Value(tuple(array.shape), "key")
+            numbers = np.asarray(jax.random.key_data(array))
+            value = Value(numbers.shape, "uint32") if self.target == "numpy" else Value(tuple(array.shape), "key")
         else:
-            held = np.asarray(array)
-            if not held.shape:
-                return Constant(held[()], str(held.dtype))
-            made = Value(held.shape, str(held.dtype))
-        made.array = held
-        self._arrays[id(array)] = made
-        return made
+            numbers = np.asarray(array)
+            if not numbers.shape:
+                return Constant(numbers[()], str(numbers.dtype))
+            value = Value(numbers.shape, str(numbers.dtype))
+        value.array = numbers
+        self._arrays[id(array)] = value
+        return value
 
-    def _block(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[Atom | None] = ()) -> Block:
-        """A block of a jaxpr; inputs that are given are no inputs of the block."""
-        atoms = list(given) or [None] * len(jaxpr.invars)
+    def _block(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Atom | None] = ()) -> Block:
+        """Return the block of a jaxpr; inputs for which there is an argument are no inputs of the block."""
+        atoms = list(arguments) or [None] * len(jaxpr.invars)
         inputs = []
         for place, variable in enumerate(jaxpr.invars):
             if atoms[place] is None:
-                atoms[place] = made = self._value(variable.aval)
-                made.called = _called(jaxpr, place)
-                inputs.append(made)
+                atoms[place] = value = self._value(variable.aval)
+                value.called = _called(jaxpr, place)
+                inputs.append(value)
         equations: list[Equation] = []
         outputs = self._inline(jaxpr, constants, [a for a in atoms if a is not None], equations)
         return Block(inputs, equations, outputs)
 
-    def _inline(self, jaxpr: Any, constants: Sequence[Any], given: Sequence[Atom], out: list[Equation]) -> list[Atom]:
-        """Write a jaxpr's equations into a list; returns what its outputs are."""
-        known: dict[Any, Atom] = dict(zip(jaxpr.invars, given, strict=True))
+    def _inline(
+        self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Atom], out: list[Equation]
+    ) -> list[Atom]:
+        """Append a jaxpr's equations to a list and return its outputs."""
+        atoms_by_variable: dict[Any, Atom] = dict(zip(jaxpr.invars, arguments, strict=True))
         for variable, array in zip(jaxpr.constvars, constants, strict=True):
-            known[variable] = self._constant(array)
+            atoms_by_variable[variable] = self._constant(array)
 
         def atom(variable: Any) -> Atom:
             if hasattr(variable, "val"):
                 value = np.asarray(variable.val, dtype=_numpy_dtype(variable.aval.dtype))
                 return self._constant(value) if value.shape else Constant(value[()], str(variable.aval.dtype))
-            return known[variable]
+            return atoms_by_variable[variable]
 
         reads = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if not hasattr(v, "val"))
         reads.update(v for v in jaxpr.outvars if not hasattr(v, "val"))
-        for variable, one in zip(jaxpr.invars, given, strict=True):
-            if reads[variable] > 1 and isinstance(one, Value):
-                self._once.discard(one)
+        for variable, argument in zip(jaxpr.invars, arguments, strict=True):
+            if reads[variable] > 1 and isinstance(argument, Value):
+                self._read_once.discard(argument)
         for eqn in jaxpr.eqns:
-            atoms = [atom(variable) for variable in eqn.invars]
-            for variable, found in zip(eqn.outvars, self._equation(eqn, atoms, out), strict=True):
-                known[variable] = found
-                if isinstance(found, Value):
-                    (self._once.add if reads[variable] == 1 else self._once.discard)(found)
+            operands = [atom(variable) for variable in eqn.invars]
+            for variable, result in zip(eqn.outvars, self._equation(eqn, operands, out), strict=True):
+                atoms_by_variable[variable] = result
+                if isinstance(result, Value):
+                    (self._read_once.add if reads[variable] == 1 else self._read_once.discard)(result)
         return [atom(variable) for variable in jaxpr.outvars]
 
     def _equation(self, eqn: Any, atoms: list[Atom], out: list[Equation]) -> Sequence[Atom]:
-        """Read one equation: append what is to be written, and say what its outputs are."""
+        """Read one equation: append it to a list, simplified if possible, and return its outputs."""
         primitive = str(eqn.primitive)
         if primitive in _CALLS and _CALLS[primitive] in eqn.params:
             return self._call(eqn, atoms, out)
         if primitive in _DROPPED:
-            self.notes[f"{primitive} is left out"] = None
+            self.notes[f"{primitive} is omitted"] = None
             return [Constant(np.int32(0), "int32") for _ in eqn.outvars]
         if primitive == "platform_index":
             return [Constant(np.int32(self._platform(eqn.params["platforms"])), "int32")]
-        made = [self._value(variable.aval) for variable in eqn.outvars]
-        if primitive in _IDENTITIES and self._is_identity(primitive, atoms, made):
-            if primitive in _SHARDINGS and any(one is not None for one in eqn.params.get("devices", [True])):
-                self.notes["where arrays lie (shardings, devices) is left out"] = None
-            return atoms[: len(made)]
-        if (same := unchanged(primitive, atoms, made)) is not None:
-            return [same]
-        folded = fold(primitive, atoms, made)
+        outputs = [self._value(variable.aval) for variable in eqn.outvars]
+        if primitive in _IDENTITIES and self._is_identity(primitive, atoms, outputs):
+            if primitive in _SHARDINGS and any(device is not None for device in eqn.params.get("devices", [True])):
+                self.notes["the placement of arrays (shardings, devices) is omitted"] = None
+            return atoms[: len(outputs)]
+        if (operand := unchanged_operand(primitive, atoms, outputs)) is not None:
+            return [operand]
+        folded = fold(primitive, atoms, outputs)
         if folded is not None:
             return [folded]
-        read = Equation(primitive, atoms, made, dict(eqn.params), self._source or eqn.source_info)
+        read = Equation(primitive, atoms, outputs, dict(eqn.params), self._source or eqn.source_info)
         read.backward = self._backward or _is_transposed(eqn)
         if primitive == "cond":
-            chosen = self._cond(read)
-            if chosen is not None:
-                return self._closed(chosen, read.inputs[1:], out)
+            branch = self._cond(read)
+            if branch is not None:
+                return self._closed(branch, read.inputs[1:], out)
         elif primitive == "scan":
             self._scan(read)
         elif primitive == "while":
@@ -235,69 +243,74 @@ class Reader:
             constants = getattr(closed, "consts", None) or read.params.get("consts", ())
             read.blocks = [self._block(_jaxpr(closed), constants)]
         elif primitive == "convert_element_type" and isinstance(atoms[0], Value) and atoms[0].dtype == "bool":
-            self._truths[made[0]] = atoms[0]
-        elif primitive.startswith("reduce_") and "axes" in read.params and over_ones(read):
+            self._booleans[outputs[0]] = atoms[0]
+        elif primitive.startswith("reduce_") and "axes" in read.params and reduces_nothing(read):
             read.primitive, read.params = "squeeze", {"dimensions": read.params["axes"]}
-        elif primitive == "transpose" and atoms[0] in self._once and (swapped := transposed_product(read)) is not None:
+        elif (
+            primitive == "transpose"
+            and atoms[0] in self._read_once
+            and (swapped := transposed_product(read)) is not None
+        ):
             read = swapped
         elif primitive == "random_gamma" and self.target == "numpy":
             return self._random_gamma(eqn, atoms, out)
         elif self.target == "numpy" and any(str(v.aval.dtype).startswith("key<") for v in [*eqn.invars, *eqn.outvars]):
-            keys_as_numbers(read)
-        if read.primitive in ("squeeze", "reshape") and (before := unreshaped(read)) is not None:
-            return [before]
+            add_key_axis(read)
+        if read.primitive in ("squeeze", "reshape") and (original := undo_reshape(read)) is not None:
+            return [original]
         for value in read.outputs:
             value.maker = read
         out.append(read)
-        return made
+        return outputs
 
-    def _is_identity(self, primitive: str, atoms: list[Atom], made: list[Value]) -> bool:
+    def _is_identity(self, primitive: str, atoms: list[Atom], outputs: list[Value]) -> bool:
         if primitive == "optimization_barrier" and self.target == "jax":
             return False
-        if len(atoms) < len(made) or any(
-            a.dtype != m.dtype or a.shape != m.shape for a, m in zip(atoms, made, strict=False)
+        if len(atoms) < len(outputs) or any(
+            atom.dtype != output.dtype or atom.shape != output.shape
+            for atom, output in zip(atoms, outputs, strict=False)
         ):
             return False
-        # these may leave a shape as it is and yet do something
-        return primitive not in ("transpose", "rev", "pad", "slice") or not made[0].shape
+        # these may keep the shape and yet change the values
+        return primitive not in ("transpose", "rev", "pad", "slice") or not outputs[0].shape
 
     def _platform(self, platforms: Sequence[tuple[str, ...] | None]) -> int:
-        """Which branch of code that depends on the platform is meant: the processor's, or this machine's for JAX."""
+        """Return the branch of platform-dependent code: the processor's, or for JAX this machine's."""
         here = "cpu"
         if self.target == "jax":
             import jax
 
             here = jax.default_backend()
-        self.notes[f"code that depends on the platform is that for '{here}'"] = None
+        self.notes[f"platform-dependent code is written for '{here}'"] = None
         for place, names in enumerate(platforms):
             if names is None or here in names:
                 return place
         return 0
 
     def _call(self, eqn: Any, atoms: list[Atom], out: list[Equation]) -> Sequence[Atom]:
-        """A call: written out in place, or kept as a function."""
+        """Read a call."""
         primitive = str(eqn.primitive)
         closed = eqn.params[_CALLS[primitive]]
         decorator = ""
         if self.target == "jax":
             if primitive in _REMAT:
                 if eqn.params.get("policy") is not None:
-                    self.notes["which values a checkpoint keeps (its policy) is left out"] = None
+                    self.notes["the policy of a checkpoint is omitted"] = None
                 elif eqn.params.get("prevent_cse", True):
                     decorator = "@jax.checkpoint"
                 else:
                     decorator = "@partial(jax.checkpoint, prevent_cse=False)"
             elif primitive.startswith("custom_"):
                 called = str(eqn.params.get("name", "") or _function_name(_jaxpr(closed))[0])
-                self.notes[f"the derivative rule of {called} is left out: JAX differentiates what is written"] = None
+                self.notes[f"the derivative rule of {called} is omitted: JAX differentiates this source"] = None
         name = str(eqn.params.get("name", ""))
-        before = self._source, self._backward
-        # JAX keeps the traces of its own functions, with the place where they were first called
+        outer = self._source, self._backward
+        # JAX caches the traces of its own functions, with the place of their first call
         if self._source is None and not _function_name(_jaxpr(closed))[1]:
             self._source = eqn.source_info
         self._backward = self._backward or _is_transposed(eqn)
         outputs = self._closed(closed, atoms, out, name=name, decorator=decorator)
-        self._source, self._backward = before
+        self._source, self._backward = outer
         return outputs
 
     def _closed(
@@ -309,56 +322,56 @@ class Reader:
         decorator: str = "",
         loop: bool = False,
     ) -> Sequence[Atom]:
-        """Write out a jaxpr in place if it is small, or private and used once; else call it."""
+        """Inline a jaxpr if it is small, or private and used once; otherwise call it."""
         jaxpr, constants = _jaxpr(closed), getattr(closed, "consts", ())
         size, once = self._sizes.get(id(jaxpr), math.inf), self._references[id(jaxpr)] <= 1
         called, is_users = _function_name(jaxpr)
-        in_place = size <= SMALL or (once and not (is_users and name)) or (loop and size <= MEDIUM)
-        if (in_place and not decorator) or not jaxpr.eqns:
+        inlined = size <= SMALL or (once and not (is_users and name)) or (loop and size <= MEDIUM)
+        if (inlined and not decorator) or not jaxpr.eqns:
             return self._inline(jaxpr, constants, atoms, out)
         function = self.functions.get(id(jaxpr))
         if function is None:
-            before = self._source, self._backward
+            outer = self._source, self._backward
             self._source, self._backward = None, False
             function = Function(name or called, self._block(jaxpr, constants), decorator)
-            self._source, self._backward = before
+            self._source, self._backward = outer
             self.functions[id(jaxpr)] = function
-            self._kept.append(jaxpr)
-        made = [self._value(variable.aval) for variable in jaxpr.outvars]
-        read = Equation("call", list(atoms), made, {}, self._source, self._backward, function=function)
-        for value in made:
+            self._alive.append(jaxpr)
+        outputs = [self._value(variable.aval) for variable in jaxpr.outvars]
+        read = Equation("call", list(atoms), outputs, {}, self._source, self._backward, function=function)
+        for value in outputs:
             value.maker = read
         out.append(read)
-        return made
+        return outputs
 
-    def _body(self, closed: Any, given: Sequence[Atom | None]) -> Block:
+    def _body(self, closed: Any, arguments: Sequence[Atom | None]) -> Block:
         """A block that uses the given values, and takes the others as inputs."""
         jaxpr = _jaxpr(closed)
         if self._references[id(jaxpr)] <= 1 or self._sizes.get(id(jaxpr), 0) <= MEDIUM:
-            return self._block(jaxpr, getattr(closed, "consts", ()), given)
+            return self._block(jaxpr, getattr(closed, "consts", ()), arguments)
         inputs = []
         atoms: list[Atom] = []
-        for variable, one in zip(jaxpr.invars, given, strict=True):
-            if one is None:
-                one = self._value(variable.aval)
-                inputs.append(one)
-            atoms.append(one)
+        for variable, argument in zip(jaxpr.invars, arguments, strict=True):
+            if argument is None:
+                argument = self._value(variable.aval)
+                inputs.append(argument)
+            atoms.append(argument)
         equations: list[Equation] = []
         outputs = self._closed(closed, atoms, equations, loop=True)
         return Block(inputs, equations, list(outputs))
 
     def _cond(self, read: Equation) -> Any:
-        """Read the branches; returns the one that is taken if that is known."""
+        """Read the branches; return the jaxpr of the branch that is always taken, if there is one."""
         branches = read.params["branches"]
-        which = read.inputs[0]
-        if isinstance(which, Constant):
-            return branches[min(max(int(which.value), 0), len(branches) - 1)]
+        selector = read.inputs[0]
+        if isinstance(selector, Constant):
+            return branches[min(max(int(selector.value), 0), len(branches) - 1)]
         if len(branches) == 2:
-            if which in self._truths:
-                which = self._truths[which]
-            read.params["boolean"] = which.dtype == "bool"
+            if selector in self._booleans:
+                selector = self._booleans[selector]
+            read.params["boolean"] = selector.dtype == "bool"
         read.blocks = [self._body(branch, read.inputs[1:]) for branch in branches]
-        read.inputs = [which]
+        read.inputs = [selector]
         return None
 
     def _scan(self, read: Equation) -> None:
@@ -372,47 +385,47 @@ class Reader:
         first, second = int(read.params["cond_nconsts"]), int(read.params["body_nconsts"])
         start = read.inputs[first + second :]
         fresh: list[Atom | None] = [None] * len(start)
-        given: list[Atom | None] = [*read.inputs[:first], *fresh]
-        asks = self._body(read.params["cond_jaxpr"], given)
-        does = self._body(read.params["body_jaxpr"], [*read.inputs[first : first + second], *fresh])
-        if asks.outputs[0].shape:  # several loops side by side: those that have ended keep what they have
-            again = self._block(
+        arguments: list[Atom | None] = [*read.inputs[:first], *fresh]
+        condition = self._body(read.params["cond_jaxpr"], arguments)
+        body = self._body(read.params["body_jaxpr"], [*read.inputs[first : first + second], *fresh])
+        if condition.outputs[0].shape:  # several loops side by side: those that have ended keep their state
+            lane_condition = self._block(
                 _jaxpr(read.params["cond_jaxpr"]),
                 read.params["cond_jaxpr"].consts,
-                [*read.inputs[:first], *does.inputs],
+                [*read.inputs[:first], *body.inputs],
             )
-            (going,) = again.outputs
-            kept = []
-            for old, new in zip(does.inputs, does.outputs, strict=True):
-                wide, chosen = Value(old.shape, "bool"), Value(old.shape, old.dtype)
-                places = tuple(range(len(going.shape)))
-                spread = Equation("broadcast_in_dim", [going], [wide], {"broadcast_dimensions": places})
-                select = Equation("select_n", [wide, old, new], [chosen], {})
-                wide.maker, chosen.maker = spread, select
-                does.equations += [spread, select]
-                kept.append(chosen)
-            does.equations = again.equations + does.equations
-            does.outputs = list(kept)
-            some = Value((), "bool")
-            over = {"axes": tuple(range(len(going.shape)))}
-            some.maker = Equation("reduce_or", [asks.outputs[0]], [some], over)
-            asks.equations.append(some.maker)
-            asks.outputs = [some]
-        read.blocks = [asks, does]
+            (running,) = lane_condition.outputs
+            selected = []
+            for old, new in zip(body.inputs, body.outputs, strict=True):
+                mask, selection = Value(old.shape, "bool"), Value(old.shape, old.dtype)
+                places = tuple(range(len(running.shape)))
+                broadcast = Equation("broadcast_in_dim", [running], [mask], {"broadcast_dimensions": places})
+                select = Equation("select_n", [mask, old, new], [selection], {})
+                mask.maker, selection.maker = broadcast, select
+                body.equations += [broadcast, select]
+                selected.append(selection)
+            body.equations = lane_condition.equations + body.equations
+            body.outputs = list(selected)
+            any_running = Value((), "bool")
+            params = {"axes": tuple(range(len(running.shape)))}
+            any_running.maker = Equation("reduce_or", [condition.outputs[0]], [any_running], params)
+            condition.equations.append(any_running.maker)
+            condition.outputs = [any_running]
+        read.blocks = [condition, body]
         read.inputs = start
 
     def _solve(self, read: Equation, out: list[Equation]) -> Sequence[Atom]:
-        """A linear system with its own derivative: what solves it."""
+        """Read the solver of a linear system that has its own derivative rule."""
         lengths, jaxprs = read.params["const_lengths"], read.params["jaxprs"]
-        before = lengths.matvec + lengths.vecmat
-        constants = read.inputs[before : before + lengths.solve]
-        total = before + lengths.solve + lengths.transpose_solve
+        first = lengths.matvec + lengths.vecmat
+        constants = read.inputs[first : first + lengths.solve]
+        total = first + lengths.solve + lengths.transpose_solve
         if self.target == "jax":
-            self.notes["the derivative rule of a linear solve is left out: JAX differentiates what is written"] = None
+            self.notes["the derivative rule of a linear solve is omitted: JAX differentiates this source"] = None
         return self._closed(jaxprs.solve, [*constants, *read.inputs[total:]], out)
 
     def _random_gamma(self, eqn: Any, atoms: list[Atom], out: list[Equation]) -> Sequence[Atom]:
-        """JAX makes gamma variates of simpler things; so do we, of the same."""
+        """Inline JAX's own implementation of gamma variates."""
         import jax
 
         log_space = eqn.params["log_space"]
@@ -424,13 +437,13 @@ class Reader:
 
 
 def nested(params: dict[str, Any]) -> Iterator[Any]:
-    """The jaxprs among an equation's parameters."""
+    """Yield the jaxprs among an equation's parameters."""
     for key, value in params.items():
-        if key == "update_jaxpr":  # what a scatter does is in its name
+        if key == "update_jaxpr":  # the name of a scatter says the same
             continue
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(one, "eqns"):
-                yield _jaxpr(one)
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(item, "eqns"):
+                yield _jaxpr(item)
 
 
 def _jaxpr(closed: Any) -> Any:
@@ -458,7 +471,7 @@ _JAX = ""
 
 
 def is_jax_file(file: str) -> bool:
-    """Whether a file is JAX's own."""
+    """Return whether a file is JAX's own."""
     global _JAX
     if not _JAX:
         import jax
@@ -468,14 +481,14 @@ def is_jax_file(file: str) -> bool:
 
 
 def _function_name(jaxpr: Any) -> tuple[str, bool]:
-    """What the traced function is called, and whether it is the user's."""
+    """Return the name of the traced function, and whether it is the user's."""
     info = str(getattr(jaxpr.debug_info, "func_src_info", "") or "")
     called, _, place = info.partition(" at ")
     return called, bool(place) and not is_jax_file(place)
 
 
 def _called(jaxpr: Any, place: int) -> str:
-    """What the user calls an argument of a nested function."""
+    """Return the user's name of an argument of a nested function."""
     names = getattr(jaxpr.debug_info, "arg_names", None)
     if names is None or len(names) != len(jaxpr.invars) or not _function_name(jaxpr)[1]:
         return ""

@@ -1,4 +1,4 @@
-"""Source text as a value: shown, saved, edited, made into a function, and recognised by its digest."""
+"""Source text as a value that can be shown, saved, edited, compiled, and recognised by its digest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anyk.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Python source whose last function is the one meant; what stands before it is what it needs.
+    """Python source of a function: the last function of the text, after everything that it needs.
 
     >>> source = Source("import numpy as np\\n\\n\\ndef double(x):\\n    return 2 * np.asarray(x)\\n")
     >>> source.function()(4)
@@ -34,7 +34,7 @@ class Source:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the text, in hexadecimal: by it a receiver knows the text that was sent.
+        """SHA-256 of the text, in hexadecimal, by which a receiver recognises the text that was sent.
 
         >>> Source("x = 1").digest[:8]
         '8ff436de'
@@ -42,10 +42,10 @@ class Source:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def function(self) -> Callable[..., Any]:
-        """The text's last function, compiled.
+        """Compile the text and return its last function.
 
         Tracebacks and :func:`inspect.getsource` show its lines. Raises :class:`~anyk.errors.BadInput` when the text is
-        not Python, defines no function, or runs into an error while it is read.
+        not Python, defines no function, or raises an error.
         """
         try:
             tree = ast.parse(self.text)
@@ -66,7 +66,7 @@ class Source:
         return function
 
     def save(self, path: str | Path) -> Path:
-        """Write the text to a file, and say where.
+        """Write the text to a file and return its path.
 
         Raises :class:`~anyk.errors.BadInput` when it cannot be written.
         """
@@ -85,11 +85,11 @@ class Source:
 
 
 def compile_source(text: str, digest: str) -> Callable[..., Any]:
-    """The last function of a source text that came from elsewhere, if it is the text with this digest.
+    """Compile a source text that was received, and return its last function.
 
-    ``digest`` is :attr:`Source.digest`, and must have come by a way that is trusted. Needs neither JAX nor a file.
-    Raises :class:`~anyk.errors.BadInput` when the text has another digest, or this machine's NumPy is older than 2
-    (its numbers without dimensions take other types), or as :meth:`Source.function` does.
+    ``digest`` is :attr:`Source.digest`, received by a way that is trusted. Needs neither JAX nor a file. Raises
+    :class:`~anyk.errors.BadInput` when the text has another digest, or this machine's NumPy is older than 2 (its
+    scalars have other types), and as :meth:`Source.function` does.
 
     >>> text = "def add(x, y):\\n    return x + y\\n"
     >>> compile_source(text, Source(text).digest)(1, 2)

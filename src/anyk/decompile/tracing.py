@@ -1,4 +1,4 @@
-"""From a function and example arguments to the jaxpr, and from trees of arguments and results to flat ones and back."""
+"""From a function and example arguments to a jaxpr and its text, with trees of arguments and results."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.expressions import Expr
 from anyk.decompile.literals import short
 from anyk.decompile.naming import Names, Origins
+from anyk.decompile.primitives import rule
 from anyk.decompile.reading import Reader
-from anyk.decompile.writing import fixed_names, module_of
+from anyk.decompile.writing import Entry, Module, fixed_names
 from anyk.errors import BadInput, MissingPackage
 
 _TARGETS = {"jax": "JAX", "numpy": "NumPy"}
 
 
 def decompile(fn: Any, examples: Sequence[Any], *, target: str, names: Sequence[str] | None) -> str:
-    """The text that :func:`anyk.decompile.to_python` returns."""
+    """Return the text of :func:`anyk.decompile.to_python`."""
     try:
         import jax
     except ImportError:
@@ -34,13 +35,13 @@ def decompile(fn: Any, examples: Sequence[Any], *, target: str, names: Sequence[
         arguments = [v.aval for v in closed.jaxpr.invars]
         result: Any = tuple(v.aval for v in closed.jaxpr.outvars)
         result = result[0] if len(result) == 1 else result
-        known = getattr(fn.jaxpr.debug_info, "arg_names", None) or ()
-        own = [_identifier(str(one), f"x{k}") for k, one in enumerate(known)]
-        if len(set(own)) != len(arguments):
-            own = [f"x{place}" for place in range(len(arguments))]
+        argument_names = getattr(fn.jaxpr.debug_info, "arg_names", None) or ()
+        parameters = [_identifier(str(name), f"x{k}") for k, name in enumerate(argument_names)]
+        if len(set(parameters)) != len(arguments):
+            parameters = [f"x{place}" for place in range(len(arguments))]
     else:
         if not callable(fn):
-            raise BadInput(f"what is decompiled must be a function or a closed jaxpr, got {type(fn).__name__}")
+            raise BadInput(f"fn must be a function or a closed jaxpr, got {type(fn).__name__}")
         arguments = list(examples)
         _check(arguments)
         called = _identifier(getattr(_unwrapped(fn), "__name__", ""))
@@ -53,36 +54,38 @@ def decompile(fn: Any, examples: Sequence[Any], *, target: str, names: Sequence[
             raise BadInput(
                 f"JAX cannot trace '{called}' with these arguments: {type(error).__name__}: {reason}"
             ) from error
-        own = _parameters(fn, len(arguments))
+        parameters = _parameters(fn, len(arguments))
     if names is not None:
         if len(names) != len(arguments) or len(set(names)) != len(names) or not all(n.isidentifier() for n in names):
-            raise BadInput(f"names must be {len(arguments)} different Python names, one an argument, got {list(names)}")
-        own = list(names)
-        hidden = sorted(fixed_names().intersection(own))
+            raise BadInput(
+                f"names must be {len(arguments)} different Python names, one per argument, got {list(names)}"
+            )
+        parameters = list(names)
+        hidden = sorted(fixed_names().intersection(parameters))
         if hidden:
-            raise BadInput(f"names must not be what the text needs itself: {', '.join(hidden)}")
-    return _write(closed, arguments, result, own, called, target)
+            raise BadInput(f"names must not be names that the text itself uses: {', '.join(hidden)}")
+    return _write(closed, arguments, result, parameters, called, target)
 
 
-def _write(closed: Any, arguments: Sequence[Any], result: Any, own: list[str], called: str, target: str) -> str:
+def _write(closed: Any, arguments: Sequence[Any], result: Any, parameters: list[str], called: str, target: str) -> str:
     import jax
 
     hidden = fixed_names() | _tuples(result)
-    free = Names({*hidden, *own})
-    own = [free.take(name) if name in hidden else name for name in own]
-    inputs = _leaves(arguments, own)
+    free = Names({*hidden, *parameters})
+    parameters = [free.take(name) if name in hidden else name for name in parameters]
+    inputs = _leaves(arguments, parameters)
     reader, origins = Reader(target), Origins()
     block = reader.read(closed, [called for called, _ in inputs])
     if len(block.inputs) != len(inputs):
         raise BadInput("the jaxpr has other inputs than the arguments have numbers and arrays")
     types: dict[str, tuple[str, ...]] = {}
 
-    def give_back(outputs: list[Expr]) -> Expr | list[Expr]:
-        left = iter(outputs)
-        made = _tree(result, left, types)
-        if isinstance(result, tuple) and not hasattr(result, "_fields") and len(made.items) > 1:
-            return list(made.items)
-        return made
+    def build_result(outputs: list[Expr]) -> Expr | list[Expr]:
+        remaining = iter(outputs)
+        expr = _tree(result, remaining, types)
+        if isinstance(result, tuple) and not hasattr(result, "_fields") and len(expr.items) > 1:
+            return list(expr.items)
+        return expr
 
     notes = list(reader.notes)
     kinds = [short(v.dtype, v.shape) for v in block.inputs]
@@ -90,19 +93,9 @@ def _write(closed: Any, arguments: Sequence[Any], result: Any, own: list[str], c
         notes.append("Needs 64-bit types: jax.config.update('jax_enable_x64', True).")
     title = f"{called}, as {_TARGETS[target]}: decompiled by anyk from JAX {jax.__version__}."
     sentences = [_sentence(note) for note in notes]
-    return module_of(
-        reader,
-        block,
-        origins,
-        target=target,
-        name=called,
-        parameters=own,
-        inputs=inputs,
-        result=give_back,
-        title=title,
-        notes=sentences,
-        types=types,
-    )
+    module = Module(target, reader, origins, rule)
+    module.write(block, Entry(called, parameters, inputs, build_result))
+    return module.text(title, sentences, types)
 
 
 def _sentence(note: str) -> str:
@@ -116,8 +109,8 @@ def _check(arguments: Sequence[Any]) -> None:
         for leaf in jax.tree_util.tree_leaves(argument):
             if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) and not isinstance(leaf, int | float | complex):
                 raise BadInput(
-                    f"argument {place + 1} holds a {type(leaf).__name__}; arguments are arrays, numbers and trees of "
-                    "them: bind the rest before, with functools.partial"
+                    f"argument {place + 1} holds a {type(leaf).__name__}; arguments are arrays, numbers and trees with "
+                    "these as leaves: bind other arguments with functools.partial"
                 )
 
 
@@ -132,29 +125,29 @@ def _identifier(text: str, otherwise: str = "function") -> str:
 
 
 def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
-    """What the function calls its arguments."""
+    """Return the function's names of its arguments."""
     names: list[str] = []
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    for one in parameters:
-        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
-            names.append(one.name)
-        elif one.kind == one.VAR_POSITIONAL:
-            names += [f"{one.name}_{place}" for place in range(count - len(names))]
+    for parameter in parameters:
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        elif parameter.kind == parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{place}" for place in range(count - len(names))]
     names = names[:count]
-    taken = Names()
-    return [taken.take(name) for name in [*names, *(f"x{place}" for place in range(len(names), count))]]
+    free = Names()
+    return [free.take(name) for name in [*names, *(f"x{place}" for place in range(len(names), count))]]
 
 
-def _leaves(arguments: Sequence[Any], own: list[str]) -> list[tuple[str, str]]:
-    """For each array among the arguments what to call it, and how it is had from them."""
+def _leaves(arguments: Sequence[Any], names: list[str]) -> list[tuple[str, str]]:
+    """Return, for each array among the arguments, its name and the expression that reads it."""
     import jax
 
     keys = jax.tree_util
-    found: list[tuple[list[str], str, str]] = []
-    for argument, name in zip(arguments, own, strict=True):
+    leaves: list[tuple[list[str], str, str]] = []
+    for argument, name in zip(arguments, names, strict=True):
         for path, _ in keys.tree_flatten_with_path(argument)[0]:
             access, words = name, []
             for key in path:
@@ -168,15 +161,13 @@ def _leaves(arguments: Sequence[Any], own: list[str]) -> list[tuple[str, str]]:
                     access += f"[{key.idx}]"
                     words.append(str(key.idx))
                 else:
-                    raise BadInput(
-                        f"argument '{name}' is a tree of a kind that is unknown; pass tuples, lists or dicts"
-                    )
-            found.append((words, name, access))
-    # the last word and its numbers say enough, if no other argument has the same
-    brief = ["_".join(_tail(words)) or name for words, name, _ in found]
-    long = ["_".join(words) or name for words, name, _ in found]
-    made = []
-    for place, (words, name, access) in enumerate(found):
+                    raise BadInput(f"argument '{name}' is a tree of an unknown kind; pass tuples, lists or dicts")
+            leaves.append((words, name, access))
+    # the last word and its numbers are enough, unless another argument has the same
+    brief = ["_".join(_tail(words)) or name for words, name, _ in leaves]
+    long = ["_".join(words) or name for words, name, _ in leaves]
+    named = []
+    for place, (words, name, access) in enumerate(leaves):
         wish = brief[place] if brief.count(brief[place]) == 1 else long[place]
         if wish == long[place] and long.count(wish) > 1:
             wish = "_".join([name, *words])
@@ -184,8 +175,8 @@ def _leaves(arguments: Sequence[Any], own: list[str]) -> list[tuple[str, str]]:
             wish = name
         elif wish[0].isdigit():
             wish = f"{name}_{wish}"
-        made.append((wish, access))
-    return made
+        named.append((wish, access))
+    return named
 
 
 def _tail(words: list[str]) -> list[str]:
@@ -197,30 +188,32 @@ def _tail(words: list[str]) -> list[str]:
 
 
 def _tuples(result: Any) -> set[str]:
-    """The named tuples of a result, by name."""
-    found = {type(result).__name__} if hasattr(result, "_fields") else set()
+    """Return the names of the named tuples in a result."""
+    names = {type(result).__name__} if hasattr(result, "_fields") else set()
     parts = result.values() if isinstance(result, dict) else result if isinstance(result, tuple | list) else ()
-    return found.union(*map(_tuples, parts))
+    return names.union(*map(_tuples, parts))
 
 
 def _tree(result: Any, outputs: Any, types: dict[str, tuple[str, ...]]) -> Expr:
-    """The expression that puts a result together; ``types`` collects named tuples that must be defined."""
+    """Return the expression that builds a result; add the named tuples that must be defined to ``types``."""
     if hasattr(result, "shape") and hasattr(result, "dtype"):
-        made: Expr = next(outputs)
-        return made
+        expr: Expr = next(outputs)
+        return expr
     if result is None:
         return ex.raw("None")
     if isinstance(result, tuple) and hasattr(result, "_fields"):
         if types.setdefault(type(result).__name__, tuple(result._fields)) != tuple(result._fields):
             raise BadInput(f"the function returns two kinds of named tuples called {type(result).__name__}; rename one")
-        return ex.call(type(result).__name__, *(_tree(one, outputs, types) for one in result))
+        return ex.call(type(result).__name__, *(_tree(part, outputs, types) for part in result))
     if isinstance(result, tuple | list):
-        return ex.sequence([_tree(one, outputs, types) for one in result], "()" if isinstance(result, tuple) else "[]")
+        return ex.sequence(
+            [_tree(part, outputs, types) for part in result], "()" if isinstance(result, tuple) else "[]"
+        )
     if isinstance(result, dict):
         # JAX flattens a plain dictionary in the order of its keys
         keys = list(result) if type(result).__name__ == "OrderedDict" else sorted(result)
         return ex.mapping([(ex.literal(key).text, _tree(result[key], outputs, types)) for key in keys])
     raise BadInput(
-        f"the function returns a {type(result).__name__}; a result is made of arrays, tuples, lists, dictionaries and "
+        f"the function returns a {type(result).__name__}; a result consists of arrays, tuples, lists, dictionaries and "
         "named tuples"
     )

@@ -1,4 +1,4 @@
-"""From equations to text: statements, folded where a value is used once, in functions, in a module."""
+"""From equations to text: statements in functions in a module; values that are used once are written where used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,26 +18,43 @@ from anyk.decompile import numerics
 from anyk.decompile.equations import Atom, Block, Constant, Equation, Function, Value
 from anyk.decompile.expressions import Expr
 from anyk.decompile.literals import NUMPY_TYPES, nested_numbers, number, short, type_name
-from anyk.decompile.naming import Names, Origins, noun, wishes
+from anyk.decompile.naming import Names, Origins, name_values, noun
 from anyk.decompile.reading import Reader
 from anyk.decompile.simplifying import prune
 from anyk.errors import BadInput
 
-FOLDED_DEPTH = 4  # operations in one expression, one within the other
-FOLDED_WIDTH = 56  # characters of an expression that is still folded into another
+FOLDED_DEPTH = 4  # nested operations in one expression
+FOLDED_WIDTH = 56  # characters of an expression that is written within another
 _LARGEST = 1_000_000  # numbers of a constant that is written into the text
+_NUMERICS = {name: function for name, function in vars(numerics).items() if inspect.isfunction(function)}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The main function of a text.
+
+    ``inputs`` are, for each of the block's inputs, its name and the expression that reads it from the parameters.
+    ``result`` turns the outputs into one or several expressions to return.
+    """
+
+    name: str
+    parameters: Sequence[str]
+    inputs: Sequence[tuple[str, str]]
+    result: Callable[[list[Expr]], Expr | list[Expr]]
 
 
 class Module:
-    """The text as a whole: imports, numerical functions that are copied in, constants, functions."""
+    """A text: imports, copied numerical functions, constants and functions; ``rule`` finds the rule for an equation."""
 
-    def __init__(self, target: str, reader: Reader, origins: Origins) -> None:
+    def __init__(self, target: str, reader: Reader, origins: Origins, rule: FindRule) -> None:
         self.target = target
         self.xp = "np" if target == "numpy" else "jnp"
         self.origins = origins
-        self.names = Names(_copied())
-        # what variables are not called: functions and constants have these names
-        self.stems = {_stem(function) for function in reader.functions.values()} | {"CONSTANT", "primitives"}
+        self.rule = rule
+        self.nested = list(reader.functions.values())
+        self.names = Names(_NUMERICS)
+        # reserved for functions and constants
+        self.stems = {_stem(function) for function in self.nested} | {"CONSTANT", "primitives"}
         self.imports: set[str] = set()
         self.copied: set[str] = set()
         self.constants: dict[Value, tuple[str, list[str]]] = {}
@@ -45,7 +63,7 @@ class Module:
         self.lines: list[str] = []
 
     def constant(self, value: Value) -> Expr:
-        """A constant array, defined once before all functions."""
+        """Return the name of a constant array, which is defined before all functions."""
         if value not in self.constants:
             array = value.array
             assert array is not None
@@ -65,9 +83,9 @@ class Module:
         if array.size <= 64 and dtype in NUMPY_TYPES:
             expr = ex.call(f"{self.xp}.array", ex.literal(nested_numbers(array, self.xp)), kind)
         else:
-            self.copied.add("unpacked")
+            self.copied.add("decode_array")
             code = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
-            expr = ex.call("unpacked", f'"{code}"', kind, repr(tuple(array.shape)))
+            expr = ex.call("decode_array", f'"{code}"', kind, repr(tuple(array.shape)))
             if self.target == "jax":
                 expr = ex.call("jnp.asarray", expr)
         if value.dtype == "key":
@@ -75,37 +93,37 @@ class Module:
         return ex.layout(f"{name} = ", expr, 0)
 
     def copy(self, function: str) -> str:
-        """Have one of :mod:`anyk.decompile.numerics` stand in the text, with what it calls."""
+        """Copy a function of :mod:`anyk.decompile.numerics` and the functions that it calls; return its name."""
         if function not in self.copied:
             self.copied.add(function)
-            for word in set(re.findall(r"\w+", inspect.getsource(getattr(numerics, function)))):
-                if word != function and word in _copied():
+            for word in set(re.findall(r"\w+", inspect.getsource(_NUMERICS[function]))):
+                if word in _NUMERICS:
                     self.copy(word)
         return function
 
     def check_type(self, dtype: str) -> None:
-        """Refuse types that NumPy lacks."""
+        """Raise :class:`~anyk.errors.BadInput` for types that NumPy lacks."""
         if self.target == "numpy" and dtype not in NUMPY_TYPES:
             raise BadInput(
                 f"NumPy has no type {dtype}; convert to float32 within the function, or decompile with target='jax'"
             )
 
     def function(self, function: Function) -> str:
-        """Write a nested function, unless it, or one that reads the same, is written already; returns its name."""
+        """Return the name of a nested function; write it unless the text has an equal function."""
         if function not in self.called:
             writer = Writer(self)
-            known: dict[str, list[Value]] = {}
+            values_by_name: dict[str, list[Value]] = {}
             parameters = []
             for place, value in enumerate(function.block.inputs):
                 name = writer.names.take(value.called or f"x{place}")
                 writer.values[value] = ex.name(name, value.shape)
                 parameters.append(Expr(name))
-                known.setdefault(name, []).append(value)
-            wishes_of(function.block, known, self.origins)
+                values_by_name.setdefault(name, []).append(value)
+            _name_values(function.block, values_by_name, self.origins)
             with writer.indented():
                 writer.body(function.block.equations)
                 outputs = [writer.typed(atom) for atom in function.block.outputs]
-                writer.give_back(outputs)
+                writer.write_return(outputs)
             text = (function.decorator, ", ".join(map(str, parameters)), *writer.lines)
             if text not in self.functions:
                 self.functions[text] = name = self.names.take(_stem(function))
@@ -118,31 +136,64 @@ class Module:
             self.called[function] = self.functions[text]
         return self.called[function]
 
+    def write(self, block: Block, entry: Entry) -> None:
+        """Write the main function."""
+        prune(block)
+        for function in self.nested:
+            prune(function.block)
+        name = self.names.take(entry.name)
+        self.stems.add(name)
+        writer = Writer(self)
+        for parameter in entry.parameters:  # which would hide a name of the module
+            writer.names.take(parameter)
+            self.names.take(parameter)
+        values_by_name: dict[str, list[Value]] = {}
+        with writer.indented():
+            for value, (called, access) in zip(block.inputs, entry.inputs, strict=True):
+                if value.uses:
+                    is_parameter = called in entry.parameters and called == access
+                    writer.read_input(value, called if is_parameter else writer.names.take(called), access)
+                    values_by_name.setdefault(called, []).append(value)
+            _name_values(block, values_by_name, self.origins)
+            writer.body(block.equations)
+            returned = entry.result([writer.typed(atom) for atom in block.outputs])
+            if isinstance(returned, list):
+                writer.write_return(returned)
+            else:
+                writer.emit("return ", returned)
+        self.lines += ["", ""]
+        if self.target == "numpy":
+            self.lines.append('@np.errstate(all="ignore")')
+        self.lines += ex.layout("def ", ex.call(name, *entry.parameters), 0, after=":")
+        self.lines += writer.lines
+
     def text(self, title: str, notes: Sequence[str], types: dict[str, tuple[str, ...]]) -> str:
-        """The module: ``types`` are named tuples that it returns."""
+        """Return the text; ``types`` are the fields of the named tuples that it returns."""
         lines = ['"""' + title]
         if notes:
             lines += ["", *(line for note in notes for line in textwrap.wrap(note, ex.WIDTH))]
             lines.append('"""')
         else:
             lines[0] += '"""'
-        copies = {name: inspect.getsource(getattr(numerics, name)).split("\n")[:-1] for name in sorted(self.copied)}
-        definitions = [line for _, one in self.constants.values() for line in one]
+        copies = {name: inspect.getsource(_NUMERICS[name]).split("\n")[:-1] for name in sorted(self.copied)}
+        definitions = [line for _, definition in self.constants.values() for line in definition]
         for name, fields in types.items():
             self.imports.add("from collections import namedtuple")
             definitions.append(f'{name} = namedtuple("{name}", "{" ".join(fields)}")')
-        used = "\n".join([*(line for one in copies.values() for line in one), *self.lines, *definitions])
+        used = "\n".join([*(line for function in copies.values() for line in function), *self.lines, *definitions])
         for word, line in _IMPORTS.items():
             if re.search(rf"(?<![\w.]){word}\.", used):
                 self.imports.add(line)
-        standard = sorted((one for one in self.imports if one in _STANDARD), key=_import_order)
-        other = sorted((one for one in self.imports if one not in _STANDARD), key=_import_order)
+        standard = sorted((line for line in self.imports if line in _STANDARD), key=_import_order)
+        other = sorted((line for line in self.imports if line not in _STANDARD), key=_import_order)
         lines += ["", *standard, *([""] if standard and other else []), *other]
-        if "unpacked" in copies:  # what the constants are made with stands before them
-            lines += ["", "", *copies.pop("unpacked"), ""]
+        if "decode_array" in copies:  # constants need it
+            lines += ["", "", *copies.pop("decode_array"), ""]
         if definitions:
             lines += ["", *definitions]
-        return "\n".join([*lines, *(line for one in copies.values() for line in ["", "", *one]), *self.lines]) + "\n"
+        for function in copies.values():
+            lines += ["", "", *function]
+        return "\n".join([*lines, *self.lines]) + "\n"
 
 
 def _import_order(line: str) -> tuple[bool, str]:
@@ -174,26 +225,22 @@ def _stem(function: Function) -> str:
 
 
 def fixed_names() -> set[str]:
-    """What texts call by its own name, besides Python's and the libraries' names."""
-    return {"primitives", "namedtuple", "itertools", "math"} | _copied()
+    """Return the names that texts use, besides Python's and the libraries' names."""
+    return {"primitives", "namedtuple", "itertools", "math", *_NUMERICS}
 
 
-def _copied() -> set[str]:
-    return {name for name, value in vars(numerics).items() if inspect.isfunction(value)}
-
-
-def wishes_of(block: Block, known: dict[str, list[Value]], origins: Origins) -> None:
-    """Set the user's names within a block and the blocks within it."""
-    wishes(block.equations, known, origins)
+def _name_values(block: Block, values_by_name: dict[str, list[Value]], origins: Origins) -> None:
+    """Give the values of a block, and of the blocks within it, the user's names."""
+    name_values(block.equations, values_by_name, origins)
     for equation in block.equations:
         for inner in equation.blocks:
-            wishes_of(inner, known, origins)
+            _name_values(inner, values_by_name, origins)
 
 
 class Writer:
     """Writes the body of one function.
 
-    What a rule of the table asks for: :meth:`loose`, :meth:`full` and :meth:`typed` give an operand's expression,
+    For the rules of the table, :meth:`loose`, :meth:`full` and :meth:`typed` return an operand's expression, and
     :meth:`named` its variable; :meth:`emit`, :meth:`indented` and :meth:`body` write statements.
     """
 
@@ -201,73 +248,82 @@ class Writer:
         self.module = module
         self.target = module.target
         self.xp = module.xp
-        self.names = Names(_copied(), stems=module.stems)
+        self.names = Names(_NUMERICS, stems=module.stems)
         self.lines: list[str] = []
         self.indent = 0
         self.values: dict[Value, Expr] = {}
         self.pending: dict[Value, tuple[Expr, Equation]] = {}
 
+    def read_input(self, value: Value, variable: str, access: str) -> None:
+        """Write the statement that reads an input of the function into a variable."""
+        expr = Expr(access)
+        if value.dtype != "key":
+            expr = ex.call(f"{self.xp}.asarray", access, self.dtype(value.dtype))
+        if expr.text != variable:
+            self.emit(f"{variable} = ", expr, comment=short(value.dtype, value.shape))
+        self.values[value] = ex.name(variable, value.shape)
+
     # operands
 
     def loose(self, atom: Atom) -> Expr:
-        """An operand where broadcasting is at work: it may have a smaller shape than its value, or be a bare number."""
+        """Return an operand that is broadcast: it may have a smaller shape than its value, or be a bare number."""
         if isinstance(atom, Constant):
             text = number(atom.value, self.xp)
             level = ex.UNARY if text.startswith("-") else ex.ATOM
             if atom.dtype.startswith("u") and int(atom.value) > 2**31 - 1 and self.target == "jax":
-                return ex.call(self.dtype(atom.dtype), Expr(text))  # JAX takes bare integers for signed ones
+                return ex.call(self.dtype(atom.dtype), Expr(text))  # for JAX bare integers are signed
             return Expr(text, level, free=True, weak=True)
         if atom in self.values:
             return self.values[atom]
         if atom in self.pending:
             return self.pending[atom][0]
-        assert atom.array is not None, "a value is used before it is made"
-        self.values[atom] = found = self.module.constant(atom)
-        return found
+        assert atom.array is not None, "a value is used before it is computed"
+        self.values[atom] = expr = self.module.constant(atom)
+        return expr
 
     def full(self, atom: Atom) -> Expr:
-        """An operand of its full shape; a number has no type yet."""
+        """Return an operand of its full shape; a number has no type yet."""
         expr = self.loose(atom)
         if expr.shape == atom.shape:
             return expr
         shape = ex.literal(atom.shape)
         if expr.weak:
-            same = {"0": "zeros", "0.0": "zeros", "False": "zeros", "1": "ones", "1.0": "ones"}.get(expr.text)
-            if same is not None:
+            function = {"0": "zeros", "0.0": "zeros", "False": "zeros", "1": "ones", "1.0": "ones"}.get(expr.text)
+            if function is not None:
                 size = ex.literal(atom.shape[0] if len(atom.shape) == 1 else atom.shape)
-                return ex.call(f"{self.xp}.{same}", size, self.dtype(atom.dtype), shape=atom.shape)
+                return ex.call(f"{self.xp}.{function}", size, self.dtype(atom.dtype), shape=atom.shape)
             return ex.call(f"{self.xp}.full", shape, expr, self.dtype(atom.dtype), shape=atom.shape)
         return ex.call(f"{self.xp}.broadcast_to", expr, shape, shape=atom.shape)
 
     def typed(self, atom: Atom) -> Expr:
-        """An operand of its full shape and type."""
+        """Return an operand of its full shape and type."""
         expr = self.full(atom)
         return self.typed_number(expr, atom) if expr.weak else expr
 
     def typed_number(self, expr: Expr, atom: Atom) -> Expr:
-        """A bare number with its type."""
+        """Return a bare number with its type."""
         return ex.call(self.dtype(atom.dtype), Expr(expr.text))
 
     def operands(self, equation: Equation) -> list[Expr]:
-        """Of an elementwise operation; at least one has a type."""
+        """Return the operands of an elementwise operation, of which at least one has a type."""
         exprs = [self.loose(atom) for atom in equation.inputs]
         if all(expr.weak for expr in exprs):
             exprs[0] = self.typed_number(exprs[0], equation.inputs[0])
         return exprs
 
     def named(self, atom: Atom) -> Expr:
-        """An operand as a variable, so that it can be written twice."""
+        """Return an operand as a variable, so that it can be written twice."""
         if isinstance(atom, Value) and atom in self.pending:
             self.flush(atom)
         return self.typed(atom)
 
     def dtype(self, dtype: str) -> str:
-        """A type as it is written."""
+        """Return the text of a type."""
         self.module.check_type(dtype)
         return f"{self.xp}.{type_name(dtype)}"
 
     def copy(self, function: str) -> str:
-        """Have a numerical function stand in the text."""
+        """Copy a numerical function into the text and return its name."""
         return self.module.copy(function)
 
     # statements
@@ -278,28 +334,26 @@ class Writer:
             self.equation(equation)
 
     def equation(self, equation: Equation) -> None:
-        """Write one equation, or keep it to be folded into the next."""
-        from anyk.decompile.primitives import rule
-
+        """Write one equation, or defer it until its only use."""
         for value in equation.outputs:
             if value.dtype != "key":
                 self._check(value, equation)
-        found = rule(equation, self.target, self.module.origins)
+        write = self.module.rule(equation, self.target, self.module.origins)
         if equation.blocks or equation.function is not None:
-            before = equation.captured if equation.primitive == "cond" else [*equation.inputs, *equation.captured]
-            for atom in before:
+            atoms = equation.captured if equation.primitive == "cond" else [*equation.inputs, *equation.captured]
+            for atom in atoms:
                 if isinstance(atom, Value):
                     self.flush(atom)
         mark = len(self.lines)
-        expr = found(self, equation)
+        expr = write(self, equation)
         if expr is None:
-            return  # it wrote its statements itself
+            return  # the rule wrote statements itself
         if self._too_much(expr):
             del self.lines[mark:]
             for atom in equation.inputs:
                 if isinstance(atom, Value):
                     self.flush(atom)
-            expr = found(self, equation)
+            expr = write(self, equation)
             assert expr is not None
         for atom in equation.inputs:
             if isinstance(atom, Value):
@@ -340,13 +394,13 @@ class Writer:
         self.values[value] = ex.name(name, expr.shape)
 
     def flush(self, value: Value) -> None:
-        """Give a value that was kept to be folded a statement of its own."""
-        kept = self.pending.pop(value, None)
-        if kept is not None:
-            self._emit_value(value, *kept)
+        """Write the statement of a value that was deferred."""
+        pending = self.pending.pop(value, None)
+        if pending is not None:
+            self._emit_value(value, *pending)
 
     def target_of(self, equation: Equation, place: int) -> str:
-        """A new variable for an output; the underscore if nobody uses it."""
+        """Return a new variable for an output, or the underscore if it is unused."""
         value = equation.outputs[place]
         if not value.uses:
             return "_"
@@ -355,16 +409,16 @@ class Writer:
         return name
 
     def assign(self, targets: Sequence[str], expr: Expr, comment: str = "") -> None:
-        """Assign what is a tuple to several variables."""
+        """Assign the elements of a tuple to several variables."""
         left = ", ".join(targets) + ("," if len(targets) == 1 else "")
         if len(left) + self.indent <= 60:
             self.emit(f"{left} = ", expr, comment=comment)
             return
         name = self.names.take("results")
         self.emit(f"{name} = ", expr)
-        for place, one in enumerate(targets):
-            if one != "_":
-                self.emit(f"{one} = ", Expr(f"{name}[{place}]"))
+        for place, target in enumerate(targets):
+            if target != "_":
+                self.emit(f"{target} = ", Expr(f"{name}[{place}]"))
 
     def emit(self, before: str, expr: Expr, comment: str = "") -> None:
         """Write a statement."""
@@ -377,19 +431,19 @@ class Writer:
         """Write a line."""
         self.lines.append(" " * self.indent + text)
 
-    def give_back(self, outputs: Sequence[Expr]) -> None:
-        """Write a return of one thing or several."""
+    def write_return(self, outputs: Sequence[Expr]) -> None:
+        """Write a return statement."""
         self.emit("return ", ex.side_by_side(outputs) if outputs else ex.raw("()"))
 
     @contextmanager
     def indented(self) -> Iterator[None]:
-        """Within this, lines stand further in."""
+        """Indent the lines that are written within this context."""
         self.indent += 4
         yield
         self.indent -= 4
 
     def define(self, name: str, parameters: Sequence[str], write: Callable[[], None]) -> None:
-        """A function within the function."""
+        """Write a function within the function."""
         if self.lines and self.lines[-1] and not self.lines[-1].endswith(":"):
             self.lines.append("")
         self.lines += ex.layout("def ", ex.call(name, *parameters), self.indent, after=":")
@@ -398,62 +452,6 @@ class Writer:
         self.lines.append("")
 
 
-def module_of(
-    reader: Reader,
-    block: Block,
-    origins: Origins,
-    *,
-    target: str,
-    name: str,
-    parameters: Sequence[str],
-    inputs: Sequence[tuple[str, str]],
-    result: Callable[[list[Expr]], Expr | list[Expr]],
-    title: str,
-    notes: Sequence[str],
-    types: dict[str, tuple[str, ...]],
-) -> str:
-    """The text of a module whose last function is the block.
-
-    ``inputs`` are, for each of the block's inputs, what it is called and how it is had from the parameters; ``result``
-    makes what is returned of the outputs.
-    """
-    prune(block)
-    for function in reader.functions.values():
-        prune(function.block)
-    module = Module(target, reader, origins)
-    name = module.names.take(name)
-    module.stems.add(name)
-    writer = Writer(module)
-    for parameter in parameters:  # which would hide what the module calls so
-        writer.names.take(parameter)
-        module.names.take(parameter)
-    known: dict[str, list[Value]] = {}
-    with writer.indented():
-        for value, (called, access) in zip(block.inputs, inputs, strict=True):
-            if not value.uses:
-                continue
-            if value.dtype != "key":
-                module.check_type(value.dtype)
-            variable = called if called in parameters and called == access else writer.names.take(called)
-            if value.dtype == "key":
-                expr: Expr = Expr(access)
-            else:
-                expr = ex.call(f"{module.xp}.asarray", access, writer.dtype(value.dtype))
-            if expr.text != variable:
-                writer.emit(f"{variable} = ", expr, comment=short(value.dtype, value.shape))
-            writer.values[value] = ex.name(variable, value.shape)
-            known.setdefault(called, []).append(value)
-        wishes_of(block, known, origins)
-        writer.body(block.equations)
-        outputs = [writer.typed(atom) for atom in block.outputs]
-        made = result(outputs)
-        if isinstance(made, list):
-            writer.give_back(made)
-        else:
-            writer.emit("return ", made)
-    module.lines += ["", ""]
-    if target == "numpy":
-        module.lines.append('@np.errstate(all="ignore")')
-    module.lines += ex.layout("def ", ex.call(name, *parameters), 0, after=":")
-    module.lines += writer.lines
-    return module.text(title, notes, types)
+# writes an equation: returns the expression of its output (of a tuple, if there are several), or writes statements
+Rule = Callable[[Writer, Equation], Expr | None]
+FindRule = Callable[[Equation, str, Origins], Rule]

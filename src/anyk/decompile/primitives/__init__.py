@@ -1,4 +1,4 @@
-"""How each primitive is written: one table with two columns, for JAX and for NumPy, a file for each family."""
+"""The rules by which primitives are written: a table with two columns, JAX and NumPy, and a file for each family."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from anyk.decompile.primitives import (
     reductions,
     shapes,
 )
-from anyk.decompile.primitives.table import Rule, table
+from anyk.decompile.primitives.table import table
+from anyk.decompile.writing import Rule
 from anyk.errors import BadInput
 
 
 def rule(equation: Equation, target: str, origins: Origins) -> Rule:
-    """How an equation is written for a target; raises BadInput, with the user's line, for what cannot be."""
-    known = table.get(equation.primitive, {})
-    if target in known:
-        return known[target]
+    """Return the rule for an equation and a target; raise BadInput, with the user's line, if there is none."""
+    rules = table.get(equation.primitive, {})
+    if target in rules:
+        return rules[target]
     where = origins.describe(equation.source)
-    if known:
+    if rules:
         way = "decompile with target='jax', or write that line with other functions"
     else:
         way = "write that line with other functions, or decompile the parts before and after it"

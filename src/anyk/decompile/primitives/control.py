@@ -1,4 +1,4 @@
-"""Loops, conditionals and calls: Python's own for NumPy, ``lax``'s for JAX."""
+"""Loops, conditionals and calls: Python's for NumPy, those of ``lax`` for JAX."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _call(w: Writer, eq: Equation) -> Expr | None:
 
 
 def _take_names(w: Writer, values: Sequence[Value], wishes: Sequence[str]) -> list[str]:
-    """Variables for a block's inputs."""
+    """Name a block's inputs."""
     names = []
     for value, wish in zip(values, wishes, strict=True):
         name = w.names.take(wish or value.called)
@@ -30,16 +30,18 @@ def _take_names(w: Writer, values: Sequence[Value], wishes: Sequence[str]) -> li
     return names
 
 
-def _wishes(inner: Sequence[Value], outer: Sequence[Value], otherwise: str) -> list[str]:
-    """What a loop's variables are called: as the user calls what comes out."""
+def _loop_names(inner: Sequence[Value], outer: Sequence[Value], otherwise: str) -> list[str]:
+    """Return names for a loop's variables: the user's names of its inputs or outputs."""
     return [
-        one.called if one.called.isidentifier() else after.called or one.called or otherwise
-        for one, after in zip(inner, outer, strict=True)
+        inner_value.called
+        if inner_value.called.isidentifier()
+        else outer_value.called or inner_value.called or otherwise
+        for inner_value, outer_value in zip(inner, outer, strict=True)
     ]
 
 
 def _assign(w: Writer, names: Sequence[str], exprs: Sequence[Expr]) -> None:
-    """Several assignments at once."""
+    """Write simultaneous assignments."""
     if not names:
         return
     left = ", ".join(names)
@@ -55,52 +57,52 @@ def _assign(w: Writer, names: Sequence[str], exprs: Sequence[Expr]) -> None:
 # NumPy
 
 
-def _steady(w: Writer, block: Block, start: Sequence[Atom], carries: int, first: int = 0) -> list[int]:
-    """Which carried values change; the others are what they were at the start."""
+def _changing(w: Writer, block: Block, start: Sequence[Atom], carries: int) -> list[int]:
+    """Return the places of carried values that change; the others keep their values from the start."""
     changing = []
     for place in range(carries):
-        if block.outputs[first + place] is block.inputs[place]:
+        if block.outputs[place] is block.inputs[place]:
             w.values[block.inputs[place]] = w.named(start[place])
         else:
             changing.append(place)
     return changing
 
 
-def _call_stacked(eq: Equation, carries: int) -> None:
-    """What a loop collects is called after what it is made of."""
+def _name_stacked(eq: Equation, carries: int) -> None:
+    """Name the arrays that a loop collects after their elements."""
     (block,) = eq.blocks
-    for value, one in zip(eq.outputs[carries:], block.outputs[carries:], strict=True):
-        if not value.called and isinstance(one, Value) and one.maker is not None:
-            value.called = (one.called or noun(one.maker, one.maker.outputs.index(one))) + "s"
+    for value, element in zip(eq.outputs[carries:], block.outputs[carries:], strict=True):
+        if not value.called and isinstance(element, Value) and element.maker is not None:
+            value.called = (element.called or noun(element.maker, element.maker.outputs.index(element))) + "s"
 
 
 def _scan_numpy(w: Writer, eq: Equation) -> None:
     (block,) = eq.blocks
     carries, length = eq.params["carries"], int(eq.params["length"])
-    changing = _steady(w, block, eq.inputs, carries)
-    wishes = _wishes(block.inputs[:carries], eq.outputs[:carries], "state")
+    changing = _changing(w, block, eq.inputs, carries)
+    wishes = _loop_names(block.inputs[:carries], eq.outputs[:carries], "state")
     names = {}
     for place in changing:
         (names[place],) = _take_names(w, [block.inputs[place]], [wishes[place]])
     starts = [w.typed(eq.inputs[place]) for place in changing]
     _assign(w, list(names.values()), starts)
-    _call_stacked(eq, carries)
+    _name_stacked(eq, carries)
     stacked = [w.target_of(eq, place) for place in range(carries, len(eq.outputs))]
     for name, value in zip(stacked, eq.outputs[carries:], strict=True):
-        made = ex.call("np.empty", ex.literal(value.shape), w.dtype(value.dtype))
-        w.emit(f"{name} = ", made, comment=short(value.dtype, value.shape))
+        empty = ex.call("np.empty", ex.literal(value.shape), w.dtype(value.dtype))
+        w.emit(f"{name} = ", empty, comment=short(value.dtype, value.shape))
     step = w.names.take("step" if "t" in names.values() else "t")
     count = f"range({length})"
     w.line(f"for {step} in {f'reversed({count})' if eq.params['reverse'] else count}:")
     with w.indented():
         mark = len(w.lines)
         for value, atom in zip(block.inputs[carries:], eq.inputs[carries:], strict=True):
-            one = ex.index(w.named(atom), step, value.shape)
+            element = ex.index(w.named(atom), step, value.shape)
             if value.uses > 1 or value.called:
                 name = w.names.take(value.called or "x")
-                w.emit(f"{name} = ", one, comment=short(value.dtype, value.shape))
-                one = ex.name(name, value.shape)
-            w.values[value] = one
+                w.emit(f"{name} = ", element, comment=short(value.dtype, value.shape))
+                element = ex.name(name, value.shape)
+            w.values[value] = element
         w.body(block.equations)
         for name, atom in zip(stacked, block.outputs[carries:], strict=True):
             w.emit(f"{name}[{step}] = ", w.loose(atom))
@@ -114,44 +116,44 @@ def _scan_numpy(w: Writer, eq: Equation) -> None:
 
 
 def _while_numpy(w: Writer, eq: Equation) -> None:
-    asks, does = eq.blocks
-    changing = _steady(w, does, eq.inputs, len(eq.inputs))
-    wishes = _wishes(does.inputs, eq.outputs, "state")
+    condition, body = eq.blocks
+    changing = _changing(w, body, eq.inputs, len(eq.inputs))
+    wishes = _loop_names(body.inputs, eq.outputs, "state")
     names = {}
     for place in changing:
-        (names[place],) = _take_names(w, [does.inputs[place]], [wishes[place]])
-    for place, value in enumerate(asks.inputs):
-        w.values[value] = w.values[does.inputs[place]]
+        (names[place],) = _take_names(w, [body.inputs[place]], [wishes[place]])
+    for place, value in enumerate(condition.inputs):
+        w.values[value] = w.values[body.inputs[place]]
     _assign(w, list(names.values()), [w.typed(eq.inputs[place]) for place in changing])
     head = len(w.lines)
     with w.indented():
-        w.body(asks.equations)
-        condition = w.loose(asks.outputs[0])
+        w.body(condition.equations)
+        test = w.loose(condition.outputs[0])
         if len(w.lines) == head:
-            w.lines.insert(head, " " * (w.indent - 4) + f"while {condition}:")
+            w.lines.insert(head, " " * (w.indent - 4) + f"while {test}:")
         else:
             w.lines.insert(head, " " * (w.indent - 4) + "while True:")
-            w.line(f"if not {condition.at(ex.COMPARE)}:")
+            w.line(f"if not {test.at(ex.COMPARE)}:")
             w.line("    break")
-        w.body(does.equations)
-        _assign(w, list(names.values()), [w.typed(does.outputs[place]) for place in changing])
+        w.body(body.equations)
+        _assign(w, list(names.values()), [w.typed(body.outputs[place]) for place in changing])
         if not changing:
             w.line("pass")
     for place, value in enumerate(eq.outputs):
-        w.values[value] = w.values[does.inputs[place]]
+        w.values[value] = w.values[body.inputs[place]]
 
 
 def _cond_numpy(w: Writer, eq: Equation) -> None:
-    which = w.named(eq.inputs[0]) if len(eq.blocks) > 2 else w.typed(eq.inputs[0])
+    selector = w.named(eq.inputs[0]) if len(eq.blocks) > 2 else w.typed(eq.inputs[0])
     if isinstance(eq.inputs[0], Value):
         w.pending.pop(eq.inputs[0], None)
     names = [w.target_of(eq, place) for place in range(len(eq.outputs))]
     blocks = list(enumerate(eq.blocks))
     if len(blocks) == 2 and eq.params.get("boolean"):
-        heads = [f"if {which}:", "else:"]
+        heads = [f"if {selector}:", "else:"]
         blocks = blocks[::-1]
     else:
-        place = which.at(ex.SHIFT)
+        place = selector.at(ex.SHIFT)
         heads = [f"{'elif' if k else 'if'} {place} <= {k}:" for k, _ in blocks]
         heads[-1] = "else:"
     for head, (_, block) in zip(heads, blocks, strict=True):
@@ -168,7 +170,7 @@ def _cond_numpy(w: Writer, eq: Equation) -> None:
 
 
 def _unpack(w: Writer, names: Sequence[str], bundle: str) -> None:
-    """Take a parameter of a nested function apart."""
+    """Unpack a parameter of a nested function."""
     line = f"{', '.join(names)} = {bundle}"
     if w.indent + len(line) <= ex.WIDTH:
         w.line(line)
@@ -189,12 +191,12 @@ def _bundle(exprs: Sequence[Expr]) -> Expr:
 def _scan_jax(w: Writer, eq: Equation) -> None:
     (block,) = eq.blocks
     carries = eq.params["carries"]
-    wishes = _wishes(block.inputs[:carries], eq.outputs[:carries], "state")
+    wishes = _loop_names(block.inputs[:carries], eq.outputs[:carries], "state")
     starts, slices = eq.inputs[:carries], eq.inputs[carries:]
     start = _bundle([w.typed(a) for a in starts])
     xs = _bundle([w.typed(a) for a in slices]) if slices else ex.raw("None")
-    _call_stacked(eq, carries)
-    names = _take_names(w, block.inputs, [*wishes, *(one.called or "x" for one in block.inputs[carries:])])
+    _name_stacked(eq, carries)
+    names = _take_names(w, block.inputs, [*wishes, *(value.called or "x" for value in block.inputs[carries:])])
     function = w.names.take("step")
     carry = _carried(names[:carries], w) if carries else "_"
     x = _carried(names[carries:], w) if slices else "_"
@@ -206,9 +208,9 @@ def _scan_jax(w: Writer, eq: Equation) -> None:
             _unpack(w, names[carries:], x)
         w.body(block.equations)
         outputs = [w.typed(a) for a in block.outputs]
-        after = _bundle(outputs[:carries]) if carries else ex.raw("None")
-        made = _bundle(outputs[carries:]) if outputs[carries:] else ex.raw("None")
-        w.give_back([after, made])
+        carried = _bundle(outputs[:carries]) if carries else ex.raw("None")
+        collected = _bundle(outputs[carries:]) if outputs[carries:] else ex.raw("None")
+        w.write_return([carried, collected])
 
     parameters = [carry, x] if carry != x else ["_", "__"]
     w.define(function, parameters, write)
@@ -221,17 +223,17 @@ def _scan_jax(w: Writer, eq: Equation) -> None:
         keywords["unroll"] = str(eq.params["unroll"])
     finals = [w.target_of(eq, place) for place in range(carries)]
     stacked = [w.target_of(eq, place) for place in range(carries, len(eq.outputs))]
-    made = ex.call("lax.scan", function, start if carries else ex.raw("None"), xs, **keywords)
+    scan = ex.call("lax.scan", function, start if carries else ex.raw("None"), xs, **keywords)
     left = [_group(finals), _group(stacked)]
     if w.indent + sum(map(len, left)) <= 60:
-        w.emit(f"{left[0]}, {left[1]} = ", made)
+        w.emit(f"{left[0]}, {left[1]} = ", scan)
         return
-    both = w.names.take("results")
-    w.emit(f"{both} = ", made)
+    results = w.names.take("results")
+    w.emit(f"{results} = ", scan)
     for side, group in enumerate((finals, stacked)):
         for place, name in enumerate(group):
             if name != "_":
-                w.line(f"{name} = {both}[{side}]" + (f"[{place}]" if len(group) > 1 else ""))
+                w.line(f"{name} = {results}[{side}]" + (f"[{place}]" if len(group) > 1 else ""))
 
 
 def _group(names: Sequence[str]) -> str:
@@ -241,11 +243,11 @@ def _group(names: Sequence[str]) -> str:
 
 
 def _while_jax(w: Writer, eq: Equation) -> None:
-    asks, does = eq.blocks
-    wishes = _wishes(does.inputs, eq.outputs, "state")
+    condition, body = eq.blocks
+    wishes = _loop_names(body.inputs, eq.outputs, "state")
     start = _bundle([w.typed(a) for a in eq.inputs])
     functions = []
-    for block, wish in ((asks, "going_on"), (does, "body")):
+    for block, wish in ((condition, "condition"), (body, "body")):
         names = _take_names(w, block.inputs, wishes)
         function = w.names.take(wish)
         carry = _carried(names, w)
@@ -255,20 +257,20 @@ def _while_jax(w: Writer, eq: Equation) -> None:
                 used = [name if value.uses else "_" for name, value in zip(names, block.inputs, strict=True)]
                 _unpack(w, used, carry)
             w.body(block.equations)
-            w.give_back([w.typed(a) for a in block.outputs])
+            w.write_return([w.typed(a) for a in block.outputs])
 
         w.define(function, [carry], write)
         functions.append(function)
-    made = ex.call("lax.while_loop", *functions, start)
+    loop = ex.call("lax.while_loop", *functions, start)
     targets = [w.target_of(eq, place) for place in range(len(eq.outputs))]
     if len(targets) == 1:
-        w.emit(f"{targets[0]} = ", made)
+        w.emit(f"{targets[0]} = ", loop)
     else:
-        w.assign(targets, made)
+        w.assign(targets, loop)
 
 
 def _cond_jax(w: Writer, eq: Equation) -> None:
-    which = w.named(eq.inputs[0])
+    selector = w.named(eq.inputs[0])
     boolean = len(eq.blocks) == 2 and eq.params.get("boolean")
     functions = []
     for place, block in enumerate(eq.blocks):
@@ -276,19 +278,19 @@ def _cond_jax(w: Writer, eq: Equation) -> None:
 
         def write(block: Block = block) -> None:
             w.body(block.equations)
-            w.give_back([w.typed(a) for a in block.outputs])
+            w.write_return([w.typed(a) for a in block.outputs])
 
         w.define(function, [], write)
         functions.append(function)
     if boolean:
-        made = ex.call("lax.cond", which, *functions[::-1])
+        conditional = ex.call("lax.cond", selector, *functions[::-1])
     else:
-        made = ex.call("lax.switch", which, ex.sequence([ex.raw(one) for one in functions], "[]"))
+        conditional = ex.call("lax.switch", selector, ex.sequence([ex.raw(function) for function in functions], "[]"))
     targets = [w.target_of(eq, place) for place in range(len(eq.outputs))]
     if len(targets) == 1:
-        w.emit(f"{targets[0]} = ", made)
+        w.emit(f"{targets[0]} = ", conditional)
     elif targets:
-        w.assign(targets, made)
+        w.assign(targets, conditional)
 
 
 row("scan", jax=_scan_jax, numpy=_scan_numpy)

@@ -1,4 +1,4 @@
-"""Convolutions, and reductions over windows that move."""
+"""Convolutions, and reductions over moving windows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.reductions import _combination, _precision
-from anyk.decompile.primitives.table import Rule, extreme, plain, row
-from anyk.decompile.writing import Writer
+from anyk.decompile.primitives.table import extreme, plain, row
+from anyk.decompile.writing import Rule, Writer
 
 
 def _ordered(w: Writer, operand: Expr, order: tuple[int, ...]) -> Expr:
@@ -24,8 +24,8 @@ def _ordered(w: Writer, operand: Expr, order: tuple[int, ...]) -> Expr:
 def _convolution_numpy(w: Writer, eq: Equation) -> Expr:
     params, numbers = eq.params, eq.params["dimension_numbers"]
     x, kernel = (
-        one if a.dtype == eq.dtype else ex.method(one, "astype", w.dtype(eq.dtype), shape=one.shape)
-        for one, a in zip((w.typed(a) for a in eq.inputs), eq.inputs, strict=True)
+        expr if a.dtype == eq.dtype else ex.method(expr, "astype", w.dtype(eq.dtype), shape=expr.shape)
+        for expr, a in zip((w.typed(a) for a in eq.inputs), eq.inputs, strict=True)
     )
     space = len(params["window_strides"])
     keywords: dict[str, Expr | str] = {}
@@ -35,7 +35,7 @@ def _convolution_numpy(w: Writer, eq: Equation) -> Expr:
     for name, key in (("groups", "feature_group_count"), ("batch_groups", "batch_group_count")):
         if params[key] != 1:
             keywords[name] = str(params[key])
-    made = ex.call(
+    convolved = ex.call(
         w.copy("convolve"),
         _ordered(w, x, plain(numbers.lhs_spec)),
         _ordered(w, kernel, plain(numbers.rhs_spec)),
@@ -45,8 +45,8 @@ def _convolution_numpy(w: Writer, eq: Equation) -> Expr:
     )
     back = tuple(int(axis) for axis in np.argsort(numbers.out_spec))
     if back == tuple(range(len(back))):
-        return replace(made, shape=eq.shape)
-    return ex.call("np.transpose", made, ex.literal(back), shape=eq.shape)
+        return replace(convolved, shape=eq.shape)
+    return ex.call("np.transpose", convolved, ex.literal(back), shape=eq.shape)
 
 
 def _convolution_jax(w: Writer, eq: Equation) -> Expr:
@@ -66,9 +66,9 @@ def _convolution_jax(w: Writer, eq: Equation) -> Expr:
             keywords[key] = str(params[key])
     if (precision := _precision(params.get("precision"))) is not None:
         keywords["precision"] = precision
-    wanted = params.get("preferred_element_type")
-    if wanted is not None and str(wanted) != eq.inputs[0].dtype:
-        keywords["preferred_element_type"] = w.dtype(str(wanted))
+    dtype = params.get("preferred_element_type")
+    if dtype is not None and str(dtype) != eq.inputs[0].dtype:
+        keywords["preferred_element_type"] = w.dtype(str(dtype))
     return ex.call(
         "lax.conv_general_dilated",
         *(w.typed(a) for a in eq.inputs),
@@ -80,12 +80,12 @@ def _convolution_jax(w: Writer, eq: Equation) -> Expr:
 
 
 def _letters(spec: tuple[int, ...], lead: str, space: int) -> str:
-    """A layout as letters: N, C, O, I, and the axes of space."""
+    """Return a layout as letters: N, C, O, I, and the axes of space."""
     names = lead + "HWDEFGJKLM"[:space]
-    made = [""] * len(spec)
+    layout = [""] * len(spec)
     for name, axis in zip(names, spec, strict=True):
-        made[axis] = name
-    return "".join(made)
+        layout[axis] = name
+    return "".join(layout)
 
 
 row("conv_general_dilated", jax=_convolution_jax, numpy=_convolution_numpy)
@@ -122,7 +122,7 @@ def _window_reduction_jax(function: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
         word = {"sum": "add", "max": "max", "min": "min"}[function]
         start = "0" if function == "sum" else extreme(eq.dtype, function == "max", "np")
-        # that this is a sum from 0 is only recognised if the 0 is a NumPy number
+        # JAX recognises this as a sum only if the 0 is a NumPy number
         initial = f'np.asarray({start}, "{eq.dtype}")[()]' if eq.dtype == "bfloat16" else f"np.{eq.dtype}({start})"
         sizes, strides, padding, dilation, window_dilation = _window_parameters(eq)
         return ex.call(
@@ -143,9 +143,9 @@ def _window_reduction_jax(function: str) -> Rule:
 def _dilations(
     dilation: Expr, window_dilation: Expr, names: tuple[str, str] = ("base_dilation", "window_dilation")
 ) -> dict[str, Expr | str]:
-    """Those that are not all 1."""
+    """Return the dilations that are not all 1."""
     pairs = zip(names, (dilation, window_dilation), strict=True)
-    return {name: one for name, one in pairs if any(step.text != "1" for step in one.items)}
+    return {name: dilation for name, dilation in pairs if any(step.text != "1" for step in dilation.items)}
 
 
 for _name in ("sum", "max", "min"):
@@ -153,7 +153,7 @@ for _name in ("sum", "max", "min"):
 
 
 def _reduce_window(w: Writer, eq: Equation) -> None:
-    """Windows with the user's own function."""
+    """Write a reduction over windows by the user's own function."""
     (block,) = eq.blocks
     count = len(eq.inputs) // 2
     operands, starts = [w.named(a) for a in eq.inputs[:count]], [w.named(a) for a in eq.inputs[count:]]
@@ -161,9 +161,11 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
     if w.target == "jax":
         name = _combination(w, eq)
         bundles = (ex.sequence(operands), ex.sequence(starts)) if count > 1 else (operands[0], starts[0])
-        made = ex.call("lax.reduce_window", *bundles, name, *parameters[:3], **_dilations(parameters[3], parameters[4]))
+        reduced = ex.call(
+            "lax.reduce_window", *bundles, name, *parameters[:3], **_dilations(parameters[3], parameters[4])
+        )
         targets = [w.target_of(eq, place) for place in range(count)]
-        w.emit(f"{', '.join(targets)} = ", made)
+        w.emit(f"{', '.join(targets)} = ", reduced)
         return
     targets, flat = [w.target_of(eq, place) for place in range(count)], []
     size = int(np.prod(eq.params["window_dimensions"]))
@@ -174,7 +176,7 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
         w.emit(f"{target} = ", start)
         flat.append(view)
     padded = any(step.text != "1" for step in parameters[3].items) or np.any(eq.params["padding"])
-    if padded:  # where there is no element nothing is combined, not even the start
+    if padded:  # padding is combined with nothing, not even with the start
         within = w.names.take("within")
         everywhere = f"np.ones({operands[0].text}.shape, np.bool_)"
         w.emit(f"{within} = ", ex.call(w.copy("windows"), everywhere, "False", *parameters))
@@ -189,7 +191,7 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
         combined = [w.typed(a) for a in block.outputs]
         if padded:
             pairs = zip(combined, targets, strict=True)
-            combined = [ex.call("np.where", f"{within}[..., {step}]", one, target) for one, target in pairs]
+            combined = [ex.call("np.where", f"{within}[..., {step}]", expr, target) for expr, target in pairs]
         w.emit(f"{', '.join(targets)} = ", ex.side_by_side(combined))
 
 
@@ -219,8 +221,7 @@ def _select_and_gather_add_numpy(w: Writer, eq: Equation) -> Expr:
 
 
 def _select_and_scatter_add_jax(w: Writer, eq: Equation) -> Expr:
-    """The primitive itself: ``lax`` offers it in no other way."""
-    w.module.imports.add("from jax.extend.core import primitives")
+    """Return a call of the primitive, since ``lax`` has no function for it."""
     source, operand = (w.typed(a) for a in eq.inputs)
     params = eq.params
     w.module.imports.add("from jax.extend.core import primitives")

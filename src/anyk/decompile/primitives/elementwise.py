@@ -8,7 +8,6 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Constant, Equation
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.table import (
-    Rule,
     broadcast,
     copied,
     elementwise,
@@ -18,7 +17,7 @@ from anyk.decompile.primitives.table import (
     row,
     rows,
 )
-from anyk.decompile.writing import Writer
+from anyk.decompile.writing import Rule, Writer
 
 for _name, _operator in {
     "add": "+",
@@ -37,7 +36,7 @@ for _name, _operator in {
 }.items():
     row(_name, jax=infix(_operator), numpy=infix(_operator))
 
-# jax.numpy and NumPy agree, in name and in deed
+# the same names in jax.numpy and NumPy
 for _name in (
     "exp",
     "exp2",
@@ -80,14 +79,14 @@ for _name, _called in {
 
 
 def _special(function: str) -> Rule:
-    """A function of scipy.special, in the operands' type."""
+    """Return the rule for a function of scipy.special, in the operands' type."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
         exprs = w.operands(eq)
-        made = ex.call(f"special.{function}", *exprs, shape=broadcast(exprs))
+        expr = ex.call(f"special.{function}", *exprs, shape=broadcast(exprs))
         if eq.dtype == "float32" and function not in ("polygamma", "zeta"):
-            return made
-        return ex.method(made, "astype", w.dtype(eq.dtype), shape=made.shape)
+            return expr
+        return ex.method(expr, "astype", w.dtype(eq.dtype), shape=expr.shape)
 
     return rule
 
@@ -113,7 +112,7 @@ row("random_gamma_grad", jax=lax_elementwise("random_gamma_grad"))
 
 
 def _ordered(function: str) -> Rule:
-    """Comparisons for sorting, which ``lax`` has as primitives only."""
+    """Return the rule for a comparison for sorting, which ``lax`` has as a primitive only."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
         w.module.imports.add("from jax.extend.core import primitives")
@@ -200,9 +199,9 @@ row("rsqrt", jax=lax_elementwise("rsqrt"), numpy=_reciprocal_root)
 
 def _logistic(w: Writer, eq: Equation) -> Expr:
     (operand,) = w.operands(eq)
-    one = Expr("1.0", weak=True)
+    unit = Expr("1.0", weak=True)
     power = ex.call("np.exp", ex.unary("-", operand, operand.shape), shape=operand.shape)
-    return ex.binary("/", one, ex.binary("+", one, power, operand.shape), operand.shape)
+    return ex.binary("/", unit, ex.binary("+", unit, power, operand.shape), operand.shape)
 
 
 row("logistic", jax=lax_elementwise("logistic"), numpy=_logistic)
@@ -220,20 +219,20 @@ row("clamp", jax=lax("clamp"), numpy=_clamp)
 
 @rows("select_n")
 def _select(w: Writer, eq: Equation) -> Expr:
-    which, *cases = eq.inputs
-    chosen = w.typed(which) if isinstance(which, Constant) else w.loose(which)
+    selector, *cases = eq.inputs
+    condition = w.typed(selector) if isinstance(selector, Constant) else w.loose(selector)
     if eq.params.get("keys"):
-        chosen = ex.index(chosen, "..., None", (*chosen.shape, 1))
-    if which.dtype == "bool":
+        condition = ex.index(condition, "..., None", (*condition.shape, 1))
+    if selector.dtype == "bool":
         exprs = [w.loose(a) for a in cases]
         if all(expr.weak for expr in exprs):
             exprs[1] = w.typed_number(exprs[1], eq.outputs[0])
-        shape = broadcast([chosen, *exprs])
-        return ex.call(f"{w.xp}.where", chosen, exprs[1], exprs[0], shape=shape)
+        shape = broadcast([condition, *exprs])
+        return ex.call(f"{w.xp}.where", condition, exprs[1], exprs[0], shape=shape)
     exprs = [w.typed(a) for a in cases]
     if w.target == "jax":
-        return ex.call("lax.select_n", w.full(which), *exprs, shape=eq.shape)
-    return ex.call("np.choose", chosen, ex.sequence(exprs), mode='"clip"', shape=broadcast([chosen, *exprs]))
+        return ex.call("lax.select_n", w.full(selector), *exprs, shape=eq.shape)
+    return ex.call("np.choose", condition, ex.sequence(exprs), mode='"clip"', shape=broadcast([condition, *exprs]))
 
 
 def _complex_numpy(w: Writer, eq: Equation) -> Expr:
@@ -323,7 +322,7 @@ row("shift_right_logical", jax=lax_elementwise("shift_right_logical"), numpy=_lo
 
 def _count_ones(w: Writer, eq: Equation) -> Expr:
     operand = w.typed(eq.inputs[0])
-    if eq.inputs[0].dtype.startswith("int"):  # NumPy counts those of the absolute value
+    if eq.inputs[0].dtype.startswith("int"):  # NumPy counts the bits of the absolute value
         operand = ex.method(operand, "view", w.dtype("u" + eq.dtype))
     return ex.method(ex.call("np.bitwise_count", operand), "astype", w.dtype(eq.dtype), shape=eq.shape)
 

@@ -1,4 +1,4 @@
-"""Places that are only known at run time: dynamic slices, gather, scatter."""
+"""Indexing with places that are computed at run time: dynamic slices, gather, scatter."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from anyk.decompile.writing import Writer
 
 
 def _starts(w: Writer, atoms: Sequence[Atom]) -> Expr:
-    bare = all(isinstance(a, Constant) or a.dtype in ("int32", "int64") for a in atoms)  # as JAX takes bare numbers
+    bare = all(isinstance(a, Constant) or a.dtype in ("int32", "int64") for a in atoms)  # JAX's types of bare numbers
     return ex.sequence([(w.loose(a) if bare else w.typed(a)) if isinstance(a, Constant) else w.full(a) for a in atoms])
 
 
-def _as_they_are(w: Writer, starts: Sequence[Atom]) -> dict[str, str]:
-    """The primitive does not count negative places from the end, as ``lax`` does by default."""
-    known = all(isinstance(a, Constant) and a.value >= 0 for a in starts)
-    return {} if known or w.target == "numpy" else {"allow_negative_indices": "False"}
+def _index_options(w: Writer, starts: Sequence[Atom]) -> dict[str, str]:
+    """Return the option by which ``lax``, like the primitive, does not count negative places from the end."""
+    nonnegative = all(isinstance(a, Constant) and a.value >= 0 for a in starts)
+    return {} if nonnegative or w.target == "numpy" else {"allow_negative_indices": "False"}
 
 
 def _dynamic_slice(w: Writer, eq: Equation) -> Expr:
     operand, *starts = eq.inputs
     sizes = ex.literal(plain(eq.params["slice_sizes"]))
     function = "lax.dynamic_slice" if w.target == "jax" else w.copy("dynamic_slice")
-    return ex.call(function, w.typed(operand), _starts(w, starts), sizes, shape=eq.shape, **_as_they_are(w, starts))
+    return ex.call(function, w.typed(operand), _starts(w, starts), sizes, shape=eq.shape, **_index_options(w, starts))
 
 
 def _dynamic_update_slice(w: Writer, eq: Equation) -> Expr:
     operand, update, *starts = eq.inputs
     function = "lax.dynamic_update_slice" if w.target == "jax" else w.copy("dynamic_update_slice")
     operands = w.typed(operand), w.typed(update), _starts(w, starts)
-    return ex.call(function, *operands, shape=eq.shape, **_as_they_are(w, starts))
+    return ex.call(function, *operands, shape=eq.shape, **_index_options(w, starts))
 
 
 row("dynamic_slice", jax=_dynamic_slice, numpy=_dynamic_slice)
@@ -49,10 +49,10 @@ def _mode(eq: Equation) -> str:
 
 
 def _fill(eq: Equation) -> Expr:
-    """What XLA puts where there is nothing to gather."""
-    given = eq.params.get("fill_value")
-    if given is not None:
-        return ex.raw(number(np.asarray(given, eq.dtype)[()], "np"))
+    """Return XLA's result for places that do not exist."""
+    value = eq.params.get("fill_value")
+    if value is not None:
+        return ex.raw(number(np.asarray(value, eq.dtype)[()], "np"))
     dtype = np.dtype(eq.dtype)
     if dtype.kind in "fc":
         return ex.raw("np.nan")
@@ -62,14 +62,14 @@ def _fill(eq: Equation) -> Expr:
 
 
 def _without_last(w: Writer, atom: Atom) -> Expr:
-    """Places along one axis, without the axis of length 1 that XLA wants at the end."""
+    """Return places along one axis, without the last axis of length 1 that XLA requires."""
     if isinstance(atom, Value) and atom.maker is not None and atom.maker.primitive in ("broadcast_in_dim", "reshape"):
-        (before,) = atom.maker.inputs
-        lead = tuple(range(len(before.shape)))
-        added = before.shape == atom.shape[:-1]
+        (places,) = atom.maker.inputs
+        lead = tuple(range(len(places.shape)))
+        added = places.shape == atom.shape[:-1]
         in_order = tuple(atom.maker.params.get("broadcast_dimensions", lead)) == lead
-        if added and in_order and isinstance(before, Value) and before in w.values:
-            return w.full(before)
+        if added and in_order and isinstance(places, Value) and places in w.values:
+            return w.full(places)
     return ex.index(w.full(atom), "..., 0", atom.shape[:-1])
 
 
@@ -178,25 +178,25 @@ def _scatter_numpy(w: Writer, eq: Equation) -> Expr:
 
 
 def _scatter_apply(w: Writer, eq: Equation) -> None:
-    """Windows of which each element becomes a function of itself."""
+    """Write a scatter that applies the user's own function to each element of the windows."""
     (block,) = eq.blocks
     name, element = w.names.take("change"), w.names.take("element")
 
     def write() -> None:
         w.values[block.inputs[0]] = ex.name(element)
         w.body(block.equations)
-        w.give_back([w.typed(a) for a in block.outputs])
+        w.write_return([w.typed(a) for a in block.outputs])
 
     w.define(name, [element], write)
     x, starts, updates = (w.typed(a) for a in eq.inputs)
     if w.target == "numpy":
-        made = ex.call(w.copy("scatter"), x, starts, updates, **_scatter_keywords(eq), apply=name)
+        scattered = ex.call(w.copy("scatter"), x, starts, updates, **_scatter_keywords(eq), apply=name)
     else:
         shape = ex.literal(eq.inputs[2].shape)
-        made = ex.call(
+        scattered = ex.call(
             "lax.scatter_apply", x, starts, name, _scatter_numbers(eq), update_shape=shape, **_keywords(w, eq)
         )
-    w.emit(f"{w.target_of(eq, 0)} = ", made, comment=short(eq.dtype, eq.shape))
+    w.emit(f"{w.target_of(eq, 0)} = ", scattered, comment=short(eq.dtype, eq.shape))
 
 
 row("scatter_apply", jax=_scatter_apply, numpy=_scatter_apply)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.table import Rule, plain, row
-from anyk.decompile.writing import Writer
+from anyk.decompile.primitives.table import plain, row
+from anyk.decompile.writing import Rule, Writer
 
 
 def _jax(function: str, *parameters: str) -> Rule:
-    """``lax.linalg`` has a function for each primitive; parameters at their defaults are left out."""
+    """Return the rule for a function of ``lax.linalg``, without parameters that are None or False."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
         keywords = {
@@ -21,7 +21,7 @@ def _jax(function: str, *parameters: str) -> Rule:
     return rule
 
 
-def _copied(function: str) -> Rule:
+def _copied_function(function: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
         return ex.call(w.copy(function), *(w.typed(a) for a in eq.inputs), shape=eq.shape)
 
@@ -32,15 +32,15 @@ def _cholesky_jax(w: Writer, eq: Equation) -> Expr:
     return ex.call("lax.linalg.cholesky", w.typed(eq.inputs[0]), symmetrize_input="False", shape=eq.shape)
 
 
-row("cholesky", jax=_cholesky_jax, numpy=_copied("cholesky"))
-row("lu", jax=_jax("lu"), numpy=_copied("lu"))
+row("cholesky", jax=_cholesky_jax, numpy=_copied_function("cholesky"))
+row("lu", jax=_jax("lu"), numpy=_copied_function("lu"))
 
 
 def _pivots(w: Writer, eq: Equation) -> Expr:
     size = str(int(eq.params["permutation_size"]))
     if w.target == "jax":
         return ex.call("lax.linalg.lu_pivots_to_permutation", w.typed(eq.inputs[0]), size, shape=eq.shape)
-    return ex.call(w.copy("permutation_of"), w.typed(eq.inputs[0]), size, shape=eq.shape)
+    return ex.call(w.copy("permutation_of_pivots"), w.typed(eq.inputs[0]), size, shape=eq.shape)
 
 
 row("lu_pivots_to_permutation", jax=_pivots, numpy=_pivots)
@@ -49,7 +49,7 @@ row("lu_pivots_to_permutation", jax=_pivots, numpy=_pivots)
 def _triangular_numpy(w: Writer, eq: Equation) -> Expr:
     params = eq.params
     transpose = (2 if params["conjugate_a"] and eq.dtype.startswith("complex") else 1) if params["transpose_a"] else 0
-    a, b = (w.typed(one) for one in eq.inputs)
+    a, b = (w.typed(atom) for atom in eq.inputs)
     if params["conjugate_a"] and not params["transpose_a"]:
         a = ex.call("np.conj", a, shape=a.shape)
     return ex.call(
@@ -82,27 +82,27 @@ def _eigh_jax(w: Writer, eq: Equation) -> Expr:
 
 def _eigh_numpy(w: Writer, eq: Equation) -> Expr:
     half = "" if eq.params["lower"] else ', UPLO="U"'
-    made = Expr(f"np.linalg.eigh({w.typed(eq.inputs[0])}{half})[::-1]", ex.CALL)
+    eigen = Expr(f"np.linalg.eigh({w.typed(eq.inputs[0])}{half})[::-1]", ex.CALL)
     subset = eq.params.get("subset_by_index")
     if subset is None:
-        return made
+        return eigen
     targets = [w.names.take("vectors"), w.names.take("values")]
-    w.assign(targets, made)
-    chosen = f"{int(subset[0])}:{int(subset[1])}"
-    return ex.sequence([Expr(f"{one}[..., {chosen}]") for one in targets])
+    w.assign(targets, eigen)
+    columns = f"{int(subset[0])}:{int(subset[1])}"
+    return ex.sequence([Expr(f"{target}[..., {columns}]") for target in targets])
 
 
 row("eigh", jax=_eigh_jax, numpy=_eigh_numpy)
 
 
 def _svd_jax(w: Writer, eq: Equation) -> Expr:
-    """``lax.linalg.svd`` gives u, s, vh; the primitive s, u, vh."""
+    """Reorder the results of ``lax.linalg.svd`` (u, s, vh) as the primitive's (s, u, vh)."""
     keywords = {name: str(bool(eq.params[name])) for name in ("full_matrices", "compute_uv")}
-    made = ex.call("lax.linalg.svd", w.typed(eq.inputs[0]), **keywords)
+    svd = ex.call("lax.linalg.svd", w.typed(eq.inputs[0]), **keywords)
     if len(eq.outputs) == 1:
-        return Expr(made.text, made.level, eq.shape, made.depth)
-    names = [w.names.take(one) for one in ("u", "singular", "vh")]
-    w.assign(names, made)
+        return Expr(svd.text, svd.level, eq.shape, svd.depth)
+    names = [w.names.take(word) for word in ("u", "singular", "vh")]
+    w.assign(names, svd)
     return ex.sequence([ex.name(names[place]) for place in (1, 0, 2)])
 
 
@@ -110,7 +110,7 @@ def _svd_numpy(w: Writer, eq: Equation) -> Expr:
     full = str(bool(eq.params["full_matrices"]))
     if len(eq.outputs) == 1:
         return ex.call("np.linalg.svd", w.typed(eq.inputs[0]), compute_uv="False", shape=eq.shape)
-    names = [w.names.take(one) for one in ("u", "singular", "vh")]
+    names = [w.names.take(word) for word in ("u", "singular", "vh")]
     w.assign(names, ex.call("np.linalg.svd", w.typed(eq.inputs[0]), full_matrices=full))
     return ex.sequence([ex.name(names[place]) for place in (1, 0, 2)])
 
@@ -134,11 +134,11 @@ def _qr_jax(w: Writer, eq: Equation) -> Expr:
 
 
 row("qr", jax=_qr_jax, numpy=_qr_numpy)
-row("geqrf", numpy=_copied("householder"))
-row("householder_product", jax=_jax("householder_product"), numpy=_copied("householder_product"))
+row("geqrf", numpy=_copied_function("householder"))
+row("householder_product", jax=_jax("householder_product"), numpy=_copied_function("householder_product"))
 
-row("hessenberg", jax=_jax("hessenberg"), numpy=_copied("hessenberg"))
-row("cholesky_update", jax=_jax("cholesky_update"), numpy=_copied("cholesky_update"))
+row("hessenberg", jax=_jax("hessenberg"), numpy=_copied_function("hessenberg"))
+row("cholesky_update", jax=_jax("cholesky_update"), numpy=_copied_function("cholesky_update"))
 row("tridiagonal", jax=_jax("tridiagonal", "lower"))
 row("ormqr", jax=_jax("ormqr", "left", "transpose"))
 
@@ -146,10 +146,10 @@ row("ormqr", jax=_jax("ormqr", "left", "transpose"))
 def _schur(w: Writer, eq: Equation) -> Expr:
     vectors = str(bool(eq.params["compute_schur_vectors"]))
     if w.target == "jax":
-        made = ex.call("lax.linalg.schur", w.typed(eq.inputs[0]), compute_schur_vectors=vectors)
+        schur = ex.call("lax.linalg.schur", w.typed(eq.inputs[0]), compute_schur_vectors=vectors)
     else:
-        made = ex.call(w.copy("schur"), w.typed(eq.inputs[0]), vectors)
-    return made if len(eq.outputs) > 1 else ex.index(made, "0", eq.shape)
+        schur = ex.call(w.copy("schur"), w.typed(eq.inputs[0]), vectors)
+    return schur if len(eq.outputs) > 1 else ex.index(schur, "0", eq.shape)
 
 
 row("schur", jax=_schur, numpy=_schur)
@@ -158,20 +158,20 @@ row("schur", jax=_schur, numpy=_schur)
 def _eig(w: Writer, eq: Equation) -> Expr:
     left, right = (str(bool(eq.params[f"compute_{side}_eigenvectors"])) for side in ("left", "right"))
     if w.target == "jax":
-        made = ex.call(
+        eigen = ex.call(
             "lax.linalg.eig", w.typed(eq.inputs[0]), compute_left_eigenvectors=left, compute_right_eigenvectors=right
         )
     else:
-        made = ex.call(w.copy("eig"), w.typed(eq.inputs[0]), left, right)
-    return made if len(eq.outputs) > 1 else ex.index(made, "0", eq.shape)
+        eigen = ex.call(w.copy("eig"), w.typed(eq.inputs[0]), left, right)
+    return eigen if len(eq.outputs) > 1 else ex.index(eigen, "0", eq.shape)
 
 
 row("eig", jax=_eig, numpy=_eig)
-row("tridiagonal_solve", jax=_jax("tridiagonal_solve"), numpy=_copied("tridiagonal_solve"))
+row("tridiagonal_solve", jax=_jax("tridiagonal_solve"), numpy=_copied_function("tridiagonal_solve"))
 
 
 def _symmetric_product(w: Writer, eq: Equation) -> Expr:
-    a, c = (w.typed(one) for one in eq.inputs)
+    a, c = (w.typed(atom) for atom in eq.inputs)
     alpha, beta = (ex.raw(repr(float(eq.params[name]))) for name in ("alpha", "beta"))
     product = ex.binary("*", alpha, ex.binary("@", a, ex.attribute(a, "mT")))
     return ex.binary("+", product, ex.binary("*", beta, c), eq.shape)
@@ -186,7 +186,7 @@ def _fft(w: Writer, eq: Equation) -> Expr:
     lengths = plain(eq.params["fft_lengths"])
     operand, rank = w.typed(eq.inputs[0]), len(eq.shape)
     word = kind.lower()
-    if w.target == "jax" and kind == "IRFFT":  # jax.numpy's pads and cuts first
+    if w.target == "jax" and kind == "IRFFT":  # jax.numpy's first pads and truncates
         return ex.call("lax.fft", operand, "lax.FftType.IRFFT", ex.literal(lengths), shape=eq.shape)
     if len(lengths) == 1:
         sizes = [str(lengths[0])] if kind == "IRFFT" else []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.table import Rule, plain, row
-from anyk.decompile.writing import Writer
+from anyk.decompile.primitives.table import plain, row
+from anyk.decompile.writing import Rule, Writer
 from anyk.errors import BadInput
 
 
@@ -26,7 +26,7 @@ def _numpy(function: str, *parameters: str) -> Rule:
     return rule
 
 
-def _as_it_is(w: Writer, eq: Equation) -> Expr:
+def _unchanged(w: Writer, eq: Equation) -> Expr:
     return w.typed(eq.inputs[0])
 
 
@@ -36,14 +36,14 @@ def _bits(w: Writer, eq: Equation) -> Expr:
 
 
 def _of_key(w: Writer, eq: Equation, function: str, *extra: Expr) -> Expr:
-    """A function of ``jax.random``, mapped over arrays of keys or numbers."""
+    """Return a call of a function of ``jax.random``, mapped over arrays of keys or numbers."""
     operands = [w.typed(a) for a in eq.inputs]
     ranks = [len(a.shape) for a in eq.inputs]
     name = f"jax.random.{function}"
     if not max(ranks):
         return ex.call(name, *operands, *extra, shape=eq.shape)
-    arguments = ", ".join(w.names.take(one) for one in ["key", "data"][: len(operands)])
-    mapped = f"lambda {arguments}: {name}({', '.join([arguments, *(one.text for one in extra)])})"
+    arguments = ", ".join(w.names.take(word) for word in ["key", "data"][: len(operands)])
+    mapped = f"lambda {arguments}: {name}({', '.join([arguments, *(expr.text for expr in extra)])})"
     alike = "" if min(ranks) else ", " + repr(tuple(0 if rank else None for rank in ranks))
     for _ in range(max(ranks)):
         mapped = f"jax.vmap({mapped}{alike if len(ranks) > 1 else ''})"
@@ -60,10 +60,10 @@ def _fold_in(w: Writer, eq: Equation) -> Expr:
 
 
 def _seed(w: Writer, eq: Equation) -> Expr:
-    made = "jax.random.key"
+    function = "jax.random.key"
     for _ in range(len(eq.inputs[0].shape)):
-        made = f"jax.vmap({made})"
-    return ex.call(made, w.typed(eq.inputs[0]), shape=eq.shape, **_implementation(eq))
+        function = f"jax.vmap({function})"
+    return ex.call(function, w.typed(eq.inputs[0]), shape=eq.shape, **_implementation(eq))
 
 
 def _implementation(eq: Equation) -> dict[str, str]:
@@ -83,8 +83,8 @@ row("random_bits", jax=_bits, numpy=_numpy("random_bits", "bit_width", "shape"))
 row("random_split", jax=_split, numpy=_numpy("random_split", "shape"))
 row("random_fold_in", jax=_fold_in, numpy=_numpy("random_fold_in"))
 row("random_seed", jax=_seed, numpy=_numpy("random_seed"))
-row("random_wrap", jax=_wrap, numpy=_as_it_is)
-row("random_unwrap", jax=_unwrap, numpy=_as_it_is)
+row("random_wrap", jax=_wrap, numpy=_unchanged)
+row("random_unwrap", jax=_unwrap, numpy=_unchanged)
 
 
 def _hash_jax(w: Writer, eq: Equation) -> Expr:
@@ -96,7 +96,7 @@ row("threefry2x32", jax=_hash_jax, numpy=_numpy("threefry2x32"))
 
 
 def _gamma(w: Writer, eq: Equation) -> Expr:
-    key, a = (w.typed(one) for one in eq.inputs)
+    key, a = (w.typed(atom) for atom in eq.inputs)
     dtype = w.dtype(eq.dtype)
     word = "loggamma" if eq.params["log_space"] else "gamma"
     return ex.call(f"jax.random.{word}", key, a, dtype=dtype, shape=eq.shape)

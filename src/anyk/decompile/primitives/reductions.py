@@ -5,35 +5,35 @@ from __future__ import annotations
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.table import Rule, axes, extreme, plain, row, rows
-from anyk.decompile.writing import Writer
+from anyk.decompile.primitives.table import axes, extreme, plain, row, rows
+from anyk.decompile.writing import Rule, Writer
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @rows("dot_general")
 def _product(w: Writer, eq: Equation) -> Expr:
-    """``@`` where it is a matrix product, ``einsum`` elsewhere."""
+    """Write a matrix product with ``@``, other products with ``einsum``."""
     left, right = (w.typed(a) for a in eq.inputs)
-    wanted = eq.params.get("preferred_element_type")
-    wanted = eq.dtype if wanted is None else str(wanted)
-    if w.target == "numpy" or (wanted != eq.inputs[0].dtype and eq.inputs[0].dtype != eq.inputs[1].dtype):
+    dtype = eq.params.get("preferred_element_type")
+    dtype = eq.dtype if dtype is None else str(dtype)
+    if w.target == "numpy" or (dtype != eq.inputs[0].dtype and eq.inputs[0].dtype != eq.inputs[1].dtype):
         left, right = (
-            one if one_in.dtype == wanted else ex.method(one, "astype", w.dtype(wanted), shape=one.shape)
-            for one, one_in in zip((left, right), eq.inputs, strict=True)
+            expr if atom.dtype == dtype else ex.method(expr, "astype", w.dtype(dtype), shape=expr.shape)
+            for expr, atom in zip((left, right), eq.inputs, strict=True)
         )
         widened = False
     else:
-        widened = wanted != eq.inputs[0].dtype
+        widened = dtype != eq.inputs[0].dtype
     (over_left, over_right), (batch_left, batch_right) = (
-        tuple(tuple(map(int, one)) for one in pair) for pair in eq.params["dimension_numbers"]
+        tuple(tuple(map(int, numbers)) for numbers in pair) for pair in eq.params["dimension_numbers"]
     )
     keywords: dict[str, Expr | str] = {}
     if w.target == "jax":
         if (precision := _precision(eq.params.get("precision"))) is not None:
             keywords["precision"] = precision
         if widened:
-            keywords["preferred_element_type"] = w.dtype(wanted)
+            keywords["preferred_element_type"] = w.dtype(dtype)
     product = None
     if not keywords:
         product = _matmul(left, right, over_left, over_right, batch_left, batch_right, eq.shape)
@@ -44,8 +44,11 @@ def _precision(precision: object) -> str | Expr | None:
     if precision is None:
         return None
     if isinstance(precision, tuple):
-        words = [f"lax.Precision.{one.name}" if hasattr(one, "name") else repr(one) for one in precision]
-        return words[0] if len(set(words)) == 1 else ex.sequence([ex.raw(one) for one in words])
+        words = [
+            f"lax.Precision.{precision_of_side.name}" if hasattr(precision_of_side, "name") else repr(precision_of_side)
+            for precision_of_side in precision
+        ]
+        return words[0] if len(set(words)) == 1 else ex.sequence([ex.raw(word) for word in words])
     return f"lax.Precision.{precision.name}" if hasattr(precision, "name") else ex.literal(str(precision))
 
 
@@ -58,7 +61,7 @@ def _matmul(
     batch_right: tuple[int, ...],
     shape: tuple[int, ...],
 ) -> Expr | None:
-    """The product as ``@``, or None."""
+    """Return the product with ``@`` if it is a matrix product."""
     batch = len(batch_left)
     if batch_left != tuple(range(batch)) or batch_right != batch_left or len(over_left) != 1:
         if not over_left and not batch and len(left.shape) == len(right.shape) == 1:
@@ -109,7 +112,7 @@ def _einsum(
     terms = "".join(first[axis] for axis in range(len(left.shape)))
     terms += "," + "".join(second[axis] for axis in range(len(right.shape)))
     if w.target == "numpy" and over[0]:
-        keywords["optimize"] = "True"  # by BLAS where it can be
+        keywords["optimize"] = "True"  # by BLAS if possible
     return ex.call(f"{w.xp}.einsum", f'"{terms}->{result}"', left, right, shape=eq.shape, **keywords)
 
 
@@ -163,8 +166,8 @@ def _place(function: str) -> Rule:
         dtype = w.dtype(eq.dtype)
         if w.target == "jax":
             return ex.call(f"lax.{function}", operand, str(axis), dtype, shape=eq.shape)
-        found = ex.call(f"np.{function}", operand, axis=str(axis))
-        return ex.method(found, "astype", dtype, shape=eq.shape)
+        place = ex.call(f"np.{function}", operand, axis=str(axis))
+        return ex.method(place, "astype", dtype, shape=eq.shape)
 
     return rule
 
@@ -191,10 +194,10 @@ def _running(function: str) -> tuple[Rule, Rule]:
         if eq.params["reverse"]:
             operand = ex.index(operand, back)
         if ufunc is not None:
-            made = ex.call(ufunc, operand, str(axis), shape=eq.shape)
+            running = ex.call(ufunc, operand, str(axis), shape=eq.shape)
         else:
-            made = ex.call(f"np.{function}", operand, str(axis), w.dtype(eq.dtype), shape=eq.shape)
-        return ex.index(made, back, eq.shape) if eq.params["reverse"] else made
+            running = ex.call(f"np.{function}", operand, str(axis), w.dtype(eq.dtype), shape=eq.shape)
+        return ex.index(running, back, eq.shape) if eq.params["reverse"] else running
 
     return for_jax, for_numpy
 
@@ -238,15 +241,15 @@ row("top_k", jax=_top_k, numpy=_top_k)
 
 
 def _approximate_top_k(w: Writer, eq: Equation) -> Expr:
-    """Approximate on accelerators only: NumPy's is exact."""
+    """Write a search that is approximate on accelerators only; NumPy's is exact."""
     operand, axis, k = w.typed(eq.inputs[0]), int(eq.params["reduction_dimension"]), str(int(eq.params["k"]))
     largest = bool(eq.params["is_max_k"])
     if w.target == "jax":
         name = "lax.approx_max_k" if largest else "lax.approx_min_k"
         return ex.call(name, operand, k, reduction_dimension=str(axis), recall_target=str(eq.params["recall_target"]))
     if not largest:
-        found = ex.call(w.copy("top_k"), ex.unary("-", operand), k, str(axis))
-        w.assign(names := [w.names.take("least"), w.names.take("places")], found)
+        top = ex.call(w.copy("top_k"), ex.unary("-", operand), k, str(axis))
+        w.assign(names := [w.names.take("least"), w.names.take("places")], top)
         return ex.sequence([ex.unary("-", ex.name(names[0])), ex.name(names[1])])
     return ex.call(w.copy("top_k"), operand, k, str(axis))
 
@@ -255,7 +258,7 @@ row("approx_top_k", jax=_approximate_top_k, numpy=_approximate_top_k)
 
 
 def _reduce(w: Writer, eq: Equation) -> None:
-    """A reduction by the user's own function: a loop over slices, or ``lax.reduce``."""
+    """Write a reduction by the user's own function: a loop over slices, or ``lax.reduce``."""
     (block,) = eq.blocks
     count = len(eq.inputs) // 2
     over = tuple(int(axis) for axis in eq.params["dimensions"])
@@ -263,27 +266,27 @@ def _reduce(w: Writer, eq: Equation) -> None:
     if w.target == "jax":
         name = _combination(w, eq)
         bundles = (ex.sequence(operands), ex.sequence(starts)) if count > 1 else (operands[0], starts[0])
-        made = ex.call("lax.reduce", *bundles, name, ex.literal(over))
+        reduced = ex.call("lax.reduce", *bundles, name, ex.literal(over))
         targets = [w.target_of(eq, place) for place in range(count)]
-        w.emit(f"{', '.join(targets)} = ", made)
+        w.emit(f"{', '.join(targets)} = ", reduced)
         return
     rank = len(eq.inputs[0].shape)
     order = tuple(axis for axis in range(rank) if axis not in over)
     flat = []
     for operand in operands:
-        turned = ex.call("np.transpose", operand, ex.literal((*over, *order)))
+        transposed = ex.call("np.transpose", operand, ex.literal((*over, *order)))
         name = w.names.take("slices")
-        w.emit(f"{name} = ", ex.method(turned, "reshape", "-1", *map(str, eq.shape)))
+        w.emit(f"{name} = ", ex.method(transposed, "reshape", "-1", *map(str, eq.shape)))
         flat.append(name)
     targets = [w.target_of(eq, place) for place in range(count)]
     for target, start in zip(targets, starts, strict=True):
         w.emit(f"{target} = ", start)
-    each = [w.names.take("one") for _ in flat]
-    heads = ", ".join(each)
+    elements = [w.names.take("element") for _ in flat]
+    heads = ", ".join(elements)
     several = flat[0] if count == 1 else f"zip({', '.join(flat)})"
     w.line(f"for {heads} in {several}:")
     with w.indented():
-        for value, name in zip(block.inputs, [*targets, *each], strict=True):
+        for value, name in zip(block.inputs, [*targets, *elements], strict=True):
             w.values[value] = ex.name(name, value.shape)
         w.body(block.equations)
         w.emit(f"{', '.join(targets)} = ", ex.side_by_side([w.typed(a) for a in block.outputs]))
@@ -296,11 +299,11 @@ def _combination(w: Writer, eq: Equation) -> str:
     parameters = [w.names.take("x" if k < half else "y") for k in range(2 * half)]
 
     def write() -> None:
-        for value, one in zip(block.inputs, parameters, strict=True):
-            w.values[value] = ex.name(one, value.shape)
+        for value, parameter in zip(block.inputs, parameters, strict=True):
+            w.values[value] = ex.name(parameter, value.shape)
         w.body(block.equations)
         outputs = [w.typed(a) for a in block.outputs]
-        w.give_back(outputs)
+        w.write_return(outputs)
 
     if half == 1:
         w.define(name, parameters, write)

@@ -1,4 +1,4 @@
-"""Shapes: reshaping, broadcasting, joining and cutting."""
+"""Shapes: reshaping, broadcasting, joining and splitting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyk.decompile.writing import Writer
 
 @rows("broadcast_in_dim")
 def _broadcast(w: Writer, eq: Equation) -> Expr:
-    """The operand with new axes where broadcasting needs them; whoever needs the full shape says so."""
+    """Return the operand with the new axes that broadcasting needs; it is not expanded to its full shape."""
     operand = w.loose(eq.inputs[0])
     shape, places = eq.shape, tuple(eq.params["broadcast_dimensions"])
     if not operand.shape:
@@ -29,8 +29,10 @@ def _broadcast(w: Writer, eq: Equation) -> Expr:
     what = ", ".join("None" if axis is None else ":" for axis in axes)
     if len(axes) > 2 and axes[-1] is None and None not in axes[:-1]:
         what = "..., None"
-    taken = tuple(operand.shape[places.index(axis)] if axis in places else 1 for axis in range(first, len(shape)))
-    return ex.index(operand, what, taken)
+    operand_shape = tuple(
+        operand.shape[places.index(axis)] if axis in places else 1 for axis in range(first, len(shape))
+    )
+    return ex.index(operand, what, operand_shape)
 
 
 @rows("reshape")
@@ -50,23 +52,23 @@ def _squeeze(w: Writer, eq: Equation) -> Expr:
     rank = len(eq.inputs[0].shape)
     places = {axis % rank: 0 for axis in eq.params["dimensions"]}
     operand = _sliced(w, eq.inputs[0], places) or w.typed(eq.inputs[0])
-    kept = [str(places[axis]) if axis in places else ":" for axis in range(rank)]
-    while kept and kept[-1] == ":":
-        kept.pop()
-    return ex.index(operand, ", ".join(kept), eq.shape) if kept else operand
+    indices = [str(places[axis]) if axis in places else ":" for axis in range(rank)]
+    while indices and indices[-1] == ":":
+        indices.pop()
+    return ex.index(operand, ", ".join(indices), eq.shape) if indices else operand
 
 
 def _sliced(w: Writer, atom: Atom, places: dict[int, int]) -> Expr | None:
-    """What a slice of one element was taken of, and where: x[2:3][0] is x[2]."""
+    """Return the array of a slice with one element, and set its place in ``places``: x[2:3][0] is x[2]."""
     maker = atom.maker if isinstance(atom, Value) else None
     if maker is None or maker.primitive != "slice" or maker.inputs[0] not in w.values:
         return None
-    (whole,) = maker.inputs
-    if any(whole.shape[axis] != atom.shape[axis] for axis in range(len(whole.shape)) if axis not in places):
+    (sliced,) = maker.inputs
+    if any(sliced.shape[axis] != atom.shape[axis] for axis in range(len(sliced.shape)) if axis not in places):
         return None
     for axis in places:
         places[axis] = int(maker.params["start_indices"][axis])
-    return w.typed(whole)
+    return w.typed(sliced)
 
 
 @rows("expand_dims")
@@ -90,10 +92,10 @@ def _transpose(w: Writer, eq: Equation) -> Expr:
 @rows("rev")
 def _reverse(w: Writer, eq: Equation) -> Expr:
     operand = w.typed(eq.inputs[0])
-    turned = {int(axis) for axis in eq.params["dimensions"]}
-    if not turned:
+    reversed_axes = {int(axis) for axis in eq.params["dimensions"]}
+    if not reversed_axes:
         return operand
-    what = ["::-1" if axis in turned else ":" for axis in range(max(turned) + 1)]
+    what = ["::-1" if axis in reversed_axes else ":" for axis in range(max(reversed_axes) + 1)]
     return ex.index(operand, ", ".join(what), eq.shape)
 
 
@@ -102,8 +104,8 @@ def _slice(w: Writer, eq: Equation) -> Expr:
     operand = w.typed(eq.inputs[0])
     strides = eq.params["strides"] or (1,) * len(operand.shape)
     parts = [
-        _range(*one)
-        for one in zip(operand.shape, eq.params["start_indices"], eq.params["limit_indices"], strides, strict=True)
+        _range(*bounds)
+        for bounds in zip(operand.shape, eq.params["start_indices"], eq.params["limit_indices"], strides, strict=True)
     ]
     while parts and parts[-1] == ":":
         parts.pop()
@@ -118,21 +120,21 @@ def _range(length: int, start: int, limit: int, stride: int) -> str:
 
 @rows("iota")
 def _count(w: Writer, eq: Equation) -> Expr:
-    """Along one axis; the others are broadcast."""
+    """Write a count along one axis; the other axes are broadcast."""
     axis, shape = int(eq.params["dimension"]), eq.shape
-    counted = ex.call(f"{w.xp}.arange", str(shape[axis]), shape=(shape[axis],), dtype=w.dtype(eq.dtype))
+    count = ex.call(f"{w.xp}.arange", str(shape[axis]), shape=(shape[axis],), dtype=w.dtype(eq.dtype))
     if axis == len(shape) - 1:
-        return counted
+        return count
     after = len(shape) - 1 - axis
-    return ex.index(counted, ", ".join([":"] + ["None"] * after), (shape[axis],) + (1,) * after)
+    return ex.index(count, ", ".join([":"] + ["None"] * after), (shape[axis],) + (1,) * after)
 
 
 @rows("concatenate")
 def _concatenate(w: Writer, eq: Equation) -> Expr:
     items = [w.typed(a) for a in eq.inputs]
     axis = int(eq.params["dimension"])
-    rest = [str(axis)] if axis else []
-    return ex.call(f"{w.xp}.concatenate", ex.sequence(items, "[]"), *rest, shape=eq.shape)
+    axis_argument = [str(axis)] if axis else []
+    return ex.call(f"{w.xp}.concatenate", ex.sequence(items, "[]"), *axis_argument, shape=eq.shape)
 
 
 @rows("stack")
@@ -145,17 +147,17 @@ def _stack(w: Writer, eq: Equation) -> Expr:
 @rows("unstack")
 def _unstack(w: Writer, eq: Equation) -> Expr:
     axis = int(eq.params.get("axis", eq.params.get("dimension", 0)))
-    made = ex.call(f"{w.xp}.unstack", w.typed(eq.inputs[0]), axis=str(axis))
-    return made if len(eq.outputs) > 1 else ex.index(made, "0", eq.shape)
+    parts = ex.call(f"{w.xp}.unstack", w.typed(eq.inputs[0]), axis=str(axis))
+    return parts if len(eq.outputs) > 1 else ex.index(parts, "0", eq.shape)
 
 
 @rows("split")
 def _split(w: Writer, eq: Equation) -> Expr:
     sizes, axis = eq.params["sizes"], int(eq.params["axis"])
-    cuts = [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)]
-    places = str(len(sizes)) if len(set(sizes)) == 1 else repr(cuts)
-    made = ex.call(f"{w.xp}.split", w.typed(eq.inputs[0]), places, *([str(axis)] if axis else []))
-    return made if len(eq.outputs) > 1 else ex.index(made, "0", eq.shape)
+    boundaries = [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)]
+    places = str(len(sizes)) if len(set(sizes)) == 1 else repr(boundaries)
+    parts = ex.call(f"{w.xp}.split", w.typed(eq.inputs[0]), places, *([str(axis)] if axis else []))
+    return parts if len(eq.outputs) > 1 else ex.index(parts, "0", eq.shape)
 
 
 @rows("tile")

@@ -1,4 +1,4 @@
-"""The table of primitives: how each is written for JAX and for NumPy."""
+"""The table of primitives, with a rule for JAX and a rule for NumPy, and rules that many primitives share."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ import numpy as np
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.writing import Writer
-
-# a rule gives the expression of an equation's output (of a tuple, if there are several), or writes statements itself
-Rule = Callable[[Writer, Equation], Expr | None]
+from anyk.decompile.writing import Rule, Writer
 
 table: dict[str, dict[str, Rule]] = {}
 
 
 def row(names: str, *, jax: Rule | None = None, numpy: Rule | None = None) -> None:
-    """Add primitives, by names with spaces between, to the table."""
+    """Add primitives, whose names are separated by spaces, to the table."""
     for name in names.split():
-        table[name] = {target: one for target, one in (("jax", jax), ("numpy", numpy)) if one is not None}
+        table[name] = {target: rule for target, rule in (("jax", jax), ("numpy", numpy)) if rule is not None}
 
 
 def rows(names: str) -> Callable[[Rule], Rule]:
-    """Add primitives with one rule for both targets."""
+    """Add primitives that have the same rule for both targets."""
 
     def add(rule: Rule) -> Rule:
         row(names, jax=rule, numpy=rule)
@@ -35,12 +32,12 @@ def rows(names: str) -> Callable[[Rule], Rule]:
 
 
 def broadcast(exprs: Sequence[Expr]) -> tuple[int, ...]:
-    """The shape that operands have together."""
+    """Return the shape to which operands are broadcast."""
     return tuple(np.broadcast_shapes(*(expr.shape for expr in exprs)))
 
 
 def extreme(dtype: str, largest: bool, xp: str) -> str:
-    """What the search for the largest, or the smallest, begins from: below, or above, every number of the type."""
+    """Return the start of a search for the largest (smallest) number: no number of the type is below (above) it."""
     if dtype == "bool":
         return str(not largest)
     if dtype.startswith(("int", "uint")):
@@ -49,7 +46,7 @@ def extreme(dtype: str, largest: bool, xp: str) -> str:
 
 
 def elementwise(function: str) -> Rule:
-    """A function of operands that broadcast."""
+    """Return the rule for a function of operands that are broadcast."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
         exprs = w.operands(eq)
@@ -59,7 +56,7 @@ def elementwise(function: str) -> Rule:
 
 
 def copied(function: str) -> Rule:
-    """A numerical function, copied into the text, of operands that broadcast."""
+    """Return the rule for a copied numerical function of operands that are broadcast."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
         exprs = [expr if not expr.weak else w.typed(a) for expr, a in zip(w.operands(eq), eq.inputs, strict=True)]
@@ -69,7 +66,7 @@ def copied(function: str) -> Rule:
 
 
 def infix(operator: str) -> Rule:
-    """An operator between two operands that broadcast."""
+    """Return the rule for an operator between two operands that are broadcast."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
         left, right = w.operands(eq)
@@ -79,7 +76,7 @@ def infix(operator: str) -> Rule:
 
 
 def lax(function: str, *parameters: str) -> Rule:
-    """A function of ``lax`` on arrays, with parameters of the equation as keywords."""
+    """Return the rule for a function of ``lax`` on arrays, with parameters of the equation as keywords."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
         keywords = {name: ex.literal(plain(eq.params[name])) for name in parameters}
@@ -89,7 +86,7 @@ def lax(function: str, *parameters: str) -> Rule:
 
 
 def lax_elementwise(function: str) -> Rule:
-    """A function of ``lax`` whose operands must agree in shape, unless there is one only."""
+    """Return the rule for a function of ``lax`` whose operands, if there are several, must agree in shape."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
         exprs = w.operands(eq)
@@ -101,9 +98,9 @@ def lax_elementwise(function: str) -> Rule:
 
 
 def plain(value: Any) -> Any:
-    """A parameter in terms of Python's own types."""
+    """Convert a parameter to Python's own types."""
     if isinstance(value, tuple | list):
-        return tuple(plain(one) for one in value)
+        return tuple(plain(item) for item in value)
     if isinstance(value, bool | np.bool_):
         return bool(value)
     if isinstance(value, int | np.integer):
@@ -112,5 +109,5 @@ def plain(value: Any) -> Any:
 
 
 def axes(values: Sequence[int]) -> Expr:
-    """An axis, or several."""
+    """Return the text of one or several axes."""
     return ex.literal(int(values[0]) if len(values) == 1 else plain(tuple(values)))
