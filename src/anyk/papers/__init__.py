@@ -1,4 +1,4 @@
-"""The gallery: figures and tables of papers, made again, with a verdict on each claim.
+"""Figures and tables of papers, reproduced, with a verdict on each claim.
 
 >>> from anyk.papers import items
 >>> items()["erasurehead-theory"].clock
@@ -20,9 +20,9 @@ from anyk.papers.table import Row, Table
 
 @cache
 def items() -> dict[str, Item]:
-    """All items by name, in the order of their names."""
-    found = [import_module(f"{_items.__name__}.{module.name}").ITEM for module in iter_modules(_items.__path__)]
-    return {item.name: item for item in sorted(found, key=lambda item: item.name)}
+    """Return all items by name, in the order of their names."""
+    values = [import_module(f"{_items.__name__}.{module.name}").ITEM for module in iter_modules(_items.__path__)]
+    return {item.name: item for item in sorted(values, key=lambda item: item.name)}
 
 
 __all__ = [

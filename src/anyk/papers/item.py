@@ -1,4 +1,4 @@
-"""An item of the gallery: settings, one table, claims with criteria, and panels of a picture."""
+"""An item, a reproduced figure or table: settings, a table, claims with criteria, and panels of a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Word = Literal["holds", "holds in part", "does not hold"]
 
 
 class Verdict(NamedTuple):
-    """What became of one claim: in words what the ``paper`` says and what was found ``here``."""
+    """The verdict on a claim, with the paper's result and the result ``here`` in words."""
 
     claim: str
     paper: str
@@ -27,24 +27,24 @@ class Verdict(NamedTuple):
 
 
 class Claim(Protocol):
-    """Something that a paper says, with a criterion that was fixed before anything was run."""
+    """A statement of a paper, with a criterion that was fixed before the first run."""
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The statement."""
         ...
 
     def judge(self, table: Table) -> Verdict:
-        """Whether the numbers bear it out."""
+        """Return whether the numbers support the statement."""
         ...
 
 
 @dataclass(frozen=True)
 class Value:
-    """A number, met within ``within`` of it (relative); by default an exact one, met to rounding.
+    """A number with the relative tolerance ``within``, by default for exact numbers.
 
-    ``reason``: why this much is allowed where the number is measured. ``least``: "up to" and "at least" claims are also
-    met by more. ``says``: the paper's words where the number follows from them but is not printed.
+    ``reason``: the reason for the tolerance of a measured number. ``least``: larger numbers meet the claim as well, as
+    for "up to" and "at least". ``says``: the paper's words, if the number follows from them but is not printed.
     """
 
     text: str
@@ -57,7 +57,6 @@ class Value:
     says: str = ""
 
     def judge(self, table: Table) -> Verdict:
-        """See :class:`Claim`."""
         value = self.here(table)
         paper = self.says or f"{self.paper:.8g}{self.unit}"
         if not isfinite(value):
@@ -82,7 +81,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Ratio(Value):
-    """A measured ratio, of which 1 is no effect: *holds in part* where it misses the number but not the direction."""
+    """A measured ratio; 1 is no effect. It *holds in part* if it misses the number but not the direction."""
 
     within: float = 0.25
     reason: str = "printed with one digit"
@@ -93,7 +92,7 @@ class Ratio(Value):
 
 @dataclass(frozen=True)
 class Percentage(Value):
-    """A measured difference in per cent, of which 0 is no effect; ``within`` is in percentage points."""
+    """A measured difference in per cent; 0 is no effect. ``within`` is in percentage points."""
 
     unit: str = " %"
     within: float = 5.0
@@ -110,41 +109,39 @@ class Percentage(Value):
 
 @dataclass(frozen=True)
 class Order:
-    """Things are printed in an order; ``here`` gives their numbers, which must fall from one to the next."""
+    """A printed order; ``here`` returns the numbers, which must be strictly decreasing."""
 
     text: str
     names: Sequence[str]
     here: Callable[[Table], Sequence[float]]
 
     def judge(self, table: Table) -> Verdict:
-        """See :class:`Claim`."""
-        found = list(self.here(table))
-        kept = all(a > b for a, b in pairwise(found))
-        shown = (" > " if kept else ", ").join(f"{value:.3g}" if isfinite(value) else "never" for value in found)
-        return Verdict(self.text, " > ".join(self.names), shown, "holds" if kept else "does not hold")
+        numbers = list(self.here(table))
+        falls = all(a > b for a, b in pairwise(numbers))
+        shown = (" > " if falls else ", ").join(f"{value:.3g}" if isfinite(value) else "never" for value in numbers)
+        return Verdict(self.text, " > ".join(self.names), shown, "holds" if falls else "does not hold")
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """A claim in words with a test of it: ``here`` gives whether it passes, and the numbers in words."""
+    """A claim in words; ``here`` returns whether its test passes, and the numbers in words."""
 
     text: str
     paper: str
     here: Callable[[Table], tuple[bool, str]]
 
     def judge(self, table: Table) -> Verdict:
-        """See :class:`Claim`."""
         passed, shown = self.here(table)
         return Verdict(self.text, self.paper, shown, "holds" if passed else "does not hold")
 
 
 @dataclass(frozen=True)
 class Item:
-    """One figure or table of a paper.
+    """A reproduced figure or table of a paper.
 
-    ``minutes``: of the full size, on two cores; ``clock``: ``simulated``, ``processes`` or ``none`` (closed forms
-    alone); ``seeds``: over which numbers are averaged where nobody says; ``differs``: from the paper, in words;
-    ``columns``: of the table that is shown, in order.
+    ``minutes``: duration at full size, on two cores; ``clock``: ``simulated``, ``processes`` or ``none`` (closed forms
+    only); ``seeds``: the default number of seeds over which numbers are averaged; ``differs``: the differences from
+    the paper, in words; ``columns``: the columns of the table, in order.
     """
 
     name: str
@@ -160,12 +157,12 @@ class Item:
     seeds: int = 3
 
     def verdicts(self, table: Table) -> list[Verdict]:
-        """Of all claims, in order."""
+        """Judge all claims, in order."""
         return [claim.judge(table) for claim in self.claims]
 
 
 def overall(verdicts: Sequence[Verdict]) -> Word:
-    """The word for an item: that of its claims where they agree, else *holds in part*.
+    """Return the verdict on an item: the verdict on all its claims if they agree, otherwise *holds in part*.
 
     >>> overall([Verdict("", "", "", "holds"), Verdict("", "", "", "does not hold")])
     'holds in part'

@@ -1,4 +1,4 @@
-"""The lab: loops over cases and seeds, keeps results, finds data, and trains as all items do."""
+"""The lab of an item: loops over cases and seeds, stored results, data sets, and training."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from anyk.problems.base import Problem
 from anyk.runs import Run, train
 from anyk.runs.folder.folders import check_plain
 
-Found = dict[str, Any]  # numbers by name, and under "curves" pairs of x and y by name
-Measure = Callable[[Any, Case, int], Found]  # of the lab, a case and a seed
+Results = dict[str, Any]  # numbers by name, and under "curves" pairs of x and y by name
+Measure = Callable[[Any, Case, int], Results]  # of the lab, a case and a seed
 Progress = Callable[[str, int, int], None]
 
 _FILES = {
@@ -38,10 +38,10 @@ _FILES = {
 
 @dataclass
 class Lab:
-    """Where an item is run.
+    """The settings under which an item is run.
 
-    ``quick``: at a smaller size, for a look; ``seeds``: how many, 0, 1, …; ``cluster``: simulated or processes;
-    ``keep``: a folder in which results are kept by their settings; ``data``: the folder with data sets.
+    ``quick``: a smaller size, for a first look; ``seeds``: the number of seeds 0, 1, …; ``cluster``: simulated or
+    processes; ``keep``: a folder that stores results by their settings; ``data_folder``: the folder with data sets.
     """
 
     item: str
@@ -56,26 +56,26 @@ class Lab:
     # ------------------------------------------------------------------------------------------- results
 
     def measure(self, how: Measure, cases: Iterable[Case], *, seeds: int | None = None) -> Table:
-        """A row for each case: ``how(lab, case, seed)`` for each seed; results that are kept are not made again."""
-        chosen = list(cases)
+        """Return a row per case, with ``how(lab, case, seed)`` of each seed; stored results are reused."""
+        case_list = list(cases)
         count = self.seeds if seeds is None else seeds
         rows, done = [], 0
-        for case in chosen:
+        for case in case_list:
             row = Row(dict(case))
             for seed in range(count):
-                self.progress(", ".join(str(value) for value in case.values()), done, len(chosen) * count)
+                self.progress(", ".join(str(value) for value in case.values()), done, len(case_list) * count)
                 done += 1
-                found = self._kept(how, case, seed)
-                for name, curve in found.pop("curves", {}).items():
+                numbers = self._load_or_measure(how, case, seed)
+                for name, curve in numbers.pop("curves", {}).items():
                     x, y = (np.asarray(part, dtype=np.float64) for part in curve)
                     row.curves.setdefault(name, []).append((x, y))
-                for name, value in found.items():
+                for name, value in numbers.items():
                     row.numbers.setdefault(name, []).append(float(value))
             rows.append(row)
-        self.progress("", done, len(chosen) * count)
+        self.progress("", done, len(case_list) * count)
         return Table(tuple(rows))
 
-    def _kept(self, how: Measure, case: Case, seed: int) -> Found:
+    def _load_or_measure(self, how: Measure, case: Case, seed: int) -> Results:
         settings = {
             "item": self.item,
             "how": how.__name__,
@@ -90,23 +90,23 @@ class Lab:
             text = json.dumps(settings, sort_keys=True, default=str)
             file = self.keep / f"{hashlib.blake2b(text.encode(), digest_size=10).hexdigest()}.json"
             if file.is_file():
-                kept: Found = json.loads(file.read_text(encoding="utf-8"))["found"]
-                return kept
-        found = how(self, case, seed)
+                result: Results = json.loads(file.read_text(encoding="utf-8"))["results"]
+                return result
+        result = how(self, case, seed)
         if file is not None:
-            plain = json.dumps({"settings": settings, "found": found}, default=_listed)
+            plain = json.dumps({"settings": settings, "results": result}, default=_to_plain)
             file.parent.mkdir(parents=True, exist_ok=True)
             part = file.with_suffix(".part")
             check_plain(part)
             part.write_text(plain, encoding="utf-8")
             part.replace(file)
-            found = json.loads(plain)["found"]
-        return found
+            result = json.loads(plain)["results"]
+        return result
 
     # ------------------------------------------------------------------------------------------- training
 
     def size(self, full: int, quick: int) -> int:
-        """A number at full size, or for a quick look."""
+        """Return the number for the full or the quick size."""
         return quick if self.quick else full
 
     def check_simulated(self) -> None:
@@ -118,7 +118,7 @@ class Lab:
             )
 
     def path(self, name: str) -> Path:
-        """A data file; raises :class:`~anyk.errors.BadInput` that says how to get it where it is missing."""
+        """Return a data file; if it is missing, raise :class:`~anyk.errors.BadInput` with its origin."""
         file, where = _FILES.get(name, (name, name))
         folder = self.data_folder or Path(os.environ.get("ANYK_DATA", "data"))
         if not (folder / file).exists():
@@ -129,7 +129,7 @@ class Lab:
         return folder / file
 
     def problem(self, data: str, **options: Any) -> Problem:
-        """A data set's model, loaded once; those that come from a file are looked for in the data folder."""
+        """Return the problem of a data set, loaded once; files are looked up in the data folder."""
         key = f"{data} {sorted(options.items())}"
         if key not in self._problems:
             name = data.partition(":")[0]
@@ -154,8 +154,8 @@ class Lab:
         evaluate: str = "",
         callbacks: Sequence[Callback] = (),
         further: Callable[[Run], Mapping[str, float]] = lambda run: {},
-    ) -> Found:
-        """Train once: seconds a step, final loss and metric, seconds to each target, curves against seconds."""
+    ) -> Results:
+        """Train; return seconds a step, final loss and metric, seconds to each target, curves against seconds."""
         fleet = build_cluster(self.cluster, workers=workers, delays=delays, seed=seed, communication=communication)
         run = train(
             problem,
@@ -169,26 +169,26 @@ class Lab:
         )
         try:
             history, metric = run.history, run.metric_name
-            known = ~np.isnan(history["loss"])
-            times = history["seconds"][known]
-            curves: dict[str, tuple[Floats, Floats]] = {"loss": (times, history["loss"][known])}
-            found: Found = {
+            evaluated = ~np.isnan(history["loss"])
+            times = history["seconds"][evaluated]
+            curves: dict[str, tuple[Floats, Floats]] = {"loss": (times, history["loss"][evaluated])}
+            numbers: Results = {
                 "seconds a step": run.seconds / max(1, run.steps),
-                "loss": float(history["loss"][known][-1]),
+                "loss": float(history["loss"][evaluated][-1]),
             }
             if run.metric is not None:
-                values = history[metric][known]
+                values = history[metric][evaluated]
                 curves[metric] = times, values
-                found[metric] = float(values[-1])
+                numbers[metric] = float(values[-1])
                 better = np.less_equal if problem.better == "lower" else np.greater_equal
                 for target in targets:
-                    found[f"to {target:g}"] = crossing(times, values, target, better=better)
-            return found | dict(further(run)) | {"curves": curves}
+                    numbers[f"to {target:g}"] = crossing(times, values, target, better=better)
+            return numbers | dict(further(run)) | {"curves": curves}
         finally:
             run.close()
 
 
-def _listed(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
@@ -198,7 +198,7 @@ def _listed(value: Any) -> Any:
 
 @cache
 def _code() -> str:
-    """A digest of the package: results of other code are not those of this one."""
+    """Return a digest of the package: results of other code are not reused."""
     digest = hashlib.blake2b(digest_size=10)
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(file.read_bytes())

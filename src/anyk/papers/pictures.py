@@ -1,4 +1,4 @@
-"""Panels of an item's picture, described as values: curves with bands, bars, and lines over a setting."""
+"""Panels of an item's picture as values: curves with bands, bars, and lines over a setting."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from anyk.papers.table import Case, Floats, Row, Table
 from anyk.views.style import COLOURS, picture
 
-_POINTS = 300  # at which curves of several seeds are compared
+_POINTS = 300  # of the grid on which curves of several seeds are compared
 _STYLES = ("-", "--", "-.", ":")
 _WIDTH = 62  # characters of a title above one panel
-_ZERO = 1e-12  # of the largest value; what is smaller is rounding
+_ZERO = 1e-12  # relative to the largest value; smaller values are rounding
 
 
 class Panel(Protocol):
-    """One pair of axes."""
+    """A pair of axes of a picture."""
 
     def draw(self, axes: Any, table: Table) -> None:
         """Draw the table."""
@@ -32,7 +32,7 @@ def _name(case: Case) -> str:
 
 
 def band(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Points common to several curves, and there their median, least and largest value.
+    """Return a common grid of several curves, with their median, least and largest values on it.
 
     >>> x, middle, low, high = band([(np.array([0.0, 2.0]), np.array([0.0, 2.0])), (np.array([1.0, 2.0]), np.ones(2))])
     >>> x[[0, -1]].tolist(), middle[-1], low[-1], high[-1]
@@ -49,7 +49,7 @@ def band(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Float
 
 @dataclass(frozen=True)
 class Curves:
-    """A curve of each case against x: the median of the seeds, and a band from the least to the largest."""
+    """A curve per case: the median over the seeds, and a band from the least to the largest."""
 
     curve: str
     x: str
@@ -62,7 +62,6 @@ class Curves:
     steps: bool = False
 
     def draw(self, axes: Any, table: Table) -> None:
-        """See :class:`Panel`."""
         for i, row in enumerate(table.where(**self.of)):
             if self.curve not in row.curves:
                 continue
@@ -79,9 +78,9 @@ class Curves:
 
 @dataclass(frozen=True)
 class Bars:
-    """A number of each case as a bar with the range of the seeds, and another one, ``mark``, as a line across it.
+    """A bar per case with the range over the seeds, and a second number, ``mark``, as a line across the bar.
 
-    ``further``: numbers whose bars stand beside it, a colour each.
+    ``further``: numbers whose bars stand beside it, each in its own colour.
     """
 
     number: str
@@ -94,7 +93,6 @@ class Bars:
     further: Sequence[str] = ()
 
     def draw(self, axes: Any, table: Table) -> None:
-        """See :class:`Panel`."""
         numbers = (self.number, *self.further)
         rows = [row for row in table.where(**self.of) if self.number in row.numbers]
         step = 0.84 / len(numbers)
@@ -141,7 +139,7 @@ class Bars:
 class Lines:
     """Numbers of cases over one of their settings, a line for each value of ``by`` and each number.
 
-    A line that a later one covers is drawn wider and paler. On a logarithmic y axis zeros are marked at the lower edge.
+    A line that a later line covers is wider and paler. On a logarithmic y axis zeros are marked at the lower edge.
     """
 
     over: str
@@ -155,7 +153,6 @@ class Lines:
     of: Mapping[str, Any] = field(default_factory=dict)
 
     def draw(self, axes: Any, table: Table) -> None:
-        """See :class:`Panel`."""
         groups: dict[Any, list[Row]] = {}
         for row in table.where(**self.of):
             groups.setdefault(row.case.get(self.by) if self.by else None, []).append(row)
@@ -205,9 +202,9 @@ def _covers(y: Floats, other: Floats) -> bool:
 
 
 def _mark_zeros(axes: Any, lines: Sequence[tuple[Floats, Floats, dict[str, Any]]]) -> bool:
-    """Replace what is zero to rounding, which a logarithmic axis cannot show, by marks; return whether there are any.
+    """Replace zeros (up to rounding), which a logarithmic axis cannot show, by marks; return whether there are any.
 
-    The marks stand at the lower edge, each line's a little above those of the lines before it.
+    The marks are at the lower edge, each line's a little above the previous line's.
     """
     largest = max((float(np.nanmax(y)) for _, y, _ in lines), default=0.0)
     shown = [value for _, y, _ in lines for value in y[0][y[0] > _ZERO * largest].tolist()]
@@ -249,7 +246,7 @@ def _finish(axes: Any, x: str, y: str, title: str, log: str, *, grid: str = "bot
 
 
 def _few_ticks(axis: Any, low: float, high: float) -> None:
-    """On a logarithmic axis of less than two decades: 1, 2 and 5 times powers of ten, as plain numbers."""
+    """Label a logarithmic axis of less than two decades at 1, 2 and 5 times powers of ten, as plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     if not 0 < low < high < 100 * low:

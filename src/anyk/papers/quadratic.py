@@ -1,4 +1,4 @@
-"""A quadratic objective whose constants are known, for claims that are stated in terms of them."""
+"""A quadratic objective with known constants, for claims that are stated in terms of these constants."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Quadratic:
 
     ``curvature`` is both its smoothness and its convexity. ``samples``: shape (rows, d), cut into consecutive
     partitions; ``start``: the first model, length d.
-    ``visited[j]`` are the models at which gradients of partition j were asked for: where every worker has a partition
-    and a model of its own, these are the worker's models, one for each local step.
+    ``visited[j]`` are the models at which gradients of partition j were requested: if every worker has its own
+    partition and its own model, these are the worker's models, one per local step.
     """
 
     dtype: np.dtype[np.floating[Any]]
@@ -50,7 +50,7 @@ class Quadratic:
         return {}
 
     def recipe(self) -> dict[str, Any] | None:
-        """Return None: it cannot be made again from plain data."""
+        """Return None: it cannot be rebuilt from plain data."""
         return None
 
 
@@ -76,10 +76,10 @@ class _Partitions:
 
 
 def noisy(workers: int, dimension: int, *, first: float, noise: float, seed: int) -> Quadratic:
-    """A quadratic of curvature 1 with its least value, 0, at 0, whose workers all have the same samples.
+    """Return a quadratic of curvature 1 with its least value, 0, at 0, whose workers all have the same samples.
 
     ``first``: the excess loss of the first model; ``noise``: the variance of a sample's gradient. Both are spread
-    evenly over the coordinates, which are as good as that many independent runs in one dimension.
+    evenly over the coordinates, which are equivalent to independent runs in one dimension.
     """
     half = np.random.default_rng(seed).standard_normal((50, dimension))
     z = np.concatenate([half, -half])

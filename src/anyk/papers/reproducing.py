@@ -1,4 +1,4 @@
-"""Run an item of the gallery and write what it came to: table, picture, verdicts, and a page of all."""
+"""Running items and writing their results: tables, pictures, verdicts, and a page of all items."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADER = ("claim", "paper", "here", "verdict")
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What an item came to. ``picture``: None where matplotlib is not installed."""
+    """The result of an item. ``picture``: its file, or None without matplotlib."""
 
     item: Item
     table: Table
@@ -34,7 +34,7 @@ class Reproduction:
 
     @property
     def word(self) -> Word:
-        """The verdict on the whole."""
+        """The verdict on the item."""
         return overall(self.verdicts)
 
     @property
@@ -47,7 +47,7 @@ class Reproduction:
         return f"{on}; {seeds}{'; quick: smaller than the paper' if self.quick else ''}"
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result as plain data, for JSON."""
         return {
             "name": self.item.name,
             "title": self.item.title,
@@ -63,7 +63,7 @@ class Reproduction:
         }
 
     def markdown(self, picture: str | None = None) -> str:
-        """A section of the gallery page."""
+        """Return the item's section of the gallery page."""
         columns = list(self.item.columns)
         lines = [f"## {self.item.name}: {self.word}", "", f"{self.item.title}. *{self.item.source}*", ""]
         if picture is not None:
@@ -90,44 +90,44 @@ def reproduce(
     keep: str | Path | None = None,
     progress: Progress = lambda text, done, of: None,
 ) -> Reproduction:
-    """Run one item; into ``out``, where given, go its table (CSV, JSON), its page (Markdown) and its picture.
+    """Run an item; write its table (CSV, JSON), page (Markdown) and picture into the folder ``out``, if given.
 
-    ``cluster``: ``processes`` for items of the virtual clock that can run on the real one. ``keep``: a folder in which
-    results of single cases are kept by their settings (``.results`` in ``out``, if left out), so that a run that was
-    interrupted goes on. Raises :class:`~anyk.errors.BadInput` where the item does not exist, or its data is missing.
+    ``cluster``: ``processes`` for items of the virtual clock that can run on the real clock. ``keep``: a folder that
+    stores the results of single cases by their settings (default: ``.results`` in ``out``), so that an interrupted run
+    continues. Raises :class:`~anyk.errors.BadInput` if the item does not exist, or its data is missing.
 
-    >>> found = reproduce("erasurehead-theory", quick=True, seeds=1)
-    >>> found.word
+    >>> reproduction = reproduce("erasurehead-theory", quick=True, seeds=1)
+    >>> reproduction.word
     'holds in part'
     """
     from anyk.papers import items
 
     if isinstance(item, str):
-        known = items()
-        if item not in known:
+        known_items = items()
+        if item not in known_items:
             from difflib import get_close_matches
 
-            near = get_close_matches(item, known, n=1, cutoff=0.4)
+            near = get_close_matches(item, known_items, n=1, cutoff=0.4)
             hint = f"did you mean '{near[0]}'?" if near else "'anyk reproduce' lists them"
-            raise BadInput(f"the gallery has no item '{item}'; {hint}")
-        item = known[item]
-    chosen = item.clock if cluster is None else cluster
-    if item.clock != "simulated" and chosen != item.clock:
-        raise BadInput(f"'{item.name}' runs on its own clock ({item.clock}) only; leave out cluster={chosen}")
-    if chosen not in ("simulated", "processes", "none"):
-        raise BadInput(f"cluster must be simulated or processes, got '{chosen}'")
+            raise BadInput(f"there is no item '{item}'; {hint}")
+        item = known_items[item]
+    clock_name = item.clock if cluster is None else cluster
+    if item.clock != "simulated" and clock_name != item.clock:
+        raise BadInput(f"'{item.name}' runs on its own clock ({item.clock}) only; leave out cluster={clock_name}")
+    if clock_name not in ("simulated", "processes", "none"):
+        raise BadInput(f"cluster must be simulated or processes, got '{clock_name}'")
     count = 1 if item.clock == "none" else item.seeds if seeds is None else seeds
     if count < 1:
         raise BadInput(f"seeds must be at least 1, got {count}")
     folder = None if out is None else Path(out)
     if folder is not None:
-        _writable(folder, *(f"{item.name}.{kind}" for kind in ("json", "csv", "md", "png")), ".results")
+        _prepare_folder(folder, *(f"{item.name}.{kind}" for kind in ("json", "csv", "md", "png")), ".results")
         keep = folder / ".results" if keep is None else keep
     lab = Lab(
         item.name,
         count,
         quick,
-        "simulated" if chosen == "none" else chosen,
+        "simulated" if clock_name == "none" else clock_name,
         None if keep is None else Path(keep),
         None if data_folder is None else Path(data_folder),
         progress,
@@ -137,18 +137,18 @@ def reproduce(
     verdicts = tuple(item.verdicts(table))
     picture = None
     if folder is not None:
-        picture = _drawn(item, table, folder)
-    made = Reproduction(item, table, verdicts, count, quick, chosen, clock.monotonic() - began, picture)
+        picture = _draw_picture(item, table, folder)
+    reproduction = Reproduction(item, table, verdicts, count, quick, clock_name, clock.monotonic() - began, picture)
     if folder is not None:
-        (folder / f"{item.name}.json").write_text(json.dumps(made.plain(), indent=1) + "\n", encoding="utf-8")
+        (folder / f"{item.name}.json").write_text(json.dumps(reproduction.plain(), indent=1) + "\n", encoding="utf-8")
         (folder / f"{item.name}.csv").write_text(table.csv(), encoding="utf-8")
-        page = made.markdown(None if picture is None else picture.name)
+        page = reproduction.markdown(None if picture is None else picture.name)
         (folder / f"{item.name}.md").write_text(page, encoding="utf-8")
-    return made
+    return reproduction
 
 
-def _writable(folder: Path, *names: str) -> None:
-    """Make a folder, if need be, in which files (or folders) of these names will be written."""
+def _prepare_folder(folder: Path, *names: str) -> None:
+    """Create a folder, if necessary, in which files or folders of these names will be written."""
     check_plain(*(folder / name for name in names))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def _writable(folder: Path, *names: str) -> None:
         raise BadInput(f"the folder '{folder}' cannot be made ({error.strerror})") from None
 
 
-def _drawn(item: Item, table: Table, folder: Path) -> Path | None:
+def _draw_picture(item: Item, table: Table, folder: Path) -> Path | None:
     file = folder / f"{item.name}.png"
     try:
         draw(item.title, item.panels, table, file)
@@ -174,41 +174,43 @@ def reproduce_all(
     data_folder: str | Path | None = None,
     progress: Progress = lambda text, done, of: None,
     before: Callable[[Item], None] = lambda item: None,
-    after: Callable[[Reproduction], None] = lambda made: None,
+    after: Callable[[Reproduction], None] = lambda finished: None,
 ) -> tuple[list[Reproduction], dict[str, str]]:
-    """Run all items (or those named) and write the gallery page, ``gallery.md``; items without data are listed there.
+    """Run all items, or the named items, and write the gallery page, ``gallery.md``.
 
-    Returns what was made, and why the others were not.
+    Returns the results, and by name the reasons why other items, such as items without data, could not be run.
     """
     from anyk.papers import items
 
     folder = Path(out)
-    _writable(folder, "gallery.md")
-    made: list[Reproduction] = []
+    _prepare_folder(folder, "gallery.md")
+    reproductions: list[Reproduction] = []
     missing: dict[str, str] = {}
     for item in items().values():
         if names and item.name not in names:
             continue
         before(item)
         try:
-            one = reproduce(item, out=folder, quick=quick, seeds=seeds, data_folder=data_folder, progress=progress)
+            reproduction = reproduce(
+                item, out=folder, quick=quick, seeds=seeds, data_folder=data_folder, progress=progress
+            )
         except BadInput as error:
             missing[item.name] = str(error)
             continue
-        made.append(one)
-        after(one)
-        (folder / "gallery.md").write_text(page(made, missing), encoding="utf-8")
-    (folder / "gallery.md").write_text(page(made, missing), encoding="utf-8")
-    return made, missing
+        reproductions.append(reproduction)
+        after(reproduction)
+        (folder / "gallery.md").write_text(page(reproductions, missing), encoding="utf-8")
+    (folder / "gallery.md").write_text(page(reproductions, missing), encoding="utf-8")
+    return reproductions, missing
 
 
-def _link(made: Reproduction) -> str:
-    return f"[{made.item.name}](#{made.item.name}-{made.word.replace(' ', '-')})"
+def _link(reproduction: Reproduction) -> str:
+    return f"[{reproduction.item.name}](#{reproduction.item.name}-{reproduction.word.replace(' ', '-')})"
 
 
-def page(made: Sequence[Reproduction], missing: dict[str, str]) -> str:
-    """The gallery page: a table of verdicts, then each item."""
-    counts = {word: sum(one.word == word for one in made) for word in ("holds", "holds in part", "does not hold")}
+def page(reproductions: Sequence[Reproduction], missing: dict[str, str]) -> str:
+    """Return the gallery page: a table of verdicts, then each item."""
+    words = [each.word for each in reproductions]
     lines = [
         "# Gallery",
         "",
@@ -216,18 +218,15 @@ def page(made: Sequence[Reproduction], missing: dict[str, str]) -> str:
         "within the tolerance beside it, every printed order is kept and the test of a claim in words is passed; a "
         "number that is missed in the right direction *holds in part*. Verdicts are computed from the numbers.",
         "",
-        f"{counts['holds']} hold, {counts['holds in part']} hold in part, {counts['does not hold']} do not hold; "
-        f"{len(missing)} could not be run.",
+        f"{words.count('holds')} hold, {words.count('holds in part')} hold in part, "
+        f"{words.count('does not hold')} do not hold; {len(missing)} could not be run.",
         "",
         *_markdown(
             ["item", "what", "verdict"],
-            [
-                [f"[{one.item.name}](#{one.item.name}-{one.word.replace(' ', '-')})", one.item.title, one.word]
-                for one in made
-            ]
+            [[_link(each), each.item.title, each.word] for each in reproductions]
             + [[name, why.partition(";")[0], "not run"] for name, why in missing.items()],
         ),
         "",
-        *(one.markdown(None if one.picture is None else one.picture.name) for one in made),
+        *(each.markdown(None if each.picture is None else each.picture.name) for each in reproductions),
     ]
     return "\n".join(lines)

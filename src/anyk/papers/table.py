@@ -19,22 +19,22 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Row:
-    """One case. ``numbers``: by name, one of each seed; ``curves``: by name, (x, y) of each seed."""
+    """A case, with its ``numbers`` by name, one per seed, and its ``curves`` by name, (x, y) per seed."""
 
     case: Case
     numbers: dict[str, list[float]] = field(default_factory=dict)
     curves: dict[str, list[tuple[Floats, Floats]]] = field(default_factory=dict)
 
     def mean(self, name: str) -> float:
-        """Mean over the seeds; NaN where a seed has none."""
+        """Return the mean over the seeds; NaN if the number of any seed is NaN."""
         return float(np.mean(self.numbers[name]))
 
     def spread(self, name: str) -> tuple[float, float]:
-        """The least and the largest value over the seeds."""
+        """Return the least and the largest value over the seeds."""
         return float(np.min(self.numbers[name])), float(np.max(self.numbers[name]))
 
     def at(self, name: str, x: float) -> float:
-        """A curve's value at x, linear between its points, mean over the seeds."""
+        """Return a curve's value at x, linear between its points, mean over the seeds."""
         return float(np.mean([np.interp(x, xs, ys) for xs, ys in self.curves[name]]))
 
 
@@ -48,26 +48,26 @@ class Table:
         return iter(self.rows)
 
     def row(self, **case: Any) -> Row:
-        """The row whose case has these values."""
-        found = [row for row in self.rows if all(row.case.get(key) == value for key, value in case.items())]
-        if len(found) != 1:
-            raise BadInput(f"{len(found)} rows of the table have {case}")
-        return found[0]
+        """Return the row whose case has these values."""
+        rows = [row for row in self.rows if all(row.case.get(key) == value for key, value in case.items())]
+        if len(rows) != 1:
+            raise BadInput(f"{len(rows)} rows of the table have {case}")
+        return rows[0]
 
     def mean(self, name: str, **case: Any) -> float:
-        """A number of the row whose case has these values, mean over the seeds."""
+        """Return a number of the row whose case has these values, mean over the seeds."""
         return self.row(**case).mean(name)
 
     def where(self, **case: Any) -> Table:
-        """The rows whose cases have these values."""
+        """Return the rows whose cases have these values."""
         return Table(tuple(row for row in self.rows if all(row.case.get(key) == value for key, value in case.items())))
 
     def cells(self, columns: Sequence[str]) -> list[list[str]]:
-        """The text of each cell: a case's value, or a number with its spread where seeds differ."""
+        """Return the text of each cell: a case's value, or a number, with its spread if seeds differ."""
         return [[_cell(row, column) for column in columns] for row in self.rows]
 
     def csv(self) -> str:
-        """All numbers: one line a case and seed."""
+        """Return all numbers as CSV, a line per case and seed."""
         keys = list(dict.fromkeys(key for row in self.rows for key in row.case))
         names = list(dict.fromkeys(name for row in self.rows for name in row.numbers))
         text = io.StringIO()
@@ -80,7 +80,7 @@ class Table:
         return text.getvalue()
 
     def plain(self) -> list[dict[str, Any]]:
-        """For JSON; curves as lists, NaN and inf as None."""
+        """Return the rows as plain data for JSON, with curves as lists, NaN and inf as None."""
         return [
             {
                 "case": dict(row.case),
@@ -112,19 +112,19 @@ def _cell(row: Row, column: str) -> str:
 
 
 def cases(**choices: Sequence[Any]) -> list[dict[str, Any]]:
-    """All combinations, the last choice changing fastest.
+    """Return all combinations, the last choice changing fastest.
 
     >>> cases(law=["exp"], k=[1, 4])
     [{'law': 'exp', 'k': 1}, {'law': 'exp', 'k': 4}]
     """
-    found: list[dict[str, Any]] = [{}]
+    combinations: list[dict[str, Any]] = [{}]
     for key, values in choices.items():
-        found = [{**case, key: value} for case in found for value in values]
-    return found
+        combinations = [{**case, key: value} for case in combinations for value in values]
+    return combinations
 
 
 def above_best(one: Row, others: Sequence[Row], curve: str, *, points: int = 60) -> float:
-    """By how much a row's curve is above the least of the others', relative, mean over the time that they share.
+    """Return the relative excess of a row's curve over the least of the others', mean over the time that they share.
 
     >>> t = np.array([0.0, 1.0])
     >>> rows = [Row({}, curves={"loss": [(t, np.array(y))]}) for y in ([2.0, 2.0], [4.0, 1.0], [1.1, 3.3])]
@@ -140,7 +140,7 @@ def above_best(one: Row, others: Sequence[Row], curve: str, *, points: int = 60)
 def crossing(
     x: Floats, y: Floats, target: float, *, better: Callable[[Floats, float], Any] = np.greater_equal
 ) -> float:
-    """The first x at which y has reached a target; inf where it never does.
+    """Return the first x at which y has reached a target, inf if it never does.
 
     >>> crossing(np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.9, 0.8]), 0.5)
     2.0

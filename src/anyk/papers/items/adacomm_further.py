@@ -1,33 +1,19 @@
 """AdaComm beyond plain SGD on shuffled data: Adam on the workers, and labels that differ from worker to worker."""
 
-from anyk.optimizers import GD, Adam
+from anyk.optimizers import Adam
 from anyk.papers.item import Criterion, Item
-from anyk.papers.items.adacomm_tau import INTERVALS, SECONDS, P
-from anyk.papers.lab import Found, Lab
+from anyk.papers.items.adacomm_tau import OPTIMIZER, label, train
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Curves
 from anyk.papers.table import Case, Table, above_best, cases
 
 TAUS = (1, 5, 20)
-SETTINGS = {"Adam": (Adam(lr=0.003), {}), "non-i.i.d.": (GD(lr=0.3), {"split": "dirichlet:alpha=0.1"})}
+SETTINGS = {"Adam": (Adam(lr=0.003), {}), "non-i.i.d.": (OPTIMIZER, {"split": "dirichlet:alpha=0.1"})}
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
-    seconds = SECONDS / 4 if lab.quick else SECONDS
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     optimizer, options = SETTINGS[case["setting"]]
-    spec = f"pasgd:tau={case['tau']},batch=2"
-    if case["tau"] == "adacomm":
-        spec = f"adacomm:tau=20,interval={seconds / INTERVALS:g},batch=2"
-    return lab.train(
-        lab.problem("digits", model="two-layer:hidden=16", **options),
-        spec,
-        workers=P,
-        delays="exp:mean=0.1",
-        seed=seed,
-        communication="constant:0.5",
-        optimizer=optimizer,
-        seconds=seconds,
-        evaluate="every=1",
-    )
+    return train(lab, case, seed, largest=20, optimizer=optimizer, **options)
 
 
 def table(lab: Lab) -> Table:
@@ -53,10 +39,6 @@ def _envelope(setting: str) -> Criterion:
     return Criterion(f"{setting}: AdaComm is near the best fixed tau at any time", "lower envelope", near)
 
 
-def _label(case: Case) -> str:
-    return "AdaComm" if case["tau"] == "adacomm" else f"tau = {case['tau']}"
-
-
 ITEM = Item(
     name="adacomm-further",
     title="AdaComm with Adam on the workers, and with labels that differ from worker to worker, 8 workers",
@@ -65,7 +47,7 @@ ITEM = Item(
     table=table,
     claims=tuple(claim(setting) for setting in SETTINGS for claim in (_ahead, _envelope)),
     panels=tuple(
-        Curves("loss", "virtual seconds", "loss", setting, log="y", label=_label, of={"setting": setting})
+        Curves("loss", "virtual seconds", "loss", setting, log="y", label=label, of={"setting": setting})
         for setting in SETTINGS
     ),
     columns=("setting", "tau", "loss", "accuracy"),

@@ -1,33 +1,43 @@
 """Loss against time for fixed numbers of local steps and for AdaComm, where communication is slow."""
 
+from typing import Any
+
 import numpy as np
 
-from anyk.optimizers import GD
+from anyk.optimizers import GD, Optimizer
 from anyk.papers.item import Criterion, Item, Order, Ratio
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
 from anyk.papers.table import Case, Table, above_best
 
 P, SECONDS, INTERVALS = 8, 300.0, 15
 TAUS = (1, 5, 20, 50)
+OPTIMIZER = GD(lr=0.3)
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def train(
+    lab: Lab, case: Case, seed: int, *, largest: int, optimizer: Optimizer = OPTIMIZER, **options: Any
+) -> Results:
+    """Train with a fixed number of local steps, or with AdaComm from ``largest`` on; ``options`` are of the data."""
     seconds = SECONDS / 4 if lab.quick else SECONDS
     spec = f"pasgd:tau={case['tau']},batch=2"
     if case["tau"] == "adacomm":
-        spec = f"adacomm:tau=50,interval={seconds / INTERVALS:g},batch=2"
+        spec = f"adacomm:tau={largest},interval={seconds / INTERVALS:g},batch=2"
     return lab.train(
-        lab.problem("digits", model="two-layer:hidden=16"),
+        lab.problem("digits", model="two-layer:hidden=16", **options),
         spec,
         workers=P,
         delays="exp:mean=0.1",
         seed=seed,
         communication="constant:0.5",
-        optimizer=GD(lr=0.3),
+        optimizer=optimizer,
         seconds=seconds,
         evaluate="every=1",
     )
+
+
+def measure(lab: Lab, case: Case, seed: int) -> Results:
+    return train(lab, case, seed, largest=50)
 
 
 def table(lab: Lab) -> Table:
@@ -51,7 +61,7 @@ def _best(t: Table) -> tuple[bool, str]:
     return above < 0.10, f"{100 * above:+.1f} % from the best fixed tau of each time, on average (test: below 10 %)"
 
 
-def _label(case: Case) -> str:
+def label(case: Case) -> str:
     return "AdaComm" if case["tau"] == "adacomm" else f"tau = {case['tau']}"
 
 
@@ -74,8 +84,8 @@ ITEM = Item(
         Criterion("AdaComm is near the best fixed tau at any time", "lower envelope", _best),
     ),
     panels=(
-        Curves("loss", "virtual seconds", "loss", "error against time", log="y", label=_label),
-        Bars("loss", "loss at the end", "where they end", label=_label, log="y"),
+        Curves("loss", "virtual seconds", "loss", "error against time", log="y", label=label),
+        Bars("loss", "loss at the end", "where they end", label=label, log="y"),
     ),
     columns=("tau", "loss", "accuracy"),
     differs="a network with one hidden layer on handwritten digits in place of VGG-16 and ResNet-50 on CIFAR-10, 8 "

@@ -5,7 +5,7 @@ import numpy as np
 from anyk import keyed
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item, Ratio
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Curves
 from anyk.papers.table import Case, Table, crossing
 from anyk.problems import LeastSquares
@@ -31,11 +31,11 @@ def problem() -> LeastSquares:
     return LeastSquares(X, (X * slopes).sum(axis=1) + random.standard_normal(rows), l2=0.0)
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
-    """The loss above the least, relative to that of the first model, at the largest rate that suits every quadratic."""
+def measure(lab: Lab, case: Case, seed: int) -> Results:
+    """Measure the excess loss relative to the first model's, at the largest rate that is stable for every quadratic."""
     p = problem()
     best, first = p.loss(np.linalg.lstsq(p.X, p.y, rcond=None)[0]), p.loss(p.initial())
-    found = lab.train(
+    trained = lab.train(
         p,
         STRATEGIES[case["strategy"]],
         workers=30,
@@ -45,10 +45,10 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
         seconds=lab.size(150, 90),
         evaluate="every=2",
     )
-    times, losses = found["curves"]["loss"]
+    times, losses = trained["curves"]["loss"]
     excess = (losses - best) / (first - best)
     reached = {f"to {target:g}": crossing(times, excess, target, better=np.less_equal) for target in TARGETS}
-    numbers = {"seconds a step": found["seconds a step"], "excess": float(excess[-1])}
+    numbers = {"seconds a step": trained["seconds a step"], "excess": float(excess[-1])}
     return numbers | reached | {"curves": {"excess": (times, np.maximum(excess, SHOWN))}}
 
 

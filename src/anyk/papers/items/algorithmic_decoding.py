@@ -9,7 +9,7 @@ from anyk.codes import Algorithmic
 from anyk.papers.item import Criterion, Item
 from anyk.papers.items.bibd_adversarial import decoded_error
 from anyk.papers.items.random_codes import CODES, K
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.table import Case, Table, cases
 
@@ -17,15 +17,15 @@ STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 LOST = 30
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     """Errors per partition, mean over draws of code and stragglers; ``optimal`` is least squares."""
     errors, optimal = [], []
     for draw in range(lab.size(20, 5)):
         spec = CODES[case["code"]].format(load=10, seed=1000 * seed + draw, inside=0.8)
-        drawn = code(spec, workers=K)
+        random_code = code(spec, workers=K)
         lost = keyed.generator(seed, "gallery-algorithmic", draw).permutation(K)[:LOST]
-        errors.append(decoded_error(drawn, lost, Algorithmic(iterations=case["iterations"])))
-        optimal.append(decoded_error(drawn, lost, "least-squares"))
+        errors.append(decoded_error(random_code, lost, Algorithmic(iterations=case["iterations"])))
+        optimal.append(decoded_error(random_code, lost, "least-squares"))
     return {
         "error": float(np.mean(errors)),
         "optimal": float(np.mean(optimal)),

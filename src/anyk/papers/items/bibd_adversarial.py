@@ -1,4 +1,4 @@
-"""Block designs: the error depends on how many straggle, not on who."""
+"""Block designs: the error depends on the number of stragglers only."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from anyk.codes.decoders import Indices, Method, method
 from anyk.codes.search import is_exhaustive
 from anyk.fleet import adversarial_threshold, threshold_bound
 from anyk.papers.item import Criterion, Item, Order
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.table import Case, Table
 
@@ -27,34 +27,34 @@ LEVELS = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 def decoded_error(code: Code, lost: Indices, decoder: str | Method = "own") -> float:
-    """Return the error per partition without ``lost``: that of the coefficients which the decoder's weights make."""
+    """Return the error per partition of the decoded coefficients without the workers ``lost``."""
     weights = code.decode(np.setdiff1d(np.arange(code.workers), lost), decoder=decoder).weights
     return float(np.square(weights @ code.encoding.toarray() - 1.0).mean())
 
 
-def errors(code: Code, lost: int, sets: int, seed: int) -> Found:
+def errors(code: Code, lost: int, sets: int, seed: int) -> Results:
     """Return the error per partition without random workers (the mean) and without chosen ones.
 
     ``exact``: 1 if no set of workers is worse than the chosen one, 0 if it is the worst that a search found.
     """
     n, bound = code.workers, code.worst_error(lost)
-    drawn = [
+    random_errors = [
         decoded_error(code, keyed.generator(seed, "gallery-stragglers", n, lost, draw).permutation(n)[:lost])
         for draw in range(sets)
     ]
-    chosen = max(decoded_error(code, np.array(worst_stragglers(code, lost)[0], dtype=int)), *drawn)
-    attained = bound is not None and chosen >= bound[0] / code.partitions - 1e-9
+    worst = max(decoded_error(code, np.array(worst_stragglers(code, lost)[0], dtype=int)), *random_errors)
+    attained = bound is not None and worst >= bound[0] / code.partitions - 1e-9
     exact = attained or is_exhaustive(code, lost, method("own"))
-    return {"random": float(np.mean(drawn)), "chosen": chosen, "exact": float(exact)}
+    return {"random": float(np.mean(random_errors)), "chosen": worst, "exact": float(exact)}
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     spec = CODES[case["code"]] + ("" if case["code"] in FIXED else f",seed={seed}")
     return errors(code(spec, workers=N), case["stragglers"], lab.size(200, 30), seed)
 
 
-def threshold(lab: Lab, case: Case, seed: int) -> Found:
-    """How many chosen stragglers it takes to push the error per partition so far, and a lower bound of that."""
+def threshold(lab: Lab, case: Case, seed: int) -> Results:
+    """Measure the number of chosen stragglers that cause an error per partition, and its lower bound."""
     spec = CODES[case["code"]] + ("" if case["code"] in FIXED else f",seed={seed}")
     built = code(spec, workers=N)
     reached, bound = adversarial_threshold(built, case["error"]), threshold_bound(built, case["error"])
@@ -74,11 +74,11 @@ def table(lab: Lab) -> Table:
 
 
 def _same(t: Table) -> tuple[bool, str]:
-    """The design has w = 6 partitions a worker, of which two workers share l = 1."""
+    """Compare with the formula: workers have w = 6 partitions, and two workers share l = 1."""
     rows = [row for row in t.where(code="block design") if "chosen" in row.numbers]
     apart = max(abs(row.mean("chosen") - row.mean("random")) for row in rows)
-    known = [1.0 - 36 * (N - row.case["stragglers"]) / (6 - 1 + N - row.case["stragglers"]) / N for row in rows]
-    off = max(abs(row.mean("random") - error) for row, error in zip(rows, known, strict=True))
+    formula = [1.0 - 36 * (N - row.case["stragglers"]) / (6 - 1 + N - row.case["stragglers"]) / N for row in rows]
+    off = max(abs(row.mean("random") - error) for row, error in zip(rows, formula, strict=True))
     return (
         apart < 1e-9 and off < 1e-9,
         f"random and chosen stragglers differ by {apart:.0e}, decoded errors and the formula by {off:.0e}",
@@ -93,9 +93,9 @@ def _harm(t: Table) -> tuple[bool, str]:
 def _bounded(t: Table) -> tuple[bool, str]:
     rows = [row for row in t if "bound" in row.numbers]
     gap = min(
-        found - least
+        reached - least
         for row in rows
-        for found, least in zip(row.numbers["threshold"], row.numbers["bound"], strict=True)
+        for reached, least in zip(row.numbers["threshold"], row.numbers["bound"], strict=True)
     )
     return gap >= 0.0, f"no threshold is below its bound, in {sum(len(row.numbers['bound']) for row in rows)} cases"
 
@@ -110,7 +110,7 @@ def _largest(t: Table) -> tuple[bool, str]:
             best = max(r.spread("bound")[1] for r in others)
             pairs.append((row.mean("bound"), best, row.mean("threshold")))
     shown = "; ".join(f"{own:.0f}, others at most {best:.0f}" for own, best, _ in pairs)
-    return all(own >= best and own == found for own, best, found in pairs), f"{shown}; the design attains it"
+    return all(own >= best and own == reached for own, best, reached in pairs), f"{shown}; the design attains it"
 
 
 def _beats(f: int) -> Criterion:

@@ -1,4 +1,4 @@
-"""Cooperative SGD: the bound on the mean squared gradient, and what is measured."""
+"""Cooperative SGD: the mean squared gradient, its bound and its measurement."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from anyk.fleet import cooperative_bound
 from anyk.graphs import elastic, graph, zeta
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item, Order
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.papers.quadratic import noisy
 from anyk.papers.table import Case, Table
@@ -32,8 +32,8 @@ class Models(Callback):
         self.all.append(info.model.copy())
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
-    """On F(w) = |w|^2 / 2 with gradients of variance 1, where F_1 - F_inf = 1 and L = 1."""
+def measure(lab: Lab, case: Case, seed: int) -> Results:
+    """Minimise F(w) = |w|^2 / 2 with gradients of variance 1, where F_1 - F_inf = 1 and L = 1."""
     lab.check_simulated()
     spec, tau = SCHEMES[case["scheme"]]
     zetas = {"ring": graph("ring", workers=M).zeta, "elastic": zeta(elastic(M, 2.0 / (M + 2.0)))}
@@ -71,9 +71,9 @@ def table(lab: Lab) -> Table:
 
 def _below(number: str, bound: str) -> Criterion:
     def here(t: Table) -> tuple[bool, str]:
-        kept = all(row.mean(number) <= row.mean(bound) for row in t)
+        below = all(row.mean(number) <= row.mean(bound) for row in t)
         shown = ", ".join(f"{row.case['scheme']} {row.mean(number):.3g} of {row.mean(bound):.3g}" for row in t)
-        return kept, shown
+        return below, shown
 
     what = "gradient is below the bound"
     if number == "distance":

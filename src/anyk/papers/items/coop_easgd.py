@@ -8,7 +8,7 @@ from anyk.graphs import elastic, zeta
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
 from anyk.papers.items.coop_bound import Models
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.quadratic import Quadratic
 from anyk.papers.table import Case, Floats, Table
@@ -18,7 +18,7 @@ BEST, TALK, STABLE = 2.0 / (M + 2.0), M / (M + 2.0), 2.0 / (M + 1.0)
 
 
 def mixed_by(lab: Lab, alpha: float) -> Floats:
-    """The matrix with which the models of a run were mixed after one step of different lengths for each worker."""
+    """Return the matrix that mixed the models of a run after one step, of different length for each worker."""
     lab.check_simulated()
     random = np.random.default_rng(0)
     problem = Quadratic(random.standard_normal((M, 2 * M)), random.standard_normal(2 * M), curvature=0.0)
@@ -38,11 +38,11 @@ def mixed_by(lab: Lab, alpha: float) -> Floats:
     return np.asarray(np.linalg.lstsq(before, after, rcond=None)[0])
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     alpha = case["alpha"]
-    found: Found = {"zeta": zeta(elastic(M, alpha)), "formula": max(abs(1.0 - alpha), abs(1.0 - (M + 1.0) * alpha))}
+    numbers: Results = {"zeta": zeta(elastic(M, alpha)), "formula": max(abs(1.0 - alpha), abs(1.0 - (M + 1.0) * alpha))}
     if alpha < STABLE:
-        found["zeta of a run"] = zeta(mixed_by(lab, alpha))
+        numbers["zeta of a run"] = zeta(mixed_by(lab, alpha))
     if case["train"]:
         trained = lab.train(
             lab.problem("digits"),
@@ -54,8 +54,8 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
             steps=lab.size(400, 60),
             evaluate="every=20",
         )
-        found |= {"loss": trained["loss"], "curves": trained["curves"]}
-    return found
+        numbers |= {"loss": trained["loss"], "curves": trained["curves"]}
+    return numbers
 
 
 def table(lab: Lab) -> Table:

@@ -1,10 +1,10 @@
-"""Where no block design exists: products of designs and biregular codes, bound and search."""
+"""Codes for numbers of workers without a block design: products and biregular codes, bound and search."""
 
 from anyk import code
 from anyk.errors import BadInput
 from anyk.papers.item import Criterion, Item
 from anyk.papers.items.bibd_adversarial import errors
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.table import Case, Table
 
@@ -21,8 +21,8 @@ CODES = {
 }
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
-    """Error per partition when a share of the workers is lost, at random and chosen, and the code's own bound."""
+def measure(lab: Lab, case: Case, seed: int) -> Results:
+    """Measure the error per partition without random and chosen workers, and compute the code's own bound."""
     n, spec = CODES[case["code"]]
     built, lost = code(spec, workers=n), round(case["share"] * n)
     numbers = errors(built, lost, lab.size(200, 30), seed) | {"load": float(built.load)}

@@ -5,7 +5,7 @@ from math import isfinite, nan
 
 from anyk.optimizers import Accelerated
 from anyk.papers.item import Item, Order, Ratio
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
 from anyk.papers.table import Case, Table
 
@@ -20,7 +20,7 @@ STRATEGIES = {
 TARGETS = (0.80, 0.85, 0.86)
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     return lab.train(
         lab.problem("amazon"),
         STRATEGIES[case["strategy"]],
@@ -35,7 +35,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
 
 
 def with_speedups(t: Table, targets: Sequence[float]) -> Table:
-    """The table with the speed-up of each strategy over uncoded to each target, NaN where it is not reached."""
+    """Return the table with the speed-up of each strategy over uncoded to each target, NaN if it is not reached."""
     uncoded = t.row(strategy="uncoded").numbers
     for row in t:
         for target in targets:

@@ -7,7 +7,7 @@ from anyk.callbacks import Callback, StepInfo
 from anyk.fleet.theory.erasurehead import excess_bound, missing
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.table import Case, Floats, Row, Table, cases
 from anyk.problems import LeastSquares
@@ -19,7 +19,7 @@ SPEC = f"agc:load={C},wait={R},scaling=marginal"  # the sum over 1 - p, as the t
 
 
 class Watch(Callback):
-    """Keeps the weights of the partitions and the largest norm of a partition's gradient."""
+    """Records the weights of the partitions and the largest norm of a partition's gradient."""
 
     def __init__(self, problem: LeastSquares) -> None:
         self.X, self.y = problem.X.reshape(N, ROWS, FEATURES), problem.y.reshape(N, ROWS)
@@ -35,8 +35,8 @@ class Watch(Callback):
         self.largest = max(self.largest, self.gradient(info.model))
 
 
-def runs(lab: Lab, case: Case, seed: int) -> Found:
-    """Mean excess loss after each step over runs, both theorems, and how partitions counted."""
+def runs(lab: Lab, case: Case, seed: int) -> Results:
+    """Measure the mean excess loss after each step and the weights of partitions; compute both bounds."""
     random = keyed.generator(seed, "gallery-erasurehead-bound")
     X = random.standard_normal((N * ROWS, FEATURES))
     problem = LeastSquares(X, X @ random.standard_normal(FEATURES) + 0.1 * random.standard_normal(len(X)), l2=0.0)
@@ -58,17 +58,17 @@ def runs(lab: Lab, case: Case, seed: int) -> Found:
             evaluate="every=1",
             callbacks=[watch],
         )["curves"]["loss"][1]
-    found: Found = {
+    numbers: Results = {
         "weight": float(np.mean(watch.weights)),
         "missing": float(np.mean(np.array(watch.weights) == 0.0)),
         "groups": N // C * len(watch.weights),
     }
     for steps in STEPS:
         arguments = (steps, float(first), float(beta), float(mu), watch.largest, N, C, R)
-        found[f"measured {steps}"] = float(totals[steps] / count - best)
-        found[f"Theorem 1 {steps}"] = excess_bound(*arguments, step=case["step"])
-        found[f"Theorem 2 {steps}"] = excess_bound(*arguments, step=case["step"], simple=True)
-    return found
+        numbers[f"measured {steps}"] = float(totals[steps] / count - best)
+        numbers[f"Theorem 1 {steps}"] = excess_bound(*arguments, step=case["step"])
+        numbers[f"Theorem 2 {steps}"] = excess_bound(*arguments, step=case["step"], simple=True)
+    return numbers
 
 
 def table(lab: Lab) -> Table:
@@ -91,14 +91,14 @@ def _holds(name: str) -> Criterion:
 
 
 def _unbiased(t: Table) -> tuple[bool, str]:
-    """Groups are missing with chance p, and the weights of partitions, 0 or 1 / (1 - p), are 1 on average."""
+    """Test that groups are missing with chance p, and that weights, 0 or 1 / (1 - p), are 1 on average."""
     p = missing(N, C, R).one
     rows = [row for row in t if "weight" in row.numbers]
     share, weight = (float(np.mean([row.mean(name) for row in rows])) for name in ("missing", "weight"))
     # groups of one step exclude each other, so that they scatter less than independent ones
     error = (p * (1.0 - p) / sum(sum(row.numbers["groups"]) for row in rows)) ** 0.5
-    kept = abs(share - p) < 4.0 * error and abs(weight - 1.0) < 4.0 * error / (1.0 - p)
-    return kept, (
+    unbiased = abs(share - p) < 4.0 * error and abs(weight - 1.0) < 4.0 * error / (1.0 - p)
+    return unbiased, (
         f"missing {share:.4f} for p = {p:.4f}, mean weight {weight:.4f} (test: 4 standard errors of {error:.4f})"
     )
 

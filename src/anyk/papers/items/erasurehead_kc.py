@@ -3,7 +3,7 @@
 from anyk.optimizers import Accelerated
 from anyk.papers.item import Criterion, Item, Order, Ratio
 from anyk.papers.items.erasurehead_amazon import seconds, sooner, speedup_bars, with_speedups
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
 from anyk.papers.table import Case, Table
 
@@ -18,7 +18,7 @@ STRATEGIES = {
 TARGETS = (0.10, 0.06, 0.05)
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     return lab.train(
         lab.problem("kc-housing"),
         STRATEGIES[case["strategy"]],

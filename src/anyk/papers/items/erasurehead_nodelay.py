@@ -1,16 +1,16 @@
-"""ErasureHead without injected delays, on real processes: does coding pay when nobody straggles?"""
+"""ErasureHead without injected delays, on real processes: does coding pay without stragglers?"""
 
 from anyk.optimizers import Accelerated
 from anyk.papers.item import Criterion, Item
 from anyk.papers.items.erasurehead_amazon import STRATEGIES
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
 from anyk.papers.table import Case, Table, cases
 
 RATES: dict[str, float | str] = {"amazon": 10.0, "kc-housing": "exponential:start=0.1,decay=0.99"}
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     return lab.train(
         lab.problem(case["data"]),
         STRATEGIES[case["strategy"]],

@@ -7,7 +7,7 @@ from anyk.delays import ShiftedExponential
 from anyk.fleet.theory.erasurehead import missing, seconds_bound, step_seconds
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Lines
 from anyk.papers.table import Case, Table, cases, crossing
 from anyk.problems import LeastSquares
@@ -21,7 +21,7 @@ STRATEGIES = {
 }
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     c, replies, n = case["load"], case["replies"], case["partitions"]
     law = ShiftedExponential(shift=1.0 / n, mean=1.0 / (RATE * n))  # of one partition
     times = c * np.stack([law.draws(seed, i, 0, lab.size(40_000, 4_000)) for i in range(N)], axis=1)
@@ -35,7 +35,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     return numbers
 
 
-def lacking(lab: Lab, case: Case, seed: int) -> Found:
+def lacking(lab: Lab, case: Case, seed: int) -> Results:
     """Lemma 2 for n tasks on k workers: the share of tasks that decoded sums lack, and of pairs of groups."""
     c, n = case["load"], case["partitions"]
     built, lacks = code(f"frc:load={c},partitions={n}", workers=N), []
@@ -48,7 +48,7 @@ def lacking(lab: Lab, case: Case, seed: int) -> Found:
     return {"lacking": float(absent.mean()), "p": p, "either": float(either.mean()), "q": q}
 
 
-def run(lab: Lab, case: Case, seed: int) -> Found:
+def run(lab: Lab, case: Case, seed: int) -> Results:
     """Virtual seconds of training to the least excess of which Theorem 3 speaks, and its bound."""
     random = keyed.generator(0, "gallery-theorem-3")
     X = np.tile(np.linalg.qr(random.standard_normal((40, 3)))[0] * [9.0, 6.0, 3.0], (N, 1))
@@ -62,7 +62,7 @@ def run(lab: Lab, case: Case, seed: int) -> Found:
     excess = 3 * LOAD * np.exp(-LOAD * share) * sigma**2 / (mu * N)
     scale = 1.0 - missing(N, LOAD, REPLIES).one if case["total"] == "approximate" else 1.0
     law = ShiftedExponential(shift=1.0 / N, mean=LOAD / N, per="load")
-    found = lab.train(
+    trained = lab.train(
         problem,
         STRATEGIES[case["total"]],
         workers=N,
@@ -72,7 +72,7 @@ def run(lab: Lab, case: Case, seed: int) -> Found:
         steps=60,
         evaluate="every=1",
     )
-    times, losses = found["curves"]["loss"]
+    times, losses = trained["curves"]["loss"]
     reached = crossing(times, losses - best, excess, better=np.less_equal)
     bound = seconds_bound(case["total"], excess, first, beta, mu, N, LOAD, share=share)
     return {"seconds": reached, "bound": bound, "excess": excess / first}
@@ -116,8 +116,8 @@ def _corrected(t: Table) -> tuple[bool, str]:
 
 def _approximate(t: Table) -> tuple[bool, str]:
     row = t.row(scheme="AGC", partitions=N, load=3)
-    kept = all(row.mean("simulated") <= 1.005 * row.mean("corrected") for row in t.where(scheme="AGC"))
-    return kept, f"load 3: bound {row.mean('corrected'):.4f}, simulated {row.mean('simulated'):.4f}"
+    bounded = all(row.mean("simulated") <= 1.005 * row.mean("corrected") for row in t.where(scheme="AGC"))
+    return bounded, f"load 3: bound {row.mean('corrected'):.4f}, simulated {row.mean('simulated'):.4f}"
 
 
 def _other_sizes(t: Table) -> tuple[bool, str]:

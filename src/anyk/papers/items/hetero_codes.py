@@ -6,7 +6,7 @@ import numpy as np
 
 from anyk import codes, keyed
 from anyk.papers.item import Criterion, Item
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.papers.table import Case, Table
 
@@ -21,7 +21,7 @@ CODES = {
 }
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     """Mean squared error of the coefficients, their bias, and the excess loss of gradient descent on least squares."""
     code = codes.code(CODES[case["code"]].format(seed=seed), workers=N)
     random = keyed.generator(seed, "gallery-hetero-codes")
@@ -36,10 +36,10 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
     tail = []
     for step in range(lab.size(STEPS, 100)):
         here = np.flatnonzero(random.random(N) >= CHANCES)
-        given = code.decode(here).weights @ encoding if here.size else np.zeros(code.partitions)
-        errors.append(float(((given - 1.0) ** 2).sum()))
-        total += given
-        w = w - rate * np.einsum("p,pik,pi->k", given, A, A @ w - b)
+        weights = code.decode(here).weights @ encoding if here.size else np.zeros(code.partitions)
+        errors.append(float(((weights - 1.0) ** 2).sum()))
+        total += weights
+        w = w - rate * np.einsum("p,pik,pi->k", weights, A, A @ w - b)
         if step >= lab.size(STEPS, 100) // 2:
             tail.append(float(((A @ w - b) ** 2).mean() - ((A @ best - b) ** 2).mean()))
     bias = float(np.abs(total / len(errors) - 1.0).max())
@@ -52,24 +52,24 @@ def table(lab: Lab) -> Table:
 
 def _unbiased(t: Table) -> tuple[bool, str]:
     # with the seeds' steps the standard error of a coefficient is about sqrt(0.5 / 3000)
-    found = t.mean("bias", code="heterogeneous")
+    bias = t.mean("bias", code="heterogeneous")
     return (
-        found < 0.15,
-        f"{found:.3f} (largest of {N} over {STEPS} steps; test: below 0.15), FRC {t.mean('bias', code='FRC'):.3f}",
+        bias < 0.15,
+        f"{bias:.3f} (largest of {N} over {STEPS} steps; test: below 0.15), FRC {t.mean('bias', code='FRC'):.3f}",
     )
 
 
 def _closed(t: Table) -> tuple[bool, str]:
-    known = codes.code(CODES["heterogeneous"], workers=N).expected_error(N)
-    found = t.mean("error", code="heterogeneous")
-    return known is not None and abs(found / known - 1.0) < 0.1, f"{found:.3f}, closed form {known:.3f}"
+    formula = codes.code(CODES["heterogeneous"], workers=N).expected_error(N)
+    error = t.mean("error", code="heterogeneous")
+    return formula is not None and abs(error / formula - 1.0) < 0.1, f"{error:.3f}, closed form {formula:.3f}"
 
 
 def _least(number: str) -> Callable[[Table], tuple[bool, str]]:
     def here(t: Table) -> tuple[bool, str]:
-        found = {name: t.mean(number, code=name) for name in CODES}
-        ordered = sorted(found, key=lambda name: found[name])
-        return ordered[0] == "heterogeneous", ", ".join(f"{name} {found[name]:.3g}" for name in ordered)
+        values = {name: t.mean(number, code=name) for name in CODES}
+        ordered = sorted(values, key=lambda name: values[name])
+        return ordered[0] == "heterogeneous", ", ".join(f"{name} {values[name]:.3g}" for name in ordered)
 
     return here
 

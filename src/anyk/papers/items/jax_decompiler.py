@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from anyk.papers.item import Criterion, Item, Ratio, Value
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.papers.table import Case, Table
 
@@ -22,7 +22,7 @@ def function(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
     x = np.linspace(-1.0, 1.0, 4096, dtype=np.float32).reshape(64, 64)
     w = np.cos(np.arange(64 * 16, dtype=np.float32)).reshape(64, 16) / 8
-    known: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    functions: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         "example": (lambda x, s: s * x**2 + (1 - s) * jnp.cos(x), (np.float32(4.0), np.float32(0.99))),
         "mlp": (lambda w, x: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w.T) ** 2), (w, x)),
         "softmax": (lambda w, x: -jnp.mean(jax.nn.log_softmax(x @ w)[:, 0]), (w, x)),
@@ -31,18 +31,18 @@ def function(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         "vmap": (lambda w, x: jax.vmap(lambda r: jnp.dot(r, r @ w @ w.T))(x).sum(), (w, x)),
         "convolution": (lambda w, x: jnp.convolve(x.ravel(), w.ravel()[:9], mode="same").sum() ** 2, (w, x)),
     }
-    return known[name]
+    return functions[name]
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     import jax
 
     from anyk.decompile import to_python
 
     f, arguments = function(case["function"])
     gradient = jax.grad(f)
-    made = to_python(gradient, *arguments).function()
-    ours, theirs = jax.jit(made), jax.jit(gradient)
+    decompiled = to_python(gradient, *arguments).function()
+    ours, theirs = jax.jit(decompiled), jax.jit(gradient)
     expected = np.asarray(theirs(*arguments))
     error = float(np.abs(np.asarray(ours(*arguments)) - expected).max() / max(1e-12, float(np.abs(expected).max())))
     ratios = []
@@ -62,7 +62,7 @@ def table(lab: Lab) -> Table:
 
 
 def _example(t: Table) -> float:
-    """Of s x^2 + (1 - s) cos x at x = 4, s = 0.99."""
+    """Return the gradient of s x^2 + (1 - s) cos x at x = 4, s = 0.99."""
     import jax
 
     from anyk.decompile import to_python

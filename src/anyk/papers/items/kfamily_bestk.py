@@ -6,7 +6,7 @@ from anyk.delays import Exponential
 from anyk.fleet import best_k, error_after
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.quadratic import noisy
 from anyk.papers.table import Case, Row, Table, cases
@@ -17,7 +17,7 @@ TIMES = (0.5, 2.0, 5.0, 20.0)
 PACE = [LAW.order_statistic(k, P) for k in range(1, P + 1)]  # K-sync
 
 
-def losses(lab: Lab, case: Case, seed: int) -> Found:
+def losses(lab: Lab, case: Case, seed: int) -> Results:
     """Excess loss of K-sync SGD at each of the times, mean over runs."""
     totals = np.zeros(len(TIMES))
     runs = lab.size(40, 4)
@@ -53,8 +53,8 @@ def _best(t: Table, number: str) -> list[int]:
 
 
 def _grows(t: Table) -> tuple[bool, str]:
-    found = _best(t, "measured")
-    return found == sorted(found) and found[0] < found[-1], "best K " + ", ".join(map(str, found)) + f" after {TIMES} s"
+    best = _best(t, "measured")
+    return best == sorted(best) and best[0] < best[-1], "best K " + ", ".join(map(str, best)) + f" after {TIMES} s"
 
 
 def _agrees(t: Table) -> tuple[bool, str]:

@@ -5,7 +5,7 @@ from scipy.optimize import minimize
 
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item, Order
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
 from anyk.papers.table import Case, Table, above_best
 from anyk.problems.base import Problem
@@ -42,12 +42,12 @@ def stale(run: Run) -> dict[str, float]:
     return {"mean staleness": float(staleness.mean()), "fresh": float((staleness == 0).mean())}
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     seconds = lab.size(600, 450)
     problem = lab.problem("digits", l2=0.03)
     best = least(problem)
     spec, every = VARIANTS[case["variant"]]
-    found = lab.train(
+    numbers = lab.train(
         problem,
         spec.format(interval=seconds / 40, floor=best),
         workers=P,
@@ -58,10 +58,10 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
         evaluate=f"every={every}",
         further=stale,
     )
-    times, losses = found["curves"]["loss"]
+    times, losses = numbers["curves"]["loss"]
     excess = losses - best
-    found["floor"] = float(excess[times >= 0.8 * seconds].mean())
-    return found | {"curves": {"excess": (times, excess)}}
+    numbers["floor"] = float(excess[times >= 0.8 * seconds].mean())
+    return numbers | {"curves": {"excess": (times, excess)}}
 
 
 def table(lab: Lab) -> Table:
@@ -82,10 +82,10 @@ def _envelope(t: Table) -> tuple[bool, str]:
 
 
 def _staleness(t: Table) -> tuple[bool, str]:
-    found = {name: t.mean("mean staleness", variant=name) for name in STALE}
-    kept = all(abs(found[name] / known - 1.0) < 0.03 for name, known in STALE.items())
-    shown = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
-    return kept, f"{shown} (test: within 3 %, for the start, where nothing is stale)"
+    staleness = {name: t.mean("mean staleness", variant=name) for name in STALE}
+    agrees = all(abs(staleness[name] / formula - 1.0) < 0.03 for name, formula in STALE.items())
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in staleness.items())
+    return agrees, f"{shown} (test: within 3 %, for the start, where nothing is stale)"
 
 
 ITEM = Item(

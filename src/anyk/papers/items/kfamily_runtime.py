@@ -4,7 +4,7 @@ from anyk import strategy
 from anyk.delays import parse
 from anyk.fleet import pace, simulated_pace
 from anyk.papers.item import Criterion, Item, Value
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.table import Case, Table, cases
 
@@ -18,14 +18,14 @@ LAWS = {
 P = 8
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     kind, k, law = case["kind"], case["k"], parse(LAWS[case["law"]])
-    made = strategy("async" if kind == "async" else f"{kind}:k={k}", workers=P)
+    family = strategy("async" if kind == "async" else f"{kind}:k={k}", workers=P)
     updates = lab.size(20_000, 2_000)
-    measured = simulated_pace(made, law, updates=updates, seed=seed)
-    found = {"simulated": measured.seconds, "error": measured.error}
-    known = pace(made, law).seconds
-    return found if known is None else found | {"closed form": known}
+    measured = simulated_pace(family, law, updates=updates, seed=seed)
+    numbers = {"simulated": measured.seconds, "error": measured.error}
+    closed_form = pace(family, law).seconds
+    return numbers if closed_form is None else numbers | {"closed form": closed_form}
 
 
 def table(lab: Lab) -> Table:

@@ -1,4 +1,4 @@
-"""Nested codes: one code for every number of stragglers, against gradient codes made for one number."""
+"""Nested codes: one code for every number of stragglers, against gradient codes for one number."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from anyk.delays import parse
 from anyk.fleet import computed_load, simulated_pace
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item, Order
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.papers.quadratic import Quadratic
 from anyk.papers.table import Case, Table
@@ -28,7 +28,7 @@ CODES = {
 }
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     law = parse(LAWS[case["law"]] + ",by=round")
     built = strategy(CODES[case["code"]], workers=N)
     problem = Quadratic(np.random.default_rng(0).standard_normal((8 * N, 20)), np.ones(20))
@@ -45,8 +45,8 @@ def table(lab: Lab) -> Table:
 
 
 def _exact(t: Table) -> tuple[bool, str]:
-    known = t.mean("loss", law=next(iter(LAWS)), code="s = 0")
-    worst = max(abs(value / known - 1.0) for row in t for value in row.numbers["loss"])
+    uncoded_loss = t.mean("loss", law=next(iter(LAWS)), code="s = 0")
+    worst = max(abs(value / uncoded_loss - 1.0) for row in t for value in row.numbers["loss"])
     return worst < 1e-9, f"losses after 20 steps differ by {worst:.0e} at most (test: 1e-9)"
 
 

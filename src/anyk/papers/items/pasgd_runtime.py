@@ -4,7 +4,7 @@ from anyk import strategy
 from anyk.delays import Exponential, communication
 from anyk.fleet import simulated_pace
 from anyk.papers.item import Criterion, Item, Order
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Lines
 from anyk.papers.table import Case, Table
 
@@ -13,14 +13,14 @@ FREE, SLOW = "averaging is free", f"averaging takes {D:g} s"
 LAW = Exponential(mean=1.0)
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     link = communication(f"constant:{D}") if case["averaging"] == SLOW else None
     built, tau = strategy(case["spec"], workers=P), case["tau"]
     measured = simulated_pace(built, LAW, communication=link, updates=lab.size(4_000, 400), seed=seed)
-    found = {"simulated": measured.seconds / tau, "error": measured.error / tau}
+    numbers = {"simulated": measured.seconds / tau, "error": measured.error / tau}
     if case["what"] == "tau":
-        found["closed form"] = LAW.longest_sum(tau, P) / tau + (D / tau if link else 0.0)
-    return found
+        numbers["closed form"] = LAW.longest_sum(tau, P) / tau + (D / tau if link else 0.0)
+    return numbers
 
 
 def table(lab: Lab) -> Table:

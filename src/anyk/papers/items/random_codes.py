@@ -8,7 +8,7 @@ from anyk.fleet import chosen_stragglers
 from anyk.fleet.theory.adversaries import Knowledge
 from anyk.papers.item import Criterion, Item, Order
 from anyk.papers.items.bibd_adversarial import decoded_error
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Lines
 from anyk.papers.table import Case, Table, cases
 
@@ -23,58 +23,56 @@ CODES = {
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
-    """Error per partition, mean over draws of the code (and, for the code without draws, of the stragglers)."""
+def measure(lab: Lab, case: Case, seed: int) -> Results:
+    """Measure the error per partition, mean over random codes (for FRC, over random stragglers)."""
     lost = round(case["share"] * K)
     errors: dict[str, list[float]] = {"one-step": [], "least-squares": []}
     for draw in range(lab.size(100, 10)):
         spec = CODES[case["code"]].format(
             load=case["load"], seed=1000 * seed + draw, inside=0.8 if case["load"] == 10 else 0.4
         )
-        drawn = code(spec, workers=K)
+        random_code = code(spec, workers=K)
         gone = keyed.generator(seed, "gallery-random-codes", draw, lost).permutation(K)[:lost]
         for decoder, squares in errors.items():
-            squares.append(decoded_error(drawn, gone, decoder))
+            squares.append(decoded_error(random_code, gone, decoder))
     return {decoder: float(np.mean(squares)) for decoder, squares in errors.items()}
 
 
-def attacked(lab: Lab, case: Case, seed: int) -> Found:
-    """Error per partition when somebody chooses 15 of 60 workers, by what is known of the code."""
-    drawn = code(CODES[case["code"]].format(load=5, seed=seed, inside=0.4), workers=60)
-    return {"attacked": attack(drawn, 15, case["knows"])}
+def attacked(lab: Lab, case: Case, seed: int) -> Results:
+    """Measure the error per partition when an adversary, with some knowledge of the code, chooses 15 of 60 workers."""
+    random_code = code(CODES[case["code"]].format(load=5, seed=seed, inside=0.4), workers=60)
+    return {"attacked": attack(random_code, 15, case["knows"])}
 
 
-def attack(drawn: Code, stragglers: int, knows: Knowledge) -> float:
-    """Return the error per partition that an adversary causes; for one that knows nothing, the mean of 10 draws."""
+def attack(attacked_code: Code, stragglers: int, knows: Knowledge) -> float:
+    """Return the error per partition that an adversary causes; without knowledge, the mean of 10 random choices."""
     draws = range(10 if knows == "nothing" else 1)
-    chosen = [chosen_stragglers(drawn, stragglers, knows=knows, seed=draw)[0] for draw in draws]
-    return float(np.mean([decoded_error(drawn, np.array(lost)) for lost in chosen]))
+    straggler_sets = [chosen_stragglers(attacked_code, stragglers, knows=knows, seed=draw)[0] for draw in draws]
+    return float(np.mean([decoded_error(attacked_code, np.array(lost)) for lost in straggler_sets]))
 
 
 def table(lab: Lab) -> Table:
     shares = (0.1, 0.3, 0.6) if lab.quick else SHARES
-    drawn = cases(code=list(CODES), load=[5, 10], share=shares)
+    random_cases = cases(code=list(CODES), load=[5, 10], share=shares)
     knowing = cases(code=["FRC", "BGC", "SBC", "expander"], knows=["code", "overlaps", "nothing"])
-    return Table(lab.measure(measure, drawn).rows + lab.measure(attacked, knowing).rows)
+    return Table(lab.measure(measure, random_cases).rows + lab.measure(attacked, knowing).rows)
 
 
 def _formula(t: Table) -> tuple[bool, str]:
-    """BGC, one-step: (m - load) / (replies load) per partition."""
+    """Compare one-step decoding of BGC with (m - load) / (replies load) per partition."""
     pairs = [
         (row.mean("one-step"), (K - row.case["load"]) / (K * (1 - row.case["share"]) * row.case["load"]))
         for row in t.where(code="BGC")
         if "one-step" in row.numbers
     ]
-    worst = max(abs(found / known - 1.0) for found, known in pairs)
-    known = (K - 10) / (70 * 10)
-    return (
-        worst < 0.1,
-        f"{t.mean('one-step', code='BGC', load=10, share=0.3):.4f} for {known:.4f} at 30 %; off by {100 * worst:.0f} %",
-    )
+    worst = max(abs(value / formula - 1.0) for value, formula in pairs)
+    formula = (K - 10) / (70 * 10)
+    error = t.mean("one-step", code="BGC", load=10, share=0.3)
+    return worst < 0.1, f"{error:.4f} for {formula:.4f} at 30 %; off by {100 * worst:.0f} %"
 
 
 def _knowing(t: Table) -> tuple[bool, str]:
-    """Of the adversaries that cannot decode, one that sees communities against one that sees nothing."""
+    """Compare SBC and FRC under adversaries that see overlaps."""
     pairs = {
         name: [t.mean("attacked", code=name, knows=knows) for knows in ("code", "overlaps", "nothing")]
         for name in ("FRC", "SBC")

@@ -7,7 +7,7 @@ from anyk.codes import StochasticBlockCode
 from anyk.fleet import chosen_stragglers
 from anyk.papers.item import Criterion, Item
 from anyk.papers.items.random_codes import attack
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.table import Case, Table, cases
 
@@ -16,13 +16,13 @@ KNOWLEDGE = ("code", "overlaps", "nothing")
 FLAT = 0.084  # the chance at which blocks are hardly denser than the rest (LOAD / N)
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
-    """As many workers are lost as a block has. ``in one block``: the largest share of them from one block."""
-    drawn = code(f"sbc:load={LOAD},block={BLOCK},inside={case['inside']},seed={seed}", workers=N)
-    assert isinstance(drawn, StochasticBlockCode)
-    lost = set(chosen_stragglers(drawn, BLOCK, knows=case["knows"], seed=seed)[0])
-    together = max(len(lost.intersection(workers)) for workers, _ in drawn.communities)
-    return {"error": attack(drawn, BLOCK, case["knows"]), "in one block": together / BLOCK}
+def measure(lab: Lab, case: Case, seed: int) -> Results:
+    """Lose as many workers as one block contains. ``in one block``: the largest share of these from one block."""
+    block_code = code(f"sbc:load={LOAD},block={BLOCK},inside={case['inside']},seed={seed}", workers=N)
+    assert isinstance(block_code, StochasticBlockCode)
+    lost = set(chosen_stragglers(block_code, BLOCK, knows=case["knows"], seed=seed)[0])
+    together = max(len(lost.intersection(workers)) for workers, _ in block_code.communities)
+    return {"error": attack(block_code, BLOCK, case["knows"]), "in one block": together / BLOCK}
 
 
 def table(lab: Lab) -> Table:
@@ -35,23 +35,23 @@ def _ends(t: Table) -> tuple[float, float]:
     return min(chances), max(chances)
 
 
-def _hidden(t: Table) -> tuple[bool, str]:
+def _hard_to_detect(t: Table) -> tuple[bool, str]:
     flat, _ = _ends(t)
     share = t.mean("in one block", inside=flat, knows="overlaps")
     return share < 0.6, f"{100 * share:.0f} % of those chosen are of one block (test: below 60 %)"
 
 
-def _seen(t: Table) -> tuple[bool, str]:
+def _easy_to_detect(t: Table) -> tuple[bool, str]:
     _, plain = _ends(t)
     share, error = (t.mean(name, inside=plain, knows="overlaps") for name in ("in one block", "error"))
-    known = t.mean("error", inside=plain, knows="code")
+    with_code = t.mean("error", inside=plain, knows="code")
     return (
-        share > 0.9 and error > 0.9 * known,
-        f"{100 * share:.0f} % of one block, error {error:.3f} of {known:.3f} with the code (test: above 90 % each)",
+        share > 0.9 and error > 0.9 * with_code,
+        f"{100 * share:.0f} % of one block, error {error:.3f} of {with_code:.3f} with the code (test: above 90 % each)",
     )
 
 
-def _harder(t: Table) -> tuple[bool, str]:
+def _as_hard_as_detection(t: Table) -> tuple[bool, str]:
     rows = list(t.where(knows="overlaps"))
     ratios = [row.mean("error") / t.mean("error", inside=row.case["inside"], knows="nothing") for row in rows]
     slope = float(np.corrcoef([row.case["inside"] for row in rows], ratios)[0, 1])
@@ -66,9 +66,13 @@ ITEM = Item(
     minutes=0.5,
     table=table,
     claims=(
-        Criterion("blocks no denser than the rest are not found", "hard to detect", _hidden),
-        Criterion("dense blocks are found, and then knowing more of the code adds little", "easy to detect", _seen),
-        Criterion("the harder blocks are to detect, the less overlaps help", "as hard as detection", _harder),
+        Criterion("blocks no denser than the rest are not found", "hard to detect", _hard_to_detect),
+        Criterion(
+            "dense blocks are found, and then knowing more of the code adds little", "easy to detect", _easy_to_detect
+        ),
+        Criterion(
+            "the harder blocks are to detect, the less overlaps help", "as hard as detection", _as_hard_as_detection
+        ),
     ),
     panels=(
         Lines(

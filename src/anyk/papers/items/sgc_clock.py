@@ -9,7 +9,7 @@ from anyk.clusters import cluster
 from anyk.fleet import sequential_candidates
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.papers.table import Case, Floats, Table, cases
 from anyk.problems import from_data
@@ -21,18 +21,18 @@ RATIOS = {"a pass over the data is dear": 20.0, "a pass over the data is cheap":
 
 
 def bursty(rounds: int, seed: int) -> Floats:
-    """Relative seconds of tasks without load: 5 % of them four times slower, one at a time."""
+    """Return relative seconds of tasks without load, 5 % of which are four times slower, in bursts of one round."""
     chain = GilbertElliott(fail=0.05 / 0.95 / 1.05, recover=1.0 / 1.05)
     noise = 1.0 + 0.05 * np.random.default_rng(seed).exponential(size=(rounds, N))
     return np.asarray(noise * np.where(chain.draw(rounds, N, seed=seed), 4.0, 1.0))
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     steps = lab.size(10, 4)
     ratio = RATIOS[case["where"]]
     table = bursty(MODELS * steps + MODELS - 1, seed)
-    found = sequential_candidates(table, models=MODELS, load=0.0, slope=ratio, jobs=MODELS * steps, published=True)
-    best = next(one for one in found if one.spec.partition(":")[0] == case["kind"])
+    candidates = sequential_candidates(table, models=MODELS, load=0.0, slope=ratio, jobs=MODELS * steps, published=True)
+    best = next(candidate for candidate in candidates if candidate.spec.partition(":")[0] == case["kind"])
     file = lab.path("mnist")
     problems = [
         from_data("mnist-idx", file=file, model=f"two-layer:hidden=8,seed={i}", progress=None) for i in range(MODELS)

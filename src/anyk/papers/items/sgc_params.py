@@ -7,7 +7,7 @@ import numpy as np
 from anyk.fleet import fit_slope, sequential_candidates, simulate
 from anyk.papers.item import Criterion, Item
 from anyk.papers.items.sgc_table import LOADS, load_of, trace
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.papers.table import Case, Table, cases
 from anyk.strategies import strategy
@@ -22,14 +22,14 @@ KINDS = {
 }
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     measured = [trace(lab, load) for load in LOADS]
     slope = (
         2.2013 if case["slope"] == "the authors'" else fit_slope([(t.load_measured or 0.0, t.times) for t in measured])
     )
     load, jobs = measured[0].load_measured or 0.0, case["jobs"]
-    found = sequential_candidates(measured[0].times, models=4, load=load, slope=slope, jobs=jobs, published=True)
-    best = next(one for one in found if KINDS.get(one.spec.partition(":")[0]) == case["kind"])
+    candidates = sequential_candidates(measured[0].times, models=4, load=load, slope=slope, jobs=jobs, published=True)
+    best = next(candidate for candidate in candidates if KINDS.get(candidate.spec.partition(":")[0]) == case["kind"])
     # the strategy itself on the same rounds, with the load that it really has
     spec = best.spec if best.spec == "uncoded" or best.spec.startswith("frc") else best.spec + ",models=4"
     built: Any = strategy(spec, workers=measured[0].times.shape[1])
@@ -45,18 +45,18 @@ def table(lab: Lab) -> Table:
 
 
 def _ahead(t: Table) -> tuple[bool, str]:
-    shown, kept = [], True
+    shown, ahead = [], True
     for jobs in PROBES:
-        found = {kind: t.mean("seconds", slope="the authors'", jobs=jobs, kind=kind) for kind in KINDS.values()}
-        kept &= found["M-SGC"] < found["no coding"] and found["GC"] < found["no coding"]
-        shown.append(f"J = {jobs}: " + ", ".join(f"{kind} {value:.4g}" for kind, value in found.items()))
-    return kept, "; ".join(shown)
+        seconds = {kind: t.mean("seconds", slope="the authors'", jobs=jobs, kind=kind) for kind in KINDS.values()}
+        ahead &= seconds["M-SGC"] < seconds["no coding"] and seconds["GC"] < seconds["no coding"]
+        shown.append(f"J = {jobs}: " + ", ".join(f"{kind} {value:.4g}" for kind, value in seconds.items()))
+    return ahead, "; ".join(shown)
 
 
 def _unlisted(t: Table) -> tuple[bool, str]:
-    found = {kind: t.mean("seconds", slope="the authors'", jobs=20, kind=kind) for kind in KINDS.values()}
-    plain = found.pop("FRC until decodable")
-    return min(found.values()) < plain, f"best of the paper's {min(found.values()):.4g} s, FRC {plain:.4g} s"
+    seconds = {kind: t.mean("seconds", slope="the authors'", jobs=20, kind=kind) for kind in KINDS.values()}
+    plain = seconds.pop("FRC until decodable")
+    return min(seconds.values()) < plain, f"best of the paper's {min(seconds.values()):.4g} s, FRC {plain:.4g} s"
 
 
 def _replayed(t: Table) -> tuple[bool, str]:

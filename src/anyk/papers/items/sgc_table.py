@@ -7,7 +7,7 @@ import numpy as np
 from anyk.delays import Trace
 from anyk.fleet import fit_slope, simulate
 from anyk.papers.item import Criterion, Item, Order, Percentage
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
 from anyk.papers.table import Case, Table, cases
 from anyk.strategies import strategy
@@ -29,27 +29,27 @@ def trace(lab: Lab, load: str) -> Trace:
 
 
 def load_of(built: Any) -> float:
-    """The share of the data that a worker computes in a round of a strategy."""
+    """Return the share of the data that a worker computes in a round of a strategy."""
     return float(getattr(built, "load", None) or built.code.load / built.code.workers)
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
-    """Rounds of the trace, drawn in blocks of five, adjusted to the load of the scheme."""
+def measure(lab: Lab, case: Case, seed: int) -> Results:
+    """Simulate on rounds of the trace, sampled in blocks of five and adjusted to the load of the scheme."""
     measured = [trace(lab, load) for load in LOADS]
     slope = SLOPES[case["slope"]] or fit_slope([(t.load_measured or 0.0, t.times) for t in measured])
-    made: Any = strategy(SPECS[case["scheme"]], workers=N)
-    load = load_of(made)
+    sequential: Any = strategy(SPECS[case["scheme"]], workers=N)
+    load = load_of(sequential)
     jobs = lab.size(JOBS, 60)
     blocks = np.random.default_rng(seed).integers(0, 6, size=jobs // 5 + 2)
     rows = (blocks[:, None] * 5 + np.arange(5)).ravel()
     table = np.maximum(1e-6, measured[0].times[rows] + (load - (measured[0].load_measured or 0.0)) * slope)
-    durations, waits = simulate(made, table, jobs=jobs)
+    durations, waits = simulate(sequential, table, jobs=jobs)
     ends = np.cumsum(durations)
     return {
         "seconds": float(ends[-1]),
         "waits": float(waits),
         "load": load,
-        "T": float(getattr(made, "T", 0)),
+        "T": float(getattr(sequential, "T", 0)),
         "curves": {"jobs": (ends, np.arange(1, len(ends) + 1))},
     }
 
@@ -63,20 +63,20 @@ def _seconds(t: Table, slope: str = "the authors' 2.2013") -> dict[str, float]:
 
 
 def _ahead(t: Table) -> float:
-    """By how many per cent M-SGC is sooner than gradient coding."""
-    found = _seconds(t)
-    return 100.0 * (1.0 - found["M-SGC"] / found["GC"])
+    """Return the per cent by which M-SGC is sooner than gradient coding."""
+    seconds = _seconds(t)
+    return 100.0 * (1.0 - seconds["M-SGC"] / seconds["GC"])
 
 
 def _fitted(t: Table) -> tuple[bool, str]:
-    found = _seconds(t, "fitted to the trace")
-    return found["M-SGC"] < found["GC"], f"M-SGC {found['M-SGC']:.4g} s, GC {found['GC']:.4g} s"
+    seconds = _seconds(t, "fitted to the trace")
+    return seconds["M-SGC"] < seconds["GC"], f"M-SGC {seconds['M-SGC']:.4g} s, GC {seconds['GC']:.4g} s"
 
 
 def _unlisted(t: Table) -> tuple[bool, str]:
-    found = _seconds(t)
-    plain = found["FRC until decodable"]
-    return found["M-SGC"] < plain, f"M-SGC {found['M-SGC']:.4g} s, FRC ended when decodable {plain:.4g} s"
+    seconds = _seconds(t)
+    plain = seconds["FRC until decodable"]
+    return seconds["M-SGC"] < plain, f"M-SGC {seconds['M-SGC']:.4g} s, FRC ended when decodable {plain:.4g} s"
 
 
 def _label(case: Case) -> str:

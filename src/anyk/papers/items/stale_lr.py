@@ -7,7 +7,7 @@ from anyk.errors import RunFailed
 from anyk.fleet import stability_limit
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Curves
 from anyk.papers.table import Case, Table, cases
 from anyk.problems import LeastSquares
@@ -28,13 +28,13 @@ class Losses(Callback):
         self.points.append((info.seconds, float("nan") if info.loss is None else info.loss))
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     """At a multiple of the largest rate that is stable when every gradient is P - 1 versions old."""
     random = keyed.generator(0, "gallery-stale-lr")
     X = random.standard_normal((800, 10))
     problem = LeastSquares(X, X @ random.standard_normal(10) + 0.3 * random.standard_normal(800), l2=0.0)
     rate = case["rate"] * stability_limit(case["P"] - 1) / problem.smoothness()
-    seen = Losses()
+    recorder = Losses()
     try:
         lab.train(
             problem,
@@ -45,12 +45,12 @@ def measure(lab: Lab, case: Case, seed: int) -> Found:
             optimizer=GD(lr=rate),
             steps=lab.size(3_000, 1_500),
             evaluate="every=25",
-            callbacks=[seen],
+            callbacks=[recorder],
         )
     except RunFailed:  # it has diverged, which is a result here
         if case["rate"] <= 1.0:
             raise
-    times, losses = np.array(seen.points).T
+    times, losses = np.array(recorder.points).T
     return {"loss": float(losses[-1]), "curves": {"loss": (times, np.minimum(losses, SHOWN))}}
 
 
@@ -58,7 +58,7 @@ def table(lab: Lab) -> Table:
     return lab.measure(measure, cases(P=[8, 30], rate=[1.0, 8.0], rule=list(RULES)))
 
 
-def _kept(t: Table) -> tuple[bool, str]:
+def _stable(t: Table) -> tuple[bool, str]:
     pairs = [[t.mean("loss", P=P, rate=8.0, rule=rule) for rule in RULES] for P in (8, 30)]
     shown = "; ".join(f"P = {P}: {a:.2g} and {b:.2g}" for P, (a, b) in zip((8, 30), pairs, strict=True))
     return all(a > 1.0 > b for a, b in pairs), f"loss at the end, constant and adaptive, {shown}"
@@ -78,7 +78,7 @@ ITEM = Item(
     table=table,
     claims=(
         Criterion(
-            "the rule keeps a rate stable that diverges with stale gradients (8 times the limit)", "stable", _kept
+            "the rule keeps a rate stable that diverges with stale gradients (8 times the limit)", "stable", _stable
         ),
         Criterion("it costs nothing at a rate that is small enough", "same loss", _costs),
     ),

@@ -1,10 +1,10 @@
-"""How long measured workers take: the distribution over workers and rounds of a trace."""
+"""Measured times of workers: the distribution over workers and rounds of a trace."""
 
 import numpy as np
 
 from anyk.delays import Trace
 from anyk.papers.item import Item, Ratio
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Curves
 from anyk.papers.table import Case, Table
 
@@ -12,7 +12,7 @@ FOLDER = "lambda-traces"
 FILES = ("p_desktop_long-Canada-n30-b2048-load0.00.npz", "p_mbp2-Sydney-n20-b256-load0.00.npz")
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     times = Trace(str(lab.path(f"{FOLDER}/{case['trace']}"))).times
     mean = times.mean(axis=0)
     shares = np.arange(1, times.shape[1] + 1) / times.shape[1]

@@ -7,7 +7,7 @@ import numpy as np
 from anyk.delays import Table as Measured
 from anyk.optimizers import Accelerated
 from anyk.papers.item import Criterion, Item, Order
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
 from anyk.papers.table import Case, Table, cases
 from anyk.problems import LogisticRegression
@@ -24,7 +24,7 @@ STRATEGIES = {
 }
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     problem, spec = lab.problem("amazon", split=SORTED), STRATEGIES[case["strategy"]]
     assert isinstance(problem, LogisticRegression) and problem.uneven is not None
     ends = np.arange(N + 1) * problem.samples // N

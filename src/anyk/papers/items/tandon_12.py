@@ -2,7 +2,7 @@
 
 from anyk.optimizers import Nesterov
 from anyk.papers.item import Criterion, Item, Order
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
 from anyk.papers.table import Case, Table
 
@@ -18,7 +18,7 @@ STRATEGIES = {
 }
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
+def measure(lab: Lab, case: Case, seed: int) -> Results:
     return lab.train(
         lab.problem("digits"),
         STRATEGIES[case["strategy"]],

@@ -1,4 +1,4 @@
-"""What tolerating any s stragglers costs: the load of every exact code against Tandon's bound."""
+"""The cost of tolerating any s stragglers: the load of every exact code against Tandon's bound."""
 
 from itertools import combinations
 
@@ -7,7 +7,7 @@ import numpy as np
 from anyk.codes import Code, code
 from anyk.errors import BadInput
 from anyk.papers.item import Criterion, Item
-from anyk.papers.lab import Found, Lab
+from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.table import Case, Table, cases
 
@@ -23,7 +23,7 @@ CODES = {
 def exact(built: Code, stragglers: int) -> bool:
     """Return whether the decoded sum of random gradients is their sum whichever workers straggle."""
     gradients = np.random.default_rng(stragglers).standard_normal((built.partitions, 3))
-    messages = np.array([np.asarray(values) @ gradients[list(held)] for held, values in built.rows])
+    messages = np.array([np.asarray(values) @ gradients[list(partitions)] for partitions, values in built.rows])
     total = gradients.sum(axis=0)
     return all(
         np.abs(built.decode(workers).weights @ messages - total).max() < 1e-6
@@ -31,8 +31,8 @@ def exact(built: Code, stragglers: int) -> bool:
     )
 
 
-def measure(lab: Lab, case: Case, seed: int) -> Found:
-    """Mean load of a worker, relative to the data, stragglers that are really tolerated, and the load these need."""
+def measure(lab: Lab, case: Case, seed: int) -> Results:
+    """Measure the mean load of a worker, relative to the data, the stragglers tolerated, and their least load."""
     n, s = lab.size(N, 6), case["s"]
     try:
         built = code(CODES[case["code"]].format(s=s), workers=n)
@@ -54,7 +54,7 @@ def table(lab: Lab) -> Table:
     return lab.measure(measure, cases(code=list(CODES), s=list(range(lab.size(N, 6)))), seeds=1)
 
 
-def _kept(t: Table) -> tuple[bool, str]:
+def _above_bound(t: Table) -> tuple[bool, str]:
     rows = [row for row in t if "load" in row.numbers and row.mean("tolerated") >= 0]
     least = min((row.mean("load") / row.mean("needed") for row in rows), default=0.0)
     return least >= 1.0 - 1e-9, f"{len(rows)} codes decode, the least load is {least:.3f} of the bound"
@@ -80,7 +80,7 @@ ITEM = Item(
     clock="none",
     table=table,
     claims=(
-        Criterion("no code has a load below (s + 1) / n", "lower bound", _kept),
+        Criterion("no code has a load below (s + 1) / n", "lower bound", _above_bound),
         Criterion("it is attained for every s", "cyclic repetition", _attained),
     ),
     panels=(Lines("s", ("load",), "stragglers tolerated, s", "mean load, share of the data", by="code"),),
