@@ -39,36 +39,16 @@ resource_tracker.ensure_running()
 DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
-# files and folders of tests that start many processes, import large packages, or simulate for long; `scripts/test
-# --quick` leaves them out
-SLOW = (
-    "clusters/test_conformance.py", "clusters/test_limits.py", "clusters/test_mpi.py", "clusters/test_processes.py",
-    "clusters/test_protocol_additions.py", "codes/test_codes_review.py", "codes/test_designs.py", "codes/test_mds.py",
-    "decompile/", "end_to_end/", "papers/", "optimizers/test_torch_and_optax.py", "fleet/theory/test_golden_values.py",
-    "fleet/plans/test_sequential_planning.py", "problems/test_compared.py", "problems/test_jax.py",
-    "problems/test_numpy_workers.py", "problems/test_replicas.py", "problems/test_sums.py", "problems/test_torch.py",
-    "views/test_in_a_browser.py", "views/test_watch.py",
-    "strategies/test_late_results.py", "strategies/test_local.py", "test_doclines.py", "test_package.py",
-    "test_readers.py", "test_sklearn.py", "runs/test_corruption.py", "runs/test_replays.py", "runs/test_stepping.py",
-    "runs/test_surroundings.py",
-)  # fmt: skip
-
-
-def _slow(path: Path) -> bool:
-    here = Path(__file__).parent
-    return path.is_relative_to(here) and path.relative_to(here).as_posix().startswith(SLOW)
+def _all_slow(path: Path) -> bool:
+    """Return whether a file marks all of its tests as slow."""
+    return path.suffix == ".py" and any(
+        line.startswith("pytestmark") and "mark.slow" in line for line in path.read_text(encoding="utf-8").splitlines()
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where slow tests are left out, spare their files' imports, too."""
-    return True if config.getoption("markexpr") == "not slow" and _slow(collection_path) else None
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes long."""
-    for item in items:
-        if _slow(item.path):
-            item.add_marker(pytest.mark.slow)
+    """Spare the imports of files whose tests are all slow when slow tests are deselected."""
+    return True if config.getoption("markexpr") == "not slow" and _all_slow(collection_path) else None
 
 
 def _children() -> set[int]:
@@ -117,7 +97,13 @@ def _shared_memory() -> set[str]:
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind():
+def leaves_nothing_behind(request: pytest.FixtureRequest):
+    """Fail a test that leaves a process, descriptor or shared memory; with the mark ``in_process`` only a descriptor."""
+    if request.node.get_closest_marker("in_process"):  # it can start nothing, and a look at all processes costs more
+        descriptors = _descriptors()
+        yield
+        assert _descriptors() <= descriptors + 2, "the test left descriptors open"
+        return
     children, descriptors, memory, nice = _children(), _descriptors(), _shared_memory(), os.nice(0)
     yield
     assert os.nice(0) == nice, "the test left all that come after it a lower priority"

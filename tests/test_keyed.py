@@ -13,13 +13,10 @@ from scipy import stats
 
 from anyk import keyed
 
+pytestmark = pytest.mark.in_process
+
 WORD = 2**64 - 1
 ids = st.lists(st.integers(-5, 2000) | st.text("abc-", min_size=1, max_size=3), max_size=3)
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing_behind() -> None:
-    """In place of the look through all processes around each test: nothing here can start one."""
 
 
 def philox4x64(counter: int, key: int) -> list[int]:

@@ -17,6 +17,8 @@ import anyk
 from anyk.cli import main
 from doclines import lines_of, pages
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 EXTRA = {"click", "rich", "matplotlib", "sklearn", "scipy", "pandas", "pyarrow", "cloudpickle", "safetensors", "torch",
          "jax", "optax"}  # fmt: skip

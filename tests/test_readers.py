@@ -37,6 +37,8 @@ from anyk.problems.data import load
 from anyk.problems.data.dataset import Dataset
 from test_specs import CODES, DELAYS, OPTIMIZERS, SCHEDULES, STRATEGIES
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("ANYK_EXAMPLES", "60"))  # of each reader
 MOST = 24_000_000  # bytes that reading a file of a few kilobytes may take, libraries' own buffers included
 

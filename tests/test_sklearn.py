@@ -24,6 +24,8 @@ import anyk
 from anyk.errors import BadInput
 from anyk.sklearn import AnykClassifier, AnykRegressor
 
+pytestmark = pytest.mark.slow
+
 EXACT: dict[str, Any] = {"tol": 1e-8, "max_iter": 5000, "random_state": 0}
 
 

@@ -15,6 +15,8 @@ from anyk import codes, delays, optimizers, strategies
 from anyk.errors import BadInput
 from anyk.specs import Registry, parse, read, show
 
+pytestmark = pytest.mark.in_process
+
 floats = st.floats(allow_nan=False, allow_infinity=False)
 positive = st.floats(1e-300, 1e9)
 
@@ -54,11 +56,6 @@ def registry() -> Registry[Any]:
     made.register("needy")(build_needy)
     made.register("bare")(build_bare)
     return made
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing_behind() -> None:
-    """In place of the look through all processes around each test: nothing here can start one."""
 
 
 # ------------------------------------------------------------------------------------------- grammar

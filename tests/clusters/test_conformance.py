@@ -20,6 +20,8 @@ import anyk
 from anyk.clusters import Cluster, Outage, Processes, Simulated
 from anyk.testing.clusters import CHECKS, check_a_lost_worker
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 NAMES = [check.__name__ for check in (*CHECKS, check_a_lost_worker)]
 MAKERS: dict[str, Callable[..., Cluster]] = {

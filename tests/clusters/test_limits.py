@@ -17,6 +17,8 @@ from anyk.strategies import registry as strategies
 sys.path.insert(0, str(Path(__file__).parent))
 from limits import FAULTS, SIZES, STRATEGIES, fitting, make_problem, settled, survive
 
+pytestmark = pytest.mark.slow
+
 assert SIZES == (6, 8, 30)
 HERE = (6, 8, 6, 30)  # fewer of the many, and as many as have no divisor in common with the faults
 CASES = [

@@ -17,6 +17,8 @@ import anyk
 from anyk.clusters.contract import Report
 from anyk.clusters.mpi.link import WIRE_FORM
 
+pytestmark = pytest.mark.slow
+
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 ANYK = [sys.executable, "-m", "anyk"]
 SMALL = ["--data", "synthetic:rows=60,features=4", "--cluster", "mpi", "--quiet"]

@@ -19,6 +19,8 @@ from anyk.clusters.processes import processes
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 
+pytestmark = pytest.mark.slow
+
 
 def plain_descent(problem, steps, lr=0.5):
     w = problem.initial().astype(float)

@@ -34,6 +34,8 @@ from anyk.runs.log.runlog import RunLog
 from anyk.testing import Squares
 from anyk.testing.toy import Toy
 
+pytestmark = pytest.mark.slow
+
 CLUSTERS: dict[str, Callable[..., Cluster]] = {"simulated": Simulated, "processes": Processes}
 both = pytest.mark.parametrize("make", CLUSTERS.values(), ids=CLUSTERS)
 

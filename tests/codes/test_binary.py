@@ -14,6 +14,8 @@ import anyk
 from anyk.codes import BinaryCode, FractionalRepetition
 from anyk.errors import BadInput, NotDecodable
 
+pytestmark = pytest.mark.in_process
+
 
 def test_the_rows_of_seven_workers_and_two_stragglers() -> None:
     code = BinaryCode(7, stragglers=2)

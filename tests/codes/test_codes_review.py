@@ -22,6 +22,8 @@ from anyk.codes import (
 )
 from anyk.errors import BadInput
 
+pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_regularised_code_never_holds_more_than_twice_the_load(seed: int) -> None:

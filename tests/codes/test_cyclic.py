@@ -13,6 +13,8 @@ from anyk.codes import CyclicRepetition
 from anyk.codes.cyclic import _best_sample
 from anyk.errors import BadInput
 
+pytestmark = pytest.mark.in_process
+
 SMALL = [(n, s) for n in range(1, 9) for s in range(n)]
 
 

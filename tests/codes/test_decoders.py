@@ -14,6 +14,8 @@ from anyk import codes
 from anyk.codes import Code, Uncoded
 from anyk.errors import BadInput, NotDecodable
 
+pytestmark = pytest.mark.in_process
+
 SPECS = ["uncoded", "frc:load=3", "frc:stragglers=4", "frc:stragglers=2,partitions=20", "cyclic:stragglers=3"]
 SPECS += ["partial:stragglers=2,load=4", "partial:stragglers=1,load=3,inner=cyclic"]
 

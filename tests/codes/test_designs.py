@@ -14,6 +14,8 @@ from anyk.codes import BlockDesignCode, Code, KroneckerCode, RandomBiregularCode
 from anyk.codes.galois import field, prime_power
 from anyk.errors import BadInput
 
+pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+
 FAMILIES = [(n, design) for n in range(1, 151) for design in designs_for(n)]
 SMALL = [(n, design) for n, design in FAMILIES if n <= 11]
 

@@ -21,6 +21,8 @@ from anyk.codes.files import proven_stragglers
 from anyk.errors import BadInput
 from anyk.testing import check_code, check_strategy
 
+pytestmark = pytest.mark.in_process
+
 B = np.array([[0.5, 1.0, 0.0], [0.0, 1.0, -1.0], [0.5, 0.0, 1.0]])  # Tandon et al. 2017, figure 2
 
 

@@ -16,6 +16,8 @@ from anyk.codes import Code
 from anyk.delays import ShiftedExponential
 from anyk.errors import BadInput
 
+pytestmark = pytest.mark.in_process
+
 SPECS = ["uncoded", "frc:load=2", "frc:stragglers=3", "frc:stragglers=2,partitions=4", "cyclic:stragglers=2"]
 SPECS += ["cyclic:stragglers=0", "partial:stragglers=1,load=3", "partial:stragglers=2,load=4,inner=cyclic"]
 

@@ -15,6 +15,8 @@ import anyk
 from anyk.codes import HeterogeneousCode
 from anyk.errors import BadInput
 
+pytestmark = pytest.mark.in_process
+
 
 @st.composite
 def fleets(draw: st.DrawFn) -> HeterogeneousCode:

@@ -18,6 +18,8 @@ from anyk.codes import Code, MatrixCode, ProgressCode, registry
 from anyk.codes.made import check_code
 from anyk.errors import BadInput
 
+pytestmark = pytest.mark.in_process
+
 SPECS = [
     *(entry.name for entry in registry if entry.build.__module__.startswith("anyk.") and entry.name != "matrix"),
     *("nested:kind=cyclic", "progress:placement=random", "draco:kind=cyclic", "tree:children=2,stragglers=0"),

@@ -14,6 +14,8 @@ import anyk
 from anyk.codes import CyclicMDS
 from anyk.errors import BadInput, NotDecodable
 
+pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+
 SMALL = [(n, s) for n in range(1, 9) for s in range(n)]
 
 

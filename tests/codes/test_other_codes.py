@@ -34,6 +34,8 @@ from anyk.codes import (
 from anyk.codes.tree import ROOT
 from anyk.errors import BadInput, NotDecodable
 
+pytestmark = pytest.mark.in_process
+
 # ------------------------------------------------------------------------------------------- batched coupons
 
 

@@ -13,6 +13,8 @@ from anyk.codes import PartialStragglers
 from anyk.specs import parse
 from anyk.testing import check_code
 
+pytestmark = pytest.mark.in_process
+
 
 def private_share(n: int, s: int, alpha: Fraction) -> Fraction:
     """n1: from alpha n1 = n1 + n2, n2 = (s + 1) coded / n and n n1 + coded = 1."""

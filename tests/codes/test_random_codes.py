@@ -27,6 +27,8 @@ from anyk.codes.edges import edge_weights
 from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
 
+pytestmark = pytest.mark.in_process
+
 
 def held_by_someone(code: Code) -> bool:
     return {j for held in code.assignment for j in held} == set(range(code.partitions))

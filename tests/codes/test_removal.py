@@ -13,6 +13,8 @@ from anyk.cli import main
 from anyk.codes.removal import Removal
 from anyk.fleet import facts
 
+pytestmark = pytest.mark.in_process
+
 MATRICES = {
     "square": lambda random: random.standard_normal((12, 12)),
     "wide": lambda random: random.standard_normal((9, 15)),

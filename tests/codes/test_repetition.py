@@ -15,6 +15,8 @@ from anyk import codes
 from anyk.codes import FractionalRepetition, Uncoded
 from anyk.errors import BadInput
 
+pytestmark = pytest.mark.in_process
+
 
 def all_codes(n: int) -> list[FractionalRepetition | Uncoded]:
     """Every fractional repetition for n workers, by load and by stragglers, some with partitions of another number."""

@@ -13,6 +13,8 @@ from anyk.codes.decoders import METHODS
 from anyk.codes.search import _Errors, is_exhaustive
 from anyk.fleet import compare_codes, facts
 
+pytestmark = pytest.mark.in_process
+
 OWN = METHODS["own"]
 
 

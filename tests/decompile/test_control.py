@@ -12,6 +12,8 @@ from oracle import same
 
 from anyk.decompile import to_python
 
+pytestmark = pytest.mark.slow
+
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(3, 4)).astype(np.float32)
 W = RANDOM.normal(size=(4, 4)).astype(np.float32)

@@ -14,6 +14,8 @@ from jax import lax
 from anyk.decompile import to_python
 from anyk.errors import BadInput
 
+pytestmark = pytest.mark.slow
+
 NT = namedtuple("NT", "a b")
 ONES = np.ones(3, np.float32)
 ODD = np.array([3, np.nan, 1, 2], np.float32)

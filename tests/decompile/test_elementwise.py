@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from jax import lax
 from oracle import same
 
+pytestmark = pytest.mark.slow
+
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(3, 4)).astype(np.float32)
 Y = RANDOM.normal(size=(3, 4)).astype(np.float32)

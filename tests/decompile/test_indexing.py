@@ -7,6 +7,8 @@ import pytest
 from jax import lax
 from oracle import same
 
+pytestmark = pytest.mark.slow
+
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(3, 4)).astype(np.float32)
 N = RANDOM.integers(-9, 9, (3, 4)).astype(np.int32)

@@ -10,6 +10,8 @@ import pytest
 from jax import lax
 from oracle import formatted, same
 
+pytestmark = pytest.mark.slow
+
 RANDOM = np.random.default_rng(0)
 
 

@@ -20,6 +20,8 @@ from anyk.cli import main
 from anyk.decompile import Source, compile_source, numerics, to_python
 from anyk.errors import BadInput, MissingPackage
 
+pytestmark = pytest.mark.slow
+
 X = np.arange(12, dtype=np.float32).reshape(3, 4) / 10
 W = np.ones(4, np.float32)
 

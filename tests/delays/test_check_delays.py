@@ -12,6 +12,8 @@ import anyk
 from anyk.delays import DelayModel, registry
 from anyk.testing import check_delays
 
+pytestmark = pytest.mark.in_process
+
 
 @dataclass(frozen=True)
 class Triangular(DelayModel):

@@ -12,6 +12,8 @@ from anyk.errors import BadInput
 from anyk.fleet import simulated_pace
 from anyk.testing import Squares
 
+pytestmark = pytest.mark.in_process
+
 N = 6
 
 

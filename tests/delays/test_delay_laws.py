@@ -27,6 +27,8 @@ from anyk.delays import (
 )
 from anyk.errors import BadInput
 
+pytestmark = pytest.mark.in_process
+
 MODELS: list[DelayModel] = [
     Constant(0.25),
     Exponential(0.5),

@@ -14,6 +14,8 @@ from anyk import delays
 from anyk.delays import DelayStream, Trace
 from anyk.errors import BadInput
 
+pytestmark = pytest.mark.in_process
+
 TABLE = np.array([[0.1, 0.2, 0.3], [1.1, 1.2, 1.3], [2.1, 2.2, 2.3], [3.1, 3.2, 3.3]])
 
 

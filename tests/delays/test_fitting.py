@@ -8,6 +8,8 @@ import pytest
 from anyk.delays import Bimodal, Exponential, Pareto, ShiftedExponential, fit, parse
 from anyk.errors import BadInput
 
+pytestmark = pytest.mark.in_process
+
 
 @pytest.mark.parametrize(
     "spec", ["exp:mean=0.7", "shifted-exp:shift=1,mean=0.5", "pareto:minimum=0.3,alpha=2.2", "bimodal:fast=1,slow=9"]

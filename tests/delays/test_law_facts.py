@@ -10,6 +10,8 @@ from anyk.delays import parse
 from anyk.delays.base import mean_of_kth
 from anyk.errors import BadInput
 
+pytestmark = pytest.mark.in_process
+
 N = 6
 LAWS = [
     "constant:value=0.3", "uniform:low=0.1,high=0.9", "exp:mean=0.5", "shifted-exp:shift=0.2,mean=0.5",

@@ -16,6 +16,8 @@ from click.testing import CliRunner
 import anyk
 from anyk.cli import main
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "--data",
     "synthetic:rows=120,features=5",

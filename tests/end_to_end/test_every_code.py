@@ -8,6 +8,8 @@ import pytest
 import anyk
 from anyk.codes import registry
 
+pytestmark = pytest.mark.slow
+
 SPECS = [
     *(entry.name for entry in registry if entry.build.__module__.startswith("anyk.") and entry.name != "matrix"),
     *("agc", "nested:kind=cyclic", "progress:placement=random", "draco:kind=cyclic", "tree:children=2,stragglers=0"),

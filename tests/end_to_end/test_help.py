@@ -7,6 +7,8 @@ from click.testing import CliRunner
 from anyk.cli import main
 from anyk.cli.output import wrapped
 
+pytestmark = pytest.mark.slow
+
 
 def printed(*arguments):
     result = CliRunner().invoke(main, list(arguments), env={"COLUMNS": "80"})

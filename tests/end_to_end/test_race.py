@@ -29,6 +29,8 @@ from anyk.runs.races.race import charged, racers
 from anyk.views import Columns, race_table
 from anyk.views.result_tables import load_notes
 
+pytestmark = pytest.mark.slow
+
 PROBLEM = anyk.problems.from_data("synthetic:rows=200,features=5")
 
 

@@ -16,6 +16,8 @@ from anyk.fleet import best_tau, cooperative_bound, simulated_pace
 from anyk.graphs import best_constant, edges_of, elastic, graph, laplacian, matcha, matchings, metropolis, zeta
 from anyk.strategies import strategy
 
+pytestmark = pytest.mark.in_process
+
 NAMES = ["ring", "torus", "complete", "star", "exp", "one-peer", "regular:degree=4", "ring:weights=best", "none"]
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from anyk.errors import BadInput
 from anyk.optimizers import GD, ConstantRate, ExponentialRate, InverseTimeRate, learning_rate
 
+pytestmark = pytest.mark.in_process
+
 
 @settings(deadline=None, max_examples=100)
 @given(st.floats(1e-6, 1e3), st.floats(1e-3, 1.0), st.integers(0, 500))

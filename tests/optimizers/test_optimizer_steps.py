@@ -14,6 +14,8 @@ from hypothesis.extra.numpy import arrays
 from anyk.errors import BadInput
 from anyk.optimizers import GD, Accelerated, Adam, ExponentialRate, Momentum, Nesterov, Optimizer, optimizer
 
+pytestmark = pytest.mark.in_process
+
 MAKERS: list[Callable[[Any], Optimizer]] = [
     lambda lr: GD(lr),
     lambda lr: Momentum(lr, 0.8),

@@ -20,6 +20,8 @@ from anyk.strategies.kfamily.kfamily import KFamily
 from anyk.strategies.rounds.rounds import Rounds
 from anyk.strategies.sequential.rounds import SequentialRounds
 
+pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+
 Patch = pytest.MonkeyPatch
 
 

@@ -32,6 +32,8 @@ from anyk.papers import (
 from anyk.papers.pictures import Bars, Lines, band
 from anyk.papers.table import cases, crossing
 
+pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+
 TABLE = Table((
     Row({"code": "a"}, {"seconds": [1.0, 3.0]}), Row({"code": "b"}, {"seconds": [4.0, 4.0]}),
     Row({"code": "c"}, {"seconds": [float("inf"), 1.0]}),

@@ -14,6 +14,8 @@ from anyk.errors import RunFailed
 from anyk.problems.replicas import SINGLE, mark, marks_apart
 from anyk.testing.problems import Squares
 
+pytestmark = pytest.mark.slow
+
 
 class Straying(Squares):
     """Two workers that wait for each other at every partition, and whose gradients differ by ``by``."""

@@ -24,6 +24,8 @@ from anyk.errors import BadInput
 from anyk.problems import JaxProblem
 from anyk.protocol import Chunk
 
+pytestmark = pytest.mark.slow
+
 EXACT = ["uncoded", "frc:stragglers=2", "cyclic:stragglers=2", "mds:stragglers=2", "binary:stragglers=2", "nested",
          "progress", "partial:stragglers=1,load=4", "tree", "bcc", "comm-efficient"]  # fmt: skip
 

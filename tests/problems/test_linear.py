@@ -18,13 +18,10 @@ from anyk.clusters.remote.shipping import ship
 from anyk.errors import BadInput
 from anyk.problems import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
 
+pytestmark = pytest.mark.in_process
+
 KINDS = [LogisticRegression, LeastSquares, SoftmaxRegression]
 every = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing_behind() -> None:
-    """In place of the look through all processes around each test: nothing here can start one."""
 
 
 def labels(kind: Any, X: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -17,6 +17,8 @@ from anyk.clusters.remote.shipping import ship, unship
 from anyk.problems import JaxProblem
 from anyk.problems.jax.decompiled import DecompiledPartitions
 
+pytestmark = pytest.mark.slow
+
 
 def loss(params: Any, batch: Any) -> Any:
     hidden = jnp.tanh(batch["x"] @ params["w1"] + params["b1"])

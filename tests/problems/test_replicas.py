@@ -20,6 +20,8 @@ from anyk.clusters.messages import Messages
 from anyk.errors import BadInput, RunFailed
 from anyk.problems import ManyPartitions, TorchProblem
 
+pytestmark = pytest.mark.slow
+
 
 class Augmented(torch.utils.data.Dataset):
     """Items with noise; ``noise(i)`` draws one number."""

@@ -20,15 +20,12 @@ from anyk.problems.linear import sharded
 from anyk.problems.linear.scaling import Scaling
 from anyk.testing import check_problem
 
+pytestmark = pytest.mark.in_process
+
 KINDS = [LogisticRegression, LeastSquares, SoftmaxRegression]
 every = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 uneven = pytest.mark.filterwarnings("ignore:column .* holds numbers")  # on purpose
 stored = pytest.mark.parametrize("store", [np.asarray, sparse.csr_array], ids=["dense", "sparse"])
-
-
-@pytest.fixture(autouse=True)
-def leaves_nothing_behind() -> None:
-    """In place of the look through all processes around each test: nothing here can start one."""
 
 
 def data(kind: Any, rows: int = 24) -> tuple[Any, Any, Any]:

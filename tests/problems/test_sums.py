@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy, mse_loss, nll_loss  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 GD = anyk.optimizers.GD(lr=0.1)
 
 

@@ -25,6 +25,8 @@ from anyk.errors import BadInput, RunFailed
 from anyk.problems import TorchProblem
 from anyk.protocol import Chunk
 
+pytestmark = pytest.mark.slow
+
 EXACT = ["uncoded", "frc:stragglers=2", "cyclic:stragglers=2", "mds:stragglers=2", "binary:stragglers=2"]
 
 

@@ -5,6 +5,8 @@ from collections import Counter
 import corruption
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):

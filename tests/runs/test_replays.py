@@ -6,6 +6,8 @@ import anyk
 from anyk.strategies import registry
 from anyk.testing import Squares
 
+pytestmark = pytest.mark.slow
+
 SPECS = [
     "sync", "k-sync:k=4", "k-batch-sync:k=4", "async:lr_scale=0.1", "k-async:k=2", "k-batch-async:k=2",
     "anytime:deadline=0.3,parts=3", "adasync:k=2,interval=1", "adasync:base=k-sync,k=2,interval=1,rule=noise",

@@ -15,6 +15,8 @@ import anyk
 from anyk.clusters import Outage, Simulated
 from anyk.errors import BadInput, RunFailed
 
+pytestmark = pytest.mark.slow
+
 EXP = anyk.delays.Exponential(0.5)
 PROBLEM = anyk.problems.from_data("synthetic:rows=240,features=6")
 

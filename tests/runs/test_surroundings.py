@@ -13,6 +13,8 @@ from click.testing import CliRunner
 import anyk
 from anyk.cli import main
 
+pytestmark = pytest.mark.slow
+
 TRAIN = ["train", "--data", "synthetic:rows=90,features=4", "--delays", "exp:mean=0.01", "--quiet", "--steps", "400"]
 
 

@@ -18,6 +18,8 @@ from anyk.protocol import Combine, Command, Dispatch, Failed, Fleet, MessageProj
 from anyk.strategies import strategy
 from anyk.testing import Squares, check_strategy
 
+pytestmark = pytest.mark.in_process
+
 
 def begun(spec: str, n: int) -> ByHand:
     made = ByHand(strategy(spec, workers=n))

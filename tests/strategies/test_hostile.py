@@ -38,6 +38,8 @@ from anyk.testing.hostile import hostile
 from anyk.testing.soak import STRATEGIES
 from anyk.testing.world import Broken
 
+pytestmark = pytest.mark.in_process
+
 SEEDS = {"few": range(2), "more": range(2, 24)}
 EVENTS = 120
 

@@ -23,6 +23,8 @@ from anyk.protocol import Chunk
 from anyk.strategies import DecentralisedSGD, adapted_tau, strategy
 from anyk.testing import check_strategy
 
+pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+
 P = 4
 LR = 0.3
 GD = anyk.optimizers.GD(lr=LR)

@@ -38,6 +38,8 @@ from anyk.protocol import (
 from anyk.strategies import ProgressRounds, strategy
 from anyk.testing import check_strategy
 
+pytestmark = pytest.mark.in_process
+
 
 @cache
 def _built(spec: str, n: int) -> ProgressRounds:

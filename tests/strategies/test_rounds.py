@@ -39,6 +39,8 @@ from anyk.protocol import (
 )
 from anyk.strategies import AdaptingSteps, Deadline, Decodable, LocalSteps, Rounds, strategy
 
+pytestmark = pytest.mark.in_process
+
 
 @cache
 def _built(spec: str, workers: int) -> Rounds:

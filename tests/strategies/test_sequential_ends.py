@@ -20,6 +20,8 @@ from anyk.protocol import Combine, Command, Dispatch, Event
 from anyk.strategies import Bursty, strategy
 from anyk.testing import check_strategy
 
+pytestmark = pytest.mark.in_process
+
 SPECS = [
     "m-sgc:B=1,W=2,lambda=2", "m-sgc:B=2,W=3,lambda=1,inner=frc", "m-sgc:B=1,W=3,lambda=6,wait=feasible",
     "m-sgc:B=2,W=4,lambda=2,wait=feasible", "sr-sgc:B=2,W=3,lambda=3", "sr-sgc:B=1,W=3,lambda=2,wait=feasible",

@@ -18,6 +18,8 @@ from anyk.runs.log import queries
 from anyk.testing import check_strategy
 from anyk.testing.world import Broken, World
 
+pytestmark = pytest.mark.in_process
+
 RANDOM = np.random.default_rng(3)
 X = RANDOM.standard_normal((120, 3))
 PROBLEM = LeastSquares(X, X @ np.array([1.0, -2.0, 0.5]) + RANDOM.standard_normal(120), l2=0.1)

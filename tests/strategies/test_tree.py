@@ -34,6 +34,8 @@ from anyk.protocol import (
 from anyk.strategies import TreeRounds, strategy
 from anyk.testing import check_strategy
 
+pytestmark = pytest.mark.in_process
+
 
 def of(kind: type[Any], commands: Sequence[Command]) -> list[Any]:
     return [command for command in commands if isinstance(command, kind)]

@@ -16,6 +16,8 @@ from anyk.errors import BadInput
 from anyk.strategies import Adaptive, AllOf, AnyOf, Count, Deadline, Decodable, Predicate, ResidualBelow, Wait
 from anyk.strategies.wait import wait_rule
 
+pytestmark = pytest.mark.in_process
+
 
 class Moment(NamedTuple):
     """A round as a rule sees it."""

@@ -8,6 +8,8 @@ import anyk
 from anyk.runs.log.tasks import CUT, USED, tasks_of
 from anyk.views import report
 
+pytestmark = pytest.mark.slow
+
 PROBLEM = anyk.problems.from_recipe({"data": "synthetic:rows=240,features=5"})
 SPEC = "<img src=x onerror=alert(1)>"
 

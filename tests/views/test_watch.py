@@ -24,6 +24,8 @@ from anyk.runs.log.tasks import tasks_of
 from anyk.views import Watch
 from anyk.views.page.figures import kinds
 
+pytestmark = pytest.mark.slow
+
 PROBLEM = anyk.problems.from_recipe({"data": "synthetic:rows=240,features=5"})
 STEPS = 12
 SEALS = re.compile(r'"live": ?("[^"]*")')

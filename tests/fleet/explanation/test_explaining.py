@@ -20,6 +20,8 @@ from anyk.errors import BadInput
 from anyk.fleet.explanation.attribution import lower_median, mean_burst, shares, stands_out
 from anyk.fleet.records import Record
 
+pytestmark = pytest.mark.in_process
+
 DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
 

@@ -14,6 +14,8 @@ from anyk.fleet import simulate
 from anyk.fleet.plans.measured import Fleet, fleet_of, slowness
 from anyk.fleet.records import Record
 
+pytestmark = pytest.mark.in_process
+
 N = 6
 
 

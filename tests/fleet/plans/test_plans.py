@@ -22,6 +22,8 @@ from anyk.fleet.plans.resampling import block_length, resampled
 from anyk.fleet.records import Record
 from anyk.views.fleet_tables import draw_plan, plan_lines, plan_table
 
+pytestmark = pytest.mark.in_process
+
 N = 6
 
 

@@ -18,6 +18,8 @@ from anyk.fleet.plans.sequential_grid import Candidate
 from anyk.strategies import strategy
 from anyk.strategies.sequential import End
 
+pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+
 DATA = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[4] / "shared" / "data"))
 SLOPE = 1.1217530061354162
 NAMES = {"NoCoding": "uncoded", "GC": "gc", "SRSGC": "sr-sgc", "MSGC": "m-sgc"}

@@ -14,6 +14,8 @@ from anyk.errors import BadInput
 from anyk.fleet import compare_codes
 from anyk.fleet.theory.code_curves import draws_of
 
+pytestmark = pytest.mark.in_process
+
 
 def test_the_mean_over_draws_is_the_law_of_the_code() -> None:
     """One-step decoding of BGC has mean error m (m - d) / (r d) over draws (Charles et al. 2017); one draw is off it."""

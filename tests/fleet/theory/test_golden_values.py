@@ -26,6 +26,8 @@ from anyk.protocol import Dispatch, Running
 from anyk.runs import Driver, session
 from anyk.strategies import adapted_k, k_for_delays, k_for_noise, order_means
 
+pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+
 P = 8
 
 

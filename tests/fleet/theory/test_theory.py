@@ -14,6 +14,8 @@ from anyk.fleet import adversarial_threshold, best_k, chosen_stragglers, error_a
 from anyk.fleet.theory.erasurehead import excess_bound, missing, seconds_bound, step_seconds
 from anyk.strategies import Arbitrary, Bursty, GilbertElliott, PerRound
 
+pytestmark = pytest.mark.in_process
+
 KNOWLEDGE = ("code", "overlaps", "nothing")
 
 

@@ -14,6 +14,8 @@ import anyk
 from anyk.cli import main
 from anyk.fleet import adversarial_threshold
 
+pytestmark = pytest.mark.in_process
+
 LARGE = anyk.code("bgc:load=4", workers=24)
 
 
