@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from anyk.cli import main
+from anyk.cli.group import main
 from anyk.cli.lists import list_entries
 from anyk.cli.options import join_cluster, json_option, plugin_option
 from anyk.cli.output import people, say, write_json

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from anyk.cli import main
+from anyk.cli.group import main
 from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import people, say, text_width, write_json
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from anyk.cli import main
+from anyk.cli.group import main
 from anyk.cli.options import json_option
 from anyk.cli.output import check_file, write_json
 from anyk.errors import BadInput, MissingPackage

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.cli import main
+from anyk.cli.group import main
 from anyk.cli.options import PLUGINS, json_option, plugin_option
 from anyk.cli.output import people, say, text_width, write_json
 from anyk.errors import BadInput

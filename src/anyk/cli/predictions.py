@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from anyk.cli import main
+from anyk.cli.group import main
 from anyk.cli.options import json_option, plugin_option
 from anyk.cli.output import check_file, people, say, warn, write_json
 from anyk.errors import BadInput

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anyk.cli import main
 from anyk.cli.fields import as_field, option, takes
+from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
     TrainingOptions,

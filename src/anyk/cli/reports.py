@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from anyk.cli import main
+from anyk.cli.group import main
 from anyk.cli.options import plugin_option
 from anyk.cli.output import check_file, people, say
 from anyk.errors import BadInput

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.cli import main
+from anyk.cli.group import main
 from anyk.cli.options import json_option
 from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput

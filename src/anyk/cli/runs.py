@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.cli import main
 from anyk.cli.auto import is_auto, is_auto_folder, resume_the_parts, train_in_parts
 from anyk.cli.fields import option, takes
+from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
     TrainingOptions,

@@ -258,6 +258,16 @@ class Code(ReadOnly, metaclass=CodeType):
         residual = 0.0 if worst < 1e-15 else float(np.linalg.norm(error) / np.sqrt(self.partitions))
         return Decoding(weights, residual, float(np.linalg.norm(weights * self.norms)), worst)
 
+    def _check_encoding(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` unless a matrix that a class builds itself is the matrix of its rows."""
+        if type(self).encoding in (Code.encoding, MatrixCode.encoding):
+            return
+        shape = self.replies, self.partitions * self.blocks
+        differs = abs(valid_matrix(self.encoding, shape) - Code.encoding.func(self))
+        if differs.nnz and differs.max() > 0:
+            row = int(np.flatnonzero(np.asarray(differs.sum(axis=1)).ravel())[0])
+            raise BadInput(f"the encoding is not that of the rows: row {row} differs")
+
     def _check_more(self) -> None:
         """Raise :class:`~anyk.errors.BadInput` for invalid parts of a custom code besides rows and encoding."""
 

@@ -104,7 +104,7 @@ def check_code(code: Code) -> None:
         raise BadInput(f"the code has {len(rows)} rows; {code.workers} workers with {each} need {code.replies}")
     for i, row in enumerate(rows):
         _check_row(i, row, code.partitions, code.blocks)
-    _check_encoding(code)
+    code._check_encoding()
     _ = code.encoding, code.assignment  # computed now, from the checked rows
     code._check_more()
 
@@ -138,19 +138,6 @@ def _check_row(i: int, row: Any, partitions: int, blocks: int) -> None:
         if not isinstance(value, Real) or not isfinite(value):
             shown = value if isinstance(value, Number) else repr(value)
             raise BadInput(f"row {i} has coefficient {shown}; they must be finite numbers")
-
-
-def _check_encoding(code: Code) -> None:
-    """Raise BadInput unless the matrix that a class builds itself is that of its rows."""
-    from anyk.codes.base import Code, MatrixCode
-
-    if type(code).encoding in (Code.encoding, MatrixCode.encoding):
-        return
-    shape = code.replies, code.partitions * code.blocks
-    differs = abs(valid_matrix(code.encoding, shape) - Code.encoding.func(code))
-    if differs.nnz and differs.max() > 0:
-        row = int(np.flatnonzero(np.asarray(differs.sum(axis=1)).ravel())[0])
-        raise BadInput(f"the encoding is not that of the rows: row {row} differs")
 
 
 def valid_matrix(matrix: Any, shape: tuple[int, int]) -> scipy.sparse.csr_array:

@@ -12,8 +12,7 @@ from anyk.clusters import Simulated
 from anyk.delays import Communication, DelayModel, Table
 from anyk.errors import BadInput
 from anyk.protocol import Strategy
-from anyk.runs.engine.driver import Driver
-from anyk.runs.engine.session import session
+from anyk.runs import Driver, session
 from anyk.runs.log.queries import works
 from anyk.runs.log.runlog import RunLog
 from anyk.strategies import strategy as build_strategy

@@ -10,6 +10,7 @@ import numpy as np
 
 from anyk.checks import typed
 from anyk.errors import BadInput
+from anyk.optimizers.building import optimizer
 from anyk.optimizers.steps import Optimizer, State, Vector
 from anyk.specs import bracketed, show
 
@@ -35,8 +36,6 @@ class Clip(Optimizer):
     name: ClassVar[str] = "clip"
 
     def __post_init__(self) -> None:
-        from anyk.optimizers import optimizer
-
         if not 0.0 < self.norm < float("inf"):
             raise BadInput(f"norm of 'clip' must be a finite number above 0, got {self.norm:g}")
         if isinstance(self.of, str):

@@ -14,6 +14,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Vector
 from anyk.problems.data.encoding import Encoding, Matrix
+from anyk.problems.linear.layers import scores_of
 from anyk.problems.linear.scaling import Floats, Scaling, in_units
 from anyk.tables import Table
 
@@ -89,8 +90,6 @@ class Predictor:
     def scores(self, w: Vector, X: Matrix) -> Floats:
         """Shape (rows, outputs)."""
         if self.kind == "two-layer":
-            from anyk.problems.linear.two_layer import scores_of
-
             return scores_of(X, w, self.features, self.hidden, self.outputs)
         weights, intercepts = in_units(w, self.outputs, self.intercept, self._scaling)
         return np.asarray(X @ weights + intercepts, dtype=np.float64)

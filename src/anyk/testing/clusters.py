@@ -33,11 +33,8 @@ from anyk.protocol import (
     RequestMessage,
     Task,
 )
-from anyk.runs import Evaluate, train
+from anyk.runs import Driver, Evaluate, session, train
 from anyk.runs.callbacks import EvaluationInfo
-from anyk.runs.engine.dispatches import ARRIVED, KEPT
-from anyk.runs.engine.driver import Driver
-from anyk.runs.engine.session import session
 from anyk.runs.log.runlog import RunLog
 from anyk.strategies import strategy as build
 from anyk.testing.problems import Squares
@@ -412,11 +409,7 @@ def check_bounds(driver: Driver) -> dict[str, int]:
     """
     workers = driver.layout.workers
     versions = Counter(slot for slot, _ in driver.versions._pins)
-    messages: Counter[int] = Counter()
-    for task, batch in driver.ledger._given.items():
-        start = (task - batch.first) * batch.width
-        statuses = batch.status[start : start + batch.width]
-        messages[batch.workers[task - batch.first]] += sum(status in (ARRIVED, KEPT) for status in statuses)
+    messages = driver.ledger.stored_messages()
     kept = {
         "versions": max(versions.values(), default=0),
         "messages": max(messages.values(), default=0),

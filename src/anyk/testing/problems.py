@@ -236,10 +236,11 @@ class Squares:
         return float(0.5 * ((w - self.centres) ** 2).sum() / len(self.centres))
 
     def sampled(self, samples: int) -> Squares:
-        made = copy(self)
-        made.centres = self.centres[some_rows(self.samples, samples, "train")]
-        made.samples = len(made.centres)
-        return made
+        """Return the problem with a sample of its terms."""
+        part = copy(self)
+        part.centres = self.centres[some_rows(self.samples, samples, "train")]
+        part.samples = len(part.centres)
+        return part
 
     def smoothness(self) -> float:
         """1, the curvature of each square."""

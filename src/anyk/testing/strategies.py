@@ -9,8 +9,7 @@ from anyk import keyed
 from anyk.clusters import Outage, Simulated
 from anyk.delays import Exponential
 from anyk.protocol import Strategy
-from anyk.runs.engine.driver import Driver
-from anyk.runs.engine.session import session
+from anyk.runs import Driver, session
 from anyk.runs.log.runlog import RunLog
 from anyk.testing.hostile import explained, hostile
 

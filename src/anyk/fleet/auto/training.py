@@ -168,7 +168,7 @@ def train_auto(
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     >>> found = train_auto(problem, workers=6, cluster="simulated", delays="bimodal:fast=0.1,slow=1", steps=60)
     >>> [(run.config.strategy, run.begun, run.steps) for run in found.runs]
-    [('uncoded', 0, 30), ('frc:stragglers=3', 30, 60)]
+    [('uncoded', 0, 30), ('bcc:batches=2', 30, 60)]
     """
     trained, models = combine(problem)
     law = parse(delays)

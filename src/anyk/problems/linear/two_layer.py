@@ -18,6 +18,7 @@ from anyk.problems.data.samples import Arrays, Selection
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.splits import Dirichlet
 from anyk.problems.data.streams import Stream
+from anyk.problems.linear.layers import layers_of, scores_of
 from anyk.problems.linear.models import SoftmaxRegression
 from anyk.problems.linear.partitions import losses_of, softmax_slope
 from anyk.problems.predicting import Predictor
@@ -36,8 +37,8 @@ class TwoLayerPartitions(Batches):
         """Return the gradient of the sum of losses, by backpropagation."""
         ((X, y), *_) = next(chosen.parts(self.most))
         gradient = np.empty_like(w)
-        first, bias, second, offset = layers(w, *self._shape)
-        first_out, bias_out, second_out, offset_out = layers(gradient, *self._shape)
+        first, bias, second, offset = layers_of(w, *self._shape)
+        first_out, bias_out, second_out, offset_out = layers_of(gradient, *self._shape)
         active = np.tanh(X @ first + bias)
         slope = softmax_slope(active @ second + offset, y)
         np.matmul(active.T, slope, out=second_out)
@@ -57,20 +58,6 @@ class TwoLayerPartitions(Batches):
 def dimension(features: int, hidden: int, outputs: int) -> int:
     """Number of weights."""
     return (features + 1) * hidden + (hidden + 1) * outputs
-
-
-def layers(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vector, Vector, Vector, Vector]:
-    """Views of a flat model: weights (features x hidden), bias, weights (hidden x outputs), bias."""
-    a = features * hidden
-    b = a + hidden
-    c = b + hidden * outputs
-    return w[:a].reshape(features, hidden), w[a:b], w[b:c].reshape(hidden, outputs), w[c:]
-
-
-def scores_of(X: Any, w: Vector, *shape: int) -> NDArray[np.float64]:
-    """Shape (rows, outputs); ``shape``: features, hidden units, outputs."""
-    first, bias, second, offset = layers(w, *shape)
-    return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=np.float64)
 
 
 @typed
@@ -131,7 +118,7 @@ class TwoLayerNetwork(SoftmaxRegression):
         """Small random weights, the same for the same seed; zeros would make all hidden units alike."""
         w: Vector = np.zeros(self.dimension, dtype=self.dtype)
         random = keyed.generator(self.seed, "two-layer")
-        first, _, second, _ = layers(w, *self._shape)
+        first, _, second, _ = layers_of(w, *self._shape)
         first[:] = random.standard_normal(first.shape) / max(1, first.shape[0]) ** 0.5
         second[:] = random.standard_normal(second.shape) / second.shape[0] ** 0.5
         return w
