@@ -15,9 +15,17 @@ from anyk.checks import AtLeastOne, Share, check
 from anyk.clusters.messages import describe
 from anyk.errors import BadInput, RunFailed, told
 
-PLAIN = {"int": 1, "float": 0.5, "bool": False, "str": "sync", "File": "sync"}
-GIVEN = {"X": np.eye(4), "y": [0, 1, 0, 1], "code": codes.Uncoded(6), "latency": delays.NoDelay(), "weights": (1.0,)}
-NUMBERS = {"int", "float", "int | None", "float | None"}
+RANGES = {"AtLeastOne": 1, "AtLeastZero": 1, "Positive": 0.5, "Nonnegative": 0.5, "Share": 0.5, "Cost": 0.5}
+PLAIN = {"int": 1, "float": 0.5, "bool": False, "str": "sync", "File": "sync"} | RANGES
+GIVEN = {
+    "loss": lambda outputs, targets: outputs,
+    "X": np.eye(4),
+    "y": [0, 1, 0, 1],
+    "code": codes.Uncoded(6),
+    "latency": delays.NoDelay(),
+    "weights": (1.0,),
+}
+NUMBERS = re.compile(rf"(int|float|{'|'.join(RANGES)}|Annotated\[(int|float), .*\])( \| None)?")
 INTERNAL = {"DelayStream", "Durations", "LinearPartitions", "Messages", "TorchPartitions", "Decoding", "Selection",
             "Fit", "InFlight", "Outage"}  # fmt: skip
 
@@ -46,7 +54,7 @@ def numbers():
             made = getattr(room, name)
             if inspect.isclass(made) and made.__init__ is not object.__init__ and not inspect.isabstract(made):
                 for key, parameter in inspect.signature(made).parameters.items():
-                    if str(parameter.annotation) in NUMBERS:
+                    if NUMBERS.fullmatch(str(parameter.annotation)):
                         yield pytest.param(made, key, id=f"{name}.{key}")
 
 
@@ -55,10 +63,14 @@ def test_a_number_must_be_a_number(made, key):
     if made.__name__ in ("JaxProblem", "TorchProblem"):
         pytest.importorskip(made.__name__.removesuffix("Problem").lower())
     required = {
-        name: PLAIN.get(str(parameter.annotation), GIVEN.get(name, ()))
+        name: 1
+        if "Annotated[" in str(parameter.annotation)
+        else PLAIN.get(str(parameter.annotation), GIVEN.get(name, ()))
         for name, parameter in inspect.signature(made).parameters.items()
         if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
     }
+    if "module" in required:
+        required["module"] = pytest.importorskip("torch").nn.Linear(4, 1)
     for bad, shown in (("4", "'4'"), (True, "True"), (float("nan"), "nan"), ([4], "[4]")):
         with pytest.raises(BadInput) as caught:
             made(**required | {key: bad})

@@ -38,25 +38,7 @@ if TYPE_CHECKING:
     from anyk.strategies import strategy
     from anyk.views import report
 
-# packages are imported when they are first used, so that importing anyk costs little
-_PACKAGES = (
-    "callbacks",
-    "clusters",
-    "codes",
-    "compression",
-    "data",
-    "decompile",
-    "delays",
-    "fleet",
-    "graphs",
-    "optimizers",
-    "problems",
-    "runs",
-    "strategies",
-    "testing",
-    "torch",
-    "views",
-)
+# names and the package that each comes from; packages are imported on first use, so that importing anyk costs little
 _NAMES = {
     "Callback": "callbacks",
     "Checkpoint": "callbacks",
@@ -89,10 +71,10 @@ _NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"anyk.{name}")
     if name in _NAMES:
         return getattr(import_module(f"anyk.{_NAMES[name]}"), name)
+    if name in __all__:
+        return import_module(f"anyk.{name}")
     raise AttributeError(f"module 'anyk' has no attribute '{name}'")
 
 

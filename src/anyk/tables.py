@@ -325,7 +325,8 @@ def _prepend(cell: str, column: NDArray[Any]) -> NDArray[Any]:
 def has_header(file: Path | str, first: list[str], columns: list[NDArray[Any]]) -> bool:
     """Return whether the first row holds the names of the columns below it; BadInput if it may hold either.
 
-    A row of numbers is data. Text above numbers is a name; text that occurs again below itself is data.
+    Text above numbers is a name; a number above numbers, and text that occurs again below itself, are data. The numbers
+    0, 1, 2, … or 1, 2, 3, … are names behind an empty cell (pandas writes unnamed columns so); else they may be either.
     """
     cells = [cell.strip() for cell in first]
     words = {i for i, cell in enumerate(cells) if not missing(cell) and not is_number(cell)}
@@ -334,7 +335,12 @@ def has_header(file: Path | str, first: list[str], columns: list[NDArray[Any]]) 
     names = words & numeric
     unsure = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; say header=yes or header=no"
     if not words:
-        return False
+        counted = cells[1:] if cells[0] == "" else cells
+        if len(counted) < 3 or counted not in ([str(i + start) for i in range(len(counted))] for start in (0, 1)):
+            return False
+        if cells[0]:
+            raise BadInput(unsure)
+        return True
     if names:
         if numbers:
             raise BadInput(unsure)

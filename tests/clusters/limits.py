@@ -12,15 +12,50 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import anyk
+from anyk.clusters.contract import PINNED
+from anyk.runs import Driver
 from anyk.runs.callbacks import Watching
 from anyk.runs.engine.counts import ENDINGS
-from anyk.testing.clusters import check_bounds
+from anyk.runs.engine.dispatches import ARRIVED, KEPT
+
+
+def check_bounds(driver: Driver) -> dict[str, int]:
+    """Check that a run keeps a bounded number of messages and versions, however long it is, also with silent workers.
+
+    A model has at most as many versions as there are workers, each on its own, the newest, one that is being written
+    and those that are yet to be evaluated. A cluster keeps no message but those that may still be used or read. Of the
+    tasks of a worker that were cut off and whose end is not known 16 are remembered.
+
+    Returns what is kept: ``versions`` of the model that has the most, ``messages`` of the worker that has the most, and
+    ``cut``, such tasks of one worker.
+    """
+    workers = driver.layout.workers
+    versions = Counter(slot for slot, _ in driver.versions._pins)
+    messages = Counter[int]()
+    for task, batch in driver.ledger._given.items():
+        start = (task - batch.first) * batch.width
+        statuses = batch.status[start : start + batch.width]
+        messages[batch.workers[task - batch.first]] += sum(status in (ARRIVED, KEPT) for status in statuses)
+    kept = {
+        "versions": max(versions.values(), default=0),
+        "messages": max(messages.values(), default=0),
+        "cut": max(map(len, driver.ledger._cut_of)),
+    }
+    assert kept["versions"] <= workers + 2 + PINNED, f"the versions of a model pile up: {versions}"
+    assert kept["cut"] <= 16, f"tasks that were cut off pile up: {kept['cut']} of one worker"
+    store = driver.cluster.store
+    assert len(store.arrived) <= messages.total() + len(store.freed), (
+        f"{len(store.arrived)} messages are kept, {messages} may be used"
+    )
+    return kept
+
 
 SIZES = (6, 8, 30)
 FAULTS = ("frozen", "another frozen", "killed", "all killed", "helper killed")

@@ -14,8 +14,6 @@ from anyk.clusters.packing import pack, unpack
 from anyk.compression import compressor
 from anyk.protocol import Chunk
 
-pytestmark = pytest.mark.in_process
-
 SPECS = [
     "random-k:share=0.25",
     "random-k:share=1",

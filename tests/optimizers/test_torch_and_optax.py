@@ -21,7 +21,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import GD, Adam, Clip, ExponentialRate, OptaxOptimizer, TorchOptimizer, optimizer
 from anyk.runs.folder import checkpoints
 
-pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SHAPES = [(3, 2), (4,), ()]
 SIZE = 11

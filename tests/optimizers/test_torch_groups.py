@@ -15,8 +15,6 @@ import anyk
 from anyk.errors import BadInput
 from anyk.optimizers import Clip, TorchOptimizer
 
-pytestmark = pytest.mark.in_process
-
 EVERY = 4
 
 

@@ -514,7 +514,8 @@ MUSHROOMS = "p,x,s\ne,x,y\ne,b,s\np,x,y\n"
         ("class,cap,surface\n" + MUSHROOMS, True),
         ("red,red,red\n" + MUSHROOMS, None),
         ("1,2\n3,4\n5,6\n", False),
-        ("0,1,2\n3,4,8\n5,6,9\n", False),
+        ("0,1,2\n3,4,8\n5,6,9\n", None),  # pandas calls columns so that have no names
+        (",0,1,2\n0,3,4,8\n1,5,6,9\n", True),
         (" a , b\n1, 2\n3, 4\n", True),
         ('"a\nb",c\r\n1,"2"\r\n3,4\r\n', True),
     ],

@@ -18,8 +18,6 @@ from anyk.protocol import Combine, Dispatch, Fleet, Reply
 from anyk.strategies import Rounds, strategy
 from anyk.testing import Squares, check_strategy
 
-pytestmark = pytest.mark.in_process
-
 
 def made(spec: str, n: int) -> ByHand:
     found = strategy(spec, workers=n)

@@ -32,8 +32,6 @@ from anyk.protocol import RequestMessage as Request
 from anyk.strategies import Anytime
 from anyk.testing import Squares
 
-pytestmark = pytest.mark.in_process
-
 
 class Staggered(Constant):
     """Worker i takes i + 1 times the value."""

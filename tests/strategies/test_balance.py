@@ -21,8 +21,6 @@ from anyk.protocol import Chunk
 from anyk.strategies.rounds.balance import Balance, _growing, batch_of, better
 from anyk.testing import check_strategy
 
-pytestmark = pytest.mark.in_process
-
 GD = anyk.optimizers.GD(lr=0.3)
 ROWS = 162  # for training
 

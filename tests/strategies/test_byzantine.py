@@ -18,8 +18,6 @@ from anyk.protocol import Combine, Command, Dispatch, Failed, Fleet, MessageProj
 from anyk.strategies import strategy
 from anyk.testing import Squares, check_strategy
 
-pytestmark = pytest.mark.in_process
-
 
 def begun(spec: str, n: int) -> ByHand:
     made = ByHand(strategy(spec, workers=n))

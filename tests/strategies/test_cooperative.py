@@ -14,8 +14,6 @@ from anyk.errors import BadInput
 from anyk.graphs import elastic, graph, zeta
 from anyk.strategies import strategy
 
-pytestmark = pytest.mark.in_process
-
 N = 4
 
 

@@ -19,8 +19,6 @@ from anyk.plain import from_plain, to_plain
 from anyk.protocol import Cancel, Combine, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Reply, Stop
 from anyk.strategies import KFamily, adapted_k, adasync, strategy
 
-pytestmark = pytest.mark.in_process
-
 
 def begun(workers: int, present: Sequence[int] | None = None, lr_scale: float = 1.0) -> ByHand:
     made = ByHand(KFamily(workers, lr_scale=lr_scale))

@@ -20,7 +20,7 @@ from anyk.protocol import Cancel, Command, Dispatch, Event, Reply
 from anyk.strategies import Bursty, strategy
 from anyk.testing import check_strategy
 
-pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SPECS = [
     "m-sgc:B=1,W=2,lambda=2", "m-sgc:B=2,W=3,lambda=1", "m-sgc:B=2,W=4,lambda=5", "sr-sgc:B=2,W=3,lambda=3",

@@ -23,7 +23,7 @@ from anyk.protocol import Chunk
 from anyk.strategies import DecentralisedSGD, adapted_tau, strategy
 from anyk.testing import check_strategy
 
-pytestmark = [pytest.mark.in_process, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 P = 4
 LR = 0.3
@@ -555,7 +555,7 @@ def test_kept_states_count_their_own_steps() -> None:
             "keeps the inner optimiser's state; with 'qsgd:levels=64' leave out keep",
         ),
         ("dpsgd:graph=(torus:rows=-2)", "rows of a torus must be at least 1, got -2"),
-        ("pasgd:tau=0", r"tau \(local steps\) must be at least 1, got 0"),
+        ("pasgd:tau=0", r"tau must be a whole number of at least 1, got 0"),
         ("fedavg:clients=9", "clients must be 1 to 4 workers, got 9"),
         ("pasgd:rate=0.5", "rate is the learning rate of an outer optimiser; give outer=gd, or leave rate out"),
         ("adacomm:interval=0", r"interval must be a number above 0 and of at most 1e\+308, got 0.0"),

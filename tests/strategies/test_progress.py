@@ -38,8 +38,6 @@ from anyk.protocol import (
 from anyk.strategies import ProgressRounds, strategy
 from anyk.testing import check_strategy
 
-pytestmark = pytest.mark.in_process
-
 
 @cache
 def _built(spec: str, n: int) -> ProgressRounds:

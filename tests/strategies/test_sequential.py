@@ -24,8 +24,6 @@ from anyk.strategies import (
 )
 from anyk.testing import check_strategy
 
-pytestmark = pytest.mark.in_process
-
 GOLDEN = np.array([
     [1, 1, 1, 1, 1, 1, 1, 1],
     [1, 3, 1, 1, 1, 3, 1, 1],

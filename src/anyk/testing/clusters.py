@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from anyk.clusters import Cluster, Simulated
-from anyk.clusters.contract import PINNED
 from anyk.delays import Constant, DelayModel
 from anyk.optimizers import GD
 from anyk.problems.base import Problem, some_rows
@@ -395,33 +393,6 @@ CHECKS = (
     check_same_models,
     check_losses,
 )
-
-
-def check_bounds(driver: Driver) -> dict[str, int]:
-    """A run keeps a bounded number of messages and versions, however long it is, also with silent workers.
-
-    A model has at most as many versions as there are workers, each on its own, the newest, one that is being written
-    and those that are yet to be evaluated. A cluster keeps no message but those that may still be used or read. Of the
-    tasks of a worker that were cut off and whose end is not known 16 are remembered.
-
-    Returns what is kept: ``versions`` of the model that has the most, ``messages`` of the worker that has the most, and
-    ``cut``, such tasks of one worker.
-    """
-    workers = driver.layout.workers
-    versions = Counter(slot for slot, _ in driver.versions._pins)
-    messages = driver.ledger.stored_messages()
-    kept = {
-        "versions": max(versions.values(), default=0),
-        "messages": max(messages.values(), default=0),
-        "cut": max(map(len, driver.ledger._cut_of)),
-    }
-    assert kept["versions"] <= workers + 2 + PINNED, f"the versions of a model pile up: {versions}"
-    assert kept["cut"] <= 16, f"tasks that were cut off pile up: {kept['cut']} of one worker"
-    store = driver.cluster.store
-    assert len(store.arrived) <= messages.total() + len(store.freed), (
-        f"{len(store.arrived)} messages are kept, {messages} may be used"
-    )
-    return kept
 
 
 def check_cluster(make: MakeCluster, kill: Kill | None = None) -> None:

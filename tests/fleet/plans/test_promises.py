@@ -20,8 +20,6 @@ from anyk.fleet.plans.check import mean_effects
 from anyk.fleet.records import Record
 from anyk.runs import Promise
 
-pytestmark = pytest.mark.in_process
-
 N = 6
 DATA = ["--data", "synthetic:rows=120,features=4", "--cluster", "simulated", "--quiet"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -145,19 +145,6 @@ class Record:
             if last + 1 < len(self.rounds):
                 sentences.append(f"worker {name} is not seen after round {self.rounds[last]}")
         return sentences if len(sentences) <= 5 else [*sentences[:4], f"so are {len(sentences) - 4} further workers"]
-
-    def of_workers(self, places: Sequence[int]) -> Record:
-        """Return the record of some workers, by their columns."""
-        at = list(places)
-        return replace(
-            self,
-            seconds=self.seconds[:, at],
-            censored=np.asarray(self.censored)[:, at],
-            workers=tuple(self.workers[i] for i in at),
-            parts={k: v[:, at] for k, v in self.parts.items()},
-            stages={k: v[:, at] for k, v in self.stages.items()},
-            strategy=None,  # the strategy was for all of them
-        )
 
     def save(self, path: str | Path) -> None:
         """Write the record as .npz, or as a long table .csv or .parquet; :func:`anyk.fleet.read` reads it back.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,15 +44,6 @@ class Ledger:
         self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
         self._cut_of: list[deque[int]] = [deque() for _ in range(workers)]
         self.gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
-
-    def stored_messages(self) -> Counter[int]:
-        """Return the number of messages that are stored of each worker."""
-        stored = Counter[int]()
-        for task, batch in self._given.items():
-            start = (task - batch.first) * batch.width
-            statuses = batch.status[start : start + batch.width]
-            stored[batch.workers[task - batch.first]] += sum(status in (ARRIVED, KEPT) for status in statuses)
-        return stored
 
     @property
     def under_way(self) -> Mapping[int, Batch]:

@@ -241,18 +241,11 @@ def _predictor(folder: Path, digest: str | None) -> str:
 
 def _of_digests(folder: Path, settings: config.RunConfig) -> Iterator[Check]:
     digests = settings.digests
-    for where, recorded in digests.code.items():
-        now = sha256_of(where)
-        if now is None:
-            yield Check("code", None, f"'{where}' is not found")
-        else:
-            yield Check("code", now == recorded, f"'{where}' is {'as it was' if now == recorded else 'another now'}")
-    for file, recorded in digests.files.items():
-        now = file_digest(file)
-        if now is None:
-            yield Check("files", None, f"'{file}' is not found")
-        else:
-            yield Check("files", now == recorded, f"'{file}' is {'as it was' if now == recorded else 'another now'}")
+    for kind, named, digest_of in (("code", digests.code, sha256_of), ("files", digests.files, file_digest)):
+        for name, recorded in named.items():
+            now = digest_of(name)
+            words = "not found" if now is None else "as it was" if now == recorded else "another now"
+            yield Check(kind, None if now is None else now == recorded, f"'{name}' is {words}")
     known = digests.traces
     try:
         traces = dict(traces_of(parse(settings.delays))) | dict(traces_of(communication(settings.communication)))

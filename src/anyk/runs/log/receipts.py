@@ -194,7 +194,7 @@ def _receipt(
         work, weight = message.work, message.weight
         values = np.asarray(json.loads(weight) if isinstance(weight, str) else weight)
         # with a weight for each block: the mean of a partition's coefficients over the blocks
-        shares = np.asarray(work.coefficients, dtype=np.float64).reshape(len(work.partitions), -1) * values
+        shares = np.asarray(work.coefficients, dtype=np.float64).reshape(len(work.partitions), values.size) * values
         np.add.at(weights, work.partitions, shares.mean(axis=1))
     counted, late = {message.worker for message in used}, {chunk.worker for chunk in cut_off}
     spare = cancelled - counted - late
