@@ -75,6 +75,7 @@ AMAZON = "RESOURCE,MGR_ID,ROLE_ROLLUP_1,ROLE_ROLLUP_2,ROLE_DEPTNAME,ROLE_TITLE,R
 FILES = {  # name: contents
     "my.csv": table("a,b,target"),
     "houses.csv": table("rooms,area,price"),
+    "houses.jsonl": "".join(f'{{"area": {a}, "rooms": {a % 5}, "y": {3 * a + a % 5}}}\n' for a in range(40)),
     "kc_house_data.csv.gz": table("rooms,area,price"),
     "train.csv": "ACTION,"
     + AMAZON
