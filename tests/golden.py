@@ -41,7 +41,7 @@ from anyk.protocol import Combine, Failed, Lost, Note, Stop
 from anyk.specs import parse, show
 from anyk.strategies import registry as strategies
 from anyk.testing.hostile import Play
-from anyk.testing.soak import STRATEGIES
+from strategy_schedules import STRATEGIES
 
 FILE = Path(__file__).with_suffix(".txt")
 SEEDS = (0, 1, 2)

@@ -35,8 +35,8 @@ from anyk.protocol import (
 from anyk.runs import Driver, session
 from anyk.testing import check_strategy
 from anyk.testing.hostile import hostile
-from anyk.testing.soak import STRATEGIES
 from anyk.testing.world import Broken
+from strategy_schedules import STRATEGIES
 
 pytestmark = pytest.mark.in_process
 

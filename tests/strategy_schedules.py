@@ -1,4 +1,4 @@
-"""Long hunts for rare failures; ``scripts/soak`` runs them."""
+"""Specs of every strategy and code, and a long search for schedules that break them: ``scripts/soak strategies``."""
 
 from __future__ import annotations
 
@@ -128,16 +128,16 @@ STRATEGIES: tuple[tuple[str, int], ...] = (
     ("compressed:of=(k-batch-sync:k=3),by=(top-k:share=0.1)", 4),
     ("compressed:of=(fedbuff:tau=2),by=sign", 4),
 )
-"""Every strategy and code of anyk's own, and what their options change, for so many workers."""
+"""Every built-in strategy and code, with options that change decisions, and a number of workers for each."""
 
 
 def _hunt(job: tuple[str, int, range]) -> tuple[str, str]:
-    """A strategy, and its first failure; empty where all its schedules passed."""
+    """Return a strategy's spec and its first failure; empty if all of its schedules passed."""
     spec, workers, seeds = job
-    found = strategy(spec, workers=workers)
+    candidate = strategy(spec, workers=workers)
     try:
         for seed in seeds:
-            check_strategy(found, seed=seed)
+            check_strategy(candidate, seed=seed)
     except AssertionError as error:
         return spec, str(error)
     return spec, ""
