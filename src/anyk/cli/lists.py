@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def list_entries(registry: Registry[Any], json_file: str | None, *, also: str = "") -> None:
-    """What a registry holds, for people and as JSON."""
+    """Print the entries of a registry, and write them as JSON."""
     entries = list(registry)
     if json_file != "-":
         console = people(json_file)

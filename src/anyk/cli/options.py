@@ -58,7 +58,7 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
 
 
 def _option(parameter: click.Parameter) -> str:
-    """What a parameter is called on the command line, without dashes."""
+    """Return the name of a parameter on the command line, without dashes."""
     return max(parameter.opts, key=len).lstrip("-")
 
 
@@ -449,7 +449,7 @@ def resuming(console: Console, folder: Path, config: SharedConfig, options: Resu
 
 
 def tell_delays(spec: str, workers: int) -> None:
-    """One line on standard error on how a trace was understood."""
+    """Print to standard error how a trace was understood."""
     from anyk.delays import Trace, parse
 
     model = parse(spec)

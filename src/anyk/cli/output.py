@@ -50,7 +50,7 @@ def drop_output() -> None:
 
 
 def people(json_file: str | None) -> Console:
-    """Where people read; standard error when standard output carries JSON.
+    """Return the console for text: standard error if standard output carries JSON.
 
     In a file or a pipe lines are as long as they need to be, unless COLUMNS says how long they may be.
     """

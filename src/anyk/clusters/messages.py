@@ -223,7 +223,7 @@ class Messages:
         return gradient if support is None or gradient.size == support.size else gradient[support]
 
     def partial_gradient(self, partition: int, w: Vector, chunk: Chunk | None = None, version: int = 0) -> Vector:
-        """One partition's gradient, or its chunk's mini-batch scaled up to the partition; its length is checked."""
+        """Return a partition's gradient, or its chunk's mini-batch scaled up to the partition; check its length."""
         rows = None if chunk is None else self.rows(partition, chunk, version)
         parts = self.partitions
         if chunk is not None and isinstance(parts, ManyPartitions):

@@ -170,7 +170,7 @@ def least_squares(rows: Any, partitions: int) -> Floats:
 
 @dataclass(frozen=True)
 class OneStep(Method):
-    """One number for all replies: ``a_i = m n / (r sum(B))``, for which the mean coefficient is 1 on average.
+    """The same weight for all replies: ``a_i = m n / (r sum(B))``, for which the mean coefficient is 1 on average.
 
     Unbiased over uniformly random sets of r replies if all partitions have the same number of holders (Charles,
     Papailiopoulos and Ellenberg 2017, "one-step decoding").

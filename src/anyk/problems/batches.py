@@ -54,7 +54,6 @@ class Batches:
         """Prepare for these partitions; samples are read when they are needed."""
 
     def piece(self, first: int, last: int) -> Self:
-        """See :class:`~anyk.problems.base.Partitions`."""
         joined = copy(self)
         joined._bounds = [(self._bounds[first][0], self._bounds[last][1])]
         joined.sizes = (sum(self.sizes[first : last + 1]),)
@@ -62,7 +61,7 @@ class Batches:
         return joined
 
     def only(self, partitions: Sequence[int]) -> Self:
-        """See :class:`~anyk.problems.base.Partitions`; files and streams are opened by those who compute with them."""
+        """Return the part that computes these partitions; files and streams are opened where they are used."""
         part = copy(self)
         part.data = self.data.only([self._bounds[j] for j in sorted(partitions)])
         return part
@@ -73,19 +72,18 @@ class Batches:
         return None  # as opposed to an index of some
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        """See :class:`~anyk.problems.base.Partitions`.
+        """Return the sum of the gradients of a partition, or of some of its rows.
 
         What is drawn is keyed by the bits of ``w``, the partition and the rows, so that all who hold it draw alike.
         """
         return self.gradient_sum(w, self._selected(partition, rows))
 
     def check_partial_loss(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`."""
         if self.data.endless:
             raise BadInput(NO_PARTS)
 
     def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
-        """See :class:`~anyk.problems.base.Partitions`: in evaluation."""
+        """Return the sum of the losses of a partition in evaluation mode."""
         return self.loss_sum(w, self._selected(partition, rows))
 
     def _selected(self, partition: int, rows: Index | None) -> Selection:

@@ -30,12 +30,11 @@ class ManyPartitions:
         return self._parts[slot]
 
     def load(self, partitions: Sequence[int]) -> None:
-        """See :class:`~anyk.problems.base.Partitions`."""
         for part in self._parts.values():
             part.load(partitions)
 
     def only(self, partitions: Sequence[int]) -> ManyPartitions:
-        """See :class:`~anyk.problems.base.Partitions`; of those problems that can."""
+        """Return the part that computes these partitions, for each problem that can be divided."""
         made = copy(self)
         made._parts = {
             slot: part.only(partitions) if hasattr(part, "only") else part for slot, part in self._parts.items()
@@ -43,7 +42,6 @@ class ManyPartitions:
         return made
 
     def compare_replicas(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`."""
         for part in self._parts.values():
             compare = getattr(part, "compare_replicas", None)
             if compare is not None:
@@ -51,7 +49,6 @@ class ManyPartitions:
                 self.tolerance = max(self.tolerance, getattr(part, "tolerance", 0.0))
 
     def check_partial_loss(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`."""
         for part in self._parts.values():
             check_partial_loss(part)
 
@@ -108,7 +105,7 @@ class ManyProblems:
         return tuple(self._of.values())
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> Partitions:
-        """See :class:`~anyk.problems.base.Problem`; all in the same pieces."""
+        """Divide all problems into the same number of partitions."""
         parts = {slot: problem.split(partitions, shares) for slot, problem in self._of.items()}
         if len({tuple(part.sizes) for part in parts.values()}) > 1:
             raise BadInput("models trained at once must have partitions of the same sizes")
@@ -128,7 +125,7 @@ class ManyProblems:
 
     @property
     def evaluated_on(self) -> Literal["train", "held_out"] | None:
-        """What is evaluated by default: that of the first problem."""
+        """The data that is evaluated by default: the choice of the first problem."""
         own: Literal["train", "held_out"] | None = getattr(self._first, "evaluated_on", "train")
         return own
 
@@ -138,7 +135,7 @@ class ManyProblems:
         return endless(self._first)
 
     def sampled(self, samples: int) -> ManyProblems:
-        """See :class:`~anyk.problems.base.Problem`; :class:`~anyk.errors.BadInput` where one cannot be."""
+        """Return the problems on a sample of their data; raise :class:`~anyk.errors.BadInput` if one has none."""
         return ManyProblems([sampled(problem, samples) for problem in self._of.values()])
 
     def predictor(self) -> Any:
@@ -147,7 +144,7 @@ class ManyProblems:
         return None if own is None else own()
 
     def digest(self) -> str | None:
-        """See :class:`~anyk.problems.base.Problem`; of all."""
+        """Return a digest of the data of all problems."""
         distinct = {id(problem): data_digest(problem) for problem in self._of.values()}
         digests = [distinct[id(problem)] for problem in self._of.values()]
         return None if None in digests else digest_of(np.array(digests))

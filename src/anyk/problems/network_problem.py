@@ -31,13 +31,13 @@ class NetworkProblem:
 
     @property
     def evaluated_on(self) -> Literal["train", "held_out"] | None:
-        """See :class:`~anyk.problems.base.Problem`: samples that are not in memory are not read for the loss."""
+        """The data that is evaluated by default; samples that are not in memory are not read for the loss."""
         if self._data.in_memory:
             return "train"
         return None if self._held_out is None else "held_out"
 
     def sampled(self, samples: int) -> Self:
-        """See :class:`~anyk.problems.base.Problem`; running statistics are then those of the sample, too."""
+        """Return the problem on a sample of its data; running statistics are computed from the sample, too."""
         sample = copy(self)
         sample._data = self._data.some(samples, "train")
         sample.samples, sample.endless = len(sample._data), False

@@ -67,7 +67,7 @@ class RunInfo:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What the run was asked for and where it runs, by name, as texts."""
+        """The settings of the run and of its surroundings as text, by name."""
         config = self.config
         plain: dict[str, Any] = {name: getattr(config, name) for name in _SETTINGS} | config.environment
         if config.problem is not None:
@@ -294,5 +294,4 @@ class Watching(Callback):
         self._function = function
 
     def on_step(self, info: StepInfo) -> None:
-        """See :class:`Callback`."""
         self._function(info.driver, info.evaluator)

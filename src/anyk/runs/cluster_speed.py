@@ -23,7 +23,7 @@ _EMPTY = 8
 
 
 class Speed(NamedTuple):
-    """What was measured with models and messages of ``size`` bytes; medians, in seconds.
+    """Medians, in seconds, that were measured with models and messages of ``size`` bytes.
 
     ``trip``: one worker given a model until its message is in. ``step``: all workers given a model until all messages
     are in and the step is taken. ``floor``: adding up as many such messages here, which no cluster is spared.
@@ -108,7 +108,7 @@ class _Weightless:
 
 @dataclass(slots=True)
 class _Trips:
-    """How long round trips have taken, and what is under way."""
+    """The seconds that round trips have taken, and the tasks under way."""
 
     since: float
     left: int

@@ -51,13 +51,11 @@ class Progress(Callback):
             self._live.__exit__(kind, error, trace)
 
     def on_begin(self, info: RunInfo) -> None:
-        """See :class:`~anyk.runs.callbacks.Callback`."""
         self._run, self._first = info, True
         if self._cell is not None:
             self._cell.begin(info)
 
     def on_step(self, info: StepInfo) -> None:
-        """See :class:`~anyk.runs.callbacks.Callback`."""
         if self._cell is not None:
             self._cell.step(info, show=self._due())
             return
@@ -68,12 +66,11 @@ class Progress(Callback):
             self._show(describe(self._run, info))
 
     def on_end(self, info: EndInfo) -> None:
-        """See :class:`~anyk.runs.callbacks.Callback`."""
         if self._cell is not None:
             self._cell.show()
 
     def stage(self, text: str, *, at_once: bool = True) -> None:
-        """What goes on between steps: workers start, versions are evaluated."""
+        """Show what happens between steps: workers start, versions are evaluated."""
         if not self._quiet and (self._due() or at_once):
             self._show(text)
 

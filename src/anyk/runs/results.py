@@ -72,7 +72,7 @@ class Results:
 
     @property
     def ledger(self) -> dict[str, int]:
-        """How all chunks ended."""
+        """The number of chunks for each ending."""
         return dict(self.summary.get("ledger", {}))
 
     @property

@@ -170,7 +170,7 @@ class Run(Results, AbstractContextManager["Run"]):
 
     @property
     def predictor(self) -> Predictor:
-        """How its model predicts; :class:`~anyk.errors.BadInput` where that is not known, as of PyTorch's and JAX's."""
+        """The predictor of the model; raises :class:`~anyk.errors.BadInput` for models of PyTorch and JAX."""
         if self._predictor is None and self.path is not None:
             self._predictor = predictors.load_predictor(self.path, self.config.digests.predictor)
         return predictors.required_predictor(self._predictor)
@@ -178,7 +178,7 @@ class Run(Results, AbstractContextManager["Run"]):
     def predict(
         self, X: Any, *, probabilities: bool = False, tell: Callable[[str], None] | None = None
     ) -> NDArray[Any]:
-        """What the (first) final model says of rows: the likeliest label or the value of each, shape (rows,).
+        """Return predictions of the (first) final model for rows: the likeliest label or the value, shape (rows,).
 
         ``X``: a data frame, a dictionary of columns or a file, whose columns are found by name, or an array with the
         columns of the training data in order. Names, categories, scaling and values for
@@ -244,7 +244,7 @@ class Run(Results, AbstractContextManager["Run"]):
         return receipt
 
     def staleness(self, slot: str | None = None) -> dict[int, int]:
-        """How many of the messages used had which staleness, of one model or of all that were trained.
+        """Return the number of messages used for each staleness, of one model or of all that were trained.
 
         Raises :class:`~anyk.errors.BadInput` for a model that the run has not trained.
 

@@ -89,7 +89,7 @@ class _HandOver(Optimizer):
 
 
 class _Loop(Callback):
-    """What a loop's run tells the loop, and the states that its checkpoints keep for it."""
+    """The callback by which a run reports to the user's loop and stores the loop's state in checkpoints."""
 
     def __init__(self, keep: tuple[Any, ...]) -> None:
         self._keep = keep
@@ -97,16 +97,14 @@ class _Loop(Callback):
         self.left = False
 
     def on_begin(self, info: RunInfo) -> None:
-        """See :class:`~anyk.runs.callbacks.Callback`."""
         self.driver = info.driver
 
     def on_step(self, info: StepInfo) -> None:
-        """See :class:`~anyk.runs.callbacks.Callback`."""
         if self.left:
             raise StopRun(f"the loop was left at step {info.step}")
 
     def state_dict(self) -> list[Any]:
-        """Of each of the user's objects."""
+        """Return the state of each of the user's objects."""
         return [one.state_dict() for one in self._keep]
 
     def load_state_dict(self, states: list[Any]) -> None:
@@ -202,7 +200,7 @@ class Rounds:
         return step.model
 
     def receipt(self, version: int) -> Receipt:
-        """That of a version, also of the one that the loop is making."""
+        """Return the receipt of a version, also of the one that the loop is making."""
         driver = self._loop.driver
         assert driver is not None
         slot = driver.strategy.layout.slots[0]
@@ -289,7 +287,7 @@ class _Statistics:
 
 
 def _no_statistics() -> _Statistics:
-    """What stands in a copy of the module for what renews those of the original: nothing renews the copy's."""
+    """Return statistics for a copy of the module, which nothing renews."""
     made = object.__new__(_Statistics)
     made._module = None
     return made

@@ -245,7 +245,7 @@ def check_measures(make: MakeCluster) -> None:
 
 
 def check_two_models(make: MakeCluster) -> None:
-    """One task works on two models; each has its own versions, steps and optimiser."""
+    """Check that a task works on two models, each with its own versions, steps and optimiser."""
 
     def give(task: int) -> Dispatch:
         return Dispatch(task, (1,), ((Chunk((0, 1), (1.0, 1.0), "a"), Chunk((2, 3), (1.0, 1.0), "b")),))

@@ -25,7 +25,7 @@ _COLUMNS = 40  # partitions up to which a matrix is shown in full
 
 
 def codes_table(rows: Sequence[Facts | Missing]) -> Columns:
-    """One row for each code that exists."""
+    """Return a table with a row for each code that exists."""
     cells = [
         [
             row.code.spec,
@@ -84,7 +84,7 @@ def matrix_text(code: Code) -> str:
 
 
 def holders_text(code: Code) -> str:
-    """Who holds what."""
+    """Return the partitions of each worker as text."""
     return "\n".join(f"worker {i:>3}: {' '.join(map(str, held))}" for i, held in enumerate(code.assignment))
 
 

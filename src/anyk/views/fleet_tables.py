@@ -46,7 +46,7 @@ def explained_table(explanation: Explanation) -> Columns:
 
 
 def explained_note(explanation: Explanation) -> str:
-    """What the columns of the table mean."""
+    """Return an explanation of the columns of the table."""
     left = len(explanation.workers) - _ROWS
     rest = f"; {left} further workers are not shown" if left > 0 else ""
     return (
@@ -150,7 +150,7 @@ def plan_lines(found: Plan) -> list[str]:
 
 
 def plan_note() -> str:
-    """What the columns of the table mean."""
+    """Return an explanation of the columns of the table."""
     return (
         "gain: how much less time it takes than today's; load: the largest share of the data that a worker computes in "
         "a step (in brackets: that it holds, where that is more)"
@@ -158,7 +158,7 @@ def plan_note() -> str:
 
 
 def _cause(found: Plan) -> str:
-    """How much there is to gain, and from whom."""
+    """Return how much can be gained, and from which workers, as text."""
     share, named = found.fleet.apart, found.fleet.named
     who = "who is slow changes from round to round"
     if named:

@@ -13,7 +13,7 @@ _WIDE = 20  # workers up to which the matrix is printed
 
 
 def graph_text(graph: Mixing) -> str:
-    """Who reads whom, the matrices, and zeta."""
+    """Return the neighbours of each worker, the matrices and zeta as text."""
     n, rounds = graph.workers, len(graph.rounds)
     lines = [f"{graph.spec}: {n} nodes" + (f", {rounds} matrices in turn" if rounds > 1 else "")]
     lines.append(f"zeta {graph.zeta:.6g}  (spectral gap {1 - graph.zeta:.6g}; {graph.degree:.3g} neighbours a round)")

@@ -157,7 +157,7 @@ def banded(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats, 
 
 
 def lower_end(lines: Sequence[tuple[_Floats, _Floats]]) -> float | None:
-    """Where the axis of a value that rises begins: below the least median of the lines, by half of what remains above.
+    """Return the lower end of the axis of a rising value: half of the upper range below the least median of the lines.
 
     What precedes is a steep rise, which would leave the lines a small part of the figure. None for a single line, or
     where no line rises after that.
@@ -266,7 +266,7 @@ def _faster(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _result(group: Sequence[Run], curve: _Curve, name: str, target: float | None) -> str:
-    """Where a strategy came to, and when."""
+    """Return the result of a strategy and its time as text."""
     took = curve.reached or Spread(None, None, None)
     if target is None or took.least is None:
         return f"{name} {curve.height:.3g} after {curve.end:.3g} s"
@@ -311,7 +311,7 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
 
 
 def purpose(run: Run) -> str:
-    """What a run's strategy does, in a few words; empty where that cannot be told from its spec."""
+    """Return what a run's strategy does, in a few words; empty if its spec does not tell."""
     workers = run.config.workers
     try:
         return build_strategy(run.config.strategy, workers=workers).summary

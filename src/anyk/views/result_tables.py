@@ -41,7 +41,7 @@ def ratio_to_floor(run: Run) -> float | None:
 
 
 def race_table(runs: Sequence[Run]) -> Columns:
-    """One row a strategy; with several, how many times sooner each came equally far (:func:`anyk.runs.compare`).
+    """Return a row for each strategy; with several, also its speed-up (:func:`anyk.runs.compare`).
 
     Three rows where strategies ran with several seeds: median, least and largest.
     """
@@ -125,7 +125,7 @@ def _times(value: float | None, at_least: bool = False) -> str:
 
 
 def race_notes(runs: Sequence[Run]) -> list[str]:
-    """What a reader of the table should know: targets missed at a limit, a loss still falling, load that is free."""
+    """Return notes for the reader: targets missed at a limit, a loss still falling, load that is free."""
     groups = grouped(runs)
     several = any(len(group) > 1 for group in groups)
     lines = ["medians over the seeds; below them the least and the largest value"] * several
@@ -157,7 +157,7 @@ def race_notes(runs: Sequence[Run]) -> list[str]:
 
 
 def _loss_notes(runs: Sequence[Run]) -> list[str]:
-    """What a constant model comes to, and whether more steps or other steps would do better than those taken."""
+    """Return the accuracy of a constant model, and whether more steps or other steps would do better."""
     lines = []
     majority = next((run.metrics["majority"] for run in runs if "majority" in run.metrics), None)
     if majority is not None:
@@ -177,7 +177,7 @@ def _loss_notes(runs: Sequence[Run]) -> list[str]:
 
 
 def _whose(some: Sequence[Run], runs: Sequence[Run]) -> str:
-    """Whose loss a line is about: the runs' strategies, unless it is about all."""
+    """Return the subject of a line about losses: the runs' strategies, unless the line is about all runs."""
     specs = dict.fromkeys(run.config.strategy for run in some)
     return "the loss" if len(some) == len(runs) else f"the loss of {', '.join(specs)}"
 
@@ -243,7 +243,7 @@ def _ended_below(run: Run) -> bool:
 
 
 def speed_table(speed: ClusterSpeed) -> Columns:
-    """One row a size."""
+    """Return a row for each message size."""
     rows = []
     for each in speed.speeds:
         rate = speed.bandwidth(each)

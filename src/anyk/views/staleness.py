@@ -37,7 +37,7 @@ def staleness_table(counts: Mapping[int, int]) -> Columns:
 
 
 def mean_staleness(counts: Mapping[int, int]) -> float | None:
-    """Of the messages used; None where there are none.
+    """Return the mean staleness of the messages used; None without messages.
 
     >>> mean_staleness({0: 30, 1: 10})
     0.25

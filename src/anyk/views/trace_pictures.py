@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> dict[str, Any]:
-    """What a table of seconds (rounds x workers) says: spread, who straggles, for how long, and laws that fit."""
+    """Return facts about seconds (rounds x workers): spread, stragglers, their bursts, and delay models that fit."""
     late = stragglers(times, mu)
     runs = _runs(late)
     centred = times - times.mean(axis=0)

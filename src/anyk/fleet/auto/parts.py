@@ -63,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all parts have in common; ``tell`` receives sentences for the user."""
+    """The settings that all parts share; ``tell`` receives sentences for the user."""
 
     config: AutoConfig
     rebuilt: Rebuilt

@@ -90,11 +90,11 @@ class Auto:
 
     @property
     def history(self) -> dict[str, NDArray[Any]]:
-        """As :attr:`Run.history <anyk.runs.Run.history>`, over all runs and on one clock."""
+        """The :attr:`Run.history <anyk.runs.Run.history>` of all runs, on one clock."""
         return self.history_of(self.run.slot)
 
     def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
-        """As :meth:`Run.history_of <anyk.runs.Run.history_of>`, over all runs and on one clock."""
+        """Return the :meth:`Run.history_of <anyk.runs.Run.history_of>` of all runs, on one clock."""
         parts: list[dict[str, NDArray[Any]]] = []
         before = 0.0
         for run in self.runs:

@@ -62,12 +62,11 @@ class DecompiledPartitions:
         return cls(texts, arrays, plain["ends"], plain["dimension"], np.dtype(plain["dtype"]))
 
     def load(self, partitions: Sequence[int]) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; compiles the texts."""
+        """Load the partitions, and compile the texts."""
         del partitions
         self._functions = {rows: compile_source(*text) for rows, text in self._texts.items()}
 
     def check_partial_loss(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`."""
         raise BadInput(
             "workers without JAX (workers='numpy') compute gradients alone; evaluate where='driver' or 'aside'"
         )
@@ -78,7 +77,6 @@ class DecompiledPartitions:
         return None  # as opposed to an index of some
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        """See :class:`~anyk.problems.base.Partitions`."""
         if not self._functions:
             self.load(())
         first, last = self._bounds[partition]

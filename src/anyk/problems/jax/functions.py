@@ -238,7 +238,7 @@ class JaxProblem(NetworkProblem):
         self._names, self.metric = names, names[0]
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions | DecompiledPartitions:
-        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
+        """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
         ends, data = cut(self.samples, partitions, shares), self._data
         if self._workers == "jax":
             return JaxPartitions(self._network, self._held, data, ends, self.dtype, platform=self._platform)
@@ -277,7 +277,6 @@ class JaxProblem(NetworkProblem):
         return self._means(self._data, w)[_LOSS] + 0.5 * self.l2 * float(w @ w)
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        """See :class:`~anyk.problems.base.Problem`."""
         if self._held_out is None:
             return {}
         found: dict[str, float] = {}
@@ -333,7 +332,6 @@ class JaxProblem(NetworkProblem):
         return self._network.model.trained(self._network.pieces(self._vector(w)))
 
     def digest(self) -> str | None:
-        """See :class:`~anyk.problems.base.Problem`."""
         return digest_of(_content(self._data), None if self._held_out is None else _content(self._held_out))
 
     def _vector(self, w: Any) -> Any:

@@ -48,7 +48,7 @@ class JaxPartitions(Batches):
         return super().__getstate__() | {"_device": None, "_compiled": set()}
 
     def load(self, partitions: Sequence[int]) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; compiles for each size of partition."""
+        """Load the partitions, and compile the gradient for each size of partition."""
         import jax
 
         config: Any = jax.config
@@ -72,11 +72,10 @@ class JaxPartitions(Batches):
                     self._network.gradient(np.zeros(self.dimension, dtype=self.dtype), self._held, blank, SEED)
 
     def compare_replicas(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; nothing is computed before the run."""
+        """Have replicas of a gradient compared during the run; nothing is computed before it."""
         self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
 
     def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
-        """See :meth:`Batches.gradient_sum`."""
         import jax
 
         if self._device is None:
@@ -95,7 +94,6 @@ class JaxPartitions(Batches):
         return total
 
     def check_partial_loss(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`."""
         super().check_partial_loss()
         if self._network.keeps:
             raise BadInput(
@@ -104,7 +102,7 @@ class JaxPartitions(Batches):
             )
 
     def loss_sum(self, w: Vector, chosen: Selection) -> float:
-        """See :meth:`Batches.loss_sum`: without dropout."""
+        """Return the sum of the losses, without dropout."""
         import jax
 
         if self._device is None:

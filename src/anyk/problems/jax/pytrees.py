@@ -161,7 +161,7 @@ class EquinoxModel(Model):
     switches = True
 
     def whole(self, trained: Sequence[Any], fixed: Sequence[Any], state: Tree, key: Any, *, train: bool) -> Any:
-        """See :meth:`Model.whole`; in evaluation the module is in inference mode."""
+        """Return the complete model; in evaluation the module is in inference mode."""
         import equinox
 
         del state, key
@@ -202,7 +202,7 @@ class NnxModel(Model):
         self._empty = state if self.state is None else None
 
     def whole(self, trained: Sequence[Any], fixed: Sequence[Any], state: Tree, key: Any, *, train: bool) -> Any:
-        """See :meth:`Model.whole`; in evaluation the module is in evaluation mode."""
+        """Return the complete model; in evaluation the module is in evaluation mode."""
         import jax
         from flax import nnx
 
@@ -223,7 +223,6 @@ class NnxModel(Model):
         return super()._name(path[:-1])  # the last step is the variable's value
 
     def state_after(self, whole: Any) -> Tree:
-        """See :meth:`Model.state_after`."""
         from flax import nnx
 
         return nnx.split(whole, nnx.Param, nnx.RngState, ...)[3] if self._empty is None else None

@@ -69,7 +69,7 @@ class LinearBatches(Batches):
         self.kind, self.outputs, self.penalty = kind, outputs, penalty
 
     def compare_replicas(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`: samples of a stream may differ, rows of files do not."""
+        """Have replicas compared if samples may differ, as those of a stream; rows of files do not."""
         if self.data.endless:
             self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
 

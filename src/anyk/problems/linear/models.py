@@ -240,7 +240,7 @@ class LinearProblem:
         return 1
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearBatches:
-        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
+        """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
         if isinstance(self.X, ShardRows | StreamRows):
             return LinearBatches(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
@@ -275,7 +275,6 @@ class LinearProblem:
         return w.reshape(-1)
 
     def loss(self, w: Vector) -> float:
-        """See :class:`~anyk.problems.base.Problem`."""
         if isinstance(self.X, StreamRows):
             raise BadInput(NO_LOSS)
         if isinstance(self.X, ShardRows):
@@ -305,7 +304,6 @@ class LinearProblem:
         )
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        """See :class:`~anyk.problems.base.Problem`."""
         if isinstance(self.X_test, ShardRows):  # scores and targets are all that is kept of them
             found = [(y, self._scores(X, w)) for X, y in self.X_test.all()]
             y, scores = (np.concatenate(part) for part in zip(*found, strict=True))
@@ -317,13 +315,12 @@ class LinearProblem:
 
     @property
     def evaluated_on(self) -> Literal["train", "held_out"] | None:
-        """See :class:`~anyk.problems.base.Problem`; neither shards nor streams are read for the loss."""
+        """The data that is evaluated by default; neither shards nor streams are read for the loss."""
         if not isinstance(self.X, ShardRows | StreamRows):
             return "train"
         return None if self.X_test is None else "held_out"
 
     def sampled(self, samples: int) -> Self:
-        """See :class:`~anyk.problems.base.Problem`."""
         sample = copy(self)
         if isinstance(self.X, ShardRows | StreamRows):
             sample.X, y = self.X.some(samples, "train").arrays
@@ -341,11 +338,9 @@ class LinearProblem:
         return sample
 
     def recipe(self) -> dict[str, Any] | None:
-        """See :class:`~anyk.problems.base.Problem`."""
         return self._recipe
 
     def digest(self) -> str | None:
-        """See :class:`~anyk.problems.base.Problem`."""
         uneven = () if self.uneven is None else self.uneven.told
         weights = () if self.weights is None else (self.weights,)
         if isinstance(self.X, ShardRows):

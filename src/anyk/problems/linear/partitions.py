@@ -62,7 +62,6 @@ class LinearPartitions:
             self._columns.append(columns)
 
     def only(self, partitions: Sequence[int]) -> LinearPartitions:
-        """See :class:`~anyk.problems.base.Partitions`."""
         held = set(partitions)
         part = copy(self)
         part._X = [X if j in held else None for j, X in enumerate(self._X)]
@@ -72,7 +71,6 @@ class LinearPartitions:
         return part
 
     def piece(self, first: int, last: int) -> LinearPartitions:
-        """See :class:`~anyk.problems.base.Partitions`."""
         from scipy import sparse
 
         held = slice(first, last + 1)
@@ -94,17 +92,15 @@ class LinearPartitions:
         )
 
     def load(self, partitions: Sequence[int]) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; the arrays are in memory already."""
+        """Do nothing: the arrays are in memory already."""
 
     def support(self, partition: int) -> Index | None:
-        """See :class:`~anyk.problems.base.Partitions`."""
         columns = self._columns[partition]
         if columns is None or self.outputs == 1:
             return columns
         return np.asarray(columns[:, None] * self.outputs + np.arange(self.outputs)).reshape(-1)
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        """See :class:`~anyk.problems.base.Partitions`."""
         X, y, weights, scores = self._scored(partition, w, rows)
         slope = slope_of(self.kind, scores, y)
         if weights is not None:
@@ -112,7 +108,6 @@ class LinearPartitions:
         return np.asarray(X.T @ slope).reshape(-1)
 
     def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
-        """See :class:`~anyk.problems.base.Partitions`."""
         _, y, weights, scores = self._scored(partition, w, rows)
         losses = losses_of(self.kind, scores, y)
         return float(losses.sum() if weights is None else weights @ losses)

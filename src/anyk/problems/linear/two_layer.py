@@ -106,12 +106,11 @@ class TwoLayerNetwork(SoftmaxRegression):
     def split(  # type: ignore[override]
         self, partitions: int, shares: Sequence[int] | None = None
     ) -> TwoLayerPartitions:
-        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer rows than partitions."""
+        """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
         return TwoLayerPartitions(*self._rows(ends), ends, self.hidden, self.outputs)
 
     def predictor(self) -> Predictor:
-        """See :meth:`LinearProblem.predictor`."""
         return replace(super().predictor(), hidden=self.hidden)
 
     def initial(self) -> Vector:

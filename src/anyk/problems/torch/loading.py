@@ -63,7 +63,6 @@ class Readers:
         )
 
     def read(self, key: int, numbers: Sequence[int]) -> list[Any]:
-        """See :func:`read`."""
         size = -(-len(numbers) // (_ROUNDS * self._processes))
         self._portions[:] = [[(key, i) for i in numbers[a : a + size]] for a in range(0, len(numbers), size)]
         with _unnamed_main():  # the first time processes are started

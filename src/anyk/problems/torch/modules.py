@@ -333,7 +333,7 @@ class TorchProblem(NetworkProblem):
             )
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> TorchPartitions:
-        """See :class:`~anyk.problems.base.Problem`; raises when there are fewer samples than partitions."""
+        """Divide the samples into partitions; raise :class:`~anyk.errors.BadInput` if there are fewer."""
         ends, data = cut(self.samples, partitions, shares), self._data
         if self.uneven is not None and isinstance(data, Arrays) and (labels := labels_of(data)) is not None:
             data = data.taken(self.uneven.order(labels, ends))
@@ -362,7 +362,6 @@ class TorchProblem(NetworkProblem):
         return total / self.samples + 0.5 * self.l2 * float(w @ w)
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        """See :class:`~anyk.problems.base.Problem`."""
         import torch
 
         if self._held_out is None:
@@ -415,7 +414,7 @@ class TorchProblem(NetworkProblem):
         return [places[id(parameter)] for parameter in parameters]
 
     def digest(self) -> str | None:
-        """See :class:`~anyk.problems.base.Problem`; of a data set that is read item by item the arrays it holds."""
+        """Return a digest of the data; of a data set that is read item by item, of the arrays that it holds."""
         both = (self._data, self._held_out)
         parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in both]
         return digest_of(*parts, *(() if self.uneven is None else self.uneven.told))

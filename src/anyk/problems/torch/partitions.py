@@ -86,7 +86,7 @@ class TorchPartitions(Batches):
         return super().__getstate__() | {"_device": None, "_gradients": Counter()}
 
     def load(self, partitions: Sequence[int]) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; module and data go to the device."""
+        """Load the partitions; module and data go to the device."""
         self._device = self._device or self._network.move()
         if self.data.in_memory:
             for j in partitions:
@@ -102,13 +102,13 @@ class TorchPartitions(Batches):
         trial.check(gradient)
 
     def piece(self, first: int, last: int) -> TorchPartitions:
-        """See :class:`~anyk.problems.base.Partitions`; the module is shared."""
+        """Return some of the partitions; the module is shared."""
         joined = super().piece(first, last)
         joined._gradients = Counter()
         return joined
 
     def compare_replicas(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`; a driver that lacks the workers' device computes nothing.
+        """Check that replicas of a gradient agree; a driver that lacks the workers' device computes nothing.
 
         The gradient tried is that of up to 8 samples of partition 0. What may differ legitimately, between kinds of
         processors, is taken to be the square root of the precision at most.
@@ -132,7 +132,7 @@ class TorchPartitions(Batches):
         return self.gradient_sum(model_like(self._scales, self.dtype), Selection(head, 0, first, last, rows, rows))
 
     def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
-        """See :meth:`Batches.gradient_sum`.
+        """Return the sum of the gradients of the chosen samples.
 
         Dropout draws by the bits of ``w``, the partition and the rows, a data set's items by the bits of ``w`` and the
         item. As many threads compute as the problem says, on every worker: bits depend on how many do.
@@ -181,7 +181,6 @@ class TorchPartitions(Batches):
         return summed
 
     def check_partial_loss(self) -> None:
-        """See :class:`~anyk.problems.base.Partitions`."""
         super().check_partial_loss()
         if norms_of(self._network.module):
             raise BadInput(
@@ -190,7 +189,7 @@ class TorchPartitions(Batches):
             )
 
     def loss_sum(self, w: Vector, chosen: Selection) -> float:
-        """See :meth:`Batches.loss_sum`: in evaluation mode."""
+        """Return the sum of the losses in evaluation mode."""
         import torch
 
         network, _, _ = self._ready(w)

@@ -30,7 +30,7 @@ class Audit:
         self._known: dict[int, tuple[Sequence[Task], Flat]] = {}
 
     def residual(self, command: Combine, parts: Iterable[tuple[Batch, int, Any]], step: int) -> float:
-        """That of a combine; raises :class:`~anyk.errors.RunFailed` if it states another.
+        """Return the residual of a combine; raise :class:`~anyk.errors.RunFailed` if it states another.
 
         ``parts``: for each message, its batch, its place in it and its weight.
         """

@@ -27,21 +27,21 @@ class Counts:
     unusable: int = 0  # of the lost: messages that were not finite, too short, or errors
 
     def end(self, ending: str) -> None:
-        """One chunk has ended in one of :data:`ENDINGS`."""
+        """Count a chunk that has ended in one of :data:`ENDINGS`."""
         setattr(self, ending, getattr(self, ending) + 1)
 
     @property
     def ended(self) -> int:
-        """How many have ended."""
+        """The number of chunks that have ended."""
         return self.counted + self.late_counted + self.discarded + self.cancelled + self.lost
 
     @property
     def open(self) -> int:
-        """How many have not."""
+        """The number of chunks that have not ended."""
         return self.dispatched - self.ended
 
     def plain(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the counts as plain data."""
         return asdict(self)
 
 

@@ -68,7 +68,7 @@ class Batch:
         return {chunk.slot for task in self.chunks for chunk in task}
 
     def plain(self, among: Container[int]) -> list[Any]:
-        """As plain data; tasks that are not ``among`` those count as ended."""
+        """Return the batch as plain data; tasks that are not ``among`` the given ones count as ended."""
         status = list(self.status)
         for task in range(self.first, self.first + len(self.workers)):
             if task not in among:

@@ -245,7 +245,7 @@ class Driver:
 
     @property
     def on_time(self) -> int:
-        """How many workers' messages were used in the last step."""
+        """The number of workers whose messages were used in the last step."""
         return len(self.used_by)
 
     @property

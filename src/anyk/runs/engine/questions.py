@@ -63,7 +63,7 @@ class Questions:
         self.answers.append(LossEvaluated(self._cluster.now(), slot, version, loss, rate))
 
     def noise(self, command: MeasureNoise) -> None:
-        """How far apart gradients are: what tells the noise in them from what they agree on."""
+        """Answer how far apart gradients are, which separates their noise from what they agree on."""
         if self._cluster.recorded:
             return
         if self._problem is None:
@@ -85,7 +85,7 @@ class Questions:
         self.answers.append(NoiseMeasured(self._cluster.now(), len(messages), squares / len(messages), agreed))
 
     def drift(self, command: MeasureDrift) -> None:
-        """How far the model has moved since a task was given it."""
+        """Answer how far the model has moved since a task was given it."""
         if self._cluster.recorded:
             return
         value = 0.0

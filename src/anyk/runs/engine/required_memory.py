@@ -32,7 +32,7 @@ class Need(NamedTuple):
 
     @classmethod
     def of(cls, cluster: Cluster, layout: Layout, partitions: Partitions, optimizer: Optimizer | None) -> Need:
-        """That of a run; workers count where they are on this machine."""
+        """Return the memory that a run needs; workers count if they are on this machine."""
         size = partitions.dtype.itemsize
         vector = partitions.dimension * size
         lengths = [_length(partitions, held) * size for held in layout.covers or layout.assignment]
@@ -56,7 +56,7 @@ class Need(NamedTuple):
         return sum(self) - self.mapped
 
     def check(self) -> str:
-        """One line about it; raises :class:`~anyk.errors.BadInput` where there is less."""
+        """Return a line about the memory needed; raise :class:`~anyk.errors.BadInput` if less is available."""
         give_back(self.models)  # what making the problem has left
         self._check_addresses()
         available = available_memory()

@@ -35,7 +35,7 @@ def replicated(layout: Layout) -> bool:
 
 
 def local_of(layout: Layout, problem: Problem | None, optimizer: Optimizer | None) -> Local | None:
-    """How workers take local steps, if the strategy has them do so."""
+    """Return how workers take local steps; None if the strategy has none."""
     if layout.inner is None or problem is None or optimizer is None:
         return None
     if not optimizer.uniform:

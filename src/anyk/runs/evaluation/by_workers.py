@@ -19,7 +19,7 @@ _MOMENT = 0.01  # seconds
 
 
 def by_workers(evaluate: Evaluate, problem: Problem, cluster: Cluster) -> tuple[Problem, Asking | None]:
-    """What is evaluated in the place of a problem whose ``cluster``'s workers are to evaluate it, and who asks them.
+    """Return the problem to evaluate in place of one that the ``cluster``'s workers evaluate, and who asks them.
 
     Nobody does on a virtual clock, where workers compute in the driver. Raises :class:`~anyk.errors.BadInput` where the
     problem cannot be evaluated so.
@@ -105,5 +105,4 @@ class _Asked:
         return getattr(self._problem, name)
 
     def loss(self, w: Vector) -> float:
-        """See :class:`~anyk.problems.base.Problem`."""
         return self._asking.loss(self._slot, w) + 0.5 * float((penalty_of(self._problem) * w) @ w)

@@ -87,7 +87,7 @@ USUAL = Evaluate()
 
 
 def read_evaluate(given: Evaluate | str | None) -> Evaluate | None:
-    """What a user asks for, as an object; None for nothing.
+    """Return a user's request as an object; None for no evaluation.
 
     >>> read_evaluate("every=10,on=held_out"), read_evaluate("none")
     (Evaluate(every=10, samples=None, on='held_out', seconds=None, where='driver'), None)
@@ -103,7 +103,7 @@ def read_evaluate(given: Evaluate | str | None) -> Evaluate | None:
 
 
 def spec_of(evaluate: Evaluate | None) -> str:
-    """How a configuration has it."""
+    """Return the text that a configuration stores."""
     return OFF if evaluate is None else evaluate.spec
 
 
@@ -203,7 +203,7 @@ def gives_loss(evaluate: Evaluate | None) -> bool:
 
 
 def needs_loss(strategy: str) -> str:
-    """One sentence for a strategy that asks for what is not evaluated."""
+    """Return a sentence for a strategy that asks for losses that are not evaluated."""
     return (
         f"'{strategy}' adapts to the training loss, which is not evaluated; give evaluate=Evaluate(on='train') (on the "
         "command line: --evaluate on=train), with samples=… to use a sample"

@@ -144,7 +144,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @classmethod
     def of_plain(cls, values: dict[str, Any], of: str) -> Promise:
-        """What :meth:`plain` gave; ``of`` names where it stands."""
+        """Return a promise from the result of :meth:`plain`; ``of`` names its place in errors."""
         version = values.get("version")
         if isinstance(version, int) and version != VERSION:
             raise BadInput(f"{of} is a plan of version {version}, this anyk reads version {VERSION}; plan again")

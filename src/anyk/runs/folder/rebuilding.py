@@ -24,7 +24,7 @@ from anyk.runs.limits import Limits, check_address
 
 
 class Rebuilt(NamedTuple):
-    """What the configuration of a folder names."""
+    """The objects that the configuration of a folder names."""
 
     problem: Problem
     optimizer: Optimizer

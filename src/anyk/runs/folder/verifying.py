@@ -23,7 +23,7 @@ _LOG = "log.sqlite"
 
 
 class Check(NamedTuple):
-    """One thing that was looked at: ``whole`` is None where it could not be looked at, and ``text`` says why."""
+    """The result of one check: ``whole`` is None if the check was not possible, and ``text`` gives the reason."""
 
     name: str
     whole: bool | None
@@ -35,7 +35,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """What :func:`verify` found of a run folder."""
+    """The results of :func:`verify` for a run folder."""
 
     path: Path
     checks: tuple[Check, ...]
@@ -50,7 +50,7 @@ class Verification:
         return "\n".join([*map(str, self.checks), f"the run '{self.path}' is {end}"])
 
     def report(self) -> dict[str, Any]:
-        """As plain data, in the shape that ``--json`` writes."""
+        """Return the results as plain data, in the form that ``--json`` writes."""
         return {"run": str(self.path), "whole": self.whole, "checks": [check._asdict() for check in self.checks]}
 
 
@@ -81,7 +81,7 @@ def verify(path: str | Path) -> Verification:
 
 
 def _of_race(folder: Path) -> Iterator[Check]:
-    """Those of every run that has begun."""
+    """Yield the checks of every run that has begun."""
     try:
         race = race_folder.read_race(folder)
     except BadInput as error:

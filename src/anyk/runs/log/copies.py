@@ -81,7 +81,7 @@ class LogCopy:
 
     @staticmethod
     def stand(path: Path) -> tuple[object, ...]:
-        """What changes when anything is written to a log; raises OSError where there is none."""
+        """Return a value that changes whenever a log is written to; raise OSError if there is no log."""
         return _stand(path, _ahead(path)), _size(_ahead(path))
 
     def refresh(self) -> bool:
@@ -185,7 +185,7 @@ def _frames(ahead: Path) -> int | None:
 
 
 def _stand(path: Path, ahead: Path) -> tuple[object, ...]:
-    """What changes when SQLite moves rows from the write-ahead file to the log, or begins that file anew."""
+    """Return a value that changes when SQLite moves rows from the write-ahead file to the log, or restarts it."""
     found = path.stat()
     head = b""
     with contextlib.suppress(FileNotFoundError), open_plain(ahead) as file:

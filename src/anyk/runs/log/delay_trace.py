@@ -18,7 +18,7 @@ from anyk.strategies import strategy as build_strategy
 
 
 def measured(run: Run, *, due: bool = True) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
-    """How long tasks took in a run: seconds (rounds x workers), which of them are censored, and the load.
+    """Return the seconds of tasks of a run (rounds x workers), a mask of the censored ones, and the load.
 
     From a task's dispatch to its last message or, for a task that was cut off, a lower bound. A row for
     every time at which all workers were given a task and not all of them cut off, as when a run ends; the load is the

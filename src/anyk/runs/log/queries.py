@@ -51,7 +51,7 @@ class Work(NamedTuple):
     batch: int
 
     def samples(self, sizes: Sequence[int]) -> int:
-        """How many samples it is computed from, of partitions of these sizes."""
+        """Return the number of samples that a message covers, for partitions of these sizes."""
         return sum(min(self.batch, sizes[j]) if self.batch else sizes[j] for j in self.partitions)
 
 
@@ -80,13 +80,13 @@ def decisions(log: RunLog) -> list[Decision]:
 
 
 def digest(log: RunLog, slot: str, version: int) -> int | None:
-    """That of one version; None where the log has none."""
+    """Return the digest of a version; None if the log has none."""
     rows = log.rows("SELECT digest FROM updates WHERE slot = ? AND version = ?", (slot, version))
     return rows[0][0] if rows else None
 
 
 def totals(log: RunLog) -> Totals:
-    """What all updates and evaluations come to, read as far as they are new."""
+    """Return the totals of all updates and evaluations; only new rows are read."""
     found = log.totals
     behind = "max(rowid) FROM {} WHERE rowid > ? GROUP BY slot"
     for slot, version, time, stalest, row in log.rows(
@@ -300,7 +300,7 @@ def checkpoint_digests(log: RunLog, seq: int) -> list[str]:
 
 
 def endings(log: RunLog) -> dict[str, int]:
-    """How many chunks ended in which way."""
+    """Return the number of chunks for each ending."""
     return dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
 
 

@@ -31,7 +31,7 @@ from anyk.strategies import strategy as build_strategy
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay found.
+    """The result of a replay.
 
     ``events`` were fed and ``updates`` compared. ``decisions``: whether each update used the same messages with the
     same weights. ``model``: whether each version has the same bits; None if it was not computed. ``differs`` says where

@@ -129,7 +129,7 @@ class RunLog:
                 raise BadInput(f"the log '{self.path}' is damaged ({why}); {INSTEAD}")
 
     def check_file(self) -> str | None:
-        """What is wrong with the SQLite file and its tables; None if nothing is."""
+        """Return the defect of the SQLite file or its tables; None if there is none."""
         try:
             said = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(1)")]
             tables = dict(self._db.execute("SELECT name, sql FROM sqlite_master").fetchall())
@@ -197,7 +197,7 @@ class RunLog:
     # ------------------------------------------------------------------------------------------- writing
 
     def event(self, event: Event) -> None:
-        """One event, in the order in which the strategy was told."""
+        """Write an event, in the order in which the strategy received them."""
         self.seq += 1
         kind = type(event)
         row: tuple[Any, ...]
@@ -228,17 +228,17 @@ class RunLog:
         return number
 
     def chunk(self, row: Ended) -> None:
-        """One chunk, when it has ended."""
+        """Write a chunk that has ended."""
         self._rows["chunks"].append((*row, self.seq))
         self._waiting += 1
 
     def reuse(self, row: Reuse) -> None:
-        """One message that was kept, used again."""
+        """Write that a stored message was used again."""
         self._rows["reuses"].append((*row, self.seq))
         self._waiting += 1
 
     def update(self, row: Update) -> None:
-        """One new version of a slot."""
+        """Write a new version of a slot."""
         self._rows["updates"].append((*row, self.seq))
         self._waiting += 1
 
@@ -316,7 +316,7 @@ class RunLog:
         self.flush()
 
     def summary(self) -> dict[str, Any]:
-        """What :meth:`summarise` wrote."""
+        """Return the summary that :meth:`summarise` wrote."""
         return {name: json.loads(value) for name, value in self.rows("SELECT name, value FROM summary ORDER BY rowid")}
 
     def truncate(self, seq: int, seal: str = "") -> None:

@@ -120,13 +120,13 @@ class Evaluation(NamedTuple):
 
     @property
     def value(self) -> float | None:
-        """What targets and schedules go by: the metric or, where there is none, the loss."""
+        """The value for targets and schedules: the metric, or the loss if there is no metric."""
         return self.loss if self.metric is None else self.metric
 
 
 @dataclass(slots=True)
 class Totals:
-    """What all updates and evaluations up to some row come to; each is read once, however often one asks.
+    """The totals of all updates and evaluations up to some row; each row is read once.
 
     ``newest``: the newest version of each slot that has had an update. ``evaluated``: the slots with an evaluation.
     """

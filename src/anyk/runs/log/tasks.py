@@ -28,7 +28,7 @@ PHASES = ("waiting", "computing", "idle", "sending")  # of a finished chunk, in 
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """One row for each chunk of work that was handed out; times in seconds on the run's clock.
+    """A row for each chunk of work that was handed out; times in seconds on the run's clock.
 
     ``start``: when it could begin: dispatched, and the chunk before it in its task computed. Then it took ``waiting``
     (until it was computed: for its order and an injected delay), ``computing``, ``idle`` (until its message was asked

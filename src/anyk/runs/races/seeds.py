@@ -34,7 +34,7 @@ def spread(values: Iterable[float | None], *, missing: float = math.inf) -> Spre
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """One strategy's runs, by seed, and the speed-up of each over the reference's run with the same seed.
+    """The runs of a strategy by seed, and the speed-up of each over the reference's run with the same seed.
 
     A speed-up is None where the reference has not run with that seed.
     """
@@ -44,12 +44,12 @@ class OverSeeds:
     speed_ups: tuple[SpeedUp | None, ...]
 
     def spread(self, of: Callable[[Run], float | None]) -> Spread:
-        """That of a value of each run of which less is better, such as seconds or the loss."""
+        """Return the spread over seeds of a value to be minimised, such as seconds or the loss."""
         return spread(map(of, self.runs))
 
     @property
     def metric(self) -> Spread:
-        """Of the final models."""
+        """The spread of the final models' metric over the seeds."""
         worst = -math.inf if self.runs[0].config.better == "higher" else math.inf
         return spread(((run.metric or {}).get("value") for run in self.runs), missing=worst)
 

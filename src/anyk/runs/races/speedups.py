@@ -35,7 +35,7 @@ class Comparison(NamedTuple):
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """How many times sooner each run came as far as ``uncoded`` or, where that is not among them, as the first.
+    """Return how many times sooner each run came as far as ``uncoded`` or, without that strategy, as the first run.
 
     With a target that is the time to the target; without, the time to the lowest loss that both reached. Runs of
     several models are compared by seconds a job (a step of one model), asynchronous ones then not at all, as a step of

@@ -67,24 +67,20 @@ class Metrics(Callback):
     # ------------------------------------------------------------------------------------------- what happens
 
     def on_begin(self, info: RunInfo) -> None:
-        """See :class:`~anyk.Callback`."""
         for kept in (self._steps, self._evaluated, self._taken, self._used, self._lost):
             kept.clear()
         self._info = info
 
     def on_step(self, info: StepInfo) -> None:
-        """See :class:`~anyk.Callback`."""
         self._taken[info.slot] += 1
         self._used.update(info.driver.used_by)
         self._steps[info.slot] = info
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
-        """See :class:`~anyk.Callback`."""
         if info.step >= self._evaluated.get(info.slot, (0,))[0]:
             self._evaluated[info.slot] = info.step, info.loss, info.metric
 
     def on_worker_lost(self, info: LostInfo) -> None:
-        """See :class:`~anyk.Callback`."""
         self._lost[info.worker] += 1
 
     # ------------------------------------------------------------------------------------------- what is served

@@ -97,7 +97,7 @@ def page(runs: Sequence[Run], waiting: Sequence[str], *, live: str | None = None
 
 
 def template(name: str) -> jinja2.Template:
-    """One of the templates beside this file; text is escaped in them."""
+    """Return a template of this folder; templates escape text."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -115,7 +115,7 @@ def bokeh_scripts() -> list[str]:
 
 
 def script(name: str) -> str:
-    """One of the scripts beside this file."""
+    """Return the text of a script of this folder."""
     return (_HERE / name).read_text(encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ class Account(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Of all parts."""
+        """The seconds of all parts together."""
         return sum(self)
 
 
@@ -67,7 +67,7 @@ def account(run: Run, tasks: Tasks) -> Account:
 
 
 class Share(NamedTuple):
-    """One worker's tasks: how many ended in which way (by :data:`FATES`), and how late those cut off would have been.
+    """The tasks of a worker: numbers by ending (:data:`FATES`), and how late the cancelled ones would have been.
 
     ``late`` and ``latest``: median and largest seconds after the cut-off; NaN where they are not known.
     """
@@ -81,7 +81,7 @@ class Share(NamedTuple):
 
 
 def shares(tasks: Tasks, workers: int) -> list[Share]:
-    """One row a worker; ``seconds`` is the median from the start to the end of a task, whatever its end."""
+    """Return a row for each worker; ``seconds`` is the median time from the start to the end of a task."""
     counts = np.zeros((workers, len(FATES)), dtype=np.int64)
     np.add.at(counts, (tasks.worker, tasks.fate), 1)
     order = np.argsort(tasks.worker, kind="stable")

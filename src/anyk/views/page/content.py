@@ -168,7 +168,7 @@ def _steps(run: Run, tasks: Tasks) -> dict[str, Any]:
 
 
 def _for_receipts(run: Run, tasks: Tasks) -> dict[str, Any]:
-    """What receipts say besides the columns of the timeline: work by its number, messages that were used again."""
+    """Return data of receipts that the timeline lacks: work by its number, and messages that were used again."""
     found: dict[str, Any] = {}
     works = queries.columns(run.log, "works")
     texts = [f"[{lists[0]}, {lists[1]}]" for lists in zip(works["partitions"], works["coefficients"], strict=True)]

@@ -31,7 +31,7 @@ _WHERE = {
 
 
 def subject(config: RunConfig) -> str:
-    """What was trained, as far as the configuration says."""
+    """Return what was trained, as far as the configuration states it."""
     recipe = config.problem or Recipe()
     if recipe.many is not None:
         data = dict.fromkeys(each.data or "a model" for each in recipe.many)
@@ -174,7 +174,7 @@ def _caveat(best: OverSeeds, ranked: Sequence[OverSeeds], comparison: SeedsCompa
 
 
 def promised(run: Run) -> str:
-    """What the plan that a run was made with promised, and what came of it; empty without a plan."""
+    """Return the plan's promise and how the run compares with it; empty without a plan."""
     plan = run.config.plan
     if not plan:
         return ""
@@ -213,7 +213,7 @@ def departures(run: Run) -> list[str]:
 
 
 def explained(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
-    """What it would have cost to wait for all: an introduction and sentences of :func:`anyk.explain`, or why not."""
+    """Return the cost of waiting for all: an introduction and sentences of :func:`anyk.explain`, or a reason."""
     workers = run.config.workers
     seconds_, censored = rounds(tasks, workers)
     most = max(_CELLS // workers, 2)

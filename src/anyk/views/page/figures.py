@@ -56,7 +56,7 @@ _SYMBOLS = 8  # along a curve
 
 
 class Line(NamedTuple):
-    """One curve of a figure: its values by seconds and by step, each with a band or None."""
+    """A curve of a figure: its values by seconds and by step, each with a band or None."""
 
     name: str
     by: dict[str, tuple[NDArray[Any], ...]]  # x, value, low, high
@@ -228,7 +228,7 @@ def kinds(tasks: Tasks) -> dict[str, tuple[NDArray[np.bool_], float]]:
 
 
 def columns(tasks: Tasks, which: NDArray[np.bool_], kind: str) -> dict[str, NDArray[Any]]:
-    """What the timeline and receipts need to know of tasks that are drawn in one way, by the time they began."""
+    """Return columns for the timeline and receipts of tasks of one kind, ordered by start."""
     narrow: dict[str, tuple[NDArray[Any], Any]] = {
         "worker": (tasks.worker, np.uint16),
         "task": (tasks.task, np.int32),
@@ -312,7 +312,7 @@ def heat_map(heat: Heat) -> Any:
 
 
 def worker_bars(found: Sequence[Share]) -> Any:
-    """How each worker's tasks ended, as shares, one bar a worker."""
+    """Return the figure of how tasks ended, as shares, with a bar for each worker."""
     fates = np.array([one.fates for one in found], dtype=float)
     total = np.maximum(fates.sum(axis=1), 1)
     workers = Range1d(-0.6, len(found) - 0.4)
@@ -346,7 +346,7 @@ def worker_bars(found: Sequence[Share]) -> Any:
 
 
 def lateness(found: Sequence[Share]) -> Any:
-    """How long after its cut-off a worker's message would have come: median, and a line up to the largest."""
+    """Return the figure of how long after its cancellation a message would have come: median and largest."""
     plot = new_figure("worker", "seconds late", 190, drag=None, whole="x", x_range=Range1d(-0.6, len(found) - 0.4))
     late, latest = [one.late for one in found], [one.latest for one in found]
     source = ColumnDataSource({"worker": np.arange(len(found)), "late": late, "latest": latest})
@@ -373,7 +373,7 @@ def residuals(step: NDArray[np.float64], residual: NDArray[np.float64]) -> Any:
 
 
 def staleness(counts: Mapping[int, int]) -> Any:
-    """How many versions old the messages were that were used."""
+    """Return the figure of the staleness of used messages, in versions."""
     plot = new_figure("versions old", "share of messages", 230, drag=None, whole="x")
     number = np.array(list(counts.values()))
     source = ColumnDataSource({"old": list(counts), "count": number, "share": number / number.sum()})

@@ -55,7 +55,7 @@ def _heat(run: Run, tasks: Tasks) -> Panel | None:
 
 @register("workers")
 def _workers(run: Run, tasks: Tasks) -> Panel | None:
-    """How each worker's tasks ended."""
+    """Return the panel of how each worker's tasks ended."""
     from anyk.views.page import figures
 
     if not len(tasks):
@@ -67,7 +67,7 @@ def _workers(run: Run, tasks: Tasks) -> Panel | None:
 
 @register("lateness")
 def _lateness(run: Run, tasks: Tasks) -> Panel | None:
-    """How much later than its cut-off a worker's message would have come, and the numbers of each worker."""
+    """Return the panel of how long after its cancellation a message would have come, by worker."""
     from anyk.views.page import figures
 
     if not len(tasks):
@@ -113,7 +113,7 @@ def _residual(run: Run, tasks: Tasks) -> Panel:
 
 @register("staleness")
 def _staleness(run: Run, tasks: Tasks) -> Panel:
-    """How many versions old the messages were that were used."""
+    """Return the panel of the staleness of used messages, in versions."""
     from anyk.views.page import figures
 
     counts = run.staleness()
