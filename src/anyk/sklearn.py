@@ -128,9 +128,9 @@ class _Linear(BaseEstimator):
             raise BadInput(f"max_iter must be at least 1, got {self.max_iter}")
         self._steps = None
         problem = self._problem(kind, X, y, weights, classes, None, warm=self.warm_start)
-        settled = _Settled(self.tol or 0.0)
-        self._train(problem, 1.0 / (problem.smoothness(tol=0.0) or 1.0), self.max_iter, settled if self.tol else None)
-        if self.tol and not settled.done:
+        stopping = _Settled(self.tol or 0.0)
+        self._train(problem, 1.0 / (problem.smoothness(tol=0.0) or 1.0), self.max_iter, stopping if self.tol else None)
+        if self.tol and not stopping.done:
             warnings.warn(
                 f"after max_iter={self.max_iter} steps the model still changes by more than tol={self.tol:g}; raise "
                 "max_iter or tol, or l2 where features say nearly the same",
@@ -333,18 +333,18 @@ class AnykClassifier(ClassifierMixin, _Linear):
             raise BadInput("the first call of partial_fit needs all labels: give classes=")
         X, y = _validated(self, X, y, reset=first)
         check_classification_targets(y)
-        known = self.classes_ if classes is None else np.unique(np.asarray(classes))
-        if not first and not np.array_equal(known, self.classes_):
+        classes_known = self.classes_ if classes is None else np.unique(np.asarray(classes))
+        if not first and not np.array_equal(classes_known, self.classes_):
             raise BadInput(f"classes must be those of the first call, {self.classes_.tolist()}, or left out")
-        if known.size < 2:
-            raise BadInput(f"a classifier needs labels of two classes, got one class only: {known.tolist()}")
-        if not np.isin(y, known).all():
-            raise BadInput(f"y has labels that are not in classes: {np.setdiff1d(y, known).tolist()}")
+        if classes_known.size < 2:
+            raise BadInput(f"a classifier needs labels of two classes, got one class only: {classes_known.tolist()}")
+        if not np.isin(y, classes_known).all():
+            raise BadInput(f"y has labels that are not in classes: {np.setdiff1d(y, classes_known).tolist()}")
         if self.class_weight == "balanced":
             raise BadInput("class_weight='balanced' needs all rows at once; give partial_fit a dictionary of weights")
-        self.classes_ = known
-        numbers = np.searchsorted(known, y)
-        self._partial_fit(self._kind, X, numbers, self._weights_of(sample_weight, numbers), known.size)
+        self.classes_ = classes_known
+        numbers = np.searchsorted(classes_known, y)
+        self._partial_fit(self._kind, X, numbers, self._weights_of(sample_weight, numbers), classes_known.size)
         return self
 
     @property

@@ -100,9 +100,9 @@ class Limit:
     def check(self, size: float, *, more: bool = False) -> None:
         """Raise BadInput where ``size`` bytes, or ``more``, are above the limit."""
         if size > self.bytes:
-            told = "more than " * more
+            prefix = "more than " * more
             raise BadInput(
-                f"{shown(self.file)} unpacks to {told}{size / _GB:.3g} GB, but the limit is {self.bytes / _GB:.3g} GB"
+                f"{shown(self.file)} unpacks to {prefix}{size / _GB:.3g} GB, but the limit is {self.bytes / _GB:.3g} GB"
                 + self.remedy.format(math.ceil(size / _GB * 10) / 10)
             )
 
@@ -227,10 +227,10 @@ def read_csv(
         words |= set(text(column_names(top, bool(header))))
     while True:
         first, chunks = _read_cells(file, allowed, words, header)
-        found = {i for chunk in chunks for i, column in enumerate(chunk) if column.dtype.kind == "O"}
-        if not any(chunk[i].dtype.kind == "f" for chunk in chunks for i in found):
+        text_columns = {i for chunk in chunks for i, column in enumerate(chunk) if column.dtype.kind == "O"}
+        if not any(chunk[i].dtype.kind == "f" for chunk in chunks for i in text_columns):
             break
-        words |= found  # their first cells looked like numbers: read these again as the text they are
+        words |= text_columns  # their first cells looked like numbers: read these again as the text they are
     columns = [np.concatenate([chunk[i] for chunk in chunks]) for i in range(len(chunks[0]))] if chunks else []
     if header is None and first:
         columns = columns or [np.empty(0) for _ in first]
@@ -386,17 +386,17 @@ def read_parquet(
     except ImportError:
         raise MissingPackage("pyarrow", "data", "reading a Parquet file") from None
     source: Any = file if opened is None else opened
-    with reading(file, "Parquet"), parquet.ParquetFile(source, pre_buffer=False) as found:
-        facts, schema = found.metadata, found.schema_arrow
+    with reading(file, "Parquet"), parquet.ParquetFile(source, pre_buffer=False) as parquet_file:
+        facts, schema = parquet_file.metadata, parquet_file.schema_arrow
         # not of single columns: PyArrow looks these up unchecked, and crashes on a damaged file
         groups = [facts.row_group(i) for i in (range(facts.num_row_groups) if group is None else [group])]
         unpacked = sum(max(one.total_byte_size, 0) for one in groups)
         rows = sum(one.num_rows for one in groups)
     allowed.check(max(unpacked, 8 * rows * facts.num_columns))
     index = _stored_index(schema.metadata)
-    kept = [i for i, name in enumerate(schema.names) if name not in index]
-    names = [str(schema.names[i]) for i in kept]
-    kinds = [schema.field(i).type for i in kept]
+    kept_columns = [i for i, name in enumerate(schema.names) if name not in index]
+    names = [str(schema.names[i]) for i in kept_columns]
+    kinds = [schema.field(i).type for i in kept_columns]
     text = {
         i
         for i, kind in enumerate(kinds)
@@ -413,10 +413,14 @@ def read_parquet(
     columns: list[NDArray[Any]] = []
     # repeated text stays in the file's dictionary: written out, it could take any multiple of the file
     words = [names[i] for i in sorted(text)]
-    with reading(file, "Parquet"), parquet.ParquetFile(source, read_dictionary=words, pre_buffer=False) as found:
+    with reading(file, "Parquet"), parquet.ParquetFile(source, read_dictionary=words, pre_buffer=False) as parquet_file:
         # threads that read on behind an error crash the process
-        table = found.read(use_threads=False) if group is None else found.read_row_group(group, use_threads=False)
-        for i, place in enumerate(kept):
+        table = (
+            parquet_file.read(use_threads=False)
+            if group is None
+            else parquet_file.read_row_group(group, use_threads=False)
+        )
+        for i, place in enumerate(kept_columns):
             column = np.full(table.num_rows, np.nan) if i in odd else _of_arrow(table.column(place), i in text)
             columns.append(column)
     return Table(tuple(names), tuple(columns), True)
@@ -449,7 +453,7 @@ def _of_arrow(column: Any, text: bool) -> NDArray[Any]:
 def _stored_index(metadata: dict[bytes, bytes] | None) -> set[str]:
     """The columns that pandas wrote for its index."""
     try:
-        found = json.loads((metadata or {}).get(b"pandas", b"{}"))["index_columns"]
-        return {name for name in found if isinstance(name, str)}
+        index = json.loads((metadata or {}).get(b"pandas", b"{}"))["index_columns"]
+        return {name for name in index if isinstance(name, str)}
     except (ValueError, KeyError, TypeError, RecursionError):
         return set()

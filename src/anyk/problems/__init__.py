@@ -70,9 +70,9 @@ def _two_layer(data: Dataset | ShardedData, *, hidden: int = 32, seed: int = 0) 
     def make(X: Any, y: Any, *, y_test: Any = None, **rest: Any) -> TwoLayerNetwork:
         classes = np.unique(y)  # a two-class data set may name its classes -1 and 1
         test = None if y_test is None else np.searchsorted(classes, y_test)
-        made = TwoLayerNetwork(X, np.searchsorted(classes, y), y_test=test, hidden=hidden, seed=seed, **rest)
-        made.labels = tuple(label for i, label in enumerate(data.labels) if data.task == "binary" or i in classes)
-        return made
+        network = TwoLayerNetwork(X, np.searchsorted(classes, y), y_test=test, hidden=hidden, seed=seed, **rest)
+        network.labels = tuple(label for i, label in enumerate(data.labels) if data.task == "binary" or i in classes)
+        return network
 
     return make
 

@@ -109,8 +109,8 @@ def some_rows(rows: int, samples: int, of: str) -> Index | slice:
     """
     if samples >= rows:
         return slice(None)
-    chosen: Index = np.sort(keyed.generator(0, "evaluate", of, rows).choice(rows, samples, replace=False))
-    return chosen
+    rows_sampled: Index = np.sort(keyed.generator(0, "evaluate", of, rows).choice(rows, samples, replace=False))
+    return rows_sampled
 
 
 def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | None:
@@ -119,12 +119,12 @@ def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | N
     >>> [len(rows_within((500, 500), j, 10)) for j in range(2)], rows_within((2, 2), 0, 4)
     ([3, 7], None)
     """
-    chosen = some_rows(sum(sizes), samples, "train")
-    if isinstance(chosen, slice):
+    sampled_rows = some_rows(sum(sizes), samples, "train")
+    if isinstance(sampled_rows, slice):
         return None
     first = sum(sizes[:partition])
-    a, b = np.searchsorted(chosen, (first, first + sizes[partition]))
-    return chosen[a:b] - first
+    a, b = np.searchsorted(sampled_rows, (first, first + sizes[partition]))
+    return sampled_rows[a:b] - first
 
 
 _PARTS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")

@@ -89,8 +89,8 @@ class Batches:
     def _selected(self, partition: int, rows: Index | None) -> Selection:
         number, (first, last) = self._first + partition, self._bounds[partition]
         if self.data.endless:
-            drawn = self.data.drawn(range(number, number + self._spanned), rows)
-            return Selection(drawn, number, 0, len(drawn), None, rows)
+            samples = self.data.drawn(range(number, number + self._spanned), rows)
+            return Selection(samples, number, 0, len(samples), None, rows)
         if partition in self._placed:
             return Selection(self._placed[partition], number, 0, last - first, rows, rows)
         return Selection(self.data, number, first, last, rows, rows)

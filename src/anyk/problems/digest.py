@@ -26,8 +26,8 @@ def data_digest(problem: Any) -> str | None:
     """
     own = getattr(problem, "digest", None)
     if callable(own):
-        told: str | None = own()
-        return told
+        own_digest: str | None = own()
+        return own_digest
     try:
         if problem not in _KNOWN:
             _KNOWN[problem] = digest_of(problem)
@@ -43,12 +43,12 @@ def digest_of(*parts: Any) -> str | None:
     among its own attributes, or in a tuple there. What else objects hold may change as they are used.
     """
     digest = hashlib.blake2b(digest_size=16)
-    found = False
+    any_array = False
     for place, array in _arrays(parts, ""):
-        found = True
+        any_array = True
         digest.update(f"{place}{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest() if found else None
+    return digest.hexdigest() if any_array else None
 
 
 def _arrays(value: Any, place: str) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -163,8 +163,8 @@ def sampled(problem: Problem, samples: int) -> Problem:
             f"{type(problem).__name__} cannot be evaluated on a sample of its data; give it a method "
             "sampled(samples), or leave samples out"
         )
-    made: Problem = make(samples)
-    return made
+    part: Problem = make(samples)
+    return part
 
 
 def check_partial_loss(partitions: Partitions) -> None:

@@ -99,8 +99,8 @@ class Predictor:
         """The classes: text, whole numbers or numbers."""
         if any(isinstance(one, str) for one in self.classes):
             return np.array(list(map(str, self.classes)), dtype=object)
-        found = np.array(self.classes, dtype=np.float64)
-        return found.astype(np.int64) if (found == np.floor(found)).all() else found
+        numbers = np.array(self.classes, dtype=np.float64)
+        return numbers.astype(np.int64) if (numbers == np.floor(numbers)).all() else numbers
 
     def coefficients(self, w: Vector) -> Coefficients:
         """In the units of the input; :class:`~anyk.errors.BadInput` where the model is not linear."""
@@ -156,8 +156,8 @@ class Predictor:
             raise BadInput(f"{where} must hold numbers, got {X.dtype}")
         X = X.astype(np.float64)
         finite(X, where, self.encoding.names or None)
-        made: Matrix = X
-        return made
+        encoded: Matrix = X
+        return encoded
 
     def _check_width(self, found: int, wanted: int, where: str) -> None:
         if found != wanted:
@@ -176,21 +176,25 @@ class Predictor:
     @classmethod
     def decoded(cls, text: bytes) -> Predictor:
         """Return the predictor that :meth:`encoded` wrote; ValueError for any other text."""
-        made = msgspec.json.decode(text, type=cls)
-        wide = made.encoding.width if made.encoding.columns else made.features
-        if wide != made.features or len(made.scale) not in (0, made.features) or len(made.center) != len(made.scale):
+        predictor = msgspec.json.decode(text, type=cls)
+        wide = predictor.encoding.width if predictor.encoding.columns else predictor.features
+        if (
+            wide != predictor.features
+            or len(predictor.scale) not in (0, predictor.features)
+            or len(predictor.center) != len(predictor.scale)
+        ):
             raise ValueError("its parts do not fit together")
-        return made
+        return predictor
 
 
 def _column(values: Any, where: str) -> NDArray[Any]:
     """A column as a table has it: numbers with NaN, or text with None."""
-    found = np.asarray(values)
-    if found.dtype.kind in "biuf":
-        return found.astype(np.float64)
-    if found.dtype.kind not in "OUT":
-        raise BadInput(f"{where} holds {found.dtype} values, which are neither numbers nor text")
-    cells = found.tolist()
+    array = np.asarray(values)
+    if array.dtype.kind in "biuf":
+        return array.astype(np.float64)
+    if array.dtype.kind not in "OUT":
+        raise BadInput(f"{where} holds {array.dtype} values, which are neither numbers nor text")
+    cells = array.tolist()
     absent = np.asarray(values.isna()) if hasattr(values, "isna") else [one is None or one != one for one in cells]
     present = [one for one, gone in zip(cells, absent, strict=True) if not gone]
     if all(isinstance(one, str) for one in present):

@@ -51,9 +51,9 @@ class Trial(NamedTuple):
 
     def apart(self, gradient: Vector) -> float:
         """The norm of the difference from a gradient, relative to the larger of the two norms; estimated."""
-        found = sketch(gradient)
-        norm = max(np.linalg.norm(found), np.linalg.norm(self.sketch))
-        return float(np.linalg.norm(found - self.sketch) / norm) if norm else 0.0
+        own_sketch = sketch(gradient)
+        norm = max(np.linalg.norm(own_sketch), np.linalg.norm(self.sketch))
+        return float(np.linalg.norm(own_sketch - self.sketch) / norm) if norm else 0.0
 
     def check(self, gradient: Vector) -> None:
         """Raise :class:`~anyk.errors.BadInput` where this worker's gradient is not the driver's."""
@@ -117,8 +117,8 @@ def seed_of_draws(bits: int, partition: int, rows: NDArray[Any] | None) -> int:
 
     ``bits``: the model's :func:`anyk.keyed.digest`, which is one pass over it. All who hold the partition draw alike.
     """
-    chosen = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
-    return int(keyed.generator(bits, "module", partition, chosen).integers(2**63))
+    rows_key = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
+    return int(keyed.generator(bits, "module", partition, rows_key).integers(2**63))
 
 
 def model_like(scales: Sequence[tuple[int, float, float]], dtype: np.dtype[Any]) -> Vector:

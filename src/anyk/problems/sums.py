@@ -40,14 +40,14 @@ def telling(arrays: Sequence[NDArray[Any]], samples: int, together: int | None =
     >>> [rows.tolist() for rows in telling([np.array([3, 3, 0, 3, 3, 9])], samples=6)]
     [[2, 4, 5], [0, 1, 3]]
     """
-    chosen = [0, min(1, samples - 1)]
+    places = [0, min(1, samples - 1)]
     for array in arrays:
         width = array.size // samples
-        chosen += [int(extreme(array)) // width for extreme in (np.argmin, np.argmax) if width]
+        places += [int(extreme(array)) // width for extreme in (np.argmin, np.argmax) if width]
     ends = cut(samples, min(samples, _TRIED))
     random = keyed.generator(0, "telling", samples)
-    chosen += random.permutation(random.integers(ends[:-1], ends[1:])).tolist()
-    rows = random.permutation(list(dict.fromkeys(chosen))[:_TRIED]).astype(np.intp)
+    places += random.permutation(random.integers(ends[:-1], ends[1:])).tolist()
+    rows = random.permutation(list(dict.fromkeys(places))[:_TRIED]).astype(np.intp)
     for group in np.array_split(rows, -(-len(rows) // min(together or TOGETHER, TOGETHER))):
         yield np.sort(group)
 
@@ -199,8 +199,8 @@ def _check_samples(network: Network, batch_of: Callable[[Index], Batch], count: 
             return torch.zeros(()), 0.0
         loss = network.loss_of(batch)
         wanted = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
-        found = torch.autograd.grad(loss, wanted, allow_unused=True)
-        parts = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+        parts = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, gradients, strict=True)]
         together = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)]).double()
         return together * (terms if network.mean else 1.0), terms
 
@@ -266,13 +266,13 @@ def _sizes(made: torch.Tensor) -> NDArray[np.float64]:
 def _parameters_nudged(network: Network, nudge: int) -> Iterator[None]:
     """With parameters moved by some roundings; their own memory, which may be shared, is not written to."""
     parameters = [one for one in network.module.parameters() if one.requires_grad]
-    kept = [one.data for one in parameters]
-    for one, values in zip(parameters, kept, strict=True):
+    originals = [one.data for one in parameters]
+    for one, values in zip(parameters, originals, strict=True):
         one.data = _nudged(values, network, nudge)
     try:
         yield
     finally:
-        for one, values in zip(parameters, kept, strict=True):
+        for one, values in zip(parameters, originals, strict=True):
             one.data = values
 
 

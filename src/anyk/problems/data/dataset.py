@@ -104,9 +104,9 @@ def load(spec: str, *, file: str | Path | None = None, progress: Progress | None
             raise BadInput(f"data set '{name}' takes no file, got '{file}'; to read your own use the data set 'file'")
     elif file is None and takes["file"].default is inspect.Parameter.empty:
         raise BadInput(f"data set '{name}' needs a file; give it with --data-file (in Python: file=...)")
-    given = {"file": None if file is None else Path(file).expanduser(), "progress": progress}
+    arguments = {"file": None if file is None else Path(file).expanduser(), "progress": progress}
     try:
-        data = sources.build(spec, **{key: value for key, value in given.items() if key in takes})
+        data = sources.build(spec, **{key: value for key, value in arguments.items() if key in takes})
     except MemoryError:
         raise BadInput(f"data set '{spec}' does not fit into the memory of this machine; ask for fewer rows") from None
     if progress is not None and data.task == "binary" and (data.y_test == data.y_test[0]).all():
@@ -148,9 +148,9 @@ def held_out(rows: int, test: float, seed: int) -> tuple[NDArray[np.int64], NDAr
     if rows < 2:
         raise BadInput(f"a data set needs at least 2 rows, one to train and one to test, got {rows}")
     # Rounded before ceil: 0.7 * 10 is a hair above 7, which is no reason to hold out an eighth row.
-    held = min(max(math.ceil(round(test * rows, 6)), 1), rows - 1)
+    test_rows = min(max(math.ceil(round(test * rows, 6)), 1), rows - 1)
     order = generator(seed, "split").permutation(rows)
-    return order[: rows - held], order[rows - held :]
+    return order[: rows - test_rows], order[rows - test_rows :]
 
 
 def joined(

@@ -56,24 +56,24 @@ class Encoding:
 
         Categories are all there are; what is filled in is the mean or median, of text the most frequent value.
         """
-        made = []
+        columns_read = []
         for name, column in zip(names, values, strict=True):
-            said = f"column '{shown(name)}' of {where}"
-            known = column[rows][~missing(column[rows])]
-            if fill is not None and not len(known):
-                raise BadInput(f"{said} has no value in the rows to learn from; leave it out")
+            place = f"column '{shown(name)}' of {where}"
+            present = column[rows][~missing(column[rows])]
+            if fill is not None and not len(present):
+                raise BadInput(f"{place} has no value in the rows to learn from; leave it out")
             if column.dtype.kind == "f":
-                filled = None if fill is None else float(np.mean(known) if fill == "mean" else np.median(known))
-                made.append(Column(name, (), filled))
+                filled = None if fill is None else float(np.mean(present) if fill == "mean" else np.median(present))
+                columns_read.append(Column(name, (), filled))
                 continue
-            check_categories(Counter(column[~missing(column)].tolist()), said)
+            check_categories(Counter(column[~missing(column)].tolist()), place)
             categories = tuple(np.unique(column[~missing(column)]))
             usual = None
             if fill is not None:
-                words, counts = np.unique(known, return_counts=True)
+                words, counts = np.unique(present, return_counts=True)
                 usual = str(words[counts.argmax()])
-            made.append(Column(name, categories, usual))
-        return tuple(made)
+            columns_read.append(Column(name, categories, usual))
+        return tuple(columns_read)
 
     @property
     def width(self) -> int:
@@ -90,10 +90,10 @@ class Encoding:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the columns of ``X``: ``size``, ``colour=red``, …"""
-        found: list[str] = []
+        feature_names: list[str] = []
         for column in self.columns:
-            found += [f"{column.name}={one}" for one in column.categories] or [column.name]
-        return tuple(found)
+            feature_names += [f"{column.name}={one}" for one in column.categories] or [column.name]
+        return tuple(feature_names)
 
     def places(self, names: Sequence[str], where: str) -> list[int]:
         """Return the places of the encoding's columns in a table with these columns: by name, or else by order.
@@ -105,10 +105,10 @@ class Encoding:
         there = defaultdict(list)
         for place, name in enumerate(names):
             there[name].append(place)
-        found, lacking = [], []
+        positions, lacking = [], []
         for column in self.columns:
             if there[column.name]:
-                found.append(there[column.name].pop(0))
+                positions.append(there[column.name].pop(0))
             else:
                 lacking.append(column.name)
         twice = next((column.name for column in self.columns if there[column.name]), None)
@@ -126,15 +126,15 @@ class Encoding:
             hint = f"did you mean '{shown(near[0])}'?" if near else f"its columns: {listed(names)}"
             several = f"the columns {listed(lacking)}" if len(lacking) > 1 else f"a column '{shown(lacking[0])}'"
             raise BadInput(f"{where} lacks {several}, which the model learned from; {hint}")
-        return found
+        return positions
 
     def text(self, names: Sequence[str]) -> set[int]:
         """Which of a table's columns are to be read as text; none where columns are missing."""
         try:
-            found = self.places(names, "")
+            positions = self.places(names, "")
         except BadInput:
             return set()
-        return {place for place, column in zip(found, self.columns, strict=True) if column.categories}
+        return {place for place, column in zip(positions, self.columns, strict=True) if column.categories}
 
     def of_table(self, table: Table, where: str, tell: Callable[[str], None] | None) -> Matrix:
         """A table as the model's ``X``; see :meth:`encode`."""
@@ -163,15 +163,17 @@ class Encoding:
                 continue
             of = {word: code for code, word in enumerate(column.categories)}
             codes = np.array([of.get(word, -1) for word in given.tolist()], dtype=np.int64)
-            known = codes >= 0
-            if tell is not None and not known.all():
-                _tell_unknown(column, given[~known], where, tell)
-            ends = np.concatenate(([0], np.cumsum(known)))
+            has_category = codes >= 0
+            if tell is not None and not has_category.all():
+                _tell_unknown(column, given[~has_category], where, tell)
+            ends = np.concatenate(([0], np.cumsum(has_category)))
             blocks.append(
-                csr_array((np.ones(int(ends[-1])), codes[known], ends), shape=(len(given), len(column.categories)))
+                csr_array(
+                    (np.ones(int(ends[-1])), codes[has_category], ends), shape=(len(given), len(column.categories))
+                )
             )
-        made: Matrix = hstack(blocks, format="csr")
-        return made
+        stacked: Matrix = hstack(blocks, format="csr")
+        return stacked
 
 
 def check_categories(words: Mapping[str, int], said: str) -> None:

@@ -117,16 +117,16 @@ def from_file(
             )
     if fill is not None and _READERS[extension] is _svmlight:
         raise BadInput(f"fill={fill} is for CSV, Parquet and npz; what {shown(file)} leaves out is 0, not missing")
-    known = None if header == "auto" else header == "yes"
-    samples = _READERS[extension](file, _Asked(target, known, limit(file, max_gb), progress, fill, test, seed))
+    header_given = None if header == "auto" else header == "yes"
+    samples = _READERS[extension](file, _Asked(target, header_given, limit(file, max_gb), progress, fill, test, seed))
     if samples.test is None:
-        y, found, classes = read_target(samples.y, task, samples.target)
-        data = assemble(samples.X, y, task=found, classes=classes, test=test, seed=seed)
+        y, task_read, classes = read_target(samples.y, task, samples.target)
+        data = assemble(samples.X, y, task=task_read, classes=classes, test=test, seed=seed)
     else:
         X_test, y_test = samples.test
-        y, found, classes = read_target(np.concatenate([samples.y, y_test]), task, samples.target)
+        y, task_read, classes = read_target(np.concatenate([samples.y, y_test]), task, samples.target)
         first = len(samples.y)
-        data = joined(samples.X, y[:first], X_test, y[first:], task=found, classes=classes)
+        data = joined(samples.X, y[:first], X_test, y[first:], task=task_read, classes=classes)
     among = f" ({listed(classes)})" if classes else ""
     width = data.X_train.shape[1]
     wide = f"{width:,} column{'s' * (width != 1)}" + " and an intercept" * intercept
@@ -134,7 +134,7 @@ def from_file(
         [
             f"{file.name}: {rows_text(len(data.y_train) + len(data.y_test))}",
             wide,
-            f"task {found}{among}",
+            f"task {task_read}{among}",
             *samples.remarks,
         ]
     )
@@ -184,10 +184,10 @@ def read_svmlight(file: Path, allowed: Limit, base: int | None = None) -> tuple[
 
 
 def _npz(file: Path, asked: _Asked) -> _Samples:
-    arrays, found = read_npz(file, asked.allowed, ("X", "y", "X_test", "y_test"))
+    arrays, remarks = read_npz(file, asked.allowed, ("X", "y", "X_test", "y_test"))
     if not {"X", "y"} <= set(arrays) or ("X_test" in arrays) != ("y_test" in arrays):
         raise BadInput(
-            f"{shown(file)} holds {listed(found) or 'nothing'}, but needs the arrays X and y, and may hold both X_test "
+            f"{shown(file)} holds {listed(remarks) or 'nothing'}, but needs the arrays X and y, and may hold both X_test "
             "and y_test"
         )
     X, y = _npz_pair(file, arrays, "X", "y", asked.fill)
@@ -266,7 +266,7 @@ def _from_table(table: Table, file: Path, asked: _Asked, *remarks: str) -> _Samp
             f"{shown(file)} has {rows_text(table.rows)} and {len(names)} column{'s' * (len(names) != 1)} (separated by "
             "commas); a target, a feature and two rows are the least"
         )
-    place, found = target_column(names, file, asked.target)
+    place, how = target_column(names, file, asked.target)
     columns = dict(enumerate(table.columns))
     y = columns.pop(place)
     label = names[place]
@@ -274,20 +274,20 @@ def _from_table(table: Table, file: Path, asked: _Asked, *remarks: str) -> _Samp
     y = _complete(y, where)
     if y.dtype.kind == "O":
         check_categories(Counter(y.tolist()), where)
-    remarks = (f"label '{shown(label)}'{found}", *remarks)
+    remarks = (f"label '{shown(label)}'{how}", *remarks)
     unnamed = table.header and names[0] in {"column 0", "Unnamed: 0"}
     if unnamed and 0 in columns and len(columns) > 1 and is_row_number(columns[0]):
         del columns[0]  # pandas' index
         remarks += ("row numbers in the first column left out",)
-    kept = [names[i] for i in columns]
+    kept_names = [names[i] for i in columns]
     values = [truths(column) for column in columns.values()]
     if asked.fill is None:
-        for name, column in zip(kept, values, strict=True):
+        for name, column in zip(kept_names, values, strict=True):
             _complete(column, f"column '{shown(name)}' of {shown(file)}", " (fill=median)")
     elif gaps := sum(int(missing(column).sum()) for column in values):
         remarks += (f"{gaps:,} missing value{'s' * (gaps != 1)} filled in by {asked.fill}",)
     rows = slice(None) if asked.fill is None else held_out(table.rows, asked.test, asked.seed)[0]
-    described = Encoding.fitted(kept, values, rows, asked.fill, shown(file))
+    described = Encoding.fitted(kept_names, values, rows, asked.fill, shown(file))
     encoding = Encoding(described, table.header, label=label)
     for one in described:
         if one.categories and asked.progress is not None:

@@ -161,13 +161,13 @@ def mnist_idx(*, test: float = 0.2, seed: int = 0, max_gb: float | None = None, 
         parts = [file]
     else:
         stems = [f"{part}-images{sign}idx3-ubyte" for part in ("train", "t10k") for sign in "-."]
-        parts = [found for stem in stems if (found := _plain_or_gz(file / stem)) is not None]
+        parts = [present for stem in stems if (present := _plain_or_gz(file / stem)) is not None]
         if not parts:
             raise BadInput(
                 f"folder {file} holds neither train-images-idx3-ubyte nor t10k-images-idx3-ubyte (.gz or not)"
             )
         # The two spellings of one part are the same file under two names.
-        parts = list({found.name.partition("-")[0]: found for found in parts}.values())
+        parts = list({present.name.partition("-")[0]: present for present in parts}.values())
     images = [_read_idx(part, 3, max_gb) for part in parts]
     labels = [_read_idx(_labels_beside(part), 1, max_gb) for part in parts]
     for part, pixels, told in zip(parts, images, labels, strict=True):
@@ -216,14 +216,16 @@ def _read_idx(file: Path, dimensions: int, max_gb: float | None) -> NDArray[np.u
                 f"{shown(file)} is not an IDX file of {what}: its magic number is {magic}, not {0x800 + dimensions}"
             )
         sizes = struct.unpack_from(f">{dimensions}I", head, 4)
-        told = math.prod(sizes)
-        allowed.check(8 * told)  # a pixel becomes a float64
-        values = content.read(told)
+        expected = math.prod(sizes)
+        allowed.check(8 * expected)  # a pixel becomes a float64
+        values = content.read(expected)
         more = content.read(1)
-    if len(values) != told or more:
-        held = f"{len(values)}" if not more else f"more than {told}"
-        raise BadInput(f"{shown(file)} is truncated or damaged: its header tells of {told} values, it holds {held}")
-    if not told:
+    if len(values) != expected or more:
+        count = f"{len(values)}" if not more else f"more than {expected}"
+        raise BadInput(
+            f"{shown(file)} is truncated or damaged: its header tells of {expected} values, it holds {count}"
+        )
+    if not expected:
         raise BadInput(f"{shown(file)} holds no values")
     return np.frombuffer(values, np.uint8).reshape(sizes)
 
@@ -267,17 +269,17 @@ def _table(
 
 
 def _read_csv(name: str, wanted: tuple[str, ...], file: Path) -> NDArray[np.float64]:
-    found = _lines(file)
+    rows_read = _lines(file)
     with reading(file, "CSV"):
-        header = next(csv.reader(found[:1]), [])
+        header = next(csv.reader(rows_read[:1]), [])
     _need_columns(name, wanted, header, str(file))
-    if len(found) < 3:
+    if len(rows_read) < 3:
         raise BadInput(
-            f"{file} has too few rows ({len(found) - 1}); at least 2 are needed, one to train and one to test"
+            f"{file} has too few rows ({len(rows_read) - 1}); at least 2 are needed, one to train and one to test"
         )
     places = [header.index(column) for column in wanted]
     with reading(file, "CSV"):
-        table = np.loadtxt(found[1:], delimiter=",", comments=None, quotechar='"', usecols=places, ndmin=2)
+        table = np.loadtxt(rows_read[1:], delimiter=",", comments=None, quotechar='"', usecols=places, ndmin=2)
     finite(table, str(file), wanted)
     return table
 
@@ -286,10 +288,10 @@ def _lines(file: Path) -> list[str]:
     existing_file(file)
     allowed = limit(file, remedy=", so this is not that data set")
     with reading(file, "CSV"), open_text(file, allowed) as text:
-        found = [line for line in lines(text, file) if line.strip()]
-    if not found:
+        nonblank = [line for line in lines(text, file) if line.strip()]
+    if not nonblank:
         raise BadInput(f"{file} is empty")
-    return found
+    return nonblank
 
 
 def _need_columns(name: str, wanted: tuple[str, ...], found: list[str], where: str) -> None:

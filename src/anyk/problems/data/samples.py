@@ -74,8 +74,8 @@ class Samples:
             own = rows
             if len(ends) > 2:
                 own = np.arange(a, b) if rows is None else rows[a:b]
-            chosen = slice(first + a, first + b) if rows is None else rows[a:b] + first
-            yield Part(self.batch(chosen, key), b - a, first + a, own)
+            places = slice(first + a, first + b) if rows is None else rows[a:b] + first
+            yield Part(self.batch(places, key), b - a, first + a, own)
 
     def some(self, samples: int, of: str) -> Samples:
         """Return ``samples`` of the samples; see :func:`~anyk.problems.base.some_rows`."""

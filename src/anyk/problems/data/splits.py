@@ -61,33 +61,33 @@ class Dirichlet:
             keyed.generator(self.seed, "dirichlet rows", c).permutation(np.flatnonzero(of.reshape(-1) == c))
             for c in range(len(counts))
         ]
-        used, chosen = np.zeros_like(counts), []
+        used, chosen_rows = np.zeros_like(counts), []
         for j, (a, b) in enumerate(pairwise(ends.tolist())):
-            taken = _taken(self.alpha, counts - used, b - a, keyed.generator(self.seed, "dirichlet", j))
-            own = [rows[c][used[c] : used[c] + number] for c, number in enumerate(taken.tolist())]
-            chosen.append(np.sort(np.concatenate(own)))
-            used += taken
-        return np.concatenate(chosen).astype(np.intp)
+            amounts = _taken(self.alpha, counts - used, b - a, keyed.generator(self.seed, "dirichlet", j))
+            own = [rows[c][used[c] : used[c] + number] for c, number in enumerate(amounts.tolist())]
+            chosen_rows.append(np.sort(np.concatenate(own)))
+            used += amounts
+        return np.concatenate(chosen_rows).astype(np.intp)
 
 
 def _taken(alpha: float, left: NDArray[Any], size: int, random: np.random.Generator) -> NDArray[Any]:
     """Return the number of rows of each class, from those ``left``, in a partition of ``size`` rows."""
-    shares, taken = np.zeros(len(left)), np.zeros_like(left)
+    shares, amounts = np.zeros(len(left)), np.zeros_like(left)
     shares[left > 0] = random.dirichlet(alpha * len(left) * left[left > 0] / left.sum())
-    while (missing := size - int(taken.sum())) > 0:
-        there = left - taken
+    while (missing := size - int(amounts.sum())) > 0:
+        there = left - amounts
         wanted = shares * (there > 0)
         if not wanted.sum() > 0.0:  # none of its classes has rows left
             wanted = there.astype(np.float64)
         # rounded up or down such that means and their sum stay right
         ends = np.floor(np.cumsum(missing * wanted / wanted.sum()) + random.random())
-        taken += np.minimum(there, np.diff(np.minimum(ends, missing), prepend=0.0).astype(left.dtype))
-    return taken
+        amounts += np.minimum(there, np.diff(np.minimum(ends, missing), prepend=0.0).astype(left.dtype))
+    return amounts
 
 
 def checked(split: Dirichlet | str | None, kind: str | None) -> Dirichlet | None:
     """A split as asked for; ``kind`` says what a problem without labels has in their place, and is None of others."""
-    made = splits.build(split) if isinstance(split, str) else split
-    if made is not None and kind is not None:
-        raise BadInput(f"split={made.spec} needs labels, and {kind}; leave split out")
-    return made
+    built = splits.build(split) if isinstance(split, str) else split
+    if built is not None and kind is not None:
+        raise BadInput(f"split={built.spec} needs labels, and {kind}; leave split out")
+    return built

@@ -146,25 +146,25 @@ def _taken(make: Callable[[int, int], Iterable[Sample]], partition: int, seed: i
 def _first(make: Callable[[int, int], Iterable[Sample]], piece: int) -> bytes:
     """The first samples of partition 0; refuses a stream that does not follow from its seed."""
     del piece
-    found, again, other = (_encoded(make, _HEAD, seed) for seed in (_seed(0, 0), _seed(0, 0), _seed(1, 0)))
-    if found != again:
+    first, again, other = (_encoded(make, _HEAD, seed) for seed in (_seed(0, 0), _seed(0, 0), _seed(1, 0)))
+    if first != again:
         raise BadInput(f"the stream gave other samples when it was made again with the same seed; {_SEEDED}")
-    if found == other:
+    if first == other:
         raise BadInput(
             f"the stream gives the same samples under every seed, so that no step would see others; {_SEEDED}"
         )
-    return found
+    return first
 
 
 def _encoded(make: Callable[[int, int], Iterable[Sample]], count: int, seed: int) -> bytes:
     """The first samples of partition 0 as MessagePack."""
     try:
-        found = _taken(make, 0, seed, count)
+        samples = _taken(make, 0, seed, count)
     except RunFailed as error:
         raise BadInput(str(error)) from None
-    if not found:
+    if not samples:
         raise BadInput("the stream of partition 0 has no samples")
-    return msgspec.msgpack.encode([_plain(sample) for sample in found])
+    return msgspec.msgpack.encode([_plain(sample) for sample in samples])
 
 
 def _plain(value: Any) -> Any:
@@ -189,8 +189,8 @@ def _plain(value: Any) -> Any:
 
 
 def _decoded(body: bytes) -> list[Sample]:
-    found: list[Sample] = [_formed(sample) for sample in msgspec.msgpack.decode(body)]
-    return found
+    samples_read: list[Sample] = [_formed(sample) for sample in msgspec.msgpack.decode(body)]
+    return samples_read
 
 
 def _formed(plain: Any) -> Any:

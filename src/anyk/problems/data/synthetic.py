@@ -75,8 +75,10 @@ def _sparse_normal(rows: int, features: int, density: float, seed: int) -> csr_a
     from scipy.sparse import csr_array
 
     cells, draw = rows * features, generator(seed, "synthetic", "places")
-    kept = cells * density
-    places = np.cumsum(draw.geometric(density, size=math.ceil(kept + 10 * math.sqrt(kept) + 10))) - 1
+    expected_entries = cells * density
+    places = (
+        np.cumsum(draw.geometric(density, size=math.ceil(expected_entries + 10 * math.sqrt(expected_entries) + 10))) - 1
+    )
     places = places[places < cells]
     values = generator(seed, "synthetic", "features").standard_normal(len(places))
     starts = np.searchsorted(places, np.arange(rows + 1) * features)

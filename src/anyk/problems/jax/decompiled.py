@@ -80,7 +80,7 @@ class DecompiledPartitions:
         if not self._functions:
             self.load(())
         first, last = self._bounds[partition]
-        chosen = slice(first, last) if rows is None else rows + first
+        rows_used = slice(first, last) if rows is None else rows + first
         number = last - first if rows is None else len(rows)
         function = self._functions.get(number)
         if function is None:
@@ -88,4 +88,4 @@ class DecompiledPartitions:
                 f"there is no source for mini-batches of {number} rows; give JaxProblem(…, workers='numpy', "
                 f"batch={number})"
             )
-        return np.asarray(function(w, *(array[chosen] for array in self._arrays)))
+        return np.asarray(function(w, *(array[rows_used] for array in self._arrays)))

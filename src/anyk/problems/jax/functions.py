@@ -130,10 +130,10 @@ class JaxProblem(NetworkProblem):
         if workers == "numpy" and not self._data.in_memory:
             raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
         self._last: tuple[Vector, Held] | None = None
-        told = self._try(self._data, "the data")
+        remark = self._try(self._data, "the data")
         if self._held_out is not None and (has_aux or not isinstance(metrics, Mapping)):
-            told = self._try(self._held_out, "held_out", gradient=False)
-        self._set_metrics(metrics, told, has_aux)
+            remark = self._try(self._held_out, "held_out", gradient=False)
+        self._set_metrics(metrics, remark, has_aux)
         self.better: Literal["higher", "lower"] = better or ("lower" if self.metric == _LOSS else "higher")
         if reduction is None:
             self._try_sum()
@@ -145,11 +145,11 @@ class JaxProblem(NetworkProblem):
         import jax
 
         some = min(2, data.head.tried)
-        given = self._initial, self._held, data.head.batch(slice(0, some)), SEED
+        arguments = self._initial, self._held, data.head.batch(slice(0, some)), SEED
         try:
             if gradient:
-                jax.eval_shape(self._network.gradient, *given)
-            return list(jax.eval_shape(self._network.evaluated, *given)[1])
+                jax.eval_shape(self._network.gradient, *arguments)
+            return list(jax.eval_shape(self._network.evaluated, *arguments)[1])
         except BadInput as error:
             raise BadInput(str(error)) from None  # without what JAX adds of its frames
         except Exception as error:
@@ -279,24 +279,24 @@ class JaxProblem(NetworkProblem):
     def metrics(self, w: Vector) -> dict[str, float]:
         if self._held_out is None:
             return {}
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         if self._functions:
-            held = self._held_at(w)
-            whole = self._network.at(self._vector(w), held)
+            state = self._held_at(w)
+            whole = self._network.at(self._vector(w), state)
             for name, metric in self._functions.items():
-                options = {"state": held.state} if "state" in names_of(metric) and held.state is not None else {}
-                found[name] = float(metric(whole, _content(self._held_out), **options))
-        if set(self._names) - set(found):
-            found |= self._means(self._held_out, w)
-        return {name: found[name] for name in self._names}
+                options = {"state": state.state} if "state" in names_of(metric) and state.state is not None else {}
+                metrics[name] = float(metric(whole, _content(self._held_out), **options))
+        if set(self._names) - set(metrics):
+            metrics |= self._means(self._held_out, w)
+        return {name: metrics[name] for name in self._names}
 
     def params_at(self, w: Vector) -> Any:
         """Return ``params`` with the parameters ``w`` (length d): a pytree, or a module for evaluation.
 
         A module of nnx has running statistics that suit them; those of others are :meth:`state_at`.
         """
-        held = self._held_at(w) if self._network.model.state is not None else self._held
-        return self._network.at(self._vector(w), held)
+        state = self._held_at(w) if self._network.model.state is not None else self._held
+        return self._network.at(self._vector(w), state)
 
     def write_model(self, w: Vector, file: Path) -> None:
         """Write the arrays of ``params`` at ``w`` as safetensors, named by their paths; runs do, in their folders.
@@ -307,9 +307,9 @@ class JaxProblem(NetworkProblem):
         import jax
         from safetensors.numpy import save
 
-        held = self._held_at(w)
-        arrays = self._network.model.named(self._network.pieces(self._vector(w)), held.fixed)
-        paths = jax.tree_util.tree_flatten_with_path(held.state)[0]
+        state = self._held_at(w)
+        arrays = self._network.model.named(self._network.pieces(self._vector(w)), state.fixed)
+        paths = jax.tree_util.tree_flatten_with_path(state.state)[0]
         names = (f"state/{jax.tree_util.keystr(path, simple=True, separator='/')}" for path, _ in paths)
         arrays |= distinct(zip(names, (leaf for _, leaf in paths), strict=True))
 
@@ -354,10 +354,10 @@ class JaxProblem(NetworkProblem):
 
     def _means(self, data: Samples, w: Vector) -> dict[str, float]:
         """Loss and metrics beside it, averaged over the rows."""
-        held = self._held_at(w)
+        state = self._held_at(w)
         sums: dict[str, float] = {}
         for batch, seed in _batches(data, EVALUATION):
-            total, metrics = self._network.evaluation(w, held, batch, seed)
+            total, metrics = self._network.evaluation(w, state, batch, seed)
             for name, value in {_LOSS: total, **metrics}.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
         return {name: total / len(data) for name, total in sums.items()}

@@ -49,8 +49,8 @@ class Network:
         self.dimension = sum(map(prod, self.shapes))
 
     def __reduce__(self) -> Any:
-        made, parts = packed({name: value for name, value in self.__dict__.items() if name not in _COMPILED})
-        return _filled, (made, *parts)
+        packed_state, parts = packed({name: value for name, value in self.__dict__.items() if name not in _COMPILED})
+        return _filled, (packed_state, *parts)
 
     @cached_property
     def gradient(self) -> Callable[..., Any]:
@@ -181,20 +181,20 @@ def taken(loss: Any, given: set[str]) -> set[str]:
     """
     if not callable(loss):
         raise BadInput(f"the loss must be a function of (params, batch), got {type(loss).__name__}")
-    found = names_of(loss)
-    if not found:  # one that is compiled says nothing of itself
+    parameters = names_of(loss)
+    if not parameters:  # one that is compiled says nothing of itself
         return given
-    names = list(found)
-    rest = any(one.kind is one.VAR_KEYWORD for one in found.values())
+    names = list(parameters)
+    takes_more = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for name in sorted(given):
-        if not (rest or name in names[2:]):
+        if not (takes_more or name in names[2:]):
             raise BadInput(
                 f"{OPTIONS[name]} is given, but the loss takes no argument called '{name}': it is called as "
                 f"loss(params, batch, {', '.join(f'{one}={one}' for one in sorted(given))}), and takes "
                 f"({', '.join(names)})"
             )
     for name in set(OPTIONS) - given:
-        if name in names[2:] and found[name].default is found[name].empty:
+        if name in names[2:] and parameters[name].default is parameters[name].empty:
             raise BadInput(f"the loss takes '{name}', which it is given with {OPTIONS[name]} only")
     return given | ({"train"} & set(names[2:]))
 
@@ -219,12 +219,12 @@ def check_state(state: Tree, before: Tree) -> None:
     if tree == jax.tree.structure(before) and form(state) == form(before):
         return
     try:
-        found, wanted = form(state), form(before)
-        place = next(place for place in wanted | found if wanted.get(place) != found.get(place))
+        state_form, wanted = form(state), form(before)
+        place = next(place for place in wanted | state_form if wanted.get(place) != state_form.get(place))
     except (AttributeError, StopIteration):
         raise BadInput(f"the new state must be formed as the one given, got {_shown(state)}") from None
     raise BadInput(
-        f"the new state must be formed as the one given: state{place} is {found.get(place, 'missing')} in the new one "
+        f"the new state must be formed as the one given: state{place} is {state_form.get(place, 'missing')} in the new one "
         f"and {wanted.get(place, 'missing')} in the other"
     )
 

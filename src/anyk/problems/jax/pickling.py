@@ -21,11 +21,11 @@ def packed(value: Any) -> tuple[Callable[..., Any], tuple[bytes, list[pickle.Pic
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            made = super().reducer_override(obj)
-            if isinstance(made, tuple) and isinstance(obj, type) and is_equinox(obj):
-                make, given, *rest = made
+            reduced = super().reducer_override(obj)
+            if isinstance(reduced, tuple) and isinstance(obj, type) and is_equinox(obj):
+                make, given, *rest = reduced
                 return _class_with_fields, (make, given, _own_fields(obj)), *rest
-            return made
+            return reduced
 
     raw: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()

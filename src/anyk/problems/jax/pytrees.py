@@ -131,7 +131,7 @@ class Model:
         names = [self._name(path) for path in paths]
         if callable(trainable) and not _is_module(trainable):
             try:
-                told = [trainable(name) for name in names]
+                flags = [trainable(name) for name in names]
             except Exception as error:
                 raise BadInput(
                     f"trainable fails at the path '{names[0]}': {type(error).__name__}: {_first(error)}; a function "
@@ -142,17 +142,17 @@ class Model:
                 spread = jax.tree.map(lambda move, part: jax.tree.map(lambda _: move, part), trainable, given)
             except (ValueError, TypeError) as error:
                 raise BadInput(f"trainable does not have the form of params: {_first(error)}") from None
-            told = jax.tree.leaves(spread)
-        for value in told:
+            flags = jax.tree.leaves(spread)
+        for value in flags:
             if not isinstance(value, (bool, np.bool_)):
                 raise BadInput(
                     "trainable must be a pytree of True and False, formed as params or the upper part of it, or a "
                     f"function of a parameter's path that gives one of the two, got {kind_of(value)}"
                 )
-        if not any(told):
-            known = ", ".join(names[:4]) + ", …" * (len(names) > 4)
-            raise BadInput(f"trainable leaves no parameter to train; params has {known}")
-        return [bool(value) for value in told]
+        if not any(flags):
+            listed = ", ".join(names[:4]) + ", …" * (len(names) > 4)
+            raise BadInput(f"trainable leaves no parameter to train; params has {listed}")
+        return [bool(value) for value in flags]
 
 
 class EquinoxModel(Model):
@@ -214,10 +214,10 @@ class NnxModel(Model):
             leaves[place] = (jax.random.split(own, leaf.shape) if leaf.shape else own) if fresh is None else fresh
         # mapped, as variables may be changed under the transformation alone in which they were made
         state = jax.tree.map(lambda leaf: leaf, state) if self._empty is None else self._empty
-        made = nnx.merge(self._graph, self._join(trained, fixed), tree.unflatten(leaves), state)
+        merged = nnx.merge(self._graph, self._join(trained, fixed), tree.unflatten(leaves), state)
         if not train:
-            made.eval()
-        return made
+            merged.eval()
+        return merged
 
     def _name(self, path: Sequence[Any]) -> str:
         return super()._name(path[:-1])  # the last step is the variable's value
@@ -248,12 +248,12 @@ def model_of(params: Any, trainable: Trainable) -> Model:
 
 def distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Pairs of names and arrays as a dictionary; raises :class:`~anyk.errors.RunFailed` where two share a name."""
-    found: dict[str, Any] = {}
+    collections: dict[str, Any] = {}
     for name, array in pairs:
-        if name in found:
+        if name in collections:
             raise RunFailed(f"two arrays of the model are called '{name}', so that it cannot be written as safetensors")
-        found[name] = np.ascontiguousarray(np.asarray(array))
-    return found
+        collections[name] = np.ascontiguousarray(np.asarray(array))
+    return collections
 
 
 def check_numbers(arrays: Arrays) -> None:
@@ -319,10 +319,10 @@ def _first(error: Exception) -> str:
 def _state(node: Any) -> str | None:
     """Return the kind of library state that a node of a pytree is, in words; None: no known state."""
     if isinstance(node, Mapping):  # of Flax's linen, one collection beside another
-        found = [key for key in node if key in _COLLECTIONS]
+        collections = [key for key in node if key in _COLLECTIONS]
         if isinstance(node.get("params"), Mapping):
-            found += [key for key, value in node.items() if key != "params" and isinstance(value, Mapping)]
-        return f"the collection '{found[0]}'" if found else None
+            collections += [key for key, value in node.items() if key != "params" and isinstance(value, Mapping)]
+        return f"the collection '{collections[0]}'" if collections else None
     kinds = {(base.__module__.partition(".")[0], base.__name__) for base in type(node).__mro__}
     variable = ("flax", "Variable") in kinds and ("flax", "Param") not in kinds
     if variable or kinds & {("equinox", "State"), ("equinox", "StateIndex")}:

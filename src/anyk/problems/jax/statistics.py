@@ -58,9 +58,9 @@ class Averages(NamedTuple):
         moved = [leaf + _ASIDE if place in floats else leaf for place, leaf in enumerate(far)]
         here, there = (jax.tree.leaves(step(tree.unflatten(leaves))) for leaves in (far, moved))
         apart = [np.asarray(there[place], np.float64) - np.asarray(here[place], np.float64) for place in floats]
-        found = cls(tree.unflatten(far), [part / (moved[k] - far[k]) for part, k in zip(apart, floats, strict=True)])
-        found._check(step, floats)
-        return found
+        linear = cls(tree.unflatten(far), [part / (moved[k] - far[k]) for part, k in zip(apart, floats, strict=True)])
+        linear._check(step, floats)
+        return linear
 
     def at(self, states: Iterable[Tree]) -> Tree:
         """The state for evaluation, from what each batch of the data makes of ``start``."""
@@ -85,9 +85,9 @@ class Averages(NamedTuple):
         """Refuse a state that does not rest where moving averages would."""
         import jax
 
-        rest = self.at([step(self.start)])
-        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(rest)[0]]
-        before, after = jax.tree.leaves(rest), jax.tree.leaves(step(rest))
+        limit = self.at([step(self.start)])
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(limit)[0]]
+        before, after = jax.tree.leaves(limit), jax.tree.leaves(step(limit))
         for place, factor in zip(floats, self.factors, strict=True):
             old, new = before[place].astype(np.float64), np.asarray(after[place], dtype=np.float64)
             size = max(float(np.abs(old).max(initial=0.0)), float(np.abs(new).max(initial=0.0)))
@@ -104,6 +104,6 @@ class Averages(NamedTuple):
 def _rest(old: NDArray[Any], new: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArray[Any]:
     """Return the limit of an average that went from ``old`` to ``new`` and keeps ``factor`` of the old."""
     moves = np.abs(1.0 - factor) > 1e-5
-    rest = (new - factor * old.astype(np.float64)) / np.where(moves, 1.0 - factor, 1.0)
-    made: NDArray[Any] = np.where(moves, rest, new).astype(old.dtype)
-    return made
+    limit = (new - factor * old.astype(np.float64)) / np.where(moves, 1.0 - factor, 1.0)
+    statistics: NDArray[Any] = np.where(moves, limit, new).astype(old.dtype)
+    return statistics

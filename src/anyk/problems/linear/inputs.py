@@ -46,11 +46,11 @@ def checked_l2(l2: float) -> float:
 
 def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
     """Weights of rows, divided by their mean; raises :class:`~anyk.errors.BadInput`."""
-    found = np.asarray(weights)
-    if found.shape != (rows,):
-        raise BadInput(f"{name} must hold one number for each of the {rows} rows, got shape {found.shape}")
-    if found.dtype.kind not in "biuf" or not np.isfinite(found).all() or (found < 0).any():
+    values = np.asarray(weights)
+    if values.shape != (rows,):
+        raise BadInput(f"{name} must hold one number for each of the {rows} rows, got shape {values.shape}")
+    if values.dtype.kind not in "biuf" or not np.isfinite(values).all() or (values < 0).any():
         raise BadInput(f"{name} must be finite numbers of at least 0")
-    if not found.any():
+    if not values.any():
         raise BadInput(f"all {name} are zero; at least one row must have a weight above 0")
-    return np.asarray(found / found.mean(dtype=np.float64), dtype=np.float64)
+    return np.asarray(values / values.mean(dtype=np.float64), dtype=np.float64)

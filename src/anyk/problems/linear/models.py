@@ -291,13 +291,13 @@ class LinearProblem:
     def predictor(self) -> Predictor:
         """The part that a run keeps to predict with; see :class:`~anyk.problems.predicting.Predictor`."""
         scaling = self.scaling
-        known = () if self.classes is None else tuple(self.classes.tolist())
+        classes = () if self.classes is None else tuple(self.classes.tolist())
         return Predictor(
             self.kind,
             features=int(self.X.shape[1]) - self.intercept,
             outputs=self.outputs,
             intercept=self.intercept,
-            classes=self.labels[: len(known)] or known,
+            classes=self.labels[: len(classes)] or classes,
             encoding=self.encoding,
             center=() if scaling is None else tuple(scaling.center.tolist()),
             scale=() if scaling is None else tuple(scaling.scale.tolist()),
@@ -305,8 +305,8 @@ class LinearProblem:
 
     def metrics(self, w: Vector) -> dict[str, float]:
         if isinstance(self.X_test, ShardRows):  # scores and targets are all that is kept of them
-            found = [(y, self._scores(X, w)) for X, y in self.X_test.all()]
-            y, scores = (np.concatenate(part) for part in zip(*found, strict=True))
+            scored = [(y, self._scores(X, w)) for X, y in self.X_test.all()]
+            y, scores = (np.concatenate(part) for part in zip(*scored, strict=True))
         elif self.X_test is None or self.y_test is None:
             return {}
         else:
@@ -410,8 +410,8 @@ class LogisticRegression(LinearProblem):
         if self.classes is None:
             self.classes = self._two(classes)
         if not np.isin(classes, self.classes).all():
-            known = "y" if name == "y_test" else "classes"
-            raise BadInput(f"{name} has labels that are not in {known}: {np.setdiff1d(classes, self.classes).tolist()}")
+            where = "y" if name == "y_test" else "classes"
+            raise BadInput(f"{name} has labels that are not in {where}: {np.setdiff1d(classes, self.classes).tolist()}")
         return np.where(values == self.classes[1], 1.0, -1.0)
 
     def _known(self, classes: Sequence[float] | None) -> Floats | None:
@@ -420,9 +420,9 @@ class LogisticRegression(LinearProblem):
     @staticmethod
     def _two(classes: Floats) -> Floats:
         if classes.size != 2:
-            found = "one class only" if classes.size < 2 else f"{classes.size} classes"
+            count = "one class only" if classes.size < 2 else f"{classes.size} classes"
             other = "" if classes.size < 2 else "; for more than two use SoftmaxRegression"
-            raise BadInput(f"logistic regression needs labels of two classes, got {found}{other}")
+            raise BadInput(f"logistic regression needs labels of two classes, got {count}{other}")
         return classes
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
@@ -469,17 +469,17 @@ class SoftmaxRegression(LinearProblem):
                 raise BadInput("softmax regression needs at least two classes, got one class only")
             self.classes = np.arange(values.max() + 1)
         if values.size and values.max() >= self.classes.size:
-            known = "y" if name == "y_test" else "classes"
-            raise BadInput(f"{name} has class {int(values.max())}, {known} only classes up to {self.classes.size - 1}")
+            where = "y" if name == "y_test" else "classes"
+            raise BadInput(f"{name} has class {int(values.max())}, {where} only classes up to {self.classes.size - 1}")
         return values
 
     def _known(self, classes: Sequence[float] | None) -> Floats | None:
         if classes is None:
             return None
-        found = np.asarray(classes, dtype=np.float64)
-        if found.size < 2 or not np.array_equal(found, np.arange(found.size)):
+        values = np.asarray(classes, dtype=np.float64)
+        if values.size < 2 or not np.array_equal(values, np.arange(values.size)):
             raise BadInput(f"classes of softmax regression must be 0, 1, 2, … (two at least), got {list(classes)}")
-        return found
+        return values
 
     def _outputs(self) -> int:
         assert self.classes is not None

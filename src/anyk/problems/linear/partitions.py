@@ -62,25 +62,25 @@ class LinearPartitions:
             self._columns.append(columns)
 
     def only(self, partitions: Sequence[int]) -> LinearPartitions:
-        held = set(partitions)
+        loaded = set(partitions)
         part = copy(self)
-        part._X = [X if j in held else None for j, X in enumerate(self._X)]
-        part._y = [y if j in held else np.empty(0, self.dtype) for j, y in enumerate(self._y)]
+        part._X = [X if j in loaded else None for j, X in enumerate(self._X)]
+        part._y = [y if j in loaded else np.empty(0, self.dtype) for j, y in enumerate(self._y)]
         if self._weights is not None:
-            part._weights = [c if j in held else np.empty(0, self.dtype) for j, c in enumerate(self._weights)]
+            part._weights = [c if j in loaded else np.empty(0, self.dtype) for j, c in enumerate(self._weights)]
         return part
 
     def piece(self, first: int, last: int) -> LinearPartitions:
         from scipy import sparse
 
-        held = slice(first, last + 1)
-        parts = self._X[held]
-        for place, columns in enumerate(self._columns[held]):
+        span = slice(first, last + 1)
+        parts = self._X[span]
+        for place, columns in enumerate(self._columns[span]):
             if columns is not None:
                 X = parts[place]
                 given = X.data, columns[X.indices], X.indptr
                 parts[place] = sparse.csr_array(given, shape=(X.shape[0], self.features))
-        y = np.concatenate(self._y[held])
+        y = np.concatenate(self._y[span])
         return LinearPartitions(
             self.kind,
             self.outputs,
@@ -88,7 +88,7 @@ class LinearPartitions:
             y,
             np.array([0, len(y)]),
             penalty=self.penalty,
-            weights=None if self._weights is None else np.concatenate(self._weights[held]),
+            weights=None if self._weights is None else np.concatenate(self._weights[span]),
         )
 
     def load(self, partitions: Sequence[int]) -> None:

@@ -47,10 +47,10 @@ class Scaling:
 
         dense = isinstance(X, np.ndarray)
         with np.errstate(over="ignore", invalid="ignore"):
-            found = StandardScaler(with_mean=dense).fit(X.astype(np.float64, copy=False), sample_weight=weights)
+            scaler = StandardScaler(with_mean=dense).fit(X.astype(np.float64, copy=False), sample_weight=weights)
         low, high = extremes(X)
         return cls.from_moments(
-            found.mean_, found.scale_, constant=low == high, full=_full(X), categories=categories, ridge=ridge
+            scaler.mean_, scaler.scale_, constant=low == high, full=_full(X), categories=categories, ridge=ridge
         )
 
     @classmethod
@@ -110,18 +110,18 @@ class Scaling:
     def apply(self, X: Any) -> Any:
         """The columns of ``X`` as the model sees them, in the precision of ``X``; a copy."""
         if isinstance(X, np.ndarray):
-            made = X - self.center.astype(X.dtype)
-            made /= self.scale.astype(X.dtype)
-            return made
-        made = X.copy()
+            scaled = X - self.center.astype(X.dtype)
+            scaled /= self.scale.astype(X.dtype)
+            return scaled
+        scaled = X.copy()
         if self.center.any():
             from scipy import sparse
 
             ones = sparse.csr_array(np.ones((X.shape[0], 1), dtype=X.dtype))
-            made = sparse.csr_array(made - ones @ sparse.csr_array(self.center[None, :].astype(X.dtype)))
-        made.sort_indices()  # now: sorted later, the same data would have another digest
-        made.data /= self.scale.astype(X.dtype)[made.indices]
-        return made
+            scaled = sparse.csr_array(scaled - ones @ sparse.csr_array(self.center[None, :].astype(X.dtype)))
+        scaled.sort_indices()  # now: sorted later, the same data would have another digest
+        scaled.data /= self.scale.astype(X.dtype)[scaled.indices]
+        return scaled
 
     def undone(self, weights: Any, intercepts: Any) -> tuple[Floats, Floats]:
         """A model in the units of the input: weights (columns x outputs) and intercepts (outputs,)."""

@@ -46,9 +46,9 @@ class Design:
             X: Any = self.encoding.encode([content.columns[i] for i in places], where)
             y: NDArray[Any] = content.columns[places_of(self.shards, content.names, where)[1]]
         else:
-            X, found = plain(self.shards, content, where)
-            assert found is not None
-            y = found
+            X, targets = plain(self.shards, content, where)
+            assert targets is not None
+            y = targets
             if hasattr(X, "indptr"):
                 if X.shape[1] > self.features:
                     raise BadInput(f"{where} has {X.shape[1]} columns, but the model learns from {self.features}")
@@ -93,23 +93,23 @@ class ShardRows(Samples):
         fill: Literal["mean"] | None = None,
     ) -> ShardRows:
         """The training rows, with what a pass over them finds out; see :class:`~anyk.problems.LinearProblem`."""
-        found = surveyed(shards)
+        survey_result = surveyed(shards)
         where = (
             f"{shown(shards.found[0].address)} and the other files"
             if len(shards.found) > 1
             else shown(shards.found[0].address)
         )
-        encoding, moments, features = _encoding(shards, found, fill, where)
-        labels, found_task = _labels(found, task, where)
+        encoding, moments, features = _encoding(shards, survey_result, fill, where)
+        labels, found_task = _labels(survey_result, task, where)
         if standardize:
-            scaling = standard(moments, found.rows, encoding, ridge)
+            scaling = standard(moments, survey_result.rows, encoding, ridge)
         if scaling is not None and len(scaling.scale) != features:
             raise BadInput(f"scaling is of {len(scaling.scale)} columns, {where} have {features}")
         if labels and encoding.label:
             encoding = replace(encoding, words=isinstance(labels[0], str))
-        dtype = np.dtype(np.float32 if found.first.single else np.float64)
+        dtype = np.dtype(np.float32 if survey_result.first.single else np.float64)
         design = Design(shards, encoding, features, labels, found_task, dtype, scaling, intercept)
-        return cls(Blocks(shards, found, design), design, moments)
+        return cls(Blocks(shards, survey_result, design), design, moments)
 
     def held_out(self, shards: Shards) -> ShardRows:
         """Other shards, with the columns and labels of these."""
@@ -180,22 +180,24 @@ def surveyed(shards: Shards) -> Survey:
     """The survey of shards with all that a linear model must know; made once."""
     if "surveyed" not in shards.__dict__:
         shards.__dict__["surveyed"] = survey(shards, "columns")
-    found: Survey = shards.__dict__["surveyed"]
-    return found
+    survey_result: Survey = shards.__dict__["surveyed"]
+    return survey_result
 
 
 def _labels(found: Survey, task: Task | Literal["auto"], where: str) -> tuple[Labels, Task]:
     """The classes, and the task as :func:`~anyk.problems.data.dataset.read_target` tells it."""
-    said = f"the target of {where}"
+    place_text = f"the target of {where}"
     if found.labels is None:
         if task in ("binary", "multiclass"):
-            raise BadInput(f"{said} has more than 10,000 different values, which are not classes; use task=regression")
+            raise BadInput(
+                f"{place_text} has more than 10,000 different values, which are not classes; use task=regression"
+            )
         return (), "regression"
     text = bool(found.labels) and isinstance(found.labels[0], str)
     values = np.array(found.labels, dtype=object if text else np.float64)
     few = 2 * len(values) <= found.rows
-    _, told, _ = read_target(np.repeat(values, 2) if few else values, task, said)
-    return (found.labels if told != "regression" else ()), told
+    _, task_read, _ = read_target(np.repeat(values, 2) if few else values, task, place_text)
+    return (found.labels if task_read != "regression" else ()), task_read
 
 
 def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tuple[Encoding, Moments, int]:
@@ -220,24 +222,24 @@ def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tu
                 [sum(count for word, count in words.items() if word.lower() == "true")], sum(words.values())
             )
             words = None
-        known = float(own.present[0]) if words is None else float(sum(words.values()))
-        said = f"column '{shown(names[place])}' of {where}"
-        if known < rows and (fill is None or not known):
+        known_count = float(own.present[0]) if words is None else float(sum(words.values()))
+        place_text = f"column '{shown(names[place])}' of {where}"
+        if known_count < rows and (fill is None or not known_count):
             raise BadInput(
-                f"{said} is missing or not finite in {int(rows - known):,} rows; remove or fill them (fill=mean)"
-                if known
-                else f"{said} has no value; leave it out (columns=)"
+                f"{place_text} is missing or not finite in {int(rows - known_count):,} rows; remove or fill them (fill=mean)"
+                if known_count
+                else f"{place_text} has no value; leave it out (columns=)"
             )
         if words is None:
             columns.append(Column(names[place], (), None if fill is None else float(own.mean[0])))
-            zero = own.nonzero + (rows - known) * (own.mean != 0)
+            zero = own.nonzero + (rows - known_count) * (own.mean != 0)
             parts.append(own._replace(present=np.array([rows]), nonzero=zero))
             continue
-        check_categories(words, said)
+        check_categories(words, place_text)
         kinds = tuple(sorted(words))
         usual = None if fill is None else max(kinds, key=words.__getitem__)
         columns.append(Column(names[place], kinds, usual))
-        parts.append(_of_counts([words[word] + (rows - known) * (word == usual) for word in kinds], rows))
+        parts.append(_of_counts([words[word] + (rows - known_count) * (word == usual) for word in kinds], rows))
     encoding = Encoding(tuple(columns), bool(found.first.header), label=names[target])
     return encoding, Moments(*(np.concatenate(part) for part in zip(*parts, strict=True))), encoding.width
 

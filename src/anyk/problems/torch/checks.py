@@ -26,10 +26,10 @@ def check_options(
     except ImportError:
         raise MissingPackage("PyTorch", "torch", "TorchProblem") from None
     try:
-        known = torch.device(device).type in ("cpu", "cuda")
+        supported = torch.device(device).type in ("cpu", "cuda")
     except RuntimeError:
-        known = False
-    if not known:
+        supported = False
+    if not supported:
         raise BadInput(f"device must be 'cpu', 'cuda' or 'cuda:0', got '{device}'")
     check(microbatch, AtLeastOne | None, "microbatch")
     check(threads, AtLeastOne, "threads")
@@ -65,8 +65,8 @@ def ignored_by(loss: Any) -> int | None:
     """The target that a loss of torch's ignores."""
     import torch
 
-    known = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss))
-    return int(loss.ignore_index) if known else None
+    classifies = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss))
+    return int(loss.ignore_index) if classifies else None
 
 
 def is_mean(loss: Any, reduction: str | None) -> bool:

@@ -67,11 +67,11 @@ class Readers:
         self._portions[:] = [[(key, i) for i in numbers[a : a + size]] for a in range(0, len(numbers), size)]
         with _unnamed_main():  # the first time processes are started
             portions = iter(self._loader)
-        found = [one for portion in portions for one in portion]
-        for error, _ in found:
+        items = [one for portion in portions for one in portion]
+        for error, _ in items:
             if error:
                 raise RunFailed(error)
-        return [pickle.loads(body) for _, body in found]
+        return [pickle.loads(body) for _, body in items]
 
 
 class _Portions:

@@ -43,8 +43,8 @@ def measured(network: Network, metrics: Metrics, batches: Iterator[tuple[Batch, 
 
     if network.takes_module:
         return _averages(network, metrics, batches)
-    found = [(network.outputs(batch).cpu(), batch[-1].cpu()) for batch, _ in batches]
-    outputs, targets = (torch.cat(parts) for parts in zip(*found, strict=True))
+    pairs = [(network.outputs(batch).cpu(), batch[-1].cpu()) for batch, _ in batches]
+    outputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return {name: float(metric(outputs, targets)) for name, metric in metrics.items() if metric is not None}
 
 

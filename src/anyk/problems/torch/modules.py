@@ -202,12 +202,12 @@ class TorchProblem(NetworkProblem):
 
     def _try(self) -> Batch:
         """Compute a gradient on a copy of some samples; returns them."""
-        known = self._data.head
-        some = min(_TRIED, len(known))
+        head = self._data.head
+        some = min(_TRIED, len(head))
         try:
             network = copy.copy(self._network)
             network.device = "cpu"
-            batch = mapped(known.batch(slice(0, some)), lambda tensor: tensor.clone())
+            batch = mapped(head.batch(slice(0, some)), lambda tensor: tensor.clone())
             tried = TorchPartitions(network, Placed(batch, some), cut(some, 1))
             tried.partial_gradient(0, self.initial())
         except BadInput:
@@ -437,10 +437,10 @@ class TorchProblem(NetworkProblem):
             return last[:2]
         del last
         flat = tensor_over(np.ascontiguousarray(w, dtype=self.dtype))
-        made = {}
+        arrays = {}
         for parameter, piece in zip(trained(self._network.module), pieces_of(flat, self.shapes), strict=True):
-            made[id(parameter)] = torch.nn.Parameter(piece.clone())  # views of one tensor cannot be saved one by one
-        network = copy.deepcopy(self._network, made)  # without a copy of parameters that it does not need
+            arrays[id(parameter)] = torch.nn.Parameter(piece.clone())  # views of one tensor cannot be saved one by one
+        network = copy.deepcopy(self._network, arrays)  # without a copy of parameters that it does not need
         if network.device.startswith("cuda") and not torch.cuda.is_available():
             network.device = "cpu"  # the driver's machine need not have what workers have
         device = network.move()

@@ -76,8 +76,8 @@ class Network:
     def outputs(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return the module's outputs for a batch's inputs."""
         with self._precisely():
-            made: torch.Tensor = self.module(*batch[:-1])
-        return made
+            outputs: torch.Tensor = self.module(*batch[:-1])
+        return outputs
 
     def forward(self, batch: Batch) -> None:
         """Run the module on a batch, for what that does to its buffers."""
@@ -147,15 +147,15 @@ def counted(count: Callable[[Batch], Any], batch: Batch) -> float:
     """The number of terms that a function counts in a batch."""
     number = count(batch)
     try:
-        found = float(number)
+        value = float(number)
     except (TypeError, ValueError, RuntimeError):
-        found = -1.0
-    if not (found >= 0.0 and found.is_integer()):
+        value = -1.0
+    if not (value >= 0.0 and value.is_integer()):
         shape = getattr(number, "shape", ())
         kind = f"{type(number).__name__} of shape {tuple(shape)}" if shape else f"{type(number).__name__} {number}"
-        said = f"{found:g}" if found >= 0.0 else kind
-        raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {said}")
-    return found
+        shown = f"{value:g}" if value >= 0.0 else kind
+        raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {shown}")
+    return value
 
 
 def _one_number(loss: Any, *, training: bool) -> torch.Tensor:

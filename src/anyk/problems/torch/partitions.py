@@ -155,12 +155,12 @@ class TorchPartitions(Batches):
                 times = network.times(batch, part.size)
                 if not times:
                     continue
-                given = [*parameters, *tensors_in(batch)]
-                versions = [tensor._version for tensor in given]
+                inputs = [*parameters, *tensors_in(batch)]
+                versions = [tensor._version for tensor in inputs]
                 outputs = None if network.takes_module else network.outputs(batch)
                 loss = network.loss_of(batch) if outputs is None else network.loss_at(outputs, batch[-1])
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-                if [tensor._version for tensor in given] != versions:
+                if [tensor._version for tensor in inputs] != versions:
                     raise BadInput("the module changes its inputs or parameters in place, which other workers share")
                 for piece, gradient in zip(pieces, gradients, strict=True):
                     if gradient is not None:
@@ -293,11 +293,11 @@ def _threads(number: int) -> Iterator[None]:
 @contextmanager
 def kept_buffers(module: torch.nn.Module) -> Iterator[None]:
     """Put back what a forward pass changes in buffers."""
-    kept = [(part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
-    for part, name, buffer in kept:
+    buffers = [(part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
+    for part, name, buffer in buffers:
         part._buffers[name] = None if buffer is None else buffer.clone()
     try:
         yield
     finally:
-        for part, name, buffer in kept:
+        for part, name, buffer in buffers:
             part._buffers[name] = buffer

@@ -118,8 +118,8 @@ class Reading(NamedTuple):
     def refuse_arrays(self, name: str, what: str) -> None:
         """Raise :class:`~anyk.errors.BadInput` for functions of items where there are none."""
         which = "eval_transform" if self.transform is self.eval_transform else "transform"
-        given = {"collate_fn": self.collate, which: self.transform}
-        for function in (function for function, value in given.items() if value is not None):
+        options = {"collate_fn": self.collate, which: self.transform}
+        for function in (function for function, value in options.items() if value is not None):
             raise BadInput(f"{function} is for items of a data set, and {name} is {what}; leave it out")
 
 

@@ -31,7 +31,7 @@ def loaded(module: torch.nn.Module, source: Any) -> torch.nn.Module:
     """
     from safetensors.torch import load_model
 
-    made = copy.deepcopy(module)
+    copied = copy.deepcopy(module)
     if isinstance(source, Mapping):
         what = "the state"
     elif isinstance(source, (str, Path)):
@@ -48,9 +48,9 @@ def loaded(module: torch.nn.Module, source: Any) -> torch.nn.Module:
         )
     try:
         if isinstance(source, Mapping):
-            made.load_state_dict(source)
+            copied.load_state_dict(source)
         else:
-            load_model(made, file)
+            load_model(copied, file)
     except Exception as error:
         reason = " ".join(str(error).split())
         if "deserializing header" in reason:
@@ -59,6 +59,6 @@ def loaded(module: torch.nn.Module, source: Any) -> torch.nn.Module:
                 "weights_only=True)"
             ) from None
         raise BadInput(f"{what} does not fit the problem's module ({reason})") from None
-    if not all(np.isfinite(parameter.detach().double().sum().item()) for parameter in made.parameters()):
+    if not all(np.isfinite(parameter.detach().double().sum().item()) for parameter in copied.parameters()):
         raise BadInput(f"{what} holds parameters that are not finite")
-    return made
+    return copied

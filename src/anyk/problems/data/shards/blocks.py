@@ -50,11 +50,11 @@ class Blocks:
     def taken(self, rows: Index) -> Arrays:
         """Some rows, by sorted numbers, together."""
         of = np.searchsorted(self._ends, rows, side="right") - 1
-        found = [
+        blocks_found = [
             tuple(array[rows[of == block] - self._ends[block]] for array in self._block(block))
             for block in np.unique(of).tolist()
         ]
-        return tuple(stacked(parts) for parts in zip(*found, strict=True))
+        return tuple(stacked(parts) for parts in zip(*blocks_found, strict=True))
 
     def _block(self, number: int) -> Arrays:
         if number in self._kept:

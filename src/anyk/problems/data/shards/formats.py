@@ -82,20 +82,20 @@ class _Read:
         except Exception as error:
             raise BadInput(f"read fails on {where}: {told(error)}") from error
         if isinstance(content, Mapping):
-            made: Any = {str(key): _own(value) for key, value in content.items()}
+            copied: Any = {str(key): _own(value) for key, value in content.items()}
         elif isinstance(content, (tuple, list)):
-            made = tuple(_own(value) for value in content)
+            copied = tuple(_own(value) for value in content)
         else:
-            made = ()
-        parts = list(made.values()) if isinstance(made, dict) else list(made)
-        if len(parts) < 2 - isinstance(made, dict) or any(getattr(part, "ndim", 0) < 1 for part in parts):
+            copied = ()
+        parts = list(copied.values()) if isinstance(copied, dict) else list(copied)
+        if len(parts) < 2 - isinstance(copied, dict) or any(getattr(part, "ndim", 0) < 1 for part in parts):
             raise BadInput(
                 f"read must give a tuple of arrays, the inputs and then the target, or a dictionary of arrays; of "
                 f"{where} it gave {type(content).__name__}"
             )
         if len({part.shape[0] for part in parts}) > 1:
             raise BadInput(f"the arrays that read gives of {where} have {[part.shape[0] for part in parts]} entries")
-        return made
+        return copied
 
 
 def _own(value: Any) -> Any:
@@ -127,8 +127,8 @@ class _Parquet:
         from anyk.problems.data.files import target_column
 
         with opened(self._address) as file:
-            with reading(self._address, "Parquet"), parquet.ParquetFile(file, pre_buffer=False) as found:
-                facts, schema = found.metadata, found.schema_arrow
+            with reading(self._address, "Parquet"), parquet.ParquetFile(file, pre_buffer=False) as parquet_file:
+                facts, schema = parquet_file.metadata, parquet_file.schema_arrow
                 rows = [facts.row_group(i).num_rows for i in range(facts.num_row_groups)]
             names = list(map(str, schema.names))
             self.whole = bool(
@@ -146,8 +146,8 @@ class _Parquet:
 
     def _group(self, file: IO[bytes], group: int) -> Table:
         columns, target = self._shards.columns, self._shards.target
-        needed = None if columns is None or target is None else [*columns, target]
-        return read_parquet(self._address, self._allowed, needed=needed, opened=file, group=group)
+        columns_needed = None if columns is None or target is None else [*columns, target]
+        return read_parquet(self._address, self._allowed, needed=columns_needed, opened=file, group=group)
 
 
 class _Csv:
@@ -167,7 +167,7 @@ class _Csv:
             first = next(rows, None)
             if first is None:
                 raise BadInput(f"{shown(self._address)} is empty")
-            begin, held, cells = position.at, [], 0
+            begin, rows_held, cells = position.at, [], 0
             while True:
                 row = next(rows, None)
                 if row is not None:
@@ -178,19 +178,21 @@ class _Csv:
                             f"{shown(self._address)} cannot be read as CSV: a row before byte {position.at:,} has "
                             f"{len(row)} cell{'s' * (len(row) != 1)}, the first has {len(first)}"
                         )
-                    held.append(row)
+                    rows_held.append(row)
                     cells += len(row)
                 if row is None or position.at - begin >= _BLOCK:
                     if not self._names:
-                        columns = [converted(column, i in text) for i, column in enumerate(zip(*held, strict=True))]
+                        columns = [
+                            converted(column, i in text) for i, column in enumerate(zip(*rows_held, strict=True))
+                        ]
                         if self.header is None:
                             self.header = has_header(self._address, first, columns or [np.empty(0) for _ in first])
                         self._names = column_names(first, self.header)
                         if not self.header:
-                            begin, held = position.start, [first, *held]
-                    if held:
-                        yield Piece(begin, position.at - begin, len(held), self._table(held, text))
-                    begin, held = position.at, []
+                            begin, rows_held = position.start, [first, *rows_held]
+                    if rows_held:
+                        yield Piece(begin, position.at - begin, len(rows_held), self._table(rows_held, text))
+                    begin, rows_held = position.at, []
                 if row is None:
                     return
 
@@ -227,5 +229,5 @@ class _Position:
 
 def _rows(position: _Position) -> Iterator[list[str]]:
     """Yield rows of CSV; for each row, exactly its lines are read."""
-    found = csv.reader(lines(position, position._address), strict=True, skipinitialspace=True)
-    return (row for row in found if row)
+    reader = csv.reader(lines(position, position._address), strict=True, skipinitialspace=True)
+    return (row for row in reader if row)

@@ -50,25 +50,25 @@ def from_shards(
     from, a/b/c; ``fill=mean``: what is put where a value is missing. ``cache_mb``: what
     each worker keeps of blocks that it has read. Raises BadInput for files that cannot be used, with the reason.
     """
-    found = [file.address for file in Shards(files).found]
-    kept = list(found)
+    addresses = [file.address for file in Shards(files).found]
+    train_files = list(addresses)
     if test == "last":
-        kept = found[:-1] if len(found) > 1 else found
-        held = found[len(kept) :]
+        train_files = addresses[:-1] if len(addresses) > 1 else addresses
+        test_files = addresses[len(train_files) :]
     else:
-        held = [] if test == "none" else [file.address for file in Shards(test).found]
-        kept = [file for file in found if file not in set(held)]
-    if not kept:
+        test_files = [] if test == "none" else [file.address for file in Shards(test).found]
+        train_files = [file for file in addresses if file not in set(test_files)]
+    if not train_files:
         raise BadInput(f"all files of '{files}' are held out (test={test}); none is left to train on")
-    known = None if header == "auto" else header == "yes"
+    header_given = None if header == "auto" else header == "yes"
     train, last = (
-        Shards(some, target=target, columns=columns, header=known, cache_mb=cache_mb) if some else None
-        for some in (kept, held)
+        Shards(some, target=target, columns=columns, header=header_given, cache_mb=cache_mb) if some else None
+        for some in (train_files, test_files)
     )
     assert train is not None
     rows = ShardRows.learned(train, task, intercept=intercept, fill=fill)
     if progress is not None:
-        progress(_summary(files, rows, held))
+        progress(_summary(files, rows, test_files))
     return ShardedData(train, last, rows.design.task, rows.shape[0], intercept, intercept, fill)
 
 

@@ -67,17 +67,17 @@ def in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> list[by
 
 
 def _unpacked(text: bytes, count: int) -> list[bytes]:
-    found, at = [], 0
+    results, at = [], 0
     while at < len(text):
         good, size = _FRAME.unpack_from(text, at)
         body = text[at + _FRAME.size : at + _FRAME.size + size]
         if not good:
             raise BadInput(body.decode())
-        found.append(body)
+        results.append(body)
         at += _FRAME.size + size
-    if len(found) < count:
+    if len(results) < count:
         raise RunFailed("a process that reads the data has ended before it was done; see its message above")
-    return found
+    return results
 
 
 def main() -> None:

@@ -47,16 +47,16 @@ class ShardSamples(Samples):
     """
 
     def __init__(self, shards: Shards, convert: Convert, form: Callable[[tuple[str, ...] | None], Form]) -> None:
-        found = survey(shards, "arrays")
-        names = tuple(name for name, *_ in found.first.head)
+        survey_result = survey(shards, "arrays")
+        names = tuple(name for name, *_ in survey_result.first.head)
         self.named = not names[0].isdigit()  # arrays have names, and are not the inputs and then the target
         self.form = form(names if self.named else None)
-        self._blocks = Blocks(shards, found, _Converted(shards, names, found.whole, convert))
+        self._blocks = Blocks(shards, survey_result, _Converted(shards, names, survey_result.whole, convert))
         head = {
             name: np.frombuffer(body, dtype=np.dtype(kind)).reshape(shape)
-            for name, kind, shape, body in found.first.head
+            for name, kind, shape, body in survey_result.first.head
         }
-        if found.whole and found.first.names:
+        if survey_result.whole and survey_result.first.names:
             head["1"] = head["1"].astype(np.int64)
         self._first = tuple(convert(head, "the first file").values())
         self._some: dict[tuple[int, str], Arrays] = {}

@@ -182,10 +182,10 @@ def _filesystem(address: str) -> tuple[Any, str]:
     except ImportError:
         raise MissingPackage("fsspec", "data", f"reading '{shown(address)}'") from None
     try:
-        found: tuple[Any, str] = url_to_fs(address)
+        opened: tuple[Any, str] = url_to_fs(address)
     except Exception as error:  # each kind of file system has its own
         raise BadInput(f"'{shown(address)}' cannot be opened: {' '.join(str(error).split())}") from None
-    return found
+    return opened
 
 
 def opened(address: str) -> IO[bytes]:

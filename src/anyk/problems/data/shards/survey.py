@@ -49,11 +49,11 @@ class Moments(NamedTuple):
         """Return the moments of some rows, dense (NaN for a missing value) or sparse."""
         if not hasattr(X, "indptr"):
             there = ~np.isnan(X)
-            known, present = np.where(there, X, 0.0), there.sum(axis=0, dtype=np.float64)
-            mean = known.sum(axis=0) / np.maximum(present, 1.0)
+            values_present, present = np.where(there, X, 0.0), there.sum(axis=0, dtype=np.float64)
+            mean = values_present.sum(axis=0) / np.maximum(present, 1.0)
             deviation = (np.where(there, X - mean, 0.0) ** 2).sum(axis=0)
             low, high = np.where(there, X, np.inf).min(axis=0), np.where(there, X, -np.inf).max(axis=0)
-            return cls(present, np.count_nonzero(known, axis=0).astype(np.float64), mean, deviation, low, high)
+            return cls(present, np.count_nonzero(values_present, axis=0).astype(np.float64), mean, deviation, low, high)
         rows, columns = X.shape
         count = np.bincount(X.indices, minlength=columns).astype(np.float64)
         nonzero: Floats = np.bincount(X.indices, weights=X.data != 0, minlength=columns).astype(np.float64)
@@ -129,13 +129,13 @@ def survey(shards: Shards, wanted: Wanted) -> Survey:
     text: tuple[int, ...] = ()
     while True:
         numbers = range(len(shards.found))
-        found = [
+        surveys = [
             msgspec.msgpack.decode(body, type=FileFacts)
             for body in in_processes(partial(_survey, shards, wanted, text), numbers)
         ]
-        mixed = _mixed(found)
+        mixed = _mixed(surveys)
         if mixed <= set(text):
-            return _merged(shards, found)
+            return _merged(shards, surveys)
         text = tuple(sorted({*text, *mixed}))  # some blocks had only numbers in them: read again as the text they are
 
 
@@ -229,8 +229,8 @@ def target_of(shards: Shards, content: Content, where: str) -> NDArray[Any]:
     """The targets of a block of a table or of arrays."""
     if isinstance(content, Table):
         return content.columns[places_of(shards, content.names, where)[1]]
-    found: NDArray[Any] = content[-1]
-    return found
+    target_values: NDArray[Any] = content[-1]
+    return target_values
 
 
 def plain(shards: Shards, content: Content, where: str) -> tuple[Any, Floats | None]:
@@ -326,21 +326,21 @@ def _merged(shards: Shards, found: Sequence[FileFacts]) -> Survey:
         for i, counts in facts.words.items():
             words.setdefault(i, Counter()).update(counts)
         labels |= set(facts.labels or ())
-    known: Any = tuple(sorted(labels))
+    classes_seen: Any = tuple(sorted(labels))
     if any(facts.labels is None for facts in found) or len(labels) > _LABELS:
-        known = None
+        classes_seen = None
     if first.names:
         where = shown(shards.found[0].address)
         target = places_of(shards, first.names, where)[1]
         if target in words:
             check_categories(words[target], f"column '{shown(first.names[target])}' of {where}")
-            known = tuple(sorted(words[target]))
+            classes_seen = tuple(sorted(words[target]))
     return Survey(
         blocks,
         first,
         tuple(sorted(words)),
         {i: dict(counts) for i, counts in words.items()},
         moments,
-        known,
+        classes_seen,
         all(facts.whole for facts in found),
     )
