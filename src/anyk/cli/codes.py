@@ -106,12 +106,12 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
     from anyk.views import code_facts, holders_text, matrix_text, plot_code, residual_text, theory_text
 
     code = build(spec, workers=workers)
-    found = facts(code, stragglers=code.tolerates or None)
+    summary = facts(code, stragglers=code.tolerates or None)
     words = "\n".join(f"{word:<11}{value}" for word, value in code_facts(code))
-    mean, worst = residual_text(found.expected), residual_text(found.worst)
+    mean, worst = residual_text(summary.expected), residual_text(summary.worst)
     judged = (
-        f"with {found.stragglers} random straggler{'s' * (found.stragglers != 1)}: residual {mean}, "
-        f"noise gain {found.gain:.3g}; worst residual {'' if found.worst_known else 'at least '}{worst}"
+        f"with {summary.stragglers} random straggler{'s' * (summary.stragglers != 1)}: residual {mean}, "
+        f"noise gain {summary.gain:.3g}; worst residual {'' if summary.worst_known else 'at least '}{worst}"
     )
     matrix = matrix_text(code)
     parts = [words, judged, "", theory_text(code, text_width()), "", "who holds what:", holders_text(code)]
@@ -121,7 +121,7 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
         plot_code(code, picture)
         _print(f"picture: {picture}", json_file=json_file)
     rows = [[list(partitions), list(coefficients)] for partitions, coefficients in code.rows]
-    write_json(_plain(found) | {"workers": workers, "rows": rows}, json_file)
+    write_json(_plain(summary) | {"workers": workers, "rows": rows}, json_file)
 
 
 @codes.command()
@@ -246,21 +246,21 @@ def threshold(
     from anyk.fleet import adversarial_threshold
     from anyk.views import thresholds_table
 
-    asked = [(code.spec, code, each) for code in (build(spec, workers=workers) for spec in specs) for each in knows]
-    found: dict[str, dict[str, Any]] = {}
+    questions = [(code.spec, code, each) for code in (build(spec, workers=workers) for spec in specs) for each in knows]
+    thresholds: dict[str, dict[str, Any]] = {}
     with click.progressbar(
-        asked, label="looking for stragglers", file=sys.stderr, item_show_func=lambda one: one[0] if one else ""
+        questions, label="looking for stragglers", file=sys.stderr, item_show_func=lambda one: one[0] if one else ""
     ) as bar:
         for spec, code, each in bar:
-            found.setdefault(spec, {})[each] = adversarial_threshold(
+            thresholds.setdefault(spec, {})[each] = adversarial_threshold(
                 code, error, knows=each, decoder=decoder, sets=sets, seed=seed
             )
     notes = ["≤: found by a search; fewer may do"] * any(
-        one.found == "search" for row in found.values() for one in row.values()
+        one.found == "search" for row in thresholds.values() for one in row.values()
     )
     notes += [f"nothing: median over {sets} random orders of the workers"] * ("nothing" in knows)
     head = f"{workers} workers: stragglers that it takes for an error per partition of {error:g}"
-    _print(head, thresholds_table(found), *notes, json_file=json_file)
+    _print(head, thresholds_table(thresholds), *notes, json_file=json_file)
     write_json(
         [
             {
@@ -273,7 +273,7 @@ def threshold(
                 "lost": list(one.lost),
                 "error_reached": one.error,
             }
-            for spec, row in found.items()
+            for spec, row in thresholds.items()
             for each, one in row.items()
         ],
         json_file,

@@ -67,10 +67,10 @@ def decompile(function: str, arguments: str, target: str, grad: bool, out: str |
         import jax  # noqa: F401  # first: the function's own file may import it, too
     except ImportError:
         raise MissingPackage("jax", "jax", "decompiling a function") from None
-    (found, _), examples = function_named(function, "function"), _examples(arguments)
+    (decompiled, _), examples = function_named(function, "function"), _examples(arguments)
     if grad:
-        found = _gradient(found)
-    source = to_python(found, *examples, target="numpy" if target == "numpy" else "jax")
+        decompiled = _gradient(decompiled)
+    source = to_python(decompiled, *examples, target="numpy" if target == "numpy" else "jax")
     if out is not None:
         source.save(out)
         click.echo(f"source: {out}", err=True)

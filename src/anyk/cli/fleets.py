@@ -58,10 +58,10 @@ def record(sources: tuple[str, ...], out: str, load: float | None, unit: Any, ma
     """
     from anyk.fleet.records import read_all
 
-    found = read_all(list(sources), unit=unit, max_gb=max_gb, load=load)
-    found.save(out)
-    click.echo(f"{out}: {found.summary}")
-    for sentence in found.vanished():
+    record = read_all(list(sources), unit=unit, max_gb=max_gb, load=load)
+    record.save(out)
+    click.echo(f"{out}: {record.summary}")
+    for sentence in record.vanished():
         click.echo(sentence)
 
 
@@ -95,15 +95,15 @@ def explain(
     if seed < 0:
         raise BadInput(f"seed must be at least 0, got {seed}")
     source = read_all(list(sources), unit=unit, max_gb=max_gb)
-    found = explained(source, today=today, seed=seed)
+    explanation = explained(source, today=today, seed=seed)
     # files first: a reader of the output may stop early, as head does
-    write_json(found.report(), json_file)
+    write_json(explanation.report(), json_file)
     if picture is not None:
-        draw_explanation(source, found, picture)
+        draw_explanation(source, explanation, picture)
     if json_file != "-":
         console = people(json_file)
-        say(console, source.summary, "", *(f"- {sentence}" for sentence in found.sentences), "")
-        say(console, explained_table(found), explained_note(found))
+        say(console, source.summary, "", *(f"- {sentence}" for sentence in explanation.sentences), "")
+        say(console, explained_table(explanation), explained_note(explanation))
     if picture is not None:
         click.echo(f"picture: {picture}", err=json_file == "-")
 
@@ -265,10 +265,10 @@ def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> N
     from anyk.fleet import check as checked
     from anyk.views.fleet_tables import checked_lines
 
-    found = checked(run, record=source, tell=None if quiet else _tell)
-    write_json(found.report(), json_file)
+    result = checked(run, record=source, tell=None if quiet else _tell)
+    write_json(result.report(), json_file)
     if json_file != "-":
-        say(people(json_file), *checked_lines(found))
+        say(people(json_file), *checked_lines(result))
 
 
 def _problem(options: PlanOptions) -> Problem | None:

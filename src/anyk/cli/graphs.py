@@ -46,7 +46,7 @@ def show(spec: str, workers: int, delays: str, communication: str, picture: str 
     from anyk.strategies import strategy
     from anyk.views.graph_pictures import draw_graph, graph_text
 
-    found, law, link = graph(spec, workers=workers), parse(delays), lines(communication)
+    mixing, law, link = graph(spec, workers=workers), parse(delays), lines(communication)
     times = {
         barrier: simulated_pace(
             strategy(f"dpsgd:graph={bracketed(spec)},barrier={barrier}", workers=workers), law, communication=link
@@ -54,7 +54,7 @@ def show(spec: str, workers: int, delays: str, communication: str, picture: str 
         for barrier in ("local", "global")
     }
     if json_file != "-":
-        click.echo(graph_text(found))
+        click.echo(graph_text(mixing))
         for barrier, pace in times.items():
             what = "its neighbours" if barrier == "local" else "everybody"
             click.echo(
@@ -62,16 +62,16 @@ def show(spec: str, workers: int, delays: str, communication: str, picture: str 
                 f"({law.spec}, communication {link.spec}; simulated)"
             )
     if picture is not None:
-        draw_graph(found, picture)
+        draw_graph(mixing, picture)
         click.echo(f"picture: {picture}", err=json_file == "-")
     rounds = {barrier: pace.seconds for barrier, pace in times.items()}
     write_json(
         {
-            "spec": found.spec,
+            "spec": mixing.spec,
             "workers": workers,
-            "zeta": found.zeta,
+            "zeta": mixing.zeta,
             "seconds": rounds,
-            "matrices": [matrix.tolist() for matrix in found.rounds],
+            "matrices": [matrix.tolist() for matrix in mixing.rounds],
         },
         json_file,
     )

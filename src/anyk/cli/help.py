@@ -25,9 +25,9 @@ def _write_sections(
     """Write each section's rows, after those that are in no section; ``rows``: by name."""
     named = {name for names in sections.values() for name in names}
     for title, names in {other: [name for name in rows if name not in named], **sections}.items():
-        if found := [rows[name] for name in names if name in rows]:
+        if section_rows := [rows[name] for name in names if name in rows]:
             with formatter.section(title):
-                formatter.write_dl(found)
+                formatter.write_dl(section_rows)
 
 
 class Command(click.Command):

@@ -68,30 +68,37 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
     from anyk.strategies import strategy
     from anyk.views import theory_text
 
-    found = strategy(spec, workers=workers)
+    candidate = strategy(spec, workers=workers)
     law = parse(delays)
-    expected = pace(found, law)
+    expected = pace(candidate, law)
     seconds, error, how = expected.seconds, 0.0, "closed form"
     if seconds is None:
         how = "not known"
         if "changes" not in expected.why:
-            measured = simulated_pace(found, law)
+            measured = simulated_pace(candidate, law)
             seconds, error, how = measured.seconds, measured.error, "simulated"
     if json_file != "-":
         console = people(json_file)
-        say(console, spec if found.spec == spec else f"{spec}, that is {found.spec}")
-        said = {
+        say(console, spec if candidate.spec == spec else f"{spec}, that is {candidate.spec}")
+        values = {
             "closed form": f"{expected.seconds or 0.0:.6g} s, in closed form",
             "simulated": f"{seconds or 0.0:.4g} ± {2 * error:.2g} s, simulated",
         }.get(how, how)
-        say(console, f"an update with {workers} workers and {law.spec}: {said}  ({expected.why})")
+        say(console, f"an update with {workers} workers and {law.spec}: {values}  ({expected.why})")
         stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
         say(console, f"staleness: {stale}")
         if expected.staleness:
             factor = 0.5 * stability_limit(expected.staleness)
             say(console, f"learning rate: stable up to about {factor:.3g} times what synchronous steps allow")
-        say(console, "", theory_text(found, text_width()))
-    plain = {"spec": found.spec, "workers": workers, "delays": law.spec, "seconds": seconds, "error": error, "how": how}
+        say(console, "", theory_text(candidate, text_width()))
+    plain = {
+        "spec": candidate.spec,
+        "workers": workers,
+        "delays": law.spec,
+        "seconds": seconds,
+        "error": error,
+        "how": how,
+    }
     write_json(plain | {"staleness": expected.staleness, "why": expected.why}, json_file)
 
 
@@ -118,11 +125,11 @@ def check(ctx: click.Context, /, spec: str, workers: int, schedules: int, seed: 
 
     if min(schedules, steps, outages + 1) < 1:
         raise BadInput("schedules and steps must be at least 1, outages at least 0")
-    found = strategy(spec, workers=workers)
+    candidate = strategy(spec, workers=workers)
     with click.progressbar(range(seed, seed + schedules), label=spec, file=sys.stderr) as seeds:
         for number in seeds:
             try:
-                check_strategy(found, steps=steps, outages=outages, seed=number, spec=spec)
+                check_strategy(candidate, steps=steps, outages=outages, seed=number, spec=spec)
             except AssertionError as error:
                 plugins = "".join(f" --plugin '{file}'" for file in ctx.meta.get(PLUGINS, ()))
                 raise RunFailed(f"{error}{plugins}") from None

@@ -43,15 +43,15 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"the config file '{file}' is not TOML: {error}") from None
-    known = {_option(parameter): parameter for parameter in ctx.command.params if parameter.name != "config"}
+    options = {_option(parameter): parameter for parameter in ctx.command.params if parameter.name != "config"}
     defaults: dict[str, Any] = {}
     for given, value in values.items():
         key = given.replace("_", "-")
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"keys: {', '.join(sorted(known))}"
+        if key not in options:
+            near = get_close_matches(key, options, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"keys: {', '.join(sorted(options))}"
             raise BadInput(f"the config file '{file}' has an unknown key '{given}'; {hint}")
-        parameter = known[key]
+        parameter = options[key]
         defaults[str(parameter.name)] = check(value, _kind(parameter), f"{given} in the config file '{file}'")
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return file
@@ -97,9 +97,9 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
 def _ranks_of_mpiexec() -> tuple[int, int] | None:
     """Rank and number of ranks where mpiexec has started several, else None."""
     for rank, size in (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
-        found = os.environ.get(rank, ""), os.environ.get(size, "")
-        if found[0].isdigit() and found[1].isdigit() and int(found[1]) > 1:
-            return int(found[0]), int(found[1])
+        texts = os.environ.get(rank, ""), os.environ.get(size, "")
+        if texts[0].isdigit() and texts[1].isdigit() and int(texts[1]) > 1:
+            return int(texts[0]), int(texts[1])
     return None
 
 
@@ -531,7 +531,7 @@ def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
     from anyk.runs import Run, usual_rule
     from anyk.runs.limits import LIMIT, STEPS
 
-    given = vars(options)
+    values = vars(options)
     fleet = cluster(
         options.cluster, workers=options.workers, delays=options.delays, communication=options.communication
     )
@@ -539,7 +539,7 @@ def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
     method, rate = usual_rule("" if options.problem else options.data, options.optimizer)
     rate = rate if options.lr is None else options.lr
     l2 = "the problem's own" if options.problem else "1 / training rows"
-    if (begin := given.get("begin")) and options.optimizer is None and options.lr is None:
+    if (begin := values.get("begin")) and options.optimizer is None and options.lr is None:
         with Run.open(begin) as earlier:
             resolved |= {"optimizer": earlier.config.optimizer, "lr": earlier.config.lr}
     else:
@@ -559,6 +559,6 @@ def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
         "picture": "race.png in the folder",
         "page": "report.html in the folder",
     }
-    if str(given.get("strategy")).partition(":")[0] == "auto":
-        resolved["strategy"] = str(given.get("strategy"))
-    return resolved | {name: text for name, text in defaults.items() if given.get(name) is None}
+    if str(values.get("strategy")).partition(":")[0] == "auto":
+        resolved["strategy"] = str(values.get("strategy"))
+    return resolved | {name: text for name, text in defaults.items() if values.get(name) is None}

@@ -58,8 +58,8 @@ def people(json_file: str | None) -> Console:
 
     to_errors = json_file == "-"
     terminal = (sys.stderr if to_errors else sys.stdout).isatty()
-    given = os.environ.get("COLUMNS", "").isdigit()
-    return Console(stderr=to_errors, width=None if terminal or given else _UNLIMITED)
+    fixed_width = os.environ.get("COLUMNS", "").isdigit()
+    return Console(stderr=to_errors, width=None if terminal or fixed_width else _UNLIMITED)
 
 
 def text_width() -> int:

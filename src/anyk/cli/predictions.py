@@ -64,7 +64,7 @@ def coefficients(run: str, json_file: str | None) -> None:
     if is_race(run):
         raise BadInput(f"'{run}' is the folder of a race; name one of the runs in it")
     with Run.open(run) as opened:
-        found = opened.coefficients
-    table, note = coefficients_table(found)
+        coefficients = opened.coefficients
+    table, note = coefficients_table(coefficients)
     say(people(json_file), table, *[note] * bool(note))
-    write_json(coefficients_report(found), json_file)
+    write_json(coefficients_report(coefficients), json_file)

@@ -113,17 +113,17 @@ def export(run: str, kind: str, out: str | None) -> None:
     if is_race(run):
         raise BadInput(f"'{run}' is the folder of a race; export one of the runs in it")
     console = people(None)
-    with Run.open(run) as found:
+    with Run.open(run) as opened:
         name = Path(run).resolve().name
         if kind == "perfetto":
             file = out or f"{name}.perfetto.json.gz"
             check_file(file, "trace")
-            count = save_perfetto(found, file)
+            count = save_perfetto(opened, file)
             say(
                 console, f"trace: {file} ({count:,} events); open it at ui.perfetto.dev, which keeps it on your machine"
             )
             return
         folder = out or f"{name}-tables"
-        counts = save_tables(found, folder, "csv" if kind == "csv" else "parquet")
-        told = ", ".join(f"{table} {count:,}" for table, count in counts.items())
-        say(console, f"tables: {folder} (rows: {told})")
+        counts = save_tables(opened, folder, "csv" if kind == "csv" else "parquet")
+        summary = ", ".join(f"{table} {count:,}" for table, count in counts.items())
+        say(console, f"tables: {folder} (rows: {summary})")

@@ -59,7 +59,7 @@ def reproduce(
 
     try:
         if everything:
-            made, missing = reproduce_all(
+            reproduced, missing = reproduce_all(
                 out=out,
                 quick=quick,
                 seeds=seeds,
@@ -68,10 +68,10 @@ def reproduce(
                 before=lambda item: None if quiet else say(console, f"· {item.name} (about {_minutes(item)})"),
                 after=lambda one: say(console, f"  {one.word} ({one.seconds:.0f} s)"),
             )
-            for left, why in missing.items():
-                say(console, f"{left}: not run: {why}")
+            for omitted, why in missing.items():
+                say(console, f"{omitted}: not run: {why}")
             say(console, f"page: {Path(out) / 'gallery.md'}")
-            write_json({"items": [one.plain() for one in made], "not_run": missing}, json_file)
+            write_json({"items": [one.plain() for one in reproduced], "not_run": missing}, json_file)
             return
         item = items().get(str(name))
         if item is not None and not quiet:

@@ -247,32 +247,32 @@ def show(
         else:
             _say_setup(console, *((each.config, each.config.environment) for each in found_race.runs))
         if found_race.waiting or found_race.unfinished:
-            left = [*map(found_race.title, found_race.unfinished), *found_race.waiting]
-            say(console, f"not finished: {', '.join(left)}; go on with: anyk resume {run}")
+            unfinished = [*map(found_race.title, found_race.unfinished), *found_race.waiting]
+            say(console, f"not finished: {', '.join(unfinished)}; go on with: anyk resume {run}")
         tell_race(console, found_race, None if picture is None else Path(picture), curve, dark=dark)
         write_json(found_race.report(), json_file)
         return
-    found = Run.open(run)
-    report = found.report()
+    opened = Run.open(run)
+    report = opened.report()
     if step is not None:
-        _show_receipt(console, found, step)
+        _show_receipt(console, opened, step)
     if staleness:
-        report |= _show_staleness(console, found)
+        report |= _show_staleness(console, opened)
     if step is None and not staleness:
-        say(console, f"{'strategy':<13} {_expanded(found)}")
-        _say_setup(console, (found.config, found.config.environment))
-        say(console, race_table([found]), *race_notes([found]))
-        ledger = found.ledger
+        say(console, f"{'strategy':<13} {_expanded(opened)}")
+        _say_setup(console, (opened.config, opened.config.environment))
+        say(console, race_table([opened]), *race_notes([opened]))
+        ledger = opened.ledger
         if ledger:
             ended = "  ".join(f"{key} {value}" for key, value in ledger.items() if value and key != "unusable")
             say(console, f"chunks: {ended}")
-        for note in found.notes:
+        for note in opened.notes:
             say(console, f"{note['time']:9.3f} s  {note['kind']}: {note['text']}")
     if picture is not None:
         if staleness:
-            plot_staleness(found, picture)
+            plot_staleness(opened, picture)
         else:
-            plot(found, picture, of=curve, dark=dark)
+            plot(opened, picture, of=curve, dark=dark)
         say(console, f"picture: {picture}")
     write_json(report, json_file)
 
@@ -296,12 +296,12 @@ def _expanded(run: Run) -> str:
     """The strategy as it was asked for and, where that is another name, as what it is."""
     from anyk.strategies import strategy
 
-    asked = run.config.strategy
+    requested = run.config.strategy
     try:
-        meant = strategy(asked, workers=run.config.workers).spec
+        completed_spec = strategy(requested, workers=run.config.workers).spec
     except BadInput:  # made in Python, or by a plug-in that is not loaded
-        return asked
-    return asked if meant == asked else f"{asked}, that is {meant}"
+        return requested
+    return requested if completed_spec == requested else f"{requested}, that is {completed_spec}"
 
 
 def _show_receipt(console: Console, run: Run, step: int) -> None:
@@ -351,8 +351,8 @@ def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> 
     from anyk.problems import from_function
     from anyk.runs import replay as replay_run
 
-    made = None if problem is None else from_function(problem)
-    result = replay_run(run, problem=made, compute=not decisions_only, trust=trust)
+    given_problem = None if problem is None else from_function(problem)
+    result = replay_run(run, problem=given_problem, compute=not decisions_only, trust=trust)
     click.echo(str(result))
     if not result.decisions:
         sys.exit(1)
@@ -369,9 +369,9 @@ def verify(run: str, json_file: str | None) -> None:
     """
     from anyk.runs import verify as verify_run
 
-    found = verify_run(run)
+    verification = verify_run(run)
     if json_file != "-":
-        click.echo(str(found))
-    write_json(found.report(), json_file)
-    if not found.whole:
+        click.echo(str(verification))
+    write_json(verification.report(), json_file)
+    if not verification.whole:
         sys.exit(1)

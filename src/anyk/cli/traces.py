@@ -40,12 +40,12 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
     if not 0.0 <= mu < float("inf"):
         raise BadInput(f"mu must be a finite number of at least 0, got {mu:g}")
     table = Trace(file, unit=unit, max_gb=max_gb)
-    found = facts(table.times, mu, table.censored)
+    trace_facts = facts(table.times, mu, table.censored)
     if json_file != "-":
         click.echo(table.summary)
         if table.load_measured is not None:
             click.echo(f"each worker computed {table.load_measured:g} of the data")
-        click.echo(trace_text(found, mu))
+        click.echo(trace_text(trace_facts, mu))
         if table.censored is not None and table.censored.any():
             click.echo(f"{100 * table.censored.mean():.3g} % of the times are lower bounds: those workers were cut off")
     if picture is not None:
@@ -53,10 +53,10 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
             table.times,
             picture,
             table.censored,
-            f"{Path(file).name}: {found['rounds']} rounds x {found['workers']} workers",
+            f"{Path(file).name}: {trace_facts['rounds']} rounds x {trace_facts['workers']} workers",
         )
         click.echo(f"picture: {picture}", err=json_file == "-")
-    write_json(found, json_file)
+    write_json(trace_facts, json_file)
 
 
 @trace.command()
@@ -76,6 +76,6 @@ def record(run: str, out: str) -> None:
     """
     from anyk.runs import Run, save_trace
 
-    found = Run.open(run)
-    rounds, workers, cut = save_trace(found, out)
+    opened = Run.open(run)
+    rounds, workers, cut = save_trace(opened, out)
     click.echo(f"{out}: {rounds} rounds x {workers} workers, {100 * cut:.3g} % of the times are lower bounds (cut off)")

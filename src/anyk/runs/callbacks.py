@@ -114,9 +114,9 @@ class StepInfo:
     @cached_property
     def receipt(self) -> Receipt:
         """Which partitions counted with which weight, and who was cut off; asked for, it costs a look into the log."""
-        found = receipt_after(self.driver, self.slot, self.step)
-        assert found is not None
-        return found
+        receipt = receipt_after(self.driver, self.slot, self.step)
+        assert receipt is not None
+        return receipt
 
     @property
     def cut_off(self) -> tuple[CutOff, ...]:
@@ -254,15 +254,15 @@ class Callbacks(tuple[Any, ...]):
 
     def with_title(self, title: str) -> Callbacks:
         """The same for one run of a race."""
-        made = Callbacks(self)
-        made.title, made.specs = title, self.specs
-        return made
+        copied = Callbacks(self)
+        copied.title, copied.specs = title, self.specs
+        return copied
 
     def also(self, *others: Any) -> Callbacks:
         """The same and others, of which the folder keeps nothing."""
-        made = Callbacks((*self, *others))
-        made.title, made.specs = self.title, self.specs
-        return made
+        joined = Callbacks((*self, *others))
+        joined.title, joined.specs = self.title, self.specs
+        return joined
 
 
 def check_callbacks(callbacks: Any) -> Callbacks:
@@ -271,8 +271,8 @@ def check_callbacks(callbacks: Any) -> Callbacks:
         return callbacks or Callbacks()
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
         raise BadInput(f"callbacks must be a list of callbacks, as in callbacks=[EarlyStopping()], got {callbacks!r}")
-    found = Callbacks(callbacks)
-    for one in found:
+    checked = Callbacks(callbacks)
+    for one in checked:
         if isinstance(one, type):
             raise BadInput(f"callbacks must be objects, got the class {one.__name__}; write {one.__name__}(…)")
         if not any(callable(getattr(one, hook, None)) for hook in HOOKS):
@@ -284,7 +284,7 @@ def check_callbacks(callbacks: Any) -> Callbacks:
                 f"no run would call {type(one).__name__}.{unknown[0]}; the hooks are {', '.join(HOOKS)}, and a method "
                 "of your own needs a name without on_"
             )
-    return found
+    return checked
 
 
 class Watching(Callback):

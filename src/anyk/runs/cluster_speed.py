@@ -135,9 +135,9 @@ class _Probe(Strategy):
         return state, [self._next(state)]
 
     def _next(self, state: _Trips) -> Dispatch:
-        asked = (state.left % self.workers,) if state.left else tuple(range(self.workers))
-        first, state.task = state.task, state.task + len(asked)
-        return Dispatch(first, asked, [(Chunk((i,), (1.0,)),) for i in asked])
+        workers = (state.left % self.workers,) if state.left else tuple(range(self.workers))
+        first, state.task = state.task, state.task + len(workers)
+        return Dispatch(first, workers, [(Chunk((i,), (1.0,)),) for i in workers])
 
     def on(self, state: _Trips, event: Event) -> Sequence[Command]:
         if not isinstance(event, Reply):
@@ -172,7 +172,7 @@ def cluster_speed(
     """
     if steps < 1 or any(size < _EMPTY for size in sizes):
         raise BadInput(f"steps must be at least 1 and sizes at least {_EMPTY} bytes, got {steps} and {list(sizes)}")
-    found = []
+    speeds = []
     start = 0.0
     for size in (_EMPTY, *sizes):
         cluster = make()
@@ -183,8 +183,8 @@ def cluster_speed(
         number = steps if size < 10_000_000 else max(1, steps // 2)
         trip, step, ready = _measure(cluster, size // 8, number)
         start = start or ready
-        found.append(Speed(size, trip, step, _floor(size // 8, cluster.workers)))
-    return ClusterSpeed(cluster.spec, cluster.workers, start, found[0].trip, tuple(found[1:]))
+        speeds.append(Speed(size, trip, step, _floor(size // 8, cluster.workers)))
+    return ClusterSpeed(cluster.spec, cluster.workers, start, speeds[0].trip, tuple(speeds[1:]))
 
 
 def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, float, float]:
@@ -199,9 +199,9 @@ def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, floa
         steps=2 * number + 1,
         on_step=lambda driver: ends.append(driver.cluster.now()),
     )
-    begun = time.monotonic()
+    start = time.monotonic()
     with session(driver):
-        ready = time.monotonic() - begun
+        ready = time.monotonic() - start
         driver.run()
     gathers = np.diff(ends[number - 1 :])[1:]  # the first one touches memory that the others find warm
     return median(driver.running.state.trips), float(np.median(gathers)), ready
@@ -212,9 +212,9 @@ def _floor(dimension: int, workers: int) -> float:
     total = np.empty(dimension)
     seconds = []
     for _ in range(5):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         total.fill(0.0)
         for i in range(workers):
             total += messages[i % len(messages)]
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - start)
     return median(seconds)

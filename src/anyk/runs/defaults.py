@@ -39,17 +39,17 @@ def usual_optimizer(
     if isinstance(optimizer, Optimizer):
         return optimizer
     name, rate = usual_rule(str((problem.recipe() or {}).get("data", "")), optimizer)
-    chosen = lr if lr is not None else rate
-    if chosen is None:
+    learning_rate = lr if lr is not None else rate
+    if learning_rate is None:
         smoothness = _smoothness(problem)
         if smoothness is None:
-            made = f"{type(build_optimizer(name, lr=1.0)).__name__}({'…, ' if ':' in name else ''}lr=…)"
+            example = f"{type(build_optimizer(name, lr=1.0)).__name__}({'…, ' if ':' in name else ''}lr=…)"
             raise BadInput(
                 "no default learning rate is known for this problem; give it a smoothness(), or a rate: --lr, or in "
-                f"Python optimizer=anyk.optimizers.{made}"
+                f"Python optimizer=anyk.optimizers.{example}"
             )
-        chosen = f"{1.0 / (smoothness or 1.0):.3g}"
-    return build_optimizer(name, lr=chosen)
+        learning_rate = f"{1.0 / (smoothness or 1.0):.3g}"
+    return build_optimizer(name, lr=learning_rate)
 
 
 def usual_rule(data: str, optimizer: str | None = None) -> tuple[str, str | None]:
@@ -68,9 +68,9 @@ def _smoothness(problem: Problem) -> float | None:
     """L, of several problems the largest; None where one does not know its own."""
     if isinstance(problem, ManyProblems):
         different = {id(one): one for one in problem.each}
-        found = [_smoothness(one) for one in different.values()]
-        known = [value for value in found if value is not None]
-        return max(known) if len(known) == len(found) else None
+        values = [_smoothness(one) for one in different.values()]
+        finite = [value for value in values if value is not None]
+        return max(finite) if len(finite) == len(values) else None
     own: Any = getattr(problem, "smoothness", None)
     return None if own is None else float(own())
 
@@ -85,12 +85,12 @@ def usual_cluster(
     communication: Communication | DelayModel | str | None,
 ) -> Cluster:
     """``cluster``, or the one that its spec and the other arguments ask for."""
-    given = {"workers": workers, "delays": delays, "seed": seed, "communication": communication}
+    arguments = {"workers": workers, "delays": delays, "seed": seed, "communication": communication}
     if isinstance(cluster, str):
         if workers is None:
             workers = WORKERS if isinstance(strategy, str) else strategy.layout.workers
         return build_cluster(cluster, workers=workers, delays=delays, seed=seed or 0, communication=communication)
-    for key, value in given.items():
+    for key, value in arguments.items():
         if value is not None:
             raise BadInput(f"the cluster already exists; give {key} when it is created, as in anyk.cluster(…, {key}=…)")
     return cluster

@@ -36,9 +36,9 @@ def floor_seconds(
     >>> floor_seconds(strategy, anyk.cluster("processes", workers=3, delays="constant:2"), steps=5)
     10.0
     """
-    begun = 0 if warm_start is None else warm_start.step
+    first_step = 0 if warm_start is None else warm_start.step
     each = steps if isinstance(steps, Mapping) else {}
-    if steps == begun or (each and set(each.values()) == {begun}):
+    if steps == first_step or (each and set(each.values()) == {first_step}):
         return 0.0
     virtual = Simulated(
         cluster.workers,
@@ -50,14 +50,14 @@ def floor_seconds(
     # without a problem nothing is computed, but vectors have their length all the same
     virtual.injection.messages = cluster.injection.messages
     logged = () if log is None else log.events([kind.__name__ for kind in _TOLD])
-    told = [event for event in logged if isinstance(event, _TOLD)]
+    events = [event for event in logged if isinstance(event, _TOLD)]
     number = None if isinstance(steps, Mapping) else steps
 
     def look(driver: Driver) -> None:
         if each and all(driver.versions[slot] >= version for slot, version in each.items()):
             driver.end()
 
-    driver = Driver(strategy, virtual, steps=number, told=told, warm_start=warm_start, on_step=look)
+    driver = Driver(strategy, virtual, steps=number, told=events, warm_start=warm_start, on_step=look)
     with session(driver):
         driver.run()
     return driver.time

@@ -265,9 +265,9 @@ class Launch:
         for returned in evaluator.let_go():
             driver.versions.unpin(*returned)
         self._take_evaluations()
-        made = evaluator.done.get((slot, version))
-        if made is not None and made.value is not None:
-            driver.observe(slot, version, made.value)
+        evaluation = evaluator.done.get((slot, version))
+        if evaluation is not None and evaluation.value is not None:
+            driver.observe(slot, version, evaluation.value)
         if evaluator.target is not None and evaluator.reached is not None:
             driver.end()
         elif evaluator.hopeless is not None and driver.seconds is None and (driver.steps or LIMIT) >= LIMIT:

@@ -45,11 +45,11 @@ def train_many(
     if isinstance(strategy, str):
         strategy = with_keys(strategy, {"models": models})
         n = cluster.workers if isinstance(cluster, Cluster) else WORKERS if workers is None else workers
-        made = build_strategy(strategy, workers=n)
+        built = build_strategy(strategy, workers=n)
     else:
-        made = build_strategy(strategy)
-    if len(made.layout.slots) != models:
-        raise BadInput(f"'{made.spec}' trains {len(made.layout.slots)} models, there are {models} problems")
+        built = build_strategy(strategy)
+    if len(built.layout.slots) != models:
+        raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models, there are {models} problems")
     return train(trained, strategy, cluster, workers=workers, steps=steps, **rest)
 
 

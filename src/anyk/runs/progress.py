@@ -127,15 +127,15 @@ class _Cell:
         from IPython.display import HTML, display
 
         if self._run is None or self._last is None:
-            words, drawn = stage, ""
+            words, picture = stage, ""
         else:
             limit = self._run.config.steps
             words = describe(self._run, self._last) + (f"  ({stage})" if stage else "")
-            drawn = html.bar(self._last.driver.step / limit) if limit else ""
+            picture = html.bar(self._last.driver.step / limit) if limit else ""
             if len(self._losses) > 1:
                 times, losses = zip(*self._losses.values(), strict=True)
-                drawn += html.curves({self._run.strategy: (times, losses)}, "loss")
-        page = HTML(html.text(words) + drawn)
+                picture += html.curves({self._run.strategy: (times, losses)}, "loss")
+        page = HTML(html.text(words) + picture)
         if self._handle is None:
             self._handle = display(page, display_id=True)
         else:

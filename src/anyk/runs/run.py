@@ -124,11 +124,11 @@ class Run(Results, AbstractContextManager["Run"]):
     @property
     def best(self) -> float | None:
         """The best metric of any version that was evaluated, of the first model; None without a metric."""
-        found = self.history[self.metric_name] if self.metric else np.empty(0)
-        found = found[~np.isnan(found)]
-        if not found.size:
+        values = self.history[self.metric_name] if self.metric else np.empty(0)
+        values = values[~np.isnan(values)]
+        if not values.size:
             return None
-        return float(found.max() if self.config.better == "higher" else found.min())
+        return float(values.max() if self.config.better == "higher" else values.min())
 
     @property
     def begun(self) -> int:
@@ -254,12 +254,12 @@ class Run(Results, AbstractContextManager["Run"]):
         >>> run.staleness()  # in turn, once each has had one
         {0: 1, 1: 1, 2: 28}
         """
-        known = self._versions
-        if slot is not None and slot not in known:
-            raise BadInput(f"the run has trained no model '{slot}'; it has {', '.join(known) or 'none'}")
+        versions = self._versions
+        if slot is not None and slot not in versions:
+            raise BadInput(f"the run has trained no model '{slot}'; it has {', '.join(versions) or 'none'}")
         total: Counter[int] = Counter()
         for each, counts in queries.staleness(self.log).items():
-            if each in known if slot is None else each == slot:
+            if each in versions if slot is None else each == slot:
                 total.update(counts)
         return dict(sorted(total.items()))
 

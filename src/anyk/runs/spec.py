@@ -99,16 +99,16 @@ class RunSpec:
         evaluate = read_evaluate(spec.evaluate)
         check_evaluate(evaluate, strategy, limits.target)
         optimizer, warm_start, origin = spec._start_with(strategy, promise)
-        begun = 0 if warm_start is None else warm_start.step
+        first_step = 0 if warm_start is None else warm_start.step
         check_intervals(spec.checkpoint_every)
         with evaluating(evaluate, problem) as evaluated:
             check_held_out(evaluate, evaluated)
-            check_limits(evaluated, limits, begun)
+            check_limits(evaluated, limits, first_step)
             if limits.endless:
                 usual = LIMIT if limits.target is not None else STEPS if promise is None else promise.horizon
-                limits = limits._replace(steps=begun + usual)
+                limits = limits._replace(steps=first_step + usual)
             check_clock(cluster, limits)
-            strategy, callbacks = plan(strategy, limits.steps, begun), check_callbacks(spec.callbacks)
+            strategy, callbacks = plan(strategy, limits.steps, first_step), check_callbacks(spec.callbacks)
             text = completed(spec.strategy, strategy) if isinstance(spec.strategy, str) else settled(strategy.spec)
             config = describe(
                 RunConfig,
@@ -173,7 +173,7 @@ class RunSpec:
             if optimizer is None:
                 with names_in_folder(earlier.path or Path(), {}, trust=False):
                     optimizer = build_optimizer(earlier.config.optimizer, lr=earlier.config.lr)
-            chosen, warm_start = usual_optimizer(self.problem, optimizer), earlier.warm_start()
-            warm_start.check(strategy, self.problem, chosen, earlier.config.optimizer)
+            taken_over, warm_start = usual_optimizer(self.problem, optimizer), earlier.warm_start()
+            warm_start.check(strategy, self.problem, taken_over, earlier.config.optimizer)
             run = str(earlier.path or "a run in memory")
-            return chosen, warm_start, Origin(run, earlier.config.strategy, warm_start.step)
+            return taken_over, warm_start, Origin(run, earlier.config.strategy, warm_start.step)

@@ -208,9 +208,9 @@ class Rounds:
             return self._run.receipt(version)
         if self._waiting:  # so that the run's thread looks at nothing meanwhile
             making = driver.versions[slot] + 1 == version
-            found = receipt_of_step(driver) if making else receipt_after(driver, slot, version)
-            if found is not None:
-                return found
+            receipt = receipt_of_step(driver) if making else receipt_after(driver, slot, version)
+            if receipt is not None:
+                return receipt
         raise BadInput(f"ask for the receipt of step {version} in the loop's body, or of the run after the loop")
 
     def _train(self) -> None:
@@ -261,10 +261,10 @@ class _Statistics:
         if self._module is None or not self._norms:
             return
         w = _parameters(self._module)
-        known = self._known
-        if known is None or not np.array_equal(known[0], w):
-            known = self._known = w, norms_of(self._problem.module_at(w))
-        for norm, computed in zip(self._norms, known[1], strict=True):
+        norms = self._known
+        if norms is None or not np.array_equal(norms[0], w):
+            norms = self._known = w, norms_of(self._problem.module_at(w))
+        for norm, computed in zip(self._norms, norms[1], strict=True):
             for buffer, value in zip(norm.buffers(recurse=False), computed.buffers(recurse=False), strict=True):
                 buffer.copy_(value)
 
@@ -288,9 +288,9 @@ class _Statistics:
 
 def _no_statistics() -> _Statistics:
     """Return statistics for a copy of the module, which nothing renews."""
-    made = object.__new__(_Statistics)
-    made._module = None
-    return made
+    statistics = object.__new__(_Statistics)
+    statistics._module = None
+    return statistics
 
 
 class _From:

@@ -85,7 +85,7 @@ def matrix_text(code: Code) -> str:
 
 def holders_text(code: Code) -> str:
     """Return the partitions of each worker as text."""
-    return "\n".join(f"worker {i:>3}: {' '.join(map(str, held))}" for i, held in enumerate(code.assignment))
+    return "\n".join(f"worker {i:>3}: {' '.join(map(str, partitions))}" for i, partitions in enumerate(code.assignment))
 
 
 def theory_text(thing: object, width: int = 100) -> str:
@@ -138,9 +138,9 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
                 points = curve.stragglers[marked], curve.adversarial[marked]
                 both[1].plot(*points, "o", color=colour, ms=4, mfc=fill)
             both[1].plot(curve.stragglers, curve.bound, color=colour, lw=1.2, ls="--")
-        known = any(not np.isnan(curve.expected).all() for curve in curves)
+        closed_forms = any(not np.isnan(curve.expected).all() for curve in curves)
         bounded = any(not np.isnan(curve.bound).all() for curve in curves)
-        both[0].set_title("random stragglers" + "\n(points: 2 standard errors; lines: closed forms)" * known)
+        both[0].set_title("random stragglers" + "\n(points: 2 standard errors; lines: closed forms)" * closed_forms)
         hollow = "hollow: found by search, at least this"
         both[1].set_title(f"stragglers chosen to hurt\n({hollow}{'; dashed: bounds' * bounded})")
         top = max(1.02, max(float(np.nanmax(curve.adversarial)) for curve in curves) * 1.02)
@@ -155,18 +155,18 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
 def curves_table(curves: Sequence[Curve]) -> Columns:
     """Residuals at a few numbers of stragglers, random and chosen to hurt (≥: found by search); counts of draws."""
     points = curves[0].stragglers
-    chosen = np.unique(np.linspace(0, len(points) - 1, min(len(points), 7)).round().astype(int))
+    columns_shown = np.unique(np.linspace(0, len(points) - 1, min(len(points), 7)).round().astype(int))
     rows = []
     several = any(curve.draws > 1 for curve in curves)
     for curve in curves:
-        found, certain = ~curve.exact, np.zeros(len(points), dtype=bool)
+        searched, certain = ~curve.exact, np.zeros(len(points), dtype=bool)
         lines = [(curve.code.spec, _draws(curve.draws), curve.random, certain)]
         lines += [("  standard error", "", curve.spread, certain)] * several
-        lines += [("  chosen to hurt", _draws(min(curve.draws, ATTACKED)), curve.adversarial, found)]
+        lines += [("  chosen to hurt", _draws(min(curve.draws, ATTACKED)), curve.adversarial, searched)]
         for name, draws, values, least in lines:
-            texts = ["≥ " * bool(least[at]) + residual_text(float(values[at])) for at in chosen]
+            texts = ["≥ " * bool(least[at]) + residual_text(float(values[at])) for at in columns_shown]
             rows.append([name, *[draws] * several, *texts])
-    titles = ["residual with\nstragglers:", *[""] * several, *(str(points[at]) for at in chosen)]
+    titles = ["residual with\nstragglers:", *[""] * several, *(str(points[at]) for at in columns_shown)]
     return Columns(titles, rows, dim=[i for i, row in enumerate(rows) if row[0].startswith("  ")])
 
 

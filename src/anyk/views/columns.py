@@ -75,16 +75,16 @@ def shortened(text: str, width: int, mark: str = "…") -> str:
     >>> shortened("agc:load=3,wait=11", 13)
     'agc:lo…ait=11'
     """
-    kept = width - len(mark)
-    if cell_len(text) <= width or kept < 2:
+    length = width - len(mark)
+    if cell_len(text) <= width or length < 2:
         return text
-    return text[: kept - kept // 2] + mark + text[-(kept // 2) :]
+    return text[: length - length // 2] + mark + text[-(length // 2) :]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
-    first, *rest = cells
+    first, *others = cells
     parts = [first + " " * (widths[0] - cell_len(first))]
-    parts += [" " * (width - cell_len(cell)) + cell for cell, width in zip(rest, widths[1:], strict=True)]
+    parts += [" " * (width - cell_len(cell)) + cell for cell, width in zip(others, widths[1:], strict=True)]
     return _text((" " * _GAP).join(parts).rstrip(), style)
 
 

@@ -47,12 +47,12 @@ def explained_table(explanation: Explanation) -> Columns:
 
 def explained_note(explanation: Explanation) -> str:
     """Return an explanation of the columns of the table."""
-    left = len(explanation.workers) - _ROWS
-    rest = f"; {left} further workers are not shown" if left > 0 else ""
+    hidden = len(explanation.workers) - _ROWS
+    note = f"; {hidden} further workers are not shown" if hidden > 0 else ""
     return (
         "costs: share of the waiting beyond each round's median (adds up over workers); saves: by how much "
         f"'{explanation.today}' would be sooner with this worker at the others' median; relative: its median over the "
-        f"fleet's; own best: its last quarter over its best{rest}"
+        f"fleet's; own best: its last quarter over its best{note}"
     )
 
 
@@ -95,15 +95,15 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
     rows = []
     for one in choices:
         seconds, gain = one.arrival or one.seconds_per_step, one.gain
-        known = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
+        text = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
         if math.isnan(gain.median) or not today.measured:
-            known = "not known"
+            text = "not known"
         more = "" if abs(one.memory - one.load) < 1e-9 else f" ({one.memory:.3g})"
         rows.append(
             [
                 f"{'> ' if one.spec == today.spec else '  '}{one.spec}",
                 f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
-                "today's" if one.spec == today.spec else known,
+                "today's" if one.spec == today.spec else text,
                 f"{one.load:.3g}{more}",
             ]
         )
@@ -121,7 +121,7 @@ def inexact_table(choices: Sequence[Choice]) -> Columns:
         [
             f"  {one.spec}",
             f"{one.seconds_per_step.median:.3g} ({one.seconds_per_step.low:.3g} to {one.seconds_per_step.high:.3g})",
-            *("" if known is None else f"{known:.3g}" for known in (one.residual, one.staleness, one.samples_per_step)),
+            *("" if value is None else f"{value:.3g}" for value in (one.residual, one.staleness, one.samples_per_step)),
         ]
         for one in choices
     ]
@@ -241,7 +241,7 @@ def draw_plan(found: Plan, path: str | Path | None) -> Figure:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.margins(x=0.14, y=0.08)
-        taken: list[Any] = []
+        boxes: list[Any] = []
         for one in {choice.spec: choice for choice in (found.best, found.today, *front)}.values():
             label = axes.annotate(  # nothing is below and left of the front
                 one.spec,
@@ -256,10 +256,10 @@ def draw_plan(found: Plan, path: str | Path | None) -> Figure:
             if place.x0 < axes.get_window_extent().x0:
                 label.set_horizontalalignment("left")
                 place = label.get_window_extent()
-            if any(place.overlaps(other) for other in taken):
+            if any(place.overlaps(other) for other in boxes):
                 label.remove()  # the table has it
             else:
-                taken.append(place)
+                boxes.append(place)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -34,8 +34,8 @@ def seconds(value: float | None) -> str:
 def ratio_to_floor(run: Run) -> float | None:
     """Seconds over floor seconds; None where the floor is too small to say anything."""
     floor = run.floor_seconds
-    taken = run.steps - run.begun
-    if not floor or not taken or floor / taken < SHOWN_FROM:
+    steps = run.steps - run.begun
+    if not floor or not steps or floor / steps < SHOWN_FROM:
         return None
     return run.seconds / floor
 
@@ -195,8 +195,8 @@ def falls_fast(run: Run) -> bool:
     third, last = losses[(share >= 0.5) & (share < 0.75)], losses[share >= 0.75]
     if not third.size:
         return False
-    fall, whole, left = np.median(third) - np.median(last), losses[0] - losses[-1], abs(losses[-1])
-    return bool(whole > 0.0 and (fall > whole / 20 or fall > max(left / 10, whole / 1000)))
+    fall, whole, remaining = np.median(third) - np.median(last), losses[0] - losses[-1], abs(losses[-1])
+    return bool(whole > 0.0 and (fall > whole / 20 or fall > max(remaining / 10, whole / 1000)))
 
 
 def _has_risen(run: Run) -> bool:
@@ -208,8 +208,8 @@ def _has_risen(run: Run) -> bool:
 def _losses(run: Run) -> tuple[NDArray[Any], NDArray[Any]]:
     """The steps at which the loss was evaluated, and the losses; both of shape (evaluations,)."""
     history = run.history
-    known = np.isfinite(history["loss"])
-    return history["step"][known], history["loss"][known]
+    finite = np.isfinite(history["loss"])
+    return history["step"][finite], history["loss"][finite]
 
 
 def load_notes(runs: Sequence[Run]) -> list[str]:

@@ -115,11 +115,11 @@ class Watch:
             pages = list(self._pages.values())
         if path == "/":
             return "text/html", self._list(pages)
-        first, _, rest = path[1:].partition("/")
-        if not first.isdecimal() or len(first) > 6 or int(first) >= len(pages) or rest not in ("", "state"):
+        first, _, page_part = path[1:].partition("/")
+        if not first.isdecimal() or len(first) > 6 or int(first) >= len(pages) or page_part not in ("", "state"):
             return None
         shown = pages[int(first)]
-        if rest:
+        if page_part:
             return "application/json", json.dumps(shown.state())
         try:
             return "text/html", shown.whole()
@@ -271,14 +271,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", f"ask for http://{_HOST}:{port}/")
             return
         try:
-            found = self.answer(urlsplit(self.path).path)
+            answer = self.answer(urlsplit(self.path).path)
         except Exception as error:  # one page is not to end the others
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{type(error).__name__}: {error}")
             return
-        if found is None:
+        if answer is None:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is no such page")
             return
-        self._send(HTTPStatus.OK, *found)
+        self._send(HTTPStatus.OK, *answer)
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()

@@ -103,7 +103,7 @@ class Parts:
                 self._measure()
             else:
                 config = self._config
-                chosen = plan(
+                plan_made = plan(
                     record,
                     today=_UNCODED,
                     slope=config.slope,
@@ -112,10 +112,12 @@ class Parts:
                     steps=config.every,
                     among=continues,
                 )
-                self._shared.say(f"from step {self._step}: '{chosen.best.spec}' ({chosen.verdict}: {chosen.why})")
-                for assumption in chosen.assumptions:
+                self._shared.say(
+                    f"from step {self._step}: '{plan_made.best.spec}' ({plan_made.verdict}: {plan_made.why})"
+                )
+                for assumption in plan_made.assumptions:
                     self._shared.say(f"assumed: {assumption}")
-                self._follow(chosen.promise, record, chosen)
+                self._follow(plan_made.promise, record, plan_made)
 
     def _measured(self) -> Record | None:
         """Return the record given, or that of the run that has just measured; None if the next part is to measure."""

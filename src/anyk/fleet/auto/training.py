@@ -172,7 +172,7 @@ def train_auto(
     """
     trained, models = combine(problem)
     law = parse(delays)
-    known = None if record is None else _read_record(record, workers)
+    fleet_record = None if record is None else _read_record(record, workers)
     fleet = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
     if law.silent and fleet.virtual:
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
@@ -194,17 +194,17 @@ def train_auto(
         every=every,
         slope=slope,
         max_load=max_load,
-        record=known is not None,
+        record=fleet_record is not None,
     )
     folder = None if out is None else Path(out)
     if folder is not None:
         config = replace(config, digests=digests_of(trained, fleet, config))
         new_folder(folder, known=NAME)
-        known = known and save_record(known, folder)
+        fleet_record = fleet_record and save_record(fleet_record, folder)
         write_sealed(folder / NAME, config)
     rebuilt = Rebuilt(trained, optimizer, fleet)
     shared = Shared(config, rebuilt, folder, checkpoint_every, hearing, tell, progress)
-    return _trained(Parts(shared, known), config)
+    return _trained(Parts(shared, fleet_record), config)
 
 
 @typed

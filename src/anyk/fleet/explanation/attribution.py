@@ -25,8 +25,8 @@ def lower_median(times: ArrayLike) -> Floats:
     [2.0, 4.0]
     """
     ordered = np.sort(np.asarray(times, dtype=np.float64), axis=1)
-    known = np.isfinite(ordered).sum(axis=1)
-    return np.asarray(ordered[np.arange(len(ordered)), np.maximum(known - 1, 0) // 2])
+    counts = np.isfinite(ordered).sum(axis=1)
+    return np.asarray(ordered[np.arange(len(ordered)), np.maximum(counts - 1, 0) // 2])
 
 
 def shares(times: ArrayLike) -> Floats:
@@ -42,11 +42,11 @@ def shares(times: ArrayLike) -> Floats:
     table = np.asarray(times, dtype=np.float64)
     order = np.argsort(table, axis=1)  # nan last
     ordered = np.take_along_axis(table, order, axis=1)
-    known = np.isfinite(ordered)
-    excess = np.where(known, np.maximum(ordered - lower_median(table)[:, None], 0.0), 0.0)
+    finite = np.isfinite(ordered)
+    excess = np.where(finite, np.maximum(ordered - lower_median(table)[:, None], 0.0), 0.0)
     steps = np.diff(excess, axis=1, prepend=0.0)
-    behind = known.sum(axis=1)[:, None] - np.arange(table.shape[1])
-    part = np.where(known, np.cumsum(steps / np.maximum(behind, 1), axis=1), 0.0)
+    behind = finite.sum(axis=1)[:, None] - np.arange(table.shape[1])
+    part = np.where(finite, np.cumsum(steps / np.maximum(behind, 1), axis=1), 0.0)
     result = np.zeros_like(table)
     np.put_along_axis(result, order, part, axis=1)
     return result

@@ -148,9 +148,9 @@ def _own_best(times: Floats) -> float:
 
 def _best_fit(record: Record) -> tuple[str, float]:
     """Return the spec of the delay model that fits best, and its misfit; "" and nan if none can be fitted."""
-    known = record.known
+    measured = record.known
     try:
-        best = fit(record.seconds[known], censored=np.asarray(record.censored)[known])[0]
+        best = fit(record.seconds[measured], censored=np.asarray(record.censored)[measured])[0]
     except BadInput:
         return "", float("nan")
     return best.law.spec, best.misfit

@@ -158,20 +158,20 @@ def _add_pace(
         values = fleet.durations(strategy)
         return values if len(values) == rounds else np.resize(values, rounds)
 
-    rounds, seen = len(fleet.times), 1.0
+    rounds, share_seen = len(fleet.times), 1.0
     try:
         lower = series(fleet)
         if not np.isfinite(lower).all() or lower.mean() <= 0:
             raise BadInput(f"no step of '{spec}' takes any time")
         if continued:
-            seen = float((np.abs(series(continued[0]) - lower) <= 1e-9 * lower).mean())
-        imputed = [series(likely) for likely in continued[1:]] if seen < 1.0 else []
+            share_seen = float((np.abs(series(continued[0]) - lower) <= 1e-9 * lower).mean())
+        imputed = [series(likely) for likely in continued[1:]] if share_seen < 1.0 else []
         quality = fleet.quality(strategy, paces.size)
     except (BadInput, RunFailed):
         if required:
             raise
         return
-    paces.series[spec], paces.seen[spec], paces.imputed[spec] = lower, seen, imputed
+    paces.series[spec], paces.seen[spec], paces.imputed[spec] = lower, share_seen, imputed
     paces.quality[spec] = quality
 
 
@@ -183,8 +183,8 @@ def _promising(fleet: Fleet, paces: Paces, strategies: dict[str, Strategy], quic
     rounds, workers = fleet.times.shape
     slow = [spec for spec in strategies if spec not in quick]
     exact = [spec for spec in slow if strategies[spec].facts.exact]
-    known = [values.mean() for spec, values in paces.series.items() if strategies[spec].facts.exact]
-    least = min(known, default=np.inf)
+    exact_means = [values.mean() for spec, values in paces.series.items() if strategies[spec].facts.exact]
+    least = min(exact_means, default=np.inf)
     bounds = {spec: _bound(fleet, strategies[spec]) for spec in exact}
     near = sorted((spec for spec in exact if bounds[spec] < least), key=bounds.__getitem__)
     if len(near) < len(exact):
@@ -228,15 +228,15 @@ def imputations(fleet: Fleet, seed: int) -> list[Fleet]:
     speeds = slowness(fleet.times)
     relative = fleet.times / speeds
     uniforms = keyed.generator(seed, "imputed").random(relative.shape)
-    known = relative[~fleet.censored]
+    uncensored = relative[~fleet.censored]
     try:
         models = [candidate.law for candidate in fit(relative, censored=fleet.censored) if candidate.misfit <= _MISFIT]
     except BadInput:
         models = []
-    least = known[known > 0].min() if (known > 0).any() else 0.0
+    least = uncensored[uncensored > 0].min() if (uncensored > 0).any() else 0.0
     if least > 0 and not any(isinstance(model, Pareto) for model in models):
         logs = float(np.log(np.maximum(relative, least) / least).sum())
-        models.append(Pareto(minimum=float(least), alpha=max(HEAVIEST, known.size / logs if logs else 100.0)))
+        models.append(Pareto(minimum=float(least), alpha=max(HEAVIEST, uncensored.size / logs if logs else 100.0)))
     fleets = []
     for model in models:
         if isinstance(model, Bimodal):

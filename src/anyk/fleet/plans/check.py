@@ -292,8 +292,8 @@ def _sentence(promise: Promise, measured: Figures, interval: Estimate) -> str:
     else:
         what, took, expected = "a step", measured.seconds_per_step, promise.seconds_per_step
     promised = f"{seconds_text(expected.median)} s ({seconds_text(expected.low)} to {seconds_text(expected.high)})"
-    held = "held" if interval.holds(measured.seconds) else "not held"
-    return f"{held}: {what} took {seconds_text(took)} s, promised were {promised}"
+    verdict = "held" if interval.holds(measured.seconds) else "not held"
+    return f"{verdict}: {what} took {seconds_text(took)} s, promised were {promised}"
 
 
 def _cause(name: str, seconds: float, steps: float) -> str:

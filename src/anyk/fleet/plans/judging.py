@@ -195,7 +195,7 @@ class Judgement:
 
     def _competing(self) -> list[int]:
         """Return the strategies that today's is compared with, and today's."""
-        seen, goal = self._paces.seen, self._goal
+        share_seen, goal = self._paces.seen, self._goal
         # without a target nothing competes with steps that are not exact: theirs are of other progress
         exact = self._strategies[self._today].facts.exact
         return [
@@ -203,7 +203,7 @@ class Judgement:
             for i, spec in enumerate(self.specs)
             if i == self._at
             or (
-                seen[spec] >= _SEEN
+                share_seen[spec] >= _SEEN
                 and (exact and self._strategies[spec].facts.exact if goal is None else spec in self._arrivals)
             )
         ]

@@ -121,7 +121,7 @@ class Fleet:
         code = code_of(strategy)
         rounds_of = "coded" if code is None else code.policy().rounds
         if code is not None and rounds_of == "coded" and code.messages > 1:  # in order, which cores do not heed
-            share = self.seconds(loads) / np.array([len(held) for held in strategy.layout.assignment])
+            share = self.seconds(loads) / np.array([len(assigned) for assigned in strategy.layout.assignment])
             return Simulated(workers, delays=Table(share, by="round", per="load"), seed=seed)
         if rounds_of != "coded":  # a part counts when it is computed
             fixed = np.maximum(0.0, self.seconds(loads) - loads * self.slopes)
@@ -278,10 +278,10 @@ def _slope(
         return _fitted(times, load, second.table, second.load), []
     if "compute" in record.parts and load > 0:
         computing = np.asarray(record.parts["compute"])[record.known.all(axis=1)]
-        known = np.isfinite(computing)  # cancelled tasks have no stamps, and maybe all of a worker's were cancelled
-        if known.any():
-            columns = zip(computing.T, known.T, strict=True)
-            typical = np.median(computing[known])
+        stamped = np.isfinite(computing)  # cancelled tasks have no stamps, and maybe all of a worker's were cancelled
+        if stamped.any():
+            columns = zip(computing.T, stamped.T, strict=True)
+            typical = np.median(computing[stamped])
             medians = [np.median(column[seen]) if seen.any() else typical for column, seen in columns]
             return np.array(medians) / load, []
     level = float(np.median(attribution.lower_median(times)))

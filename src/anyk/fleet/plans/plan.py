@@ -222,7 +222,7 @@ def plan(
         change = f"the last quarter of its rounds takes {causes.drift:.2g} times as long as the first"
         assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
     burst = attribution.passing_burst(attribution.late(fleet.times))
-    asked = Asked(
+    request = Asked(
         today,
         max_load,
         memory,
@@ -239,11 +239,13 @@ def plan(
         exact,
         max_staleness,
     )
-    judged = Judgement(fleet, asked)
+    judged = Judgement(fleet, request)
     verdict, why, evidence = judged.verdict()
     assumptions += judged.left_out
     if guessed and (goal is None or judged.today.exact):
-        half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(asked, everything=False, tell=None, goal=None))
+        half = Judgement(
+            replace(fleet, slope=fleet.slopes / 2), replace(request, everything=False, tell=None, goal=None)
+        )
         among_all = "" if goal is None else ", among exact steps"
         assumptions.append(f"if only half of that time is computing{among_all}: {in_short(half)}")
     places = [record.workers.index(cost.worker) for cost in causes.workers]

@@ -256,9 +256,9 @@ class Contest:
 
     def _run(self, spec: str, exponent: int, seed: int, seconds: float) -> _Outcome:
         """Return the outcome of training for ``seconds``, from memory if possible."""
-        upto, known = self._known.get((spec, exponent, seed), (0.0, None))
-        if known is not None and (known.kind != 1 or upto >= seconds):
-            return known if known.kind != 0 or known.value <= seconds else _Outcome(1, math.inf)
+        upto, trained = self._known.get((spec, exponent, seed), (0.0, None))
+        if trained is not None and (trained.kind != 1 or upto >= seconds):
+            return trained if trained.kind != 0 or trained.value <= seconds else _Outcome(1, math.inf)
         self._runs -= 1
         rate = self._rate(exponent)
         optimizer = self._optimizer if rate is None else replace(self._optimizer, lr=rate)

@@ -34,15 +34,15 @@ def read_operations(file: Path, table: Table) -> Record:
     for name, values in numbers.items():
         if values.dtype.kind != "f" or not np.isfinite(values).all():
             raise BadInput(f"column '{name}' of '{shown(file)}' must hold finite numbers")
-    found = {name: np.unique(numbers[name], return_inverse=True) for name in ("step", "dp_rank", "stage")}
-    size = tuple(len(names) for names, _ in found.values())
+    places = {name: np.unique(numbers[name], return_inverse=True) for name in ("step", "dp_rank", "stage")}
+    size = tuple(len(names) for names, _ in places.values())
     totals = np.zeros(size)
-    at = tuple(place for _, place in found.values())
+    at = tuple(place for _, place in places.values())
     np.add.at(totals, at, numbers["duration"])
     totals[np.bincount(np.ravel_multi_index(at, size), minlength=totals.size).reshape(size) == 0] = np.nan
-    steps, ranks, stages = (tuple(int(name) for name in names) for names, _ in found.values())
+    steps, ranks, stages = (tuple(int(name) for name in names) for names, _ in places.values())
     by_stage: dict[str, Floats] = {str(stage): totals[:, :, i] for i, stage in enumerate(stages)}
     partial = np.isnan(totals).any(axis=2)  # a replica without one of its stages is not known
     seconds = np.where(partial, np.nan, np.nan_to_num(totals).max(axis=2))
-    said = f"computation of each replica's busiest of {len(stages)} pipeline stages"
-    return Record(seconds, workers=ranks, rounds=steps, stages=by_stage, remarks=(said,))
+    description = f"computation of each replica's busiest of {len(stages)} pipeline stages"
+    return Record(seconds, workers=ranks, rounds=steps, stages=by_stage, remarks=(description,))

@@ -52,11 +52,11 @@ def chosen_stragglers(
     else:
         raise BadInput(f"knows must be code, overlaps or nothing, got {knows!r}")
     present = np.setdiff1d(np.arange(n), lost)
-    chosen = tuple(lost.tolist()), code.decode(replies_of(code, present), decoder=method(decoder))
+    decoded = tuple(lost.tolist()), code.decode(replies_of(code, present), decoder=method(decoder))
     if knows == "code":
         searched = worst_stragglers(code, stragglers, decoder=decoder)
-        return max(searched, chosen, key=lambda choice: choice[1].residual)
-    return chosen
+        return max(searched, decoded, key=lambda choice: choice[1].residual)
+    return decoded
 
 
 def replies_of(code: Code, workers: Indices) -> Indices:
@@ -172,10 +172,10 @@ def _none_do(code: Code, most: int, error: float, how: Method) -> bool:
     """Return whether it is certain that no set of up to ``most`` stragglers reaches the error."""
     if most < 0:
         return True
-    known = isinstance(how, Own) and code.messages == 1
+    incremental = isinstance(how, Own) and code.messages == 1
     monotone = is_optimal(code, how)  # more stragglers never help such a decoder, so that fewer need no check
     for stragglers in [most] if monotone else range(most, -1, -1):
-        bound = code.worst_error(stragglers) if known else None
+        bound = code.worst_error(stragglers) if incremental else None
         if bound is not None and bound[0] / code.partitions < error - _ROUNDING:
             continue
         if not is_exhaustive(code, stragglers, how):

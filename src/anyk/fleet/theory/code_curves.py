@@ -150,8 +150,8 @@ def survey(
     rows: list[Facts | Missing] = []
     for entry in codes.registry:
         try:
-            known = stragglers is not None and "stragglers" in entry.parameters()
-            spec = show(entry.name, {"stragglers": str(stragglers)} if known else {})
+            tolerant = stragglers is not None and "stragglers" in entry.parameters()
+            spec = show(entry.name, {"stragglers": str(stragglers)} if tolerant else {})
             code = codes.code(spec, workers=workers)
             rows.append(facts(code, stragglers=stragglers, seed=seed))
         except BadInput as error:
@@ -211,14 +211,16 @@ def compare_codes(
     points = straggler_counts(workers, most)
     curves = []
     for spec in specs:
-        drawn = draws_of(spec, workers=workers, draws=draws)
+        codes_drawn = draws_of(spec, workers=workers, draws=draws)
         rows = []
         for f in points.tolist():
-            rows.append(_point(drawn, f, decoder=decoder, sets=sets, seed=seed))
+            rows.append(_point(codes_drawn, f, decoder=decoder, sets=sets, seed=seed))
             if tell is not None:
                 tell(spec)
         random, spread, adversarial, exact, expected, bound = map(np.array, zip(*rows, strict=True))
-        curves.append(Curve(drawn[0], points, random, spread, adversarial, exact, expected, bound, len(drawn)))
+        curves.append(
+            Curve(codes_drawn[0], points, random, spread, adversarial, exact, expected, bound, len(codes_drawn))
+        )
     return curves
 
 
@@ -257,5 +259,5 @@ def _point(
 
 def _root(squares: Sequence[float | None]) -> float:
     """Return the root of the mean; NaN if a value is not known."""
-    known = [square for square in squares if square is not None]
-    return max(0.0, float(np.mean(known))) ** 0.5 if len(known) == len(squares) else np.nan
+    valid = [square for square in squares if square is not None]
+    return max(0.0, float(np.mean(valid))) ** 0.5 if len(valid) == len(squares) else np.nan

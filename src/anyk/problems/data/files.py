@@ -184,11 +184,11 @@ def read_svmlight(file: Path, allowed: Limit, base: int | None = None) -> tuple[
 
 
 def _npz(file: Path, asked: _Asked) -> _Samples:
-    arrays, remarks = read_npz(file, asked.allowed, ("X", "y", "X_test", "y_test"))
+    arrays, array_names = read_npz(file, asked.allowed, ("X", "y", "X_test", "y_test"))
     if not {"X", "y"} <= set(arrays) or ("X_test" in arrays) != ("y_test" in arrays):
         raise BadInput(
-            f"{shown(file)} holds {listed(remarks) or 'nothing'}, but needs the arrays X and y, and may hold both X_test "
-            "and y_test"
+            f"{shown(file)} holds {listed(array_names) or 'nothing'}, but needs the arrays X and y, and may hold both "
+            "X_test and y_test"
         )
     X, y = _npz_pair(file, arrays, "X", "y", asked.fill)
     pair = _npz_pair(file, arrays, "X_test", "y_test", asked.fill) if "X_test" in arrays else None

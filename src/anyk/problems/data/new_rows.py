@@ -53,9 +53,9 @@ def read_rows(
             raise BadInput(f"{where} has no rows")
         return predictor.matrix(table, where, tell)
     if kind == ".npz":
-        arrays, remarks = read_npz(file, allowed, ("X",))
+        arrays, array_names = read_npz(file, allowed, ("X",))
         if "X" not in arrays:
-            raise BadInput(f"{where} holds {listed(remarks) or 'nothing'}, but needs the array X")
+            raise BadInput(f"{where} holds {listed(array_names) or 'nothing'}, but needs the array X")
         return predictor.matrix(arrays["X"], where, tell)
     if predictor.encoding.columns:
         raise BadInput(f"{where} is svmlight, whose columns have numbers; the model learned from those of a table")

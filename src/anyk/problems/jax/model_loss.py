@@ -224,8 +224,8 @@ def check_state(state: Tree, before: Tree) -> None:
     except (AttributeError, StopIteration):
         raise BadInput(f"the new state must be formed as the one given, got {_shown(state)}") from None
     raise BadInput(
-        f"the new state must be formed as the one given: state{place} is {state_form.get(place, 'missing')} in the new one "
-        f"and {wanted.get(place, 'missing')} in the other"
+        f"the new state must be formed as the one given: state{place} is {state_form.get(place, 'missing')} in the new "
+        f"one and {wanted.get(place, 'missing')} in the other"
     )
 
 

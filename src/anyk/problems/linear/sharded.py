@@ -226,7 +226,8 @@ def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tu
         place_text = f"column '{shown(names[place])}' of {where}"
         if known_count < rows and (fill is None or not known_count):
             raise BadInput(
-                f"{place_text} is missing or not finite in {int(rows - known_count):,} rows; remove or fill them (fill=mean)"
+                f"{place_text} is missing or not finite in {int(rows - known_count):,} rows; remove or fill them "
+                "(fill=mean)"
                 if known_count
                 else f"{place_text} has no value; leave it out (columns=)"
             )

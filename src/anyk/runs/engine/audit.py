@@ -41,29 +41,29 @@ class Audit:
                 weights[batch] = np.zeros((len(batch.status), b))
             weights[batch][place] = weight
         total = np.zeros((b, m * b))  # part u of the sum: what it holds of each block of each partition
-        for batch, given in weights.items():
+        for batch, message_weights in weights.items():
             places, columns, values = self._flat(batch)
             for part in range(b):
-                total[part] += np.bincount(columns, values * given[places, part], minlength=m * b)
+                total[part] += np.bincount(columns, values * message_weights[places, part], minlength=m * b)
         total -= np.tile(np.eye(b), (1, m))
-        found = float(np.linalg.norm(total) / np.sqrt(m * b))
+        residual = float(np.linalg.norm(total) / np.sqrt(m * b))
         stated = command.residual
         if stated is None:
-            return found
-        if not abs(found - stated) <= _APART * max(1.0, found):
+            return residual
+        if not abs(residual - stated) <= _APART * max(1.0, residual):
             raise RunFailed(
                 f"step {step}: the coefficients that workers were given, with the weights of the replies, add up to a "
-                f"residual of {found:.3g}, and the strategy states {stated:.3g}; the model is left as it was"
+                f"residual of {residual:.3g}, and the strategy states {stated:.3g}; the model is left as it was"
             )
         return stated
 
     def _flat(self, batch: Batch) -> Flat:
-        known = self._known.get(id(batch.chunks))
-        if known is None or known[0] is not batch.chunks:
+        flattened = self._known.get(id(batch.chunks))
+        if flattened is None or flattened[0] is not batch.chunks:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            known = self._known[id(batch.chunks)] = batch.chunks, _flattened(batch, self._blocks)
-        return known[1]
+            flattened = self._known[id(batch.chunks)] = batch.chunks, _flattened(batch, self._blocks)
+        return flattened[1]
 
 
 def _flattened(batch: Batch, blocks: int) -> Flat:

@@ -15,9 +15,9 @@ _ALONE = 8  # so many parts are done sooner than threads are started
 
 def cores() -> int:
     """Threads that a large step may have: as ``OMP_NUM_THREADS`` says, else one for each core that is ours."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked):
-        return int(asked)
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    if setting.isdecimal() and int(setting):
+        return int(setting)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -42,8 +42,8 @@ def by_part(work: Callable[[slice], int], size: int) -> int:
     parts = parts_of(size)
     threads = min(cores(), len(parts))
     if threads < 2 or len(parts) < _ALONE:
-        found = sum(map(quiet, parts))
+        total = sum(map(quiet, parts))
     else:
         with ThreadPoolExecutor(threads) as pool:
-            found = sum(pool.map(quiet, parts))
-    return found & keyed.POSITIVE
+            total = sum(pool.map(quiet, parts))
+    return total & keyed.POSITIVE

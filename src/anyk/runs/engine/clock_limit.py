@@ -17,12 +17,12 @@ class Pace:
 
     def check(self, step: int, now: float) -> None:
         """Raise :class:`~anyk.errors.RunFailed` where too little time has passed for the steps taken."""
-        taken = step - self._begun
-        if taken < self._look:
+        steps = step - self._begun
+        if steps < self._look:
             return
-        if now * _MOST < self._seconds * taken:
+        if now * _MOST < self._seconds * steps:
             raise RunFailed(
-                f"{taken:,} steps took {now:.3g} s of the virtual clock; at this pace a limit of {self._seconds:g} "
+                f"{steps:,} steps took {now:.3g} s of the virtual clock; at this pace a limit of {self._seconds:g} "
                 f"seconds takes more than {_MOST:,} steps; give steps as well, or longer delays"
             )
-        self._look = taken + _EVERY
+        self._look = steps + _EVERY

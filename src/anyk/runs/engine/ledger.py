@@ -201,16 +201,16 @@ class Ledger:
 
         ``later``: what becomes of the tasks is yet to be heard.
         """
-        given, counts = self._given, self.counts
+        batches, counts = self._given, self.counts
         tasks = command.tasks
         for cut in cuts:
-            batch = given[cut.task]
+            batch = batches[cut.task]
             batch.cancelled[cut.task] = now
             place = (cut.task - batch.first) * batch.width + cut.chunk
             if batch.status[place] == OPEN:
                 self._end(batch, place, "cancelled", done=cut.done, due=cut.due)
         while tasks:
-            batch_or_none = given.get(tasks[0])
+            batch_or_none = batches.get(tasks[0])
             if batch_or_none is None:
                 tasks = tasks[1:]
                 continue
@@ -273,10 +273,10 @@ class Ledger:
         oldest = total = replies = 0
         used: set[int] = set()
         keep = set(command.keep) if command.keep else ()
-        given, counts = self._given, self.counts
+        batches, counts = self._given, self.counts
         quick = self._log is None and not self._computes
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
-            batch = given[task]
+            batch = batches[task]
             place = (task - batch.first) * batch.width + chunk
             staleness = version - batch.versions[slot]
             if staleness:
@@ -288,10 +288,10 @@ class Ledger:
                     self._log.reuse(Reuse(slot, version + 1, task, chunk, _plain(weight)))
                 continue
             replies += 1
-            kept = (task, chunk) in keep
+            stays = (task, chunk) in keep
             if quick:
-                batch.status[place] = KEPT if kept else ENDED
-                batch.left -= not kept
+                batch.status[place] = KEPT if stays else ENDED
+                batch.left -= not stays
                 if staleness:
                     counts.late_counted += 1
                 else:
@@ -301,7 +301,7 @@ class Ledger:
             else:
                 used.add(batch.workers[task - batch.first])
                 ending = "late_counted" if staleness else "counted"
-                self._end(batch, place, ending, (slot, version + 1, _plain(weight)), kept=kept)
+                self._end(batch, place, ending, (slot, version + 1, _plain(weight)), kept=stays)
         return _UNSEEN if quick else Used(replies, len(used), total / max(len(command.messages), 1), oldest, used)
 
     def settle(self, now: float) -> None:
@@ -450,9 +450,9 @@ class Ledger:
         for (task, chunk), inside in state["gathered"]:
             self.gathered[task, chunk] = [((t, c), weight) for (t, c), weight in inside]
         for key, value in vectors.items():
-            kind, *rest = key.split("/")
+            kind, *parts = key.split("/")
             if kind == "message":
-                task, chunk = int(rest[0]), int(rest[1])
+                task, chunk = int(parts[0]), int(parts[1])
                 batch = self._given[task]
                 item = task - batch.first
                 ids = () if batch.chunks[item][chunk].steps else self.partitions(task, chunk)

@@ -51,8 +51,8 @@ class Questions:
             return
         time, slot = self._cluster.now(), command.slot
         if self._problem is None:
-            told = self._losses.popleft()._replace(time=time) if self._losses else None
-            self.answers.append(told or LossEvaluated(time, "", 0, float("nan")))
+            answer = self._losses.popleft()._replace(time=time) if self._losses else None
+            self.answers.append(answer or LossEvaluated(time, "", 0, float("nan")))
             return
         with np.errstate(over="ignore", invalid="ignore"):
             w = self._versions.models[slot]

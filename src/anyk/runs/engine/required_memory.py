@@ -35,7 +35,7 @@ class Need(NamedTuple):
         """Return the memory that a run needs; workers count if they are on this machine."""
         size = partitions.dtype.itemsize
         vector = partitions.dimension * size
-        lengths = [_length(partitions, held) * size for held in layout.covers or layout.assignment]
+        lengths = [_length(partitions, partition_set) * size for partition_set in layout.covers or layout.assignment]
         state = 0 if optimizer is None else optimizer.vectors
         replies = sum(lengths) // layout.blocks
         own = sum(_WORKER * length for length in lengths)

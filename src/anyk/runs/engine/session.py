@@ -33,7 +33,7 @@ def session(
     >>> driver.step, driver.ledger.counts.counted
     (4, 12)
     """
-    begun = False
+    started = False
     try:
         with _enough_files(driver.cluster.workers), driver.cluster:
             driver.open(tell)
@@ -43,10 +43,10 @@ def session(
                 driver.begin()
             else:
                 _restore(driver, *saved)
-            begun = True
+            started = True
             yield driver
     except RunFailed:
-        if begun:
+        if started:
             driver.settle()
         raise
     driver.settle()

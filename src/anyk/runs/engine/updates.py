@@ -178,9 +178,9 @@ class Updates:
         def change(part: slice) -> Vector:
             return np.subtract(w[part], target(part)).astype(w.dtype, copy=False)
 
-        made = self._step(slot, change, outer, state, version, scale)
+        model = self._step(slot, change, outer, state, version, scale)
         self._versions.optimizer_states[slot] |= {OUTER + name: vector for name, vector in state.items()}
-        return made
+        return model
 
     def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> dict[str, Vector]:
         """The state of the optimiser that steps by what local work has changed."""

@@ -49,9 +49,9 @@ class WarmStart:
         versions = {slot: version for slot, version in state["versions"].items() if slot not in auxiliary}
         states: dict[str, dict[str, Vector]] = {slot: {} for slot in versions}
         for key, vector in vectors.items():
-            kind, *rest = key.split("/")
-            if kind == "optimizer" and rest[0] in states and not rest[1].startswith(OUTER):
-                states[rest[0]][rest[1]] = vector
+            kind, *parts = key.split("/")
+            if kind == "optimizer" and parts[0] in states and not parts[1].startswith(OUTER):
+                states[parts[0]][parts[1]] = vector
         models = {slot: vectors[f"model/{slot}/{version}"] for slot, version in versions.items()}
         return cls(versions, models, states, max(state["cluster"]["numbers"]))
 

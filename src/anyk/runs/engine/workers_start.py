@@ -30,8 +30,8 @@ def replicated(layout: Layout) -> bool:
     """Whether several workers compute gradients of the same partition, which then have to agree."""
     if layout.replicated is not None or layout.inner is not None:
         return bool(layout.replicated) and layout.inner is None
-    held = [j for partitions in layout.assignment for j in partitions]
-    return len(set(held)) < len(held)
+    assigned = [j for partitions in layout.assignment for j in partitions]
+    return len(set(assigned)) < len(assigned)
 
 
 def local_of(layout: Layout, problem: Problem | None, optimizer: Optimizer | None) -> Local | None:

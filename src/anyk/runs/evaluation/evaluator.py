@@ -193,13 +193,13 @@ class Evaluator:
             return problem_of(self.problem, slot).metrics(w)
 
     def _look_now_and_then(self) -> None:
-        rest = 0.0  # until when only to take copies
+        pause_until = 0.0  # until when only to take copies
         while not self._over.is_set():
             self._news.wait()
             self._news.clear()
             clock.sleep(_AFTER)
             self._copy_borrowed()
-            pause = rest - clock.perf_counter()
+            pause = pause_until - clock.perf_counter()
             if pause > 0.0:
                 self._over.wait(min(1.0, pause))
                 self._news.set()
@@ -214,19 +214,19 @@ class Evaluator:
             try:
                 self._evaluate(*newest, time, w)
             except (BadInput, RunFailed):
-                rest = float("inf")  # it is said when the run has ended and all is evaluated that is left
+                pause_until = float("inf")  # it is said when the run has ended and all is evaluated that is left
                 continue
             ended = clock.perf_counter()
-            rest = ended + (ended - began) * (1.0 / self._share - 1.0)
+            pause_until = ended + (ended - began) * (1.0 / self._share - 1.0)
             if self.target is not None and not self._asks:  # reached, it is to end the run soon, whatever that takes
-                rest = min(rest, ended + 1.0)
+                pause_until = min(pause_until, ended + 1.0)
 
     def finish(self, tell: Callable[[int, int], None] = lambda done, total: None) -> list[Evaluation]:
         """Evaluate what was kept and return all, oldest first; before each ``tell`` gets (its number, how many)."""
         self.stop()
-        left = sorted(self._kept, key=lambda key: key[1])
-        for number, (slot, version) in enumerate(left):
-            tell(number + 1, len(left))
+        remaining = sorted(self._kept, key=lambda key: key[1])
+        for number, (slot, version) in enumerate(remaining):
+            tell(number + 1, len(remaining))
             self._evaluate(slot, version, *self._kept[slot, version])
         return sorted(self.done.values(), key=lambda e: (e.version, e.slot))
 

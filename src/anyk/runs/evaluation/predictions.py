@@ -55,9 +55,9 @@ def predict_file(
     check_out(source, target)
     rows = read_rows(source, predictor, header=header, max_gb=max_gb, tell=tell)
     scores = predictor.scores(model, rows)
-    found: dict[str, NDArray[Any]] = {"prediction": predictor.decided(scores)}
+    columns: dict[str, NDArray[Any]] = {"prediction": predictor.decided(scores)}
     if probabilities:
         chances = predictor.chances(scores)
-        found |= {f"probability_{label}": chances[:, k] for k, label in enumerate(predictor.labels.tolist())}
-    write_predictions(source, target, found, limit_of(source, max_gb))
+        columns |= {f"probability_{label}": chances[:, k] for k, label in enumerate(predictor.labels.tolist())}
+    write_predictions(source, target, columns, limit_of(source, max_gb))
     return len(scores)

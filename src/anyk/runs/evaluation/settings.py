@@ -179,8 +179,8 @@ def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strat
             f"'{strategy.spec}' adapts to the loss and the learning rate, which it must know from the start; use "
             "another schedule than ReduceLROnPlateau"
         )
-    found = first_metrics(evaluated)
-    name, better = (next(iter(found)), evaluated.better) if found else ("loss", "lower")
+    metrics = first_metrics(evaluated)
+    name, better = (next(iter(metrics)), evaluated.better) if metrics else ("loss", "lower")
     if better != watches:
         mode = "max" if better == "higher" else "min"
         raise BadInput(

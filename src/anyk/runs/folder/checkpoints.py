@@ -66,8 +66,8 @@ def load(folder: Path, *, name: str = NAME) -> tuple[dict[str, Any], dict[str, V
 
     Raises :class:`~anyk.errors.BadInput` where it is not what was written.
     """
-    found = _load(folder, name)
-    return None if found is None else found[:2]
+    loaded = _load(folder, name)
+    return None if loaded is None else loaded[:2]
 
 
 def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], str] | None:
@@ -121,10 +121,10 @@ def _digest(state: str, arrays: dict[str, Vector]) -> str:
 
 def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
     """A checkpoint that is whole and fits the log; None when there is none, :class:`~anyk.errors.BadInput` if not."""
-    found = _load(folder, name)
-    if found is None:
+    loaded = _load(folder, name)
+    if loaded is None:
         return None
-    state, vectors, digest = found
+    state, vectors, digest = loaded
     path = folder / name
     if not log.has_seal(state.get("seal", "none")):
         raise BadInput(f"the log of '{folder}' is not the one that '{path.name}' was written with, or was cut short")

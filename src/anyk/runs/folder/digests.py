@@ -86,8 +86,8 @@ def files_of(strategies: Iterable[str]) -> dict[str, str]:
 
     for spec in strategies:
         settled(spec, seen)
-    found = {file: file_digest(file) for file in named}
-    return {file: digest for file, digest in found.items() if digest is not None}
+    digests = {file: file_digest(file) for file in named}
+    return {file: digest for file, digest in digests.items() if digest is not None}
 
 
 def file_digest(file: str | Path, *, follow: bool = True) -> str | None:
@@ -126,22 +126,22 @@ def _check_code(code: Mapping[str, str], was: str, where: str, of: str) -> None:
         folder, before = Path(where).resolve().parent, Path(was).parent
         pairs += [(str(before / part.relative_to(folder)), str(part)) for part in beside(Path(where))]
     for recorded, part in pairs:
-        known, found = code.get(recorded), sha256_of(part)
-        if known is not None and found is not None and found != known:
+        recorded_digest, digest = code.get(recorded), sha256_of(part)
+        if recorded_digest is not None and digest is not None and digest != recorded_digest:
             raise BadInput(
-                f"'{part}' is not the code of {of}: it has changed since (SHA-256 {found[:8]}…, recorded "
-                f"{known[:8]}…); restore it, or start a new run from this one: anyk train --from"
+                f"'{part}' is not the code of {of}: it has changed since (SHA-256 {digest[:8]}…, recorded "
+                f"{recorded_digest[:8]}…); restore it, or start a new run from this one: anyk train --from"
             )
 
 
 def check_traces(config: SharedConfig, cluster: Cluster, of: str) -> None:
     """Raise :class:`~anyk.errors.BadInput` if a trace of delays is not the one that the run began with."""
-    known = config.digests.traces
+    recorded = config.digests.traces
     for file, found in [*traces_of(cluster.delays), *traces_of(cluster.communication)]:
-        if known.get(file, found) != found:
+        if recorded.get(file, found) != found:
             raise BadInput(
                 f"the trace '{file}' has changed since {of} began: its digest is {found[:8]}…, recorded "
-                f"{known[file][:8]}…; restore it, or start a new run from this one: anyk train --from"
+                f"{recorded[file][:8]}…; restore it, or start a new run from this one: anyk train --from"
             )
 
 

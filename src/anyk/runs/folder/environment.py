@@ -25,13 +25,13 @@ def environment() -> dict[str, str]:
     >>> environment()["numpy"] == numpy.__version__
     True
     """
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    found["host"] = platform.node()
+            versions[package] = version(package)
+    versions["host"] = platform.node()
     commit = _commit(_place())
-    return found | ({"commit": commit} if commit else {})
+    return versions | ({"commit": commit} if commit else {})
 
 
 def changes(began: Mapping[str, str]) -> list[str]:

@@ -122,12 +122,12 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         other than torch and optax, as the file may be anybody's.
         """
         try:
-            found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"'{path}' is not a plan: it is broken ({error}); write it again: anyk plan … -o") from None
         except OSError as error:
             raise BadInput(f"the plan '{path}' cannot be read ({error.strerror})") from None
-        promise = cls.of_plain(found, f"'{path}'")
+        promise = cls.of_plain(content, f"'{path}'")
         if not trust:
             promise.check_code(f"the plan '{path}'")
         return promise
@@ -176,7 +176,10 @@ def _in_words(error: str) -> str:
     """A complaint of msgspec as a part of a sentence, with the key by its name."""
     what, _, place = error.partition(" - at `$")
     where = f" in '{place.strip('.`')}'" if place else ""
-    for known, said in (("Object contains unknown field", "unknown key"), ("Object missing required field", "no key")):
-        if what.startswith(known):
-            return f"{said} {what.removeprefix(known).strip().replace('`', chr(39))}{where}"
+    for complaint, words in (
+        ("Object contains unknown field", "unknown key"),
+        ("Object missing required field", "no key"),
+    ):
+        if what.startswith(complaint):
+            return f"{words} {what.removeprefix(complaint).strip().replace('`', chr(39))}{where}"
     return f"{what.replace('`', chr(39))}{where}"

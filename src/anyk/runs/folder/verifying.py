@@ -88,9 +88,9 @@ def _of_race(folder: Path) -> Iterator[Check]:
         yield Check("race", False, str(error))
         return
     planned = [entry.folder for entry in race.entries]
-    begun = [name for name in planned if (folder / name).is_dir()]
-    yield Check("race", True, f"{race_folder.NAME}, {len(begun)} of {len(planned)} runs begun")
-    for name in begun:
+    started = [name for name in planned if (folder / name).is_dir()]
+    yield Check("race", True, f"{race_folder.NAME}, {len(started)} of {len(planned)} runs begun")
+    for name in started:
         for check in _checks(folder / name):
             yield check._replace(text=f"{name}: {check.text}")
 
@@ -246,15 +246,15 @@ def _of_digests(folder: Path, settings: config.RunConfig) -> Iterator[Check]:
             now = digest_of(name)
             words = "not found" if now is None else "as it was" if now == recorded else "another now"
             yield Check(kind, None if now is None else now == recorded, f"'{name}' is {words}")
-    known = digests.traces
+    recorded_traces = digests.traces
     try:
         traces = dict(traces_of(parse(settings.delays))) | dict(traces_of(communication(settings.communication)))
     except BadInput as error:
         traces = {}
-        if known:
+        if recorded_traces:
             yield Check("traces", None, str(error))
     for file, digest in traces.items():
-        same = known.get(file) == digest
+        same = recorded_traces.get(file) == digest
         yield Check("traces", same, f"'{file}' is {'as it was' if same else 'another now'}")
     with names_in_folder(folder, {}, trust=False):
         yield _data(settings.problem, digests.data)

@@ -89,7 +89,7 @@ class LogCopy:
         if self._seen is not None and self.stand(self._origin) == (self._stand, self._seen):
             return False
         for _ in range(_DIRECT):  # until nobody has moved rows from one file to the other meanwhile
-            stand, seen = _stand(self._origin, self._origin_ahead), _size(self._origin_ahead)
+            stand, size = _stand(self._origin, self._origin_ahead), _size(self._origin_ahead)
             if stand != self._stand:
                 _copy(self._origin, self.path)
             self._stand = stand
@@ -99,8 +99,8 @@ class LogCopy:
             if _stand(self._origin, self._origin_ahead) == stand:
                 break
             self._stand = None
-        self.written = max(self._origin.stat().st_mtime, seen[1] / 1e9)
-        self._seen = seen if time.time() - self.written > _TICK else None  # what comes now may bear the same time
+        self.written = max(self._origin.stat().st_mtime, size[1] / 1e9)
+        self._seen = size if time.time() - self.written > _TICK else None  # what comes now may bear the same time
         return True
 
 
@@ -121,8 +121,8 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
             db = sqlite3.connect(copy.path, isolation_level=None, check_same_thread=False)
             db.execute("PRAGMA trusted_schema=OFF")
             frames = _frames(_ahead(copy.path))
-            taken = max(0, db.execute("PRAGMA wal_checkpoint").fetchone()[1])
-            lost = frames is None or frames > taken
+            pages = max(0, db.execute("PRAGMA wal_checkpoint").fetchone()[1])
+            lost = frames is None or frames > pages
             db.execute("PRAGMA journal_mode=DELETE").fetchall()
             db.execute("SELECT count(*) FROM sqlite_master").fetchall()
             db.execute("PRAGMA query_only=ON")
@@ -151,10 +151,10 @@ def _ahead(path: Path) -> Path:
 def _size(ahead: Path) -> tuple[int, int]:
     """Size and time of a write-ahead file; zeros where there is none."""
     try:
-        found = ahead.stat()
+        status = ahead.stat()
     except FileNotFoundError:
         return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def _frames(ahead: Path) -> int | None:
@@ -186,8 +186,8 @@ def _frames(ahead: Path) -> int | None:
 
 def _stand(path: Path, ahead: Path) -> tuple[object, ...]:
     """Return a value that changes when SQLite moves rows from the write-ahead file to the log, or restarts it."""
-    found = path.stat()
+    status = path.stat()
     head = b""
     with contextlib.suppress(FileNotFoundError), open_plain(ahead) as file:
         head = file.read(32)
-    return found.st_mtime_ns, found.st_size, head
+    return status.st_mtime_ns, status.st_size, head

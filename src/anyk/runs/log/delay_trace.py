@@ -71,12 +71,12 @@ def _rounds(run: Run, *, due: bool) -> tuple[list[dict[int, _Task]], int]:
         strategy = build_strategy(run.config.strategy, workers=workers)
     shares: Sequence[int] = strategy.layout.shares or [1] * strategy.layout.partitions
     table: dict[tuple[float, int], dict[int, _Task]] = {}
-    given: Counter[tuple[float, int]] = Counter()  # rounds that take no time begin at the same one
-    for dispatched, worker, end, known, computing, partitions in task_times(run.log, due=due):
+    starts: Counter[tuple[float, int]] = Counter()  # rounds that take no time begin at the same one
+    for dispatched, worker, end, complete, computing, partitions in task_times(run.log, due=due):
         if end is not None:
-            row = table.setdefault((dispatched, given[dispatched, worker]), {})
-            row[worker] = _Task(dispatched, end, known, computing, sum(shares[j] for j in partitions))
-            given[dispatched, worker] += 1
+            row = table.setdefault((dispatched, starts[dispatched, worker]), {})
+            row[worker] = _Task(dispatched, end, complete, computing, sum(shares[j] for j in partitions))
+            starts[dispatched, worker] += 1
     whole = [row for row in table.values() if len(row) == workers and any(task.known for task in row.values())]
     if not whole:
         raise BadInput("a trace needs rounds, but the workers of this run were never all given a task at once")

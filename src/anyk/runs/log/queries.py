@@ -87,18 +87,18 @@ def digest(log: RunLog, slot: str, version: int) -> int | None:
 
 def totals(log: RunLog) -> Totals:
     """Return the totals of all updates and evaluations; only new rows are read."""
-    found = log.totals
+    totals = log.totals
     behind = "max(rowid) FROM {} WHERE rowid > ? GROUP BY slot"
     for slot, version, time, stalest, row in log.rows(
-        f"SELECT slot, max(version), max(time), max(stalest), {behind.format('updates')}", (found.updates,)
+        f"SELECT slot, max(version), max(time), max(stalest), {behind.format('updates')}", (totals.updates,)
     ):
-        found.newest[slot] = max(version, found.newest.get(slot, version))
-        found.time, found.stalest = max(time or 0.0, found.time), max(stalest or 0, found.stalest)
-        found.updates = max(row, found.updates)
-    for slot, row in log.rows(f"SELECT slot, {behind.format('evaluations')}", (found.evaluations,)):
-        found.evaluated.add(slot)
-        found.evaluations = max(row, found.evaluations)
-    return found
+        totals.newest[slot] = max(version, totals.newest.get(slot, version))
+        totals.time, totals.stalest = max(time or 0.0, totals.time), max(stalest or 0, totals.stalest)
+        totals.updates = max(row, totals.updates)
+    for slot, row in log.rows(f"SELECT slot, {behind.format('evaluations')}", (totals.evaluations,)):
+        totals.evaluated.add(slot)
+        totals.evaluations = max(row, totals.evaluations)
+    return totals
 
 
 def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
@@ -108,8 +108,8 @@ def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
 
 def first_slot(log: RunLog, without: Collection[str] = ()) -> str:
     """The first slot, by name, of those with a version."""
-    known = totals(log)
-    return next((slot for slot in sorted({*known.newest, *known.evaluated}) if slot not in without), "model")
+    summary = totals(log)
+    return next((slot for slot in sorted({*summary.newest, *summary.evaluated}) if slot not in without), "model")
 
 
 def stalest(log: RunLog) -> int:
@@ -147,10 +147,10 @@ def staleness(log: RunLog) -> dict[str, dict[int, int]]:
         "UNION ALL SELECT r.slot, r.version - 1 - c.version FROM reuses r JOIN chunks c "
         "ON c.task = r.task AND c.chunk = r.chunk) GROUP BY slot, stale ORDER BY slot, stale"
     )
-    found: dict[str, dict[int, int]] = {}
+    by_slot: dict[str, dict[int, int]] = {}
     for slot, stale, count in rows:
-        found.setdefault(slot, {})[stale] = count
-    return found
+        by_slot.setdefault(slot, {})[stale] = count
+    return by_slot
 
 
 def works(log: RunLog) -> dict[int, Work]:
@@ -171,13 +171,13 @@ def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
     By pair: how often, and the first version of the model. Local steps and error feedback depend on what a worker did
     before, and messages on request on what it had finished; they are not compared.
     """
-    found = log.rows(
+    rows = log.rows(
         "SELECT c.version, group_concat(c.worker), group_concat(c.digest) FROM chunks c JOIN works w ON w.id = c.work "
         "WHERE c.digest != 0 AND w.steps = 0 AND w.send = 'done' AND w.compress = '' "
         "GROUP BY c.version, c.work HAVING min(c.digest) != max(c.digest) ORDER BY c.version"
     )
     pairs: dict[tuple[int, int], tuple[int, int]] = {}
-    for version, *texts in found:
+    for version, *texts in rows:
         digests = sorted({*zip(*(map(int, text.split(",")) for text in texts), strict=True)})
         for (one, digest), (other, another) in combinations(digests, 2):
             if one != other and digest != another:
@@ -189,8 +189,8 @@ def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
 def mean_times(log: RunLog) -> tuple[float, float]:
     """Mean seconds that finished chunks were computed for and held up before, as far as workers said."""
     rows = log.rows("SELECT avg(computed - computing), avg(computing - started) FROM chunks WHERE computed IS NOT NULL")
-    computing, held = rows[0]
-    return computing or 0.0, held or 0.0
+    computing, waiting = rows[0]
+    return computing or 0.0, waiting or 0.0
 
 
 def waits_of_steps(log: RunLog) -> float | None:
@@ -217,8 +217,8 @@ def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
         "ORDER BY c.dispatched, c.task"
     )
     return [
-        TaskTime(at, worker, end, bool(known), computing, [j for part in parts.split(";") for j in json.loads(part)])
-        for at, worker, end, known, computing, parts in rows
+        TaskTime(at, worker, end, bool(complete), computing, [j for part in parts.split(";") for j in json.loads(part)])
+        for at, worker, end, complete, computing, parts in rows
     ]
 
 
@@ -267,18 +267,18 @@ def columns(log: RunLog, table: str) -> dict[str, NDArray[Any]]:
     """
     if table not in _QUERIES:
         raise BadInput(f"a run has no table '{table}'; it has {', '.join(_QUERIES)}")
-    names, found = log.select(_QUERIES[table])
-    made: dict[str, NDArray[Any]] = {}
-    for name, values in zip(names, zip(*found, strict=True) if found else [()] * len(names), strict=True):
+    names, rows = log.select(_QUERIES[table])
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, values in zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True):
         whole = name in _WHOLE and not (table == "events" and name in ("worker", "task", "chunk"))
-        made[name] = np.array(values, dtype=object if name in _TEXT else np.int64 if whole else np.float64)
-    return made
+        arrays[name] = np.array(values, dtype=object if name in _TEXT else np.int64 if whole else np.float64)
+    return arrays
 
 
 def newest_seal(log: RunLog) -> str:
     """The seal of what was written last: it stands for all rows up to there; empty before the first."""
-    found = log.rows("SELECT seal FROM seals ORDER BY id DESC LIMIT 1")
-    return str(found[0][0]) if found else ""
+    rows = log.rows("SELECT seal FROM seals ORDER BY id DESC LIMIT 1")
+    return str(rows[0][0]) if rows else ""
 
 
 # ------------------------------------------------------------------------------------------- to be checked

@@ -116,8 +116,8 @@ def logged_receipt(
     rows = log.rows(_MADE, (slot, version))
     if not rows:
         return None
-    *made, before = rows[0]
-    update = _Update(*made)
+    *fields, before = rows[0]
+    update = _Update(*fields)
     works = queries.works(log)
     used = [
         _Message(worker, task, chunk, weight, staleness, works[work])

@@ -68,9 +68,9 @@ class RunLog:
             db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=NORMAL")
-            known = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
             for name, create in SCHEMA.items():
-                if name not in known:
+                if name not in tables:
                     db.execute(create)
         except sqlite3.Error as error:
             if db is not None:
@@ -131,12 +131,12 @@ class RunLog:
     def check_file(self) -> str | None:
         """Return the defect of the SQLite file or its tables; None if there is none."""
         try:
-            said = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(1)")]
+            lines = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(1)")]
             tables = dict(self._db.execute("SELECT name, sql FROM sqlite_master").fetchall())
         except (sqlite3.Error, OverflowError) as error:
             return str(error)
-        if said != ["ok"]:
-            return " ".join(said[0].split())
+        if lines != ["ok"]:
+            return " ".join(lines[0].split())
         return None if tables == SCHEMA else "its tables are not those of a run log"
 
     def check_seals(self) -> str | None:
@@ -327,8 +327,8 @@ class RunLog:
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             if not seq:  # it begins again
                 self._db.execute("DELETE FROM partitions")
-            found = self._db.execute("SELECT id, upto FROM seals WHERE seal = ?", (seal,)).fetchone()
-            number, upto = (0, [0] * len(TABLES)) if found is None else (found[0], json.loads(found[1]))
+            row = self._db.execute("SELECT id, upto FROM seals WHERE seal = ?", (seal,)).fetchone()
+            number, upto = (0, [0] * len(TABLES)) if row is None else (row[0], json.loads(row[1]))
             self._db.execute(  # what is sealed stays: a slot that has no update yet may have begun at any version
                 "DELETE FROM evaluations WHERE rowid > ? AND version > "
                 "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)",
@@ -367,8 +367,8 @@ class RunLog:
 
     def table(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Answer a query, each row as a dictionary."""
-        names, found = self.select(query, values)
-        return [dict(zip(names, row, strict=True)) for row in found]
+        names, rows = self.select(query, values)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def evaluations(self) -> list[Evaluation]:
         """Every evaluation, in the order in which they were made."""

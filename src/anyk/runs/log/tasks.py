@@ -99,12 +99,12 @@ def tasks_of(run: Run) -> Tasks:
     lost = ~np.isfinite(over)
     if lost.any():  # events are many
         over[lost] = np.maximum(_losses(run, log, lost), start[lost])
-    begun = np.where(np.isfinite(log["computing"]), log["computing"], start)
-    begun = np.maximum(begun, start)
-    worked = np.clip(_last_progress(run, log), begun, np.maximum(log["computed"], begun))
+    computing = np.where(np.isfinite(log["computing"]), log["computing"], start)
+    computing = np.maximum(computing, start)
+    worked = np.clip(_last_progress(run, log), computing, np.maximum(log["computed"], computing))
     phases = {
-        "waiting": np.where(finished, begun - start, 0.0),
-        "computing": np.where(finished, worked - begun, 0.0),
+        "waiting": np.where(finished, computing - start, 0.0),
+        "computing": np.where(finished, worked - computing, 0.0),
         "idle": np.where(finished, np.maximum(log["computed"] - worked, 0.0), 0.0),
         "sending": np.where(finished, np.maximum(log["received"] - log["computed"], 0.0), 0.0),
         "unknown": np.where(finished, 0.0, np.maximum(over - start, 0.0)),
@@ -170,8 +170,8 @@ def _fates(run: Run, log: Mapping[str, Column], slots: tuple[str, ...], slot: Co
     newest = queries.newest(run.log)
     version = np.array([newest.get(name, 0) for name in slots] or [0], dtype=np.int64)[slot]
     last_event = run.log.rows("SELECT coalesce(max(seq), 0) FROM events")[0][0]
-    settled = gone & ~came & (log["seq"] > last_event) & (log["cancelled"] >= last)
-    fate[settled & (run.asynchronous | (log["version"] >= version))] = OPEN
+    unfinished = gone & ~came & (log["seq"] > last_event) & (log["cancelled"] >= last)
+    fate[unfinished & (run.asynchronous | (log["version"] >= version))] = OPEN
     return fate
 
 
@@ -179,12 +179,12 @@ def _losses(run: Run, log: Mapping[str, Column], lost: Column) -> Column:
     """When the workers of some chunks were lost, or said that they could not do them; else the end of the run."""
     events = queries.columns(run.log, "events")
     gone = np.isin(events["kind"].astype(str), ("Lost", "Failed"))
-    found = np.full(int(lost.sum()), run.seconds)
-    for i, (worker, begun) in enumerate(zip(log["worker"][lost], log["dispatched"][lost], strict=True)):
-        times = events["time"][gone & (events["worker"] == worker) & (events["time"] >= begun)]
+    ends = np.full(int(lost.sum()), run.seconds)
+    for i, (worker, dispatched) in enumerate(zip(log["worker"][lost], log["dispatched"][lost], strict=True)):
+        times = events["time"][gone & (events["worker"] == worker) & (events["time"] >= dispatched)]
         if len(times):
-            found[i] = times.min()
-    return found
+            ends[i] = times.min()
+    return ends
 
 
 def _steps(
@@ -193,13 +193,13 @@ def _steps(
     """The step that used a chunk, or the first that was made without one that had been given an earlier version."""
     step = np.where(np.isfinite(log["step"]), log["step"], -1).astype(np.int64)
     for i, name in enumerate(slots):
-        made = (steps["slot"] == name) & np.isfinite(steps["replies"])
-        times, versions = steps["seconds"][made], steps["step"][made].astype(np.int64)
+        updates = (steps["slot"] == name) & np.isfinite(steps["replies"])
+        times, versions = steps["seconds"][updates], steps["step"][updates].astype(np.int64)
         mine = (slot == i) & (step < 0) & np.isin(fate, (CUT, SPARE)) & np.isfinite(log["cancelled"])
         if not len(times) or not mine.any():
             continue
         place = np.searchsorted(np.maximum.accumulate(times), log["cancelled"][mine], side="left")
-        known = place < len(times)
-        found = np.where(known, versions[np.minimum(place, len(times) - 1)], -1)
-        step[mine] = np.where(found > log["version"][mine], found, -1)
+        within = place < len(times)
+        candidates = np.where(within, versions[np.minimum(place, len(times) - 1)], -1)
+        step[mine] = np.where(candidates > log["version"][mine], candidates, -1)
     return step

@@ -367,12 +367,12 @@ def charged(cluster: str, problem: Problem, *, workers: int) -> str:
         return cluster
     pieces = problem.split(workers)
     pieces.load(range(workers))
-    w, taken = problem.initial(), []
+    w, durations = problem.initial(), []
     for _ in range(_TRIES):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         pieces.partial_gradient(0, w)
-        taken.append(time.perf_counter() - begun)
-    return with_keys(cluster, {"partition": float(f"{median(taken):.2g}"), "cores": workers})
+        durations.append(time.perf_counter() - start)
+    return with_keys(cluster, {"partition": float(f"{median(durations):.2g}"), "cores": workers})
 
 
 def _with_models(spec: str, models: int, workers: int) -> str:
@@ -381,9 +381,9 @@ def _with_models(spec: str, models: int, workers: int) -> str:
     spec = settled(spec)
     if models == 1:
         return spec
-    asked = with_keys(spec, {"models": models})
+    completed_spec = with_keys(spec, {"models": models})
     try:
-        trained = len(build_strategy(asked, workers=workers).layout.slots)
+        trained = len(build_strategy(completed_spec, workers=workers).layout.slots)
     except BadInput as error:
         if "has no key 'models'" not in str(error):
             raise
@@ -393,4 +393,4 @@ def _with_models(spec: str, models: int, workers: int) -> str:
             f"'{spec}' trains {trained} model{'s' * (trained > 1)} and cannot race with {models} models; rounds of a "
             "code can, and gc, sr-sgc and m-sgc"
         )
-    return asked
+    return completed_spec

@@ -84,6 +84,6 @@ def name_folders(strategies: Sequence[str], known: Mapping[str, str]) -> dict[st
         if spec in names:
             raise BadInput(f"'{spec}' is in the race twice")
         name = re.sub(r"[^A-Za-z0-9.=-]+", "-", spec).strip("-.") or "run"
-        taken = {*names.values(), *known.values()}
-        names[spec] = name if name not in taken else f"{name}-{len(taken)}"
+        used_names = {*names.values(), *known.values()}
+        names[spec] = name if name not in used_names else f"{name}-{len(used_names)}"
     return names

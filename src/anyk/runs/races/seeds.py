@@ -28,8 +28,8 @@ def spread(values: Iterable[float | None], *, missing: float = math.inf) -> Spre
     >>> spread([3.0, 1.0, 2.0]), spread([3.0, None, 2.0]).most, spread([1.0, None, None], missing=-math.inf).median
     (Spread(median=2.0, least=1.0, most=3.0), None, None)
     """
-    known = sorted(missing if value is None or math.isnan(value) else value for value in values)
-    return Spread(*(value if math.isfinite(value) else None for value in (median(known), known[0], known[-1])))
+    ordered = sorted(missing if value is None or math.isnan(value) else value for value in values)
+    return Spread(*(value if math.isfinite(value) else None for value in (median(ordered), ordered[0], ordered[-1])))
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class OverSeeds:
     @property
     def speed_up(self) -> Spread | None:
         """None before the reference has run. A run that did not come as far counts as slower than all others."""
-        known = [one.times for one in self.speed_ups if one is not None]
-        return spread(known, missing=-math.inf) if known else None
+        times = [one.times for one in self.speed_ups if one is not None]
+        return spread(times, missing=-math.inf) if times else None
 
     @property
     def at_least(self) -> bool:
@@ -120,16 +120,16 @@ def compare_seeds(runs: Sequence[Run]) -> SeedsComparison:
     """
     groups = grouped(runs)
     over, by, _ = compare([group[0] for group in groups])
-    found: dict[int, SpeedUp] = {}
+    by_seed: dict[int, SpeedUp] = {}
     for seed in {_key(run)[1] for run in runs}:
         same = [run for group in groups for run in group if _key(run)[1] == seed]
         paired = compare(same)
         if paired.over == over:
-            found.update(zip(map(id, same), paired.speed_ups, strict=True))
+            by_seed.update(zip(map(id, same), paired.speed_ups, strict=True))
     strategies = tuple(
-        OverSeeds(_key(group[0])[0], group, tuple(found.get(id(run)) for run in group)) for group in groups
+        OverSeeds(_key(group[0])[0], group, tuple(by_seed.get(id(run)) for run in group)) for group in groups
     )
-    return SeedsComparison(over, by, strategies, tuple(found.get(id(run)) for run in runs))
+    return SeedsComparison(over, by, strategies, tuple(by_seed.get(id(run)) for run in runs))
 
 
 def _key(run: Run) -> tuple[str, int]:

@@ -92,5 +92,5 @@ def _by_loss(run: Run, reference: Run) -> SpeedUp:
 def _losses(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Times and losses of the versions that were evaluated."""
     history = run.history
-    known = np.isfinite(history["loss"])
-    return history["seconds"][known], history["loss"][known]
+    finite = np.isfinite(history["loss"])
+    return history["seconds"][finite], history["loss"][finite]

@@ -82,13 +82,13 @@ def _steps(run: Run) -> Iterator[dict[str, Any]]:
         before = 0.0
         for i in np.flatnonzero(log["slot"] == slot).tolist():
             now = _micro(log["seconds"][i])
-            known = {name: float(log[name][i]) for name in ("residual", "staleness", "loss", "metric")}
-            known = {name: value for name, value in known.items() if math.isfinite(value)}
+            values = {name: float(log[name][i]) for name in ("residual", "staleness", "loss", "metric")}
+            values = {name: value for name, value in values.items() if math.isfinite(value)}
             if math.isfinite(log["replies"][i]):
                 step, replies = int(log["step"][i]), int(log["replies"][i])
-                yield _slice(f"step {step}", _DRIVER, number, before, now, args={"messages": replies, **known})
+                yield _slice(f"step {step}", _DRIVER, number, before, now, args={"messages": replies, **values})
                 before = now
-            for name, value in known.items():
+            for name, value in values.items():
                 shown = run.metric_name if name == "metric" else name
                 yield _event("C", f"{shown} of {slot}", _DRIVER, 0, ts=now, args={shown: value})
 
@@ -123,11 +123,11 @@ def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
 def _facts(tasks: Tasks, i: int) -> dict[str, Any]:
     """Return what is known of a task besides its times."""
     step, version = int(tasks.step[i]), int(tasks.version[i])
-    known: dict[str, Any] = {"task": int(tasks.task[i]), "model": tasks.slots[tasks.slot[i]], "version": version}
+    arguments: dict[str, Any] = {"task": int(tasks.task[i]), "model": tasks.slots[tasks.slot[i]], "version": version}
     if tasks.fate[i] <= LATE:
-        known |= {"step": step, "weight": float(tasks.weight[i]), "staleness": step - 1 - version}
+        arguments |= {"step": step, "weight": float(tasks.weight[i]), "staleness": step - 1 - version}
     elif step > 0:
-        known["not waited for in step"] = step
+        arguments["not waited for in step"] = step
     if tasks.fate[i] == CUT and math.isfinite(tasks.late[i]):
-        known["seconds late"] = float(tasks.late[i])
-    return known
+        arguments["seconds late"] = float(tasks.late[i])
+    return arguments

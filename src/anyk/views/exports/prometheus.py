@@ -67,8 +67,8 @@ class Metrics(Callback):
     # ------------------------------------------------------------------------------------------- what happens
 
     def on_begin(self, info: RunInfo) -> None:
-        for kept in (self._steps, self._evaluated, self._taken, self._used, self._lost):
-            kept.clear()
+        for counters in (self._steps, self._evaluated, self._taken, self._used, self._lost):
+            counters.clear()
         self._info = info
 
     def on_step(self, info: StepInfo) -> None:
@@ -105,11 +105,11 @@ class Metrics(Callback):
         ]
         values = {slot: self._of(slot, step) for slot, step in list(self._steps.items())}
         for name, family, text in of_model:
-            made = family(f"anyk_{name}", text, labels=("model", "strategy"))
+            metric = family(f"anyk_{name}", text, labels=("model", "strategy"))
             for slot, known in values.items():
                 if known[name] is not None:
-                    made.add_metric((slot, strategy), known[name])
-            yield made
+                    metric.add_metric((slot, strategy), known[name])
+            yield metric
         total = sum(self._taken.values())
         on_time = GaugeMetricFamily(
             "anyk_worker_on_time_share", "Share of the steps that used the worker.", labels=("strategy", "worker")

@@ -38,8 +38,8 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
     >>> report(run, Path(tempfile.mkdtemp()) / "report.html").stat().st_size < 4_000_000
     True
     """
-    given = [of] if isinstance(of, Run | Race) else list(of)
-    runs = [run for one in given for run in (one.runs if isinstance(one, Race) else [one])]
+    items = [of] if isinstance(of, Run | Race) else list(of)
+    runs = [run for one in items for run in (one.runs if isinstance(one, Race) else [one])]
     if not runs:
         raise BadInput("there is no run to report on")
     target = Path(path)
@@ -47,7 +47,7 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
         raise BadInput(f"a report is written as .html, got '{path}'")
     if not target.parent.is_dir():
         raise BadInput(f"the report '{path}' cannot be written: there is no folder '{target.parent}'")
-    text = page(runs, [title for one in given if isinstance(one, Race) for title in one.waiting])
+    text = page(runs, [title for one in items if isinstance(one, Race) for title in one.waiting])
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:

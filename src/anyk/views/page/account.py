@@ -62,8 +62,8 @@ def account(run: Run, tasks: Tasks) -> Account:
     edges = np.cumsum([tasks.start[row], tasks.waiting[row], tasks.computing[row], tasks.idle[row], sending], axis=0)
     parts = np.diff(np.clip(edges, since[own], until[own]), axis=0).sum(axis=1)
     waiting, computing, _, sending_ = (float(part) for part in parts)
-    rest = float(times.max(initial=0.0)) - waiting - computing - sending_
-    return Account(waiting, computing, sending_, rest if rest > _ROUNDING else 0.0)
+    remaining = float(times.max(initial=0.0)) - waiting - computing - sending_
+    return Account(waiting, computing, sending_, remaining if remaining > _ROUNDING else 0.0)
 
 
 class Share(NamedTuple):

@@ -30,14 +30,14 @@ _WIDE = 8.0  # times longer than the shortest run: beyond that seconds are logar
 def content(runs: Sequence[Run], waiting: Sequence[str]) -> dict[str, Any]:
     """Values for the page's template; ``figures`` by name, ``about`` for the page's script."""
     groups = grouped(runs)
-    drawn: dict[str, Any] = {}
-    sections = [_section(group[0], f"run{i}", drawn) for i, group in enumerate(groups[:_MANY])]
+    figures_by_name: dict[str, Any] = {}
+    sections = [_section(group[0], f"run{i}", figures_by_name) for i, group in enumerate(groups[:_MANY])]
     several = len(runs) > 1
     about = {
         "fates": FATES,
         "dark": dict(zip(LIGHT.values(), DARK.values(), strict=True)),
         "roots": {},
-        "curves": _curves(groups, drawn),
+        "curves": _curves(groups, figures_by_name),
         "runs": [section.pop("about") for section in sections],
     }
     ends = [group[0].seconds for group in groups if group[0].seconds > 0.0]
@@ -51,7 +51,7 @@ def content(runs: Sequence[Run], waiting: Sequence[str]) -> dict[str, Any]:
         "log_seconds": len(ends) > 1 and max(ends) > _WIDE * min(ends),
         "waiting": waiting,
         "runs": sections,
-        "figures": drawn,
+        "figures": figures_by_name,
         "packages": _packages(),
         "about": about,
     }
@@ -157,40 +157,40 @@ def _panels(run: Run, tasks: Tasks, name: str, drawn: dict[str, Any]) -> list[di
 def _steps(run: Run, tasks: Tasks) -> dict[str, Any]:
     """The steps that were taken, for lines in the timeline and for receipts."""
     log = queries.columns(run.log, "steps")
-    known = np.isin(log["slot"].astype(str), tasks.slots) & np.isfinite(log["replies"])
+    trained = np.isin(log["slot"].astype(str), tasks.slots) & np.isfinite(log["replies"])
     return {
-        "slot": np.searchsorted(tasks.slots, log["slot"][known].astype(str)).astype(np.uint8),
-        "step": log["step"][known].astype(np.int32),
-        "seconds": log["seconds"][known],
-        "residual": log["residual"][known].astype(np.float32),
-        "gain": log["gain"][known].astype(np.float32),
+        "slot": np.searchsorted(tasks.slots, log["slot"][trained].astype(str)).astype(np.uint8),
+        "step": log["step"][trained].astype(np.int32),
+        "seconds": log["seconds"][trained],
+        "residual": log["residual"][trained].astype(np.float32),
+        "gain": log["gain"][trained].astype(np.float32),
     }
 
 
 def _for_receipts(run: Run, tasks: Tasks) -> dict[str, Any]:
     """Return data of receipts that the timeline lacks: work by its number, and messages that were used again."""
-    found: dict[str, Any] = {}
+    data: dict[str, Any] = {}
     works = queries.columns(run.log, "works")
     texts = [f"[{lists[0]}, {lists[1]}]" for lists in zip(works["partitions"], works["coefficients"], strict=True)]
     kinds, place = np.unique(texts, return_inverse=True)
     plain = [json.loads(kind) for kind in kinds]
     fits = all(len(partitions) == len(coefficients) for partitions, coefficients in plain)
     if fits and sum(len(partitions) for partitions, _ in plain) <= _WORKS:
-        found["works"] = plain
+        data["works"] = plain
         tasks.work[:] = place[np.searchsorted(works["work"], tasks.work)]
     again = queries.columns(run.log, "reuses")
     if 0 < len(again["task"]) <= _REUSES:
         chunk = {pair: i for i, pair in enumerate(zip(tasks.task.tolist(), tasks.chunk.tolist(), strict=True))}
         which = [chunk[pair] for pair in zip(again["task"].tolist(), again["chunk"].tolist(), strict=True)]
         slots = np.searchsorted(tasks.slots, again["slot"].astype(str)).tolist()
-        found["reuses"] = [
+        data["reuses"] = [
             [slot, int(step), int(tasks.worker[i]), int(tasks.task[i]), int(tasks.version[i]), float(weight)]
             for slot, step, i, weight in zip(slots, again["step"], which, again["weight"], strict=True)
         ]
     elif len(again["task"]):
-        found["omitted"] = "Messages of earlier steps that were used again are not listed; anyk show --step lists them."
-        found.pop("works", None)
-    return found
+        data["omitted"] = "Messages of earlier steps that were used again are not listed; anyk show --step lists them."
+        data.pop("works", None)
+    return data
 
 
 def _settings(run: Run) -> list[tuple[str, str]]:

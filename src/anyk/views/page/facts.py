@@ -44,8 +44,8 @@ def where(config: RunConfig) -> str:
     """On what, with how many workers and which injected delays."""
     name = config.cluster.partition(":")[0]
     delays = config.delays
-    held = "no injected delays" if delays == "none" else f"injected delays {delays}"
-    return f"{config.workers} {_WHERE.get(name, f'workers of {name}')} and {held}"
+    delay_text = "no injected delays" if delays == "none" else f"injected delays {delays}"
+    return f"{config.workers} {_WHERE.get(name, f'workers of {name}')} and {delay_text}"
 
 
 def run_verdict(run: Run, tasks: Tasks, spent: Account) -> list[str]:
@@ -74,12 +74,12 @@ def _ending(run: Run) -> str:
 
 
 def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
-    taken = max(run.jobs, 1)
+    jobs = max(run.jobs, 1)
     used = float(np.nansum(run.history["replies"])) / max(run.steps - run.begun, 1)
     counted = tasks.only((tasks.fate <= LATE) & (tasks.step >= 0))
     pairs = len(np.unique(np.stack([counted.slot, counted.step, counted.worker]), axis=1).T)
-    senders = pairs / taken
-    cut, spare = (float((tasks.fate == one).sum()) / taken for one in (CUT, SPARE))
+    senders = pairs / jobs
+    cut, spare = (float((tasks.fate == one).sum()) / jobs for one in (CUT, SPARE))
     plural = "message" if f"{used:.3g}" == "1" else "messages"
     mean = f"On average a step used {used:.3g} {plural}"
     mean += f" from {senders:.3g} of {run.config.workers} workers" if senders else ""
@@ -90,8 +90,8 @@ def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
         return f"{mean}; the run took {longer} its delays alone make it."
     name, most = max(zip(spent._fields, spent, strict=True), key=lambda part: part[1])
     virtual = on_virtual_clock(run)  # where the driver takes no time
-    rest = "spent until deadlines" if virtual else "spent in the driver or until deadlines"
-    doing = {"waiting": "waiting for delays and orders", "driver": rest}.get(name, name)
+    other_text = "spent until deadlines" if virtual else "spent in the driver or until deadlines"
+    doing = {"waiting": "waiting for delays and orders", "driver": other_text}.get(name, name)
     return f"{mean}; the largest part of the time, {percent(most / spent.total)}, was {doing}." if most else f"{mean}."
 
 
@@ -157,9 +157,9 @@ def _fastest(best: OverSeeds, comparison: SeedsComparison) -> str:
 
 
 def _caveat(best: OverSeeds, ranked: Sequence[OverSeeds], comparison: SeedsComparison) -> str:
-    left = [one.strategy for one in comparison.strategies if one not in ranked]
-    if left:
-        return f"Not ranked, as they did not come as far in most of their runs: {', '.join(left)}."
+    unranked = [one.strategy for one in comparison.strategies if one not in ranked]
+    if unranked:
+        return f"Not ranked, as they did not come as far in most of their runs: {', '.join(unranked)}."
     how = ", ".join(departures(best.runs[0]))
     if not how:
         return "Its steps were the exact full gradient, so that nothing was traded for the speed."
@@ -178,13 +178,13 @@ def promised(run: Run) -> str:
     plan = run.config.plan
     if not plan:
         return ""
-    span, taken = plan.seconds_per_step, max(run.steps - run.begun, 1)
-    took = run.seconds / taken
+    span, steps_taken = plan.seconds_per_step, max(run.steps - run.begun, 1)
+    took = run.seconds / steps_taken
     place = "above" if took > span.high else "below" if took < span.low else "within"
     text = (
         f"The plan promised {duration(span.median)} a step ({duration(span.low)} to {duration(span.high)}) for a "
-        f"run of {plan.horizon:,} steps; this run of {count_steps(taken)} took {duration(took)} a step, {place} that "
-        "interval"
+        f"run of {plan.horizon:,} steps; this run of {count_steps(steps_taken)} took {duration(took)} a step, {place} "
+        "that interval"
     )
     if plan.verdict == "change":
         today = plan.today
@@ -227,12 +227,12 @@ def explained(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
                 "So this run cannot say what slow workers would cost; a run of 'uncoded' can.",
                 [],
             )
-        found = explain(record)
+        explanation = explain(record)
     except BadInput as error:
         return f"This run cannot say: {error}.", []
     head = "If every step had waited for all workers"
     head += f" (the first {most:,} of {len(seconds_):,} rounds)" if len(seconds_) > most else ""
-    return head + ":", [sentence[:1].upper() + sentence[1:] + "." for sentence in found.sentences]
+    return head + ":", [sentence[:1].upper() + sentence[1:] + "." for sentence in explanation.sentences]
 
 
 def rounds(tasks: Tasks, workers: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -244,10 +244,10 @@ def rounds(tasks: Tasks, workers: int) -> tuple[NDArray[np.float64], NDArray[np.
     if not len(tasks):
         return np.empty((0, workers)), np.empty((0, workers), bool)
     first = tasks.first
-    known = np.isfinite(tasks.late)
-    end = np.where(known, tasks.end + np.where(tasks.finished, 0.0, np.nan_to_num(tasks.late)), tasks.end)
+    finite = np.isfinite(tasks.late)
+    end = np.where(finite, tasks.end + np.where(tasks.finished, 0.0, np.nan_to_num(tasks.late)), tasks.end)
     end = np.maximum.reduceat(end, first)
-    cut = np.logical_or.reduceat(~known & ~tasks.finished, first)
+    cut = np.logical_or.reduceat(~finite & ~tasks.finished, first)
     start, worker = tasks.start[first], tasks.worker[first]
     times, row = np.unique(start, return_inverse=True)
     count = np.zeros((len(times), workers), dtype=np.int64)

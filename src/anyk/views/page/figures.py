@@ -147,14 +147,14 @@ def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: 
                 area = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.18)
                 _draw(plot, area, source, tags=tags)
             stroke = glyphs.Line(x="x", y="y", line_color=colour, line_width=2.2, line_dash=dash)
-            drawn = _draw(plot, stroke, source, name=line.name, tags=tags)
+            renderer = _draw(plot, stroke, source, name=line.name, tags=tags)
             few = ColumnDataSource({key: data[key][:: max(1, len(keep) // _SYMBOLS)] for key in ("x", "y")})
             mark = Scatter(x="x", y="y", marker=symbol, size=8, fill_color=colour, line_color=colour)
             _draw(plot, mark, few, tags=tags)
             tips = [(value, "@y{0.00000}"), ("seconds" if axis == "seconds" else "step", "@x{0.[000]}")]
             tips = [("", "$name"), *tips] if len(lines) > 1 else tips
             tips += [("least to largest", "@low{0.0000} to @high{0.0000}")] if band else []
-            plot.add_tools(HoverTool(renderers=[drawn], tooltips=tips, mode="vline", line_policy="nearest"))
+            plot.add_tools(HoverTool(renderers=[renderer], tooltips=tips, mode="vline", line_policy="nearest"))
     return plot
 
 
@@ -284,8 +284,8 @@ def heat_map(heat: Heat) -> Any:
         y_range=Range1d(workers - 0.5, -0.5),
     )
     plot.xgrid.visible = False
-    known = heat.seconds[np.isfinite(heat.seconds)]
-    low, high = (float(np.quantile(known, q)) for q in (0.0, 0.99)) if known.size else (0.0, 1.0)
+    finite = heat.seconds[np.isfinite(heat.seconds)]
+    low, high = (float(np.quantile(finite, q)) for q in (0.0, 0.99)) if finite.size else (0.0, 1.0)
     colours = LinearColorMapper(Cividis256, low=low, high=max(high, low + 1e-9), nan_color="rgba(0,0,0,0)")
     place = {"x": start, "y": -0.5, "dw": end - start, "dh": workers, "first": heat.first, "each": heat.each}
     source = ColumnDataSource(

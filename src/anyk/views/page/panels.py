@@ -96,8 +96,8 @@ def _residual(run: Run, tasks: Tasks) -> Panel:
     from anyk.views.page import figures
 
     residual = run.history["residual"]
-    taken = np.isfinite(residual)
-    residual = residual[taken]
+    finite = np.isfinite(residual)
+    residual = residual[finite]
     if not residual.size:
         return Panel("Residual", "No step was taken.")
     largest = float(residual.max())
@@ -108,7 +108,7 @@ def _residual(run: Run, tasks: Tasks) -> Panel:
         return Panel("Residual", f"{largest:.3g} in every step: how far its sum was from the sum over all partitions.")
     note = f"Above 0 in {percent(float((residual > EXACT).mean()))} of the steps, {residual.mean():.3g} on average: "
     note += "how far a step's sum was from the sum over all partitions."
-    return Panel("Residual", note, figures.residuals(run.history["step"][taken], residual))
+    return Panel("Residual", note, figures.residuals(run.history["step"][finite], residual))
 
 
 @register("staleness")
