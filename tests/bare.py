@@ -153,6 +153,7 @@ def main() -> int:
     extras = [extra for extra in given.only.split(",") if extra]
     if not given.installed:
         hide_all_but(extras)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # interrupts are ignored in the background of a shell
     signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     os.chdir(tempfile.mkdtemp())
     Path("table.csv").write_text(CLASSIFIER)
