@@ -102,6 +102,9 @@ def leaves_nothing_behind(request: pytest.FixtureRequest):
     if request.node.get_closest_marker("in_process"):  # it can start nothing, and a look at all processes costs more
         descriptors = _descriptors()
         yield
+        if _descriptors() > descriptors + 2:
+            gc.unfreeze()
+            gc.collect()
         assert _descriptors() <= descriptors + 2, "the test left descriptors open"
         return
     children, descriptors, memory, nice = _children(), _descriptors(), _shared_memory(), os.nice(0)
