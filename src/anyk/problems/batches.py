@@ -54,6 +54,7 @@ class Batches:
         """Prepare for these partitions; samples are read when they are needed."""
 
     def piece(self, first: int, last: int) -> Self:
+        """Return some consecutive partitions, from ``first`` to before ``last``."""
         joined = copy(self)
         joined._bounds = [(self._bounds[first][0], self._bounds[last][1])]
         joined.sizes = (sum(self.sizes[first : last + 1]),)
@@ -79,6 +80,7 @@ class Batches:
         return self.gradient_sum(w, self._selected(partition, rows))
 
     def check_partial_loss(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
         if self.data.endless:
             raise BadInput(NO_PARTS)
 

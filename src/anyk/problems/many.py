@@ -42,6 +42,7 @@ class ManyPartitions:
         return made
 
     def compare_replicas(self) -> None:
+        """Check that replicas of a gradient agree."""
         for part in self._parts.values():
             compare = getattr(part, "compare_replicas", None)
             if compare is not None:
@@ -49,6 +50,7 @@ class ManyPartitions:
                 self.tolerance = max(self.tolerance, getattr(part, "tolerance", 0.0))
 
     def check_partial_loss(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
         for part in self._parts.values():
             check_partial_loss(part)
 

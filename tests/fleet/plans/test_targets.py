@@ -17,8 +17,6 @@ from anyk.fleet.plans.measured import Fleet
 from anyk.fleet.plans.prices import VectorSize, vectors_held
 from anyk.fleet.records import Record
 
-pytestmark = pytest.mark.in_process
-
 N, TARGET = 6, 0.02
 DATA = "synthetic:rows=240,features=8"
 

@@ -67,6 +67,7 @@ class DecompiledPartitions:
         self._functions = {rows: compile_source(*text) for rows, text in self._texts.items()}
 
     def check_partial_loss(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
         raise BadInput(
             "workers without JAX (workers='numpy') compute gradients alone; evaluate where='driver' or 'aside'"
         )

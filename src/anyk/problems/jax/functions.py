@@ -332,6 +332,7 @@ class JaxProblem(NetworkProblem):
         return self._network.model.trained(self._network.pieces(self._vector(w)))
 
     def digest(self) -> str | None:
+        """Return a digest of the data, by which a later change is noticed; None if there is none."""
         return digest_of(_content(self._data), None if self._held_out is None else _content(self._held_out))
 
     def _vector(self, w: Any) -> Any:

@@ -94,6 +94,7 @@ class JaxPartitions(Batches):
         return total
 
     def check_partial_loss(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
         super().check_partial_loss()
         if self._network.keeps:
             raise BadInput(

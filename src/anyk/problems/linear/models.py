@@ -321,6 +321,7 @@ class LinearProblem:
         return None if self.X_test is None else "held_out"
 
     def sampled(self, samples: int) -> Self:
+        """Return the problem on a sample of its rows."""
         sample = copy(self)
         if isinstance(self.X, ShardRows | StreamRows):
             sample.X, y = self.X.some(samples, "train").arrays
@@ -341,6 +342,7 @@ class LinearProblem:
         return self._recipe
 
     def digest(self) -> str | None:
+        """Return a digest of the data, by which a later change is noticed; None if there is none."""
         uneven = () if self.uneven is None else self.uneven.told
         weights = () if self.weights is None else (self.weights,)
         if isinstance(self.X, ShardRows):

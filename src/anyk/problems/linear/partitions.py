@@ -62,6 +62,7 @@ class LinearPartitions:
             self._columns.append(columns)
 
     def only(self, partitions: Sequence[int]) -> LinearPartitions:
+        """Return the part that computes these partitions alone."""
         loaded = set(partitions)
         part = copy(self)
         part._X = [X if j in loaded else None for j, X in enumerate(self._X)]
@@ -71,6 +72,7 @@ class LinearPartitions:
         return part
 
     def piece(self, first: int, last: int) -> LinearPartitions:
+        """Return some consecutive partitions, from ``first`` to before ``last``."""
         from scipy import sparse
 
         span = slice(first, last + 1)
@@ -108,6 +110,7 @@ class LinearPartitions:
         return np.asarray(X.T @ slope).reshape(-1)
 
     def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
+        """Return the sum of the losses of a partition, or of some of its rows."""
         _, y, weights, scores = self._scored(partition, w, rows)
         losses = losses_of(self.kind, scores, y)
         return float(losses.sum() if weights is None else weights @ losses)

@@ -181,6 +181,7 @@ class TorchPartitions(Batches):
         return summed
 
     def check_partial_loss(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
         super().check_partial_loss()
         if norms_of(self._network.module):
             raise BadInput(
