@@ -29,7 +29,6 @@ _LEVELS = {
     "/": MULTIPLY,
     "@": MULTIPLY,
 }
-_ASSOCIATIVE = {"|", "^", "&", "+", "*"}
 _SIMPLE = re.compile(r"-?[\w.]+")  # an operand of ** around which ruff leaves no spaces
 
 
