@@ -10,6 +10,7 @@ import pytest
 import anyk
 from anyk.errors import RunFailed
 from anyk.protocol import Combine, Command, Dispatch, Event, Reply
+from anyk.runs.engine.agreement import Agreement
 from anyk.runs.log import queries
 from anyk.strategies import Rounds
 from anyk.views.result_tables import race_notes
@@ -71,14 +72,18 @@ def test_what_is_not_stated_is_worked_out() -> None:
 
 
 @pytest.mark.parametrize(("spec", "pairs"), [("frc:load=3", [(0, 1), (1, 2)]), ("cyclic:stragglers=2", [])])
-def test_different_messages_of_the_same_work_are_noted(spec: str, pairs: list[tuple[int, int]]) -> None:
+def test_different_messages_that_were_not_compared_in_time_are_noted(
+    spec: str, pairs: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the others arrive after the step."""
+    monkeypatch.setattr(Agreement, "take", lambda _, reply: (reply,))
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     for byzantine in ((), (1,)):
         cluster = anyk.clusters.Simulated(6, byzantine=byzantine)
         with anyk.train(problem, anyk.strategy(f"{spec},wait=all", workers=6), cluster, steps=4) as run:
-            found = queries.different_messages(run.log)
+            different = queries.different_messages(run.log)
             texts = [note["text"] for note in run.notes if note["kind"] == "different messages"]
             lines = [line for line in race_notes([run]) if "different" in line]
-        assert found == (dict.fromkeys(pairs, (4, 0)) if byzantine else {})
-        assert len(texts) == bool(found) and lines == [f"{run.config.strategy}: {text}" for text in texts]
+        assert different == (dict.fromkeys(pairs, (4, 0)) if byzantine else {})
+        assert len(texts) == bool(different) and lines == [f"{run.config.strategy}: {text}" for text in texts]
         assert all("work: 0 and 1 (4 times, first at step 0), 1 and 2 (4 times" in text for text in texts)

@@ -228,7 +228,7 @@ def test_the_model_is_that_of_an_honest_fleet(spec: str, byzantine: tuple[int, .
 def test_liars_spoil_what_is_not_made_for_them() -> None:
     """So that the test above says something."""
     runs = [
-        anyk.train(Squares(9), "frc:stragglers=2", Simulated(9, byzantine=lying), steps=2, evaluate=None)
+        anyk.train(Squares(9), "uncoded", Simulated(9, byzantine=lying), steps=2, evaluate=None)
         for lying in ((), (0, 4, 8))
     ]
     assert np.abs(runs[0].model - runs[1].model).max() > 1.0

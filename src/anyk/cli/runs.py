@@ -204,6 +204,7 @@ def resume(run: str, options: ResumeOptions) -> None:
     write_json(result.report(), options.json_file)
 
 
+_OF_MESSAGES = ("unusable", "compared", "differed")  # counts that are no endings
 _SHOWN = (
     "cluster",
     "workers",
@@ -264,8 +265,10 @@ def show(
         say(console, race_table([opened]), *race_notes([opened]))
         ledger = opened.ledger
         if ledger:
-            ended = "  ".join(f"{key} {value}" for key, value in ledger.items() if value and key != "unusable")
+            ended = "  ".join(f"{key} {value}" for key, value in ledger.items() if value and key not in _OF_MESSAGES)
             say(console, f"chunks: {ended}")
+            if opened.comparison:
+                say(console, f"messages: {opened.comparison}")
         for note in opened.notes:
             say(console, f"{note['time']:9.3f} s  {note['kind']}: {note['text']}")
     if picture is not None:

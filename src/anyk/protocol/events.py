@@ -28,7 +28,11 @@ class Progress(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A chunk gave no usable message: it was not finite, had the wrong length, or raised; ``reason`` says which."""
+    """A chunk gave no usable message: it was not finite, had the wrong length, or raised; ``reason`` specifies which.
+
+    It may follow the :class:`Reply` of the same chunk if its message contradicts another; the message must then not be
+    used. A strategy that has used it as one of several for a step to come takes it back and asks again.
+    """
 
     time: float
     worker: int

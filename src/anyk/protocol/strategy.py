@@ -37,6 +37,8 @@ class Layout:
     if they were one (a mini-batch is drawn from all of them). ``replicated``: whether several workers compute gradients
     of the same partition in a step (None: if it is assigned to several). ``losses``: the strategy asks for the training
     loss. ``minibatches``: every chunk draws a mini-batch, so that the data may be a stream without an end.
+    ``spanning``: once so many different sums have arrived, the rows of all further ones are combinations of theirs, by
+    which they are checked (0: never).
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)
@@ -56,6 +58,7 @@ class Layout:
     replicated: bool | None = None
     losses: bool = False
     minibatches: bool = False
+    spanning: int = 0
 
     @property
     def unit(self) -> float:

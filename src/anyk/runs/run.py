@@ -234,6 +234,22 @@ class Run(Results, AbstractContextManager["Run"]):
         """The first slot that was trained for its own sake."""
         return queries.first_slot(self.log, without=self.config.auxiliary)
 
+    @property
+    def comparison(self) -> str:
+        """The share of messages that were compared before they were used, and how many differed; empty if none were.
+
+        >>> import anyk
+        >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+        >>> anyk.train(problem, "frc:load=2,check=1", "simulated", workers=4, steps=3).comparison
+        'compared 100 % of messages, 0 differed'
+        """
+        ended = self.ledger
+        compared, differed = ended.get("compared", 0), ended.get("differed", 0)
+        if not compared:
+            return ""
+        arrived = ended["counted"] + ended["late_counted"] + ended["discarded"]
+        return f"compared {min(1.0, compared / arrived):.0%} of messages, {differed} differed".replace("%", " %")
+
     def receipt(self, version: int, slot: str | None = None) -> Receipt:
         """The receipt of a version; raises :class:`~anyk.errors.BadInput` if there is no such version."""
         slot = slot or self.slot

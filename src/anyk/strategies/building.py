@@ -43,6 +43,7 @@ _KEYS = {
     "models": int,
     "snapshot": int,
     "balance": Auto,
+    "check": float,
 }
 
 

@@ -25,6 +25,8 @@ class Counts:
     cancelled: int = 0
     lost: int = 0
     unusable: int = 0  # of the lost: messages that were not finite, too short, or errors
+    compared: int = 0  # messages that were compared with others before they were used
+    differed: int = 0  # messages that contradicted others; they were not used
 
     def end(self, ending: str) -> None:
         """Count a chunk that has ended in one of :data:`ENDINGS`."""

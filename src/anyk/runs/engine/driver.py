@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyk.clusters.contract import Cluster, Order
@@ -38,6 +39,7 @@ from anyk.protocol import (
     Stop,
     Strategy,
 )
+from anyk.runs.engine.agreement import Agreement, tolerance_of
 from anyk.runs.engine.clock_limit import Pace
 from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
@@ -48,7 +50,7 @@ from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.engine.workers_start import local_of, partitions_of, replicated
 from anyk.runs.log.runlog import RunLog
-from anyk.runs.log.schema import Update
+from anyk.runs.log.schema import KINDS, Update
 
 _LIMIT = "the run's limit"  # the alarm that ends a run
 
@@ -100,6 +102,8 @@ class Driver:
         self._faults = Faults(layout.workers)
         self._asked = asked
         self.equal_bits = False  # whether several workers send messages that must not differ in a bit
+        self._agreement: Agreement | None = None
+        self._pending: deque[Event] = deque()  # events of one message that the strategy has not been told yet
         self.need: Need | None = None  # of memory
         self.time = 0.0  # of the newest version
         self.present: set[int] = set()
@@ -143,6 +147,14 @@ class Driver:
             self.ledger.sizes = partitions.sizes
             exact = not getattr(partitions, "tolerance", 0.0) and not self.layout.voting
             self.equal_bits = exact and replicated(self.layout)
+            if (
+                replicated(self.layout)
+                and self.layout.blocks == 1
+                and not (self.layout.voting or self.cluster.recorded)
+            ):
+                tolerance = tolerance_of(self.cluster, getattr(partitions, "tolerance", 0.0), partitions.dtype)
+                note = None if self.log is None else self.log.note
+                self._agreement = Agreement(self.layout, self.cluster, self.ledger, tolerance, note)
             if self._asked:
                 check_partial_loss(partitions)
             if not self.cluster.recorded:
@@ -171,12 +183,14 @@ class Driver:
         """Go on until a limit is reached or the strategy stops; raises :class:`~anyk.errors.RunFailed` if it failed."""
         if self.finished():
             return
-        log, on, arrive, failing = self.log, self.running.on, self.ledger.arrive, self._faults.in_a_row
+        log, on, failing = self.log, self.running.on, self._faults.in_a_row
+        agreement = self._agreement
+        arrive = self.ledger.arrive if agreement is None else _accept  # it has been entered before it was compared
         self._answer()  # what a resumed run's strategy had asked and not been told
         # an alarm, and not a look at the clock, ends a run at its limit: no event that comes later is taken and lost
         self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
         on_event, on_news = self._on_event, self._on_news
-        for event in self.cluster.events():
+        for event in self.cluster.events() if agreement is None else self._compared_events(agreement):
             if event is None:
                 if log is not None:
                     log.tidy()
@@ -227,6 +241,19 @@ class Driver:
             )
         if self.stopped is not None and self.stopped.failed:
             raise RunFailed(self.stopped.reason + self._faults.since_step())
+
+    def _compared_events(self, agreement: Agreement) -> Iterator[Event | Cut | None]:
+        """Yield the cluster's events, with failures in place of messages that contradict each other."""
+        pending = self._pending
+        while pending:  # since before a resume
+            yield pending.popleft()
+        for event in self.cluster.events():
+            if not isinstance(event, Reply):
+                yield event
+            elif self.ledger.arrive(event):
+                pending.extend(agreement.take(event))
+                while pending:
+                    yield pending.popleft()
 
     def _answer(self) -> None:
         """Tell the strategy what it asked the driver, and do what it says to that."""
@@ -332,6 +359,8 @@ class Driver:
         slot, version = command.slot, self.versions.newest[command.slot]
         self.last_update = command
         full = self.ledger.with_gathered(command) if self.ledger.gathered else command
+        if self._agreement is not None:
+            self._agreement.check(full.messages, self.strategy.spec, self.step)
         w, bits = None, 0
         if self._updates is not None:
             if isinstance(full, Combine) and full.divisor == "all":
@@ -409,6 +438,8 @@ class Driver:
             "present": sorted(self.present),
             "answers": self._questions.state(),
             "failing": self._faults.state(),
+            "agreement": None if self._agreement is None else self._agreement.state(),
+            "pending": [[type(event).__name__, *event] for event in self._pending],
             "seq": self.log.seq if self.log is not None else 0,
             **self.ledger.state(),
         }
@@ -427,6 +458,9 @@ class Driver:
         own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
         self.cluster.take_back(own, makers)
         self._faults.restore(state["failing"])
+        if self._agreement is not None:
+            self._agreement.restore(state["agreement"])
+            self._pending.extend(KINDS[kind](*fields) for kind, *fields in state["pending"])
         self._questions.restore(state["answers"])
         self.running.restore(state["strategy"])
         self.cluster.restore(self._now, state["cluster"])
@@ -436,3 +470,8 @@ class Driver:
             if self.log is not None:
                 self.log.event(event)
             self._obey(self.running.on(event))
+
+
+def _accept(reply: Reply) -> bool:
+    del reply
+    return True

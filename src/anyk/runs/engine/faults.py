@@ -7,6 +7,7 @@ from typing import Any
 
 from anyk.errors import BadInput, RunFailed
 from anyk.protocol import Failed, Lost
+from anyk.runs.engine.agreement import DIFFERS
 
 _AT_FAULT = f"{BadInput.__name__}: "  # how a worker's words begin where asking again is of no use
 _NOT_FINITE = "not finite"
@@ -29,6 +30,9 @@ class Faults:
         itself is at fault.
         """
         worker, why = event.worker, event.reason
+        if why.startswith(DIFFERS):
+            self._since_step[worker] = why
+            return event  # it may be the other one that is wrong
         if why.startswith(_AT_FAULT):
             raise RunFailed(f"step {step}: worker {worker}: {why.removeprefix(_AT_FAULT)}")
         count = self.in_a_row.get(worker, (0, ""))[0] + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from anyk.clusters.contract import Cluster
@@ -68,6 +68,29 @@ class Ledger:
         batch = self._given[task]
         inside = [j for (t, c), _ in self.gathered.get((task, chunk), ()) for j in self.partitions(t, c)]
         return tuple(dict.fromkeys([*batch.chunks[task - batch.first][chunk].partitions, *inside]))
+
+    def chunk(self, task: int, index: int) -> Chunk:
+        """Return a chunk of a task that is under way."""
+        batch = self._given[task]
+        return batch.chunks[task - batch.first][index]
+
+    def version_of(self, task: int, index: int) -> tuple[str, int]:
+        """Return the slot and the version that a chunk of a task under way is computed on."""
+        slot = self.chunk(task, index).slot
+        return slot, self._given[task].versions[slot]
+
+    def arrived(self, task: int, index: int) -> bool:
+        """Return whether a message has arrived, and has neither been used nor freed."""
+        batch = self._given.get(task)
+        return batch is not None and batch.status[(task - batch.first) * batch.width + index] == ARRIVED
+
+    def messages(self) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield the messages that have arrived and not been used, each as (task, chunk) and its worker."""
+        for batch in dict.fromkeys(self._given.values()):
+            for place, status in enumerate(batch.status):
+                if status == ARRIVED:
+                    item, index = divmod(place, batch.width)
+                    yield (batch.first + item, index), batch.workers[item]
 
     def covered(self, messages: Sequence[tuple[int, int]]) -> int:
         """The rows that messages cover."""
@@ -148,6 +171,8 @@ class Ledger:
         self.counts.unusable += 1
         if batch.status[place] == OPEN:
             self._end(batch, place, "lost")
+        elif batch.status[place] == ARRIVED:  # it turned out to contradict another
+            self._end(batch, place, "discarded")
         return slot, version
 
     def fail_late(self, event: Failed) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from math import isnan
 
 import numpy as np
 
+from anyk import keyed
 from anyk.checks import typed
 from anyk.codes import Code
 from anyk.codes.decoders import METHODS, Decoder, LeastSquaresDecoder, SetDecoder
@@ -63,6 +65,9 @@ class Rounds(RoundSettings):
     ``marginal`` always divides by the expected share ``1 - p`` (needs a repetition code and a number in ``wait``);
     ``none`` leaves it. Left out it is conditional, but none for codes and decoders that are unbiased as they are.
 
+    ``check``: in this share of the rounds, sampled by the round's number, every sum is waited for twice (or for one
+    reply more than the code needs), so that the driver can compare messages and find those with wrong numbers.
+
     ``batch``: of each partition a mini-batch of so many samples stands for all (0: all); replicas draw the same.
     ``models``: so many models are trained at once, one after another in turn, a round each.
 
@@ -113,8 +118,12 @@ class Rounds(RoundSettings):
         self._use_code(s, policy.relearned(s.learned, last) if learned and policy.relearned else self.first_code)
         if self.balance is not None:
             self._use_code(s, self.balanced_code.cut(s.balance.sizes))
+        self._restart_decoder(s)
+
+    def _restart_decoder(self, s: RoundState) -> None:
+        """Give a fresh decoder the replies that this round has."""
         s.decoder = self._fresh(s.code)
-        if policy.projected:
+        if self.policy.projected:
             for worker, value in s.values.items():
                 s.decoder.measure(worker, value)
                 s.decoder.add(worker)
@@ -155,7 +164,10 @@ class Rounds(RoundSettings):
     def on_failed(self, state: RoundState, event: Failed) -> Commands:
         s, worker = state, event.worker
         if s.open.pop(event.task * self.code.messages + event.chunk, None) is None:
-            return ()
+            if s.task_of.get(worker * self.code.messages + event.chunk) != event.task:
+                return ()
+            del s.task_of[worker * self.code.messages + event.chunk]  # its message contradicts another
+            self._restart_decoder(s)
         s.crew.fail(worker, event.task)
         if self.policy.projected and event.reason.startswith("not finite"):  # no honest worker says that
             s.values[worker] = float("nan")
@@ -194,11 +206,23 @@ class Rounds(RoundSettings):
         if s.decoder.add(reply) or (
             len(task_of) >= count if count else self._enough_of(s).enough(Seen(s, self.code.messages))
         ):
-            return self._step(s)
+            return () if s.checking and not self._compared(s) else self._step(s)
         return () if s.open else self._waited(s)
+
+    def _compared(self, s: RoundState) -> bool:
+        """Return whether every reply of this round can be compared with others, or no more will come."""
+        if not s.open:
+            return True
+        if self.layout.spanning:
+            return len(s.task_of) > self.layout.spanning
+        groups = s.code.group_of
+        replies, expected = Counter(groups[r] for r in s.task_of), Counter(groups[w] for w in s.open.values())
+        return all(count > 1 or not expected[group] for group, count in replies.items())
 
     def _waited(self, s: RoundState) -> Commands:
         """The commands when no more replies of this round are expected; none while they are."""
+        if s.checking and s.decoder.decodable and self._compared(s):
+            return self._step(s)
         return () if s.open or s.measuring else self._stuck(s)
 
     def _has_replied(self, s: RoundState, worker: int) -> bool:
@@ -243,6 +267,7 @@ class Rounds(RoundSettings):
         s.open = {}
         s.decoder = self._fresh(s.code)
         s.began = s.now
+        s.checking = self.check > 0 and keyed.generator(0, "check", s.before + s.version).random() < self.check
         if crew.hopeless:
             return self.cannot_step(s, "every worker has been given up")
         commands: list[Command] = []

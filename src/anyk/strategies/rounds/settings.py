@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.checks import AtLeastOne, AtLeastZero
+from anyk.checks import AtLeastOne, AtLeastZero, Share
 from anyk.codes import Code, Method, Policy, RepetitionCode, Selection
 from anyk.codes.decoders import METHODS, Floats, method
 from anyk.errors import BadInput
@@ -51,6 +51,7 @@ class RoundSettings(CrewStrategy):
     work: LocalSteps | None = None
     adapt: AdaptingSteps | None = None
     balance: Balance | None = None
+    check: Share = 0.0
 
     def __post_init__(self) -> None:
         if self.work is not None:
@@ -88,6 +89,15 @@ class RoundSettings(CrewStrategy):
             check_snapshot(self.snapshot, code, rule)
             if self.work is not None or self.models > 1 or self.batch or not own:
                 raise BadInput("snapshot has been tested with wait, scaling and cancel only; leave out the rest")
+        if self.check:
+            if self.snapshot or self.work is not None or self.balance is not None or not isinstance(rule, Decodable):
+                raise BadInput(
+                    "check is for rounds that end when the sum is exact; leave out wait, snapshot, balance and work"
+                )
+            if not ((isinstance(code, RepetitionCode) and code.tolerates) or self._spanning):
+                raise BadInput(
+                    f"check needs a code with redundant replies, such as frc, cyclic or mds, got '{code.spec}'"
+                )
         _ = self._samples
         _ = self._scaled  # what cannot be scaled is refused here, not in the first step
 
@@ -182,6 +192,14 @@ class RoundSettings(CrewStrategy):
         return slot_names(self.models) if self.adapt is None else self.adapt.slots
 
     @cached_property
+    def _spanning(self) -> int:
+        """Number of replies from which all others follow, whichever they are; 0 if replicas show it or none do."""
+        code = self.code
+        if self.policy.projected or isinstance(code, RepetitionCode) or code.approximate or code.blocks > 1:
+            return 0
+        return code.replies - code.tolerates if code.tolerates and code.messages == 1 else 0
+
+    @cached_property
     def layout(self) -> Layout:
         code, work = self.first_code, self.work
         anything = (tuple(range(code.partitions)),) * code.workers
@@ -199,6 +217,7 @@ class RoundSettings(CrewStrategy):
             replicated=None if self.balance is None else not code.own_messages,
             losses=self.adapt is not None,
             minibatches=self._samples > 0,
+            spanning=self._spanning,
         )
 
     @cached_property
@@ -218,6 +237,7 @@ class RoundSettings(CrewStrategy):
         parts += [f"snapshot={self.snapshot}"] * (self.snapshot > 0)
         parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
         parts += ["balance=auto"] * (self.balance is not None)
+        parts += [f"check={self.check:g}"] * (self.check > 0)
         return with_keys(self.code.spec, parts)
 
     @property

@@ -26,6 +26,7 @@ class RoundState:
     task_of: dict[int, int] = field(default_factory=dict)  # reply (worker x messages + message) -> task, as they came
     arrivals: list[float] = field(default_factory=list)  # seconds to each reply of this round
     recent: tuple[float, ...] = ()  # the same of the last rounds, where the wait rule looks at them
+    checking: bool = False  # whether replies of this round are waited for until they can be compared
     noted: str = ""  # the log's last note about an adapting deadline
     snapshot: dict[int, int] = field(default_factory=dict)  # group -> task whose message of the snapshot is stored
     missed: list[int] = field(default_factory=list)  # how often each worker was not in when a step was taken

@@ -205,4 +205,6 @@ def _settings(run: Run) -> list[tuple[str, str]]:
     ended = {name: count for name, count in run.ledger.items() if count}
     if ended:
         flat.append(("tasks by ending", ", ".join(f"{name} {count:,}" for name, count in ended.items())))
+    if run.comparison:
+        flat.append(("messages", run.comparison))
     return [("folder", str(run.path))] * (run.path is not None) + flat

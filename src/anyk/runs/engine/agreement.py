@@ -1,0 +1,248 @@
+"""Agreement of messages: workers that were given the same samples and the same model must send the same numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from anyk import keyed
+from anyk.clusters.contract import Cluster
+from anyk.clusters.store import Place
+from anyk.errors import RunFailed
+from anyk.problems.base import Vector
+from anyk.protocol import Chunk, Event, Failed, Layout, Lost, Reply
+from anyk.runs.engine.ledger import Ledger
+
+DIFFERS = "differs from"  # the first words of the reason when a message contradicts others
+WRONG = "wrong numbers"  # the kind of the log's notes about workers that were proved wrong
+_STRIKES = 3  # wrong messages after which a worker is given up
+_DEPENDENT = 1e-9  # residual of coefficients below which a message follows from others
+_ROUNDING = 100.0  # rounding errors of a combination may be this many times eps times the sum of its terms' norms
+
+Version = tuple[str, int]  # a slot and its version
+
+
+class _Sent(NamedTuple):
+    """A message in doubt: its sender, its digest, and its numbers unless the run was resumed since."""
+
+    worker: int
+    digest: int
+    vector: Vector | None = None
+
+
+@dataclass
+class _Doubt:
+    """Messages of the same work of which at least one is wrong; ``own``: each worker is compared with itself only."""
+
+    own: bool
+    sent: list[_Sent] = field(default_factory=list)
+
+
+class Agreement:
+    """Compares the messages of a model version before the strategy is told of them.
+
+    Replicas (equal chunks) must send equal messages: equal bits on one machine, else numbers that differ by at most
+    ``tolerance`` of their norm. When more than ``layout.spanning`` messages of other codes have arrived, each further
+    one must be the combination of the others that its coefficients are. Messages that contradict each other all fail:
+    a third replica, or what their workers send when they are asked again, shows which of them was wrong. A worker that
+    was wrong three times is given up.
+
+    Local steps, compressed messages and messages on request are not compared.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        cluster: Cluster,
+        ledger: Ledger,
+        tolerance: float,
+        note: Callable[[float, str, str], None] | None,
+    ) -> None:
+        self._spanning, self._cluster, self._ledger, self._note = layout.spanning, cluster, ledger, note
+        self._partitions, self._tolerance = layout.partitions, tolerance
+        self._sent: dict[Version, dict[Chunk, list[tuple[int, Place]]]] = {}
+        self._doubts: dict[Version, dict[Chunk, _Doubt]] = {}
+        self._failed: set[Place] = set()
+        self.wrong: Counter[int] = Counter()  # messages that were proved wrong, by worker
+
+    def take(self, reply: Reply) -> Sequence[Event]:
+        """Return the events that the strategy is told when a message arrives: the reply, or failures in its place."""
+        place = reply.task, reply.chunk
+        chunk, version = self._ledger.chunk(*place), self._ledger.version_of(*place)
+        if chunk.steps or chunk.compress or chunk.send != "done":
+            return (reply,)
+        if version not in self._sent:
+            self._forget(version)
+        sent, doubts = self._sent[version], self._doubts[version]
+        lost: list[Event] = []
+        if chunk in doubts:
+            doubt, message = doubts[chunk], self._read(reply.worker, place)
+            equal = [self._alike(message, other) for other in doubt.sent]
+            others = sorted({o.worker for o, same in zip(doubt.sent, equal, strict=True) if same} - {reply.worker})
+            wrong = {o.worker for o, same in zip(doubt.sent, equal, strict=True) if not same}
+            if doubt.own:
+                wrong &= {reply.worker}
+            elif not others:
+                doubt.sent.append(message)
+                return (self._fail(reply.time, reply.worker, place, [o.worker for o in doubt.sent]),)
+            del doubts[chunk]
+            confirmed = f"workers {_and([*others, reply.worker])}" if others else "its own second message"
+            lost = [event for worker in sorted(wrong) for event in self._convict(reply.time, worker, confirmed)]
+        counts = self._ledger.counts
+        replicas = [replica for replica in sent.get(chunk, ()) if self._ledger.arrived(*replica[1])]
+        if replicas:
+            counts.compared += 1 + (len(replicas) == 1)
+        if replicas and not self._equal(*(self._cluster.message(*other) for other in (replicas[0][1], place))):
+            if len(replicas) > 1:
+                lost += self._convict(reply.time, reply.worker, f"workers {_and([w for w, _ in replicas])}")
+                return (self._fail(reply.time, reply.worker, place, [replicas[0][0]]), *lost)
+            return (*self._doubt(version, reply.time, [*replicas, (reply.worker, place)], own=False), *lost)
+        sent.setdefault(chunk, []).append((reply.worker, place))
+        if self._spanning and (contradicting := self._contradicting(sent, chunk, place)):
+            return (*self._doubt(version, reply.time, contradicting, own=True), *lost)
+        return (reply, *lost)
+
+    def check(self, messages: Sequence[Place], strategy: str, step: int) -> None:
+        """Raise :class:`~anyk.errors.RunFailed` if a step uses a message that was found to contradict another."""
+        wrong = self._failed.intersection(messages)
+        if wrong:
+            raise RunFailed(
+                f"step {step}: two workers sent different messages of the same sum, and '{strategy}' cannot do "
+                "without a message that has been counted; a code in rounds, such as frc, can"
+            )
+
+    # ------------------------------------------------------------------------------------------- comparing
+
+    def _equal(self, a: Vector, b: Vector) -> bool:
+        word = "u8" if a.nbytes % 8 == 0 else f"u{a.itemsize}"  # bits, not numbers: 0.0 and -0.0 differ
+        if np.array_equal(a.view(word), b.view(word)):
+            return True
+        if not self._tolerance:
+            return False
+        largest = max(np.linalg.norm(a), np.linalg.norm(b))
+        return bool(np.linalg.norm(a - b) <= self._tolerance * largest)
+
+    def _alike(self, one: _Sent, other: _Sent) -> bool:
+        if one.vector is None or other.vector is None:
+            return one.digest == other.digest
+        return self._equal(one.vector, other.vector)
+
+    def _contradicting(
+        self, sent: dict[Chunk, list[tuple[int, Place]]], chunk: Chunk, place: Place
+    ) -> list[tuple[int, Place]]:
+        """Return the messages, this one included, that cannot all be right; none when they fit or are too few."""
+        arrived = {
+            other: message
+            for other, messages in sent.items()
+            for message in messages
+            if self._ledger.arrived(*message[1])
+        }
+        own = arrived.pop(chunk)
+        others = [(other, *message) for other, message in arrived.items()]
+        if len(others) < self._spanning:
+            return []
+        rows = np.array([self._row(other) for other, _, _ in others])
+        row = self._row(chunk)
+        weights = np.linalg.lstsq(rows.T, row, rcond=None)[0]
+        if np.linalg.norm(weights @ rows - row) > _DEPENDENT * np.linalg.norm(row):
+            return []
+        terms = [(w, worker, at) for w, (_, worker, at) in zip(weights, others, strict=True) if abs(w) > _DEPENDENT]
+        combination = self._cluster.combine([at for _, _, at in terms], [float(w) for w, _, _ in terms])
+        self._ledger.counts.compared += 1 + len(terms)
+        apart = np.linalg.norm(combination - self._cluster.combine([place], [1.0]))
+        message = self._cluster.message(*place)
+        norms = [abs(w) * float(np.linalg.norm(self._cluster.message(*at))) for w, _, at in terms]
+        rounding = max(_ROUNDING * float(np.finfo(message.dtype).eps), self._tolerance)
+        if apart <= rounding * (sum(norms) + float(np.linalg.norm(message))):
+            return []
+        return [*((worker, at) for _, worker, at in terms), own]
+
+    def _row(self, chunk: Chunk) -> Vector:
+        row = np.zeros(self._partitions)
+        row[list(chunk.partitions)] = chunk.coefficients
+        return row
+
+    def _read(self, worker: int, place: Place) -> _Sent:
+        vector = np.array(self._cluster.message(*place))
+        return _Sent(worker, keyed.digest(vector), vector)
+
+    # ------------------------------------------------------------------------------------------- consequences
+
+    def _doubt(self, version: Version, time: float, messages: list[tuple[int, Place]], *, own: bool) -> Iterator[Event]:
+        """Use none of these messages until it is known which of them is right."""
+        for worker, place in messages:
+            chunk = self._ledger.chunk(*place)
+            doubt = self._doubts[version].setdefault(chunk, _Doubt(own))
+            doubt.sent.append(self._read(worker, place))
+            self._sent[version].pop(chunk, None)
+        for worker, place in messages:
+            yield self._fail(time, worker, place, [other for other, _ in messages])
+
+    def _fail(self, time: float, worker: int, place: Place, others: list[int]) -> Failed:
+        self._failed.add(place)
+        self._ledger.counts.differed += 1
+        named = sorted(set(others) - {worker})
+        what = f"what worker{'s' * (len(named) > 1)} {_and(named)} sent" if named else "its earlier message"
+        return Failed(time, worker, *place, f"{DIFFERS} {what} of the same samples at the same model")
+
+    def _convict(self, time: float, worker: int, others: str) -> list[Event]:
+        """Note a wrong message of a worker; give the worker up if it has sent too many."""
+        self.wrong[worker] += 1
+        if self._note is not None:
+            self._note(time, WRONG, f"a message of worker {worker} was wrong: {others} agree on other numbers")
+        if self.wrong[worker] < _STRIKES:
+            return []
+        self._cluster.give_up(worker)
+        return [Lost(time, worker, f"{_STRIKES} messages with wrong numbers", gone=True)]
+
+    def _forget(self, version: Version) -> None:
+        """Start a version; forget the earlier ones of its slot."""
+        slot, number = version
+        for kept in (self._sent, self._doubts):
+            for old in [key for key in kept if key[0] == slot and key[1] < number]:
+                del kept[old]
+        self._sent[version], self._doubts[version] = {}, {}
+        self._failed = {place for place in self._failed if self._ledger.batch(place[0]) is not None}
+
+    # ------------------------------------------------------------------------------------------- checkpoints
+
+    def state(self) -> list[Any]:
+        """Return the strikes and the messages in doubt, as plain data."""
+        doubts = [
+            [slot, number, chunk, doubt.own, [[message.worker, message.digest] for message in doubt.sent]]
+            for (slot, number), chunks in self._doubts.items()
+            for chunk, doubt in chunks.items()
+        ]
+        return [list(self.wrong.items()), doubts]
+
+    def restore(self, state: list[Any]) -> None:
+        """Continue from :meth:`state`, with the messages that the ledger has."""
+        self.wrong = Counter(dict(state[0]))
+        for place, worker in self._ledger.messages():
+            version = self._ledger.version_of(*place)
+            if version not in self._sent:
+                self._forget(version)
+            self._sent[version].setdefault(self._ledger.chunk(*place), []).append((worker, place))
+        for slot, number, chunk, own, sent in state[1]:
+            if (slot, number) not in self._doubts:
+                self._forget((slot, number))
+            doubt = _Doubt(own, [_Sent(worker, digest) for worker, digest in sent])
+            self._doubts[slot, number][Chunk.from_plain(chunk)] = doubt
+
+
+def tolerance_of(cluster: Cluster, tolerance: float, dtype: Any) -> float:
+    """Return the relative difference that rounding may cause between replicas; 0: their bits are equal.
+
+    ``tolerance``: the problem's own. Between machines libraries may round differently.
+    """
+    here = cluster.virtual or cluster.workers_here
+    return tolerance if here else max(tolerance, float(np.finfo(dtype).eps) ** 0.5)
+
+
+def _and(workers: Sequence[int]) -> str:
+    names = [str(worker) for worker in sorted(set(workers))]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
