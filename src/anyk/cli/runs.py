@@ -32,6 +32,7 @@ from anyk.cli.options import (
 )
 from anyk.cli.output import people, say, warn, write_json
 from anyk.cli.races import resume_the_race, tell_race
+from anyk.cli.supervising import supervise, supervised
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ class _Strategy:
         metavar="FILE.toml",
         help="Instead of --strategy: run what 'anyk plan -o' advised, and check its promise.",
     )
+    supervise: bool = option(
+        is_flag=True, help="Resume the run when its process is killed, for want of memory or otherwise."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +90,8 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
     from anyk.views import race_notes, race_table
 
     models = options.models
+    if options.supervise and not supervised():
+        ctx.exit(supervise(resume, new_folder(options, "train")))
     if is_auto(options.strategy):
         train_in_parts(options)
         return

@@ -168,8 +168,9 @@ def continued_states(log: RunLog) -> set[str]:
 def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
     """Return the pairs of workers that sent messages with different digests of the same sum at the same model.
 
-    By pair: how often, and the first version of the model. Messages that were set aside are not compared again. Local steps and error feedback depend on what a worker did
-    before, and messages on request on what it had finished; they are not compared.
+    By pair: how often, and the first version of the model. Messages that were set aside are not compared again. Local
+    steps and error feedback depend on what a worker did before, and messages on request on what it had finished; they
+    are not compared.
     """
     rows = log.rows(
         "SELECT c.version, group_concat(c.worker), group_concat(c.digest) FROM chunks c JOIN works w ON w.id = c.work "

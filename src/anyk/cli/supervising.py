@@ -1,0 +1,102 @@
+"""``--supervise``: train in a process of its own, and resume the run when that process is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from anyk.cli.output import warn
+
+_SUPERVISED = "ANYK_SUPERVISED"  # set for the process that trains, which must not supervise another
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IN_VAIN = 3  # lives without a new checkpoint after which the run is not resumed again
+_PAUSE = 1.0  # seconds before the run is resumed, so that a machine without memory gets some back
+
+
+def supervised() -> bool:
+    """Return whether this process is the one that a supervisor has started."""
+    return _SUPERVISED in os.environ
+
+
+def supervise(resume: click.Command, folder: Path) -> int:
+    """Train in a process of its own as this command line specifies, until it ends by itself; return its exit code.
+
+    A process that is killed by a signal (also for want of memory) is resumed from its last checkpoint. Bad input and
+    runs that fail or diverge are final. An interrupt of this process is forwarded, and ends both.
+    """
+    train = [argument for argument in sys.argv[1:] if argument != "--supervise"]
+    command = [*train, "--out", str(folder)]
+    again = ["resume", str(folder), "--trust", *_shared(train, resume)]
+    in_vain, newest = 0, None
+    with _Forwarding() as forwarding:
+        while True:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "anyk", *command], env=os.environ | {_SUPERVISED: "1"}, process_group=0
+            )
+            code = forwarding.wait(process)
+            if code >= 0 or forwarding.interrupted:
+                return code if code >= 0 else 128 - code
+            reached = _checkpoint(folder)
+            in_vain = 0 if reached != newest else in_vain + 1
+            newest = reached
+            name = signal.Signals(-code).name
+            if in_vain >= _IN_VAIN:
+                warn(f"the run was killed ({name}) {in_vain + 1} times without a new checkpoint; it is not resumed")
+                return 1
+            command = again if (folder / "run.toml").exists() or (folder / "auto.toml").exists() else command
+            warn(f"the run was killed ({name}); {'resuming' if command is again else 'starting'} it again")
+            time.sleep(_PAUSE)
+
+
+class _Forwarding:
+    """Forwards signals to the process that trains, which is in a group of its own and gets each of them once."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> _Forwarding:
+        self._before = {number: signal.signal(number, self._forward) for number in _FORWARDED}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Return the exit code of a process, to which signals are forwarded meanwhile."""
+        self._process = process
+        if self.interrupted:  # while no process was there
+            process.terminate()
+        return process.wait()
+
+    def _forward(self, number: int, _: FrameType | None) -> None:
+        self.interrupted = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+
+def _shared(arguments: Sequence[str], command: click.Command) -> Iterable[str]:
+    """Yield those options of a command line that another command has as well, with their values."""
+    options = {name: option for option in command.params for name in option.opts}
+    left = iter(arguments)
+    for argument in left:
+        name, equals, _ = argument.partition("=")
+        option = options.get(name)
+        if isinstance(option, click.Option):
+            yield argument
+            if not option.is_flag and not equals:
+                yield next(left)
+
+
+def _checkpoint(folder: Path) -> tuple[int, ...]:
+    """Return what changes whenever a checkpoint is written."""
+    return tuple(sorted(file.stat().st_mtime_ns for file in folder.rglob("checkpoint*")))

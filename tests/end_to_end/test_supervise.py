@@ -1,0 +1,108 @@
+"""``--supervise`` resumes a run whose process is killed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import anyk
+
+pytestmark = pytest.mark.slow
+
+# kills its own process at its 200th gradient, as often as the file beside it says
+MORTAL = """
+import os, signal
+from pathlib import Path
+import anyk
+
+LIVES = Path(__file__).with_name("lives")
+
+def make():
+    problem = anyk.problems.from_data("synthetic:rows=120,features=6")
+    count = [0]
+
+    def partial_gradient(self, partition, w, rows=None):
+        count[0] += 1
+        if count[0] == 200 and int(LIVES.read_text()) > 0:
+            LIVES.write_text(str(int(LIVES.read_text()) - 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, partition, w) if rows is None else plain(self, partition, w, rows)
+
+    kind = anyk.problems.LinearPartitions
+    plain = kind.partial_gradient
+    kind.partial_gradient = partial_gradient
+    return problem
+"""
+RUN = ["--strategy", "frc:load=2", "--workers", "4", "--cluster", "simulated", "--delays", "exp:mean=1", "--quiet"]
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "anyk", "train", *RUN, "--out", str(folder), "--supervise", *arguments]
+
+
+def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(folder, *arguments), capture_output=True, text=True, timeout=120, check=False)
+
+
+def mortal(folder: Path, lives: int) -> str:
+    (folder / "mortal.py").write_text(MORTAL)
+    (folder / "lives").write_text(str(lives))
+    return f"{folder / 'mortal.py'}:make"
+
+
+def test_a_killed_run_is_resumed_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    result = train(tmp_path / "killed", "--problem", mortal(tmp_path, 2), "--steps", "150")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("the run was killed (SIGKILL)") == 2
+    assert train(tmp_path / "whole", "--problem", mortal(tmp_path, 0), "--steps", "150").returncode == 0
+    runs = [anyk.Run.open(tmp_path / name) for name in ("killed", "whole")]
+    assert runs[0].steps == 150
+    assert runs[0].model.tobytes() == runs[1].model.tobytes()
+
+
+def test_a_run_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
+    result = train(tmp_path / "run", "--problem", mortal(tmp_path, 100), "--steps", "5000")
+    assert result.returncode == 1
+    assert "4 times without a new checkpoint; it is not resumed" in result.stderr
+    assert (tmp_path / "lives").read_text() == "96"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--data", "synthetic:rows=60", "--steps", "0"], 2, "steps"),
+        (["--data", "synthetic:rows=60,features=4", "--steps", "40", "--lr", "1e9"], 1, "diverged"),
+    ],
+)
+def test_bad_input_and_failed_runs_are_final(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+    result = train(tmp_path / "run", *arguments)
+    assert (result.returncode, "killed" in result.stderr) == (code, False)
+    assert words in result.stderr
+
+
+def test_an_interrupt_ends_both_processes_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        command(folder, "--data", "synthetic:rows=120,features=6", "--steps", "100000000"),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (folder / "log.sqlite").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        children = psutil.Process(process.pid).children()
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert f"anyk resume {folder}" in errors
+    assert len(children) == 1 and not children[0].is_running()
