@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -121,7 +122,9 @@ def through_mpi() -> None:
 
 
 def loopback() -> None:
-    """A Ray cluster that we start listens on this machine's loopback address alone."""
+    """A Ray cluster that we start listens on the loopback address only, and admits no program without its token."""
+    import ray
+
     with Ray(1) as cluster:
         cluster.prepare()
         found: dict[str, set[str]] = {}
@@ -132,6 +135,17 @@ def loopback() -> None:
                         found.setdefault(open_.laddr.ip.removeprefix("::ffff:"), set()).add(process.name())
         assert "gcs_server" in found["127.0.0.1"], found
         assert set(found) <= {"127.0.0.1", "::1"}, found
+        address = ray.get_runtime_context().gcs_address
+        for token in ("", "0" * 64):
+            asked = subprocess.run(
+                [sys.executable, "-c", f"from ray._raylet import GcsClient; GcsClient(address='{address}')"],
+                env=os.environ | {"RAY_AUTH_MODE": "token" if token else "disabled", "RAY_AUTH_TOKEN": token},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            assert asked.returncode and "token" in asked.stderr, asked
 
 
 def through_ray() -> None:

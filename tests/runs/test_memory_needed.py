@@ -99,7 +99,10 @@ class Peak(Callback):
 def test_a_run_takes_a_few_vectors_of_the_model_besides_the_optimisers(
     spec: str, dtype: str, optimizer: str, state: int, tmp_path: Path
 ) -> None:
-    """At most 3: checkpoints, versions to be evaluated and the result included. Messages lie in shared memory."""
+    """At most 3, with versions to be evaluated and the result, and as much again for the checkpoint being written.
+
+    Messages lie in shared memory.
+    """
     peak = Peak()
     gc.collect()
     tracemalloc.start()
@@ -120,7 +123,7 @@ def test_a_run_takes_a_few_vectors_of_the_model_besides_the_optimisers(
     finally:
         tracemalloc.stop()
     vector = SIZE * np.dtype(dtype).itemsize
-    assert peak.most <= (3 + state) * vector
+    assert peak.most <= 2 * (3 + state) * vector
     assert left <= (1.5 + state) * vector  # the result: the model and the optimiser's state
     assert peak.most <= peak.need.driver + peak.need.optimizer
     assert peak.shared <= peak.need.models + peak.need.replies + vector / 10  # the helper program's mail and the data
@@ -132,7 +135,7 @@ def test_a_run_that_does_not_fit_is_refused_before_its_workers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anyk.runs.engine.required_memory.available_memory", lambda: 20 << 20)
-    expected = r"needs about 126 MiB of memory \(models 11 MiB, replies 31 MiB, optimizer 8 MiB, driver 15 MiB, workers"
+    expected = r"needs about 145 MiB of memory \(models 11 MiB, replies 31 MiB, optimizer 8 MiB, driver 34 MiB, workers"
     expected += r" 61 MiB\), 20 MiB are available; use fewer workers"
     cluster = anyk.clusters.Processes(workers=4)
     with pytest.raises(BadInput, match=expected):

@@ -274,7 +274,7 @@ def show(
             ended = "  ".join(f"{key} {value}" for key, value in ledger.items() if value and key not in _OF_MESSAGES)
             say(console, f"chunks: {ended}")
             if opened.comparison:
-                say(console, f"messages: {opened.comparison}")
+                say(console, opened.comparison)
         for note in opened.notes:
             say(console, f"{note['time']:9.3f} s  {note['kind']}: {note['text']}")
     if picture is not None:

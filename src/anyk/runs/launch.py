@@ -61,6 +61,7 @@ class Launch:
         self._config, self._log, self._folder, self._saved = prepared.config, log, folder, saved
         self._evaluator: Evaluator | None = None
         self._save_at = 0.0
+        self._writer = None if folder is None else checkpoints.Writer(folder)
         self._evaluate, self._evaluated = resolved(prepared.evaluate, problem), prepared.evaluated
         check_watched(self._evaluate, self._evaluated, strategy, optimizer)
         self._asking: Asking | None = None
@@ -102,6 +103,9 @@ class Launch:
         except BaseException as error:
             self._tell_end(error, None)
             raise
+        finally:
+            if self._writer is not None:
+                self._writer.close()
         self._tell_end(None, run)
         if self._hooks.failed is not None:
             run.close()
@@ -178,7 +182,9 @@ class Launch:
                 self._tell_news(driver)
                 driver.run()
                 self._tell_news(driver)
-                self._save()
+                if self._writer is not None:
+                    self._save()
+                    self._log.checkpoint(*self._writer.finish())
                 if self._asking is not None:
                     driving.close()
                     self._evaluate_rest()  # as long as there are workers
@@ -336,23 +342,31 @@ class Launch:
             self._tell("on_end", EndInfo(step, seconds, loss, metric, run, error))
 
     def _after_event(self, driver: Driver) -> None:
-        del driver
-        if clock.monotonic() >= self._save_at:
+        writer, every = self._writer, self._prepared.checkpoint_every
+        assert writer is not None
+        if writer.done:
+            self._log.checkpoint(*writer.finish())
+        late = clock.monotonic() - self._save_at
+        # after a step few messages are waiting, which would have to be saved as well
+        if late >= 0.0 and not writer.busy and (driver.now == driver.time or late >= every):
             self._save()
-            self._save_at = clock.monotonic() + self._prepared.checkpoint_every
+            if not every:
+                self._log.checkpoint(*writer.finish())
+            self._save_at = clock.monotonic() + every
 
     def _save(self) -> None:
-        """Write a checkpoint, if the run has a folder."""
-        if self._folder is None:
-            return
-        assert self._evaluator is not None
+        """Start to write a checkpoint."""
+        assert self._evaluator is not None and self._writer is not None
+        if self._writer.busy:
+            self._log.checkpoint(*self._writer.finish())
         log = self._log
         log.flush(lasting=True)  # never behind a checkpoint
         state = self.driver.state() | {"every": self._evaluator.every, "seal": log.seal}
         states, arrays = callback_states.saved(self._hooks.callbacks)
         if states:
             state[callback_states.KEY] = states
-        log.checkpoint(checkpoints.save(self._folder, state, self.driver.vectors() | arrays))
+        log.seq += 1  # what comes now comes after the checkpoint
+        self._writer.start(state, self.driver.vectors() | arrays)
 
     def _write_models(self) -> dict[str, str]:
         """Write the models as files that other programs read, if there is a folder and the problem can.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -12,28 +13,39 @@ from typing import Any
 from anyk.errors import BadInput, MissingPackage
 
 _KNOCK = 10.0  # seconds that a machine may take to answer
+_TOKEN = secrets.token_hex(32)  # of all Ray clusters that this process starts: Ray reads it once
 
 
 @contextlib.contextmanager
 def loopback() -> Iterator[None]:
-    """Have Ray listen on this machine's loopback address alone: whoever reaches a Ray cluster can run code on it.
+    """Let Ray listen on the loopback address only, and admit only programs that have this process's token.
 
-    Ray does so where its clusters have one machine only, as on macOS; elsewhere it takes 127.0.0.1 for a name of the
-    machine's outward address.
+    Otherwise anyone who reaches a Ray cluster can run code on it. Ray listens on the loopback address where its
+    clusters have one machine only, as on macOS; elsewhere it takes 127.0.0.1 for a name of the machine's outward
+    address. Versions of Ray before 2.52 know no tokens.
     """
     from ray._private import ray_constants
 
-    name = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-    before, variable = ray_constants.ENABLE_RAY_CLUSTER, os.environ.get(name)
-    ray_constants.ENABLE_RAY_CLUSTER, os.environ[name] = False, "0"  # here, and in the programs that Ray starts
+    own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    if "RAY_AUTH_MODE" not in os.environ:
+        own |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
+    clusters, variables = ray_constants.ENABLE_RAY_CLUSTER, dict(os.environ)
+    ray_constants.ENABLE_RAY_CLUSTER = False  # here, and by the variable in the programs that Ray starts
+    os.environ.update(own)
+    with contextlib.suppress(ImportError, AttributeError):  # what Ray has read of them when it was imported
+        from ray._raylet import AuthenticationTokenLoader, Config
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-        if variable is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = variable
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        for name in own:
+            if name in variables:
+                os.environ[name] = variables[name]
+            else:
+                del os.environ[name]
 
 
 def knock(address: str) -> None:

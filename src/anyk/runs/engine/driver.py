@@ -158,7 +158,13 @@ class Driver:
             if self._asked:
                 check_partial_loss(partitions)
             if not self.cluster.recorded:
-                self.need = Need.of(self.cluster, self.layout, partitions, self.optimizer)
+                self.need = Need.of(
+                    self.cluster,
+                    self.layout,
+                    partitions,
+                    self.optimizer,
+                    saved=self.log is not None and self.log.path is not None,
+                )
                 line = self.need.check()
                 if tell is not None:
                     tell(line)

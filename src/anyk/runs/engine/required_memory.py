@@ -31,8 +31,19 @@ class Need(NamedTuple):
     mapped: int = 0  # bytes of addresses, which take memory only when they are used
 
     @classmethod
-    def of(cls, cluster: Cluster, layout: Layout, partitions: Partitions, optimizer: Optimizer | None) -> Need:
-        """Return the memory that a run needs; workers count if they are on this machine."""
+    def of(
+        cls,
+        cluster: Cluster,
+        layout: Layout,
+        partitions: Partitions,
+        optimizer: Optimizer | None,
+        *,
+        saved: bool = False,
+    ) -> Need:
+        """Return the memory that a run needs; workers count if they are on this machine.
+
+        ``saved``: whether checkpoints are written, from copies of models and optimiser states.
+        """
         size = partitions.dtype.itemsize
         vector = partitions.dimension * size
         lengths = [_length(partitions, partition_set) * size for partition_set in layout.covers or layout.assignment]
@@ -45,7 +56,7 @@ class Need(NamedTuple):
             _MODELS * vector * len(layout.slots),
             replies if not (cluster.workers_here or cluster.virtual) else 2 * replies,
             (state if layout.inner is None else max(state, _OUTER)) * vector * len(layout.slots),
-            _DRIVER * vector,
+            (_DRIVER + saved * (_MODELS + state) * len(layout.slots)) * vector,
             own if cluster.workers_here else 0,
             cluster.mapped(layout, partitions, [length // size for length in lengths]),
         )

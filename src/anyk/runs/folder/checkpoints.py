@@ -11,6 +11,8 @@ import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,11 +56,69 @@ def save(folder: Path, state: dict[str, Any], vectors: dict[str, Vector], *, nam
                 os.fsync(new.fileno())
             if name == NAME and target.exists():
                 target.replace(folder / OLDER)
+        _sync(folder)
     except Exception as error:  # safetensors raises an exception type of its own for lack of space
         raise RunFailed(
             f"the checkpoint in '{folder}' cannot be written ({error}); free some space and resume"
         ) from None
     return digest
+
+
+def _sync(folder: Path) -> None:
+    """Write the names of a folder's files to the disk, so that a loss of power does not undo a renaming."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Writer:
+    """Writes checkpoints in a thread, from copies of the vectors in buffers that are used again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._buffers: list[Vector] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[str] | None = None
+        self._seq = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written, or has been and :meth:`finish` was not called."""
+        return self._writing is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether a checkpoint has been written and :meth:`finish` was not called."""
+        return self._writing is not None and self._writing.done()
+
+    def start(self, state: dict[str, Any], vectors: Mapping[str, Vector]) -> None:
+        """Start to write a checkpoint; what is passed may change afterwards."""
+        free, self._buffers = self._buffers, []
+        copies: dict[str, Vector] = {}
+        for key, vector in vectors.items():
+            alike = (i for i, one in enumerate(free) if one.shape == vector.shape and one.dtype == vector.dtype)
+            place = next(alike, None)
+            copies[key] = np.empty_like(vector, order="C") if place is None else free.pop(place)
+            copies[key][...] = vector
+        self._buffers = list(copies.values())
+        self._seq = state["seq"]
+        self._writing = self._thread.submit(save, self._folder, json.loads(json.dumps(state)), copies)
+
+    def finish(self) -> tuple[int, str]:
+        """Wait until the checkpoint is written; return the number of its event and its digest.
+
+        Raises :class:`~anyk.errors.RunFailed` when the disk does not take it.
+        """
+        assert self._writing is not None
+        writing, self._writing = self._writing, None
+        return self._seq, writing.result()
+
+    def close(self) -> None:
+        """End the thread when it has written what it has started to, and free the buffers."""
+        self._thread.shutdown()
+        self._buffers.clear()
 
 
 def load(folder: Path, *, name: str = NAME) -> tuple[dict[str, Any], dict[str, Vector]] | None:

@@ -253,11 +253,10 @@ class RunLog:
         self._rows["events"].append((self.seq, time, START, None, None, None, json.dumps([list(present), rounds])))
         self._waiting += 1
 
-    def checkpoint(self, digest: str) -> None:
-        """A checkpoint has been written; what comes now comes after it."""
-        self._rows["checkpoints"].append((self.seq, digest))
+    def checkpoint(self, seq: int, digest: str) -> None:
+        """Write that there is a checkpoint of the event ``seq``."""
+        self._rows["checkpoints"].append((seq, digest))
         self.flush()
-        self.seq += 1
 
     def note(self, time: float, kind: str, text: str) -> None:
         """Something a reader should know: a worker set aside, a stop and its reason."""

@@ -1,0 +1,87 @@
+"""Code that runs code from outside the program is confined to the files that are named here, each with its source."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+import anyk
+
+pytestmark = pytest.mark.in_process
+
+PACKAGE = Path(anyk.__file__).parent
+UNPICKLES = {
+    "clusters/ray/actor.py": "orders of the driver, over Ray",
+    "clusters/remote/shipping.py": "partitions from the driver",
+    "problems/data/shards/processes.py": "work from the driver that started this process",
+    "problems/jax/pickling.py": "problems from the driver",
+    "problems/torch/loading.py": "items that the driver has pickled",
+    "testing/problems.py": "a copy of the problem that is checked",
+}
+IMPORTS = {
+    "__init__.py": "names of anyk itself",
+    "clusters/processes/forkserver.py": "modules that the driver has imported",
+    "named.py": "code that the user names, from folders only with trust",
+    "optimizers/named.py": "optimisers that the user names",
+    "optimizers/torch_optimizers.py": "PyTorch",
+    "optimizers/torch_schedules.py": "PyTorch",
+    "papers/__init__.py": "figures of anyk itself",
+    "problems/data/public.py": "packages that data sets need",
+    "testing/__init__.py": "names of anyk itself",
+}
+RUNS = {"decompile/source.py": "source that it has just written itself", "named.py": "code that the user names"}
+UNPICKLING = {"load", "loads", "Unpickler"}
+PICKLES = {"pickle", "cloudpickle", "marshal", "shelve", "joblib", "dill", "torch"}
+IMPORTING = {"import_module", "__import__", "spec_from_file_location", "run_path", "run_module"}
+RUNNING = {"eval", "exec", "compile"}
+
+
+def calls(tree: ast.AST) -> list[tuple[str, str, ast.Call]]:
+    """Return the calls in a file, each as the name of the object, empty for a bare name, and of the function."""
+    named = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Name):
+                named.append(("", function.id, node))
+            elif isinstance(function, ast.Attribute):
+                owner = function.value
+                named.append((owner.id if isinstance(owner, ast.Name) else "?", function.attr, node))
+    return named
+
+
+@functools.cache
+def called() -> list[tuple[str, str, str, ast.Call]]:
+    """Return the calls of the whole package, each with its file."""
+    return [
+        (str(file.relative_to(PACKAGE)), *call)
+        for file in PACKAGE.rglob("*.py")
+        for call in calls(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+
+
+def using(owners: set[str], names: set[str]) -> set[str]:
+    """Return the files that call one of these functions of one of these objects."""
+    return {file for file, owner, name, _ in called() if owner in owners and name in names}
+
+
+def test_bytes_are_unpickled_only_where_they_come_from_the_own_program() -> None:
+    assert using(PICKLES, UNPICKLING) | using({""}, {"Unpickler"}) == set(UNPICKLES)
+
+
+def test_modules_are_imported_by_name_only_where_the_user_or_the_driver_names_them() -> None:
+    assert using({"", "importlib", "util", "runpy"}, IMPORTING) == set(IMPORTS)
+
+
+def test_code_is_run_from_text_only_where_the_user_names_its_file() -> None:
+    assert using({""}, RUNNING) == set(RUNS)
+
+
+def test_arrays_are_read_without_pickle() -> None:
+    """NumPy refuses pickles unless it is told otherwise."""
+    keywords = [(file, keyword) for file, _, _, call in called() for keyword in call.keywords]
+    passed = [(file, keyword.value) for file, keyword in keywords if keyword.arg == "allow_pickle"]
+    assert passed and all(isinstance(value, ast.Constant) and value.value is False for _, value in passed)
