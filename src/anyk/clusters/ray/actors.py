@@ -21,7 +21,7 @@ from anyk.clusters.contract import Envelope, Key
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
 from anyk.clusters.ray.actor import Actor
-from anyk.clusters.ray.connection import knock, loopback, one_line, ray_module
+from anyk.clusters.ray.connection import knock, loopback, one_line, ray_module, read_token
 from anyk.clusters.remote.handles import Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.remote_store import RemoteStore
@@ -282,6 +282,7 @@ class Ray(Networked[_ActorHandle]):
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+            read_token()  # other Ray clusters need not have ours
 
     # ------------------------------------------------------------------------------------------- orders
 

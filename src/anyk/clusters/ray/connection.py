@@ -32,11 +32,7 @@ def loopback() -> Iterator[None]:
     clusters, variables = ray_constants.ENABLE_RAY_CLUSTER, dict(os.environ)
     ray_constants.ENABLE_RAY_CLUSTER = False  # here, and by the variable in the programs that Ray starts
     os.environ.update(own)
-    with contextlib.suppress(ImportError, AttributeError):  # what Ray has read of them when it was imported
-        from ray._raylet import AuthenticationTokenLoader, Config
-
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+    read_token()
     try:
         yield
     finally:
@@ -46,6 +42,19 @@ def loopback() -> Iterator[None]:
                 os.environ[name] = variables[name]
             else:
                 del os.environ[name]
+
+
+def read_token() -> None:
+    """Let Ray read again, in this process, whether the environment demands a token, and which.
+
+    It otherwise stays as it was when Ray was imported. Versions before 2.52 know no tokens.
+    """
+    from ray import _raylet
+
+    raylet: Any = _raylet
+    with contextlib.suppress(AttributeError):
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def knock(address: str) -> None:
