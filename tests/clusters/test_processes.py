@@ -558,3 +558,18 @@ def test_processes_are_counted_where_there_is_no_proc(monkeypatch):
     assert (os.getpid(), here) in set(forkserver._sessions())
     monkeypatch.setattr("sys.platform", "darwin")
     assert (os.getpid(), here) in set(forkserver._sessions())
+
+
+def test_wrong_numbers_of_a_process_are_found_and_replayed(tmp_path: Path) -> None:
+    """Three replicas send each sum, one of them wrongly; the model is that of undisturbed workers."""
+    setting = {"workers": 6, "steps": 20, "evaluate": None}
+    problem = anyk.problems.from_data("synthetic:rows=120,features=6")
+    spec = "frc:load=3,check=1"
+    right = anyk.train(problem, spec, "simulated", **setting)
+    with anyk.train(problem, spec, "processes:byzantine=4", out=tmp_path / "run", **setting) as run:
+        wrong = [note["text"] for note in run.notes if note["kind"] == "wrong numbers"]
+        given_up = [note["text"] for note in run.notes if note["kind"] == "given up"]
+    assert {text.split(":")[0] for text in wrong} == {"a message of worker 4 was wrong"}
+    assert given_up == ["worker 4: 3 messages with wrong numbers"] * (len(wrong) == 3)
+    assert run.model == pytest.approx(right.model, rel=1e-12)
+    assert anyk.replay(tmp_path / "run").model
