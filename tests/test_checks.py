@@ -13,7 +13,7 @@ import anyk
 from anyk import clusters, codes, compression, delays, html, optimizers, problems, strategies
 from anyk.checks import AtLeastOne, Share, check
 from anyk.clusters.messages import describe
-from anyk.errors import BadInput, RunFailed, told
+from anyk.errors import BadInput, RunFailed, describe_error
 
 RANGES = {"AtLeastOne": 1, "AtLeastZero": 1, "Positive": 0.5, "Nonnegative": 0.5, "Share": 0.5, "Cost": 0.5}
 PLAIN = {"int": 1, "float": 0.5, "bool": False, "str": "sync", "File": "sync"} | RANGES
@@ -260,19 +260,22 @@ def test_what_a_users_code_raises_is_told_with_its_place_and_our_own_sentences_a
             call()
         return found.value
 
-    assert re.fullmatch(r"KeyError: 'x' \(test_checks\.py, line \d+\)", told(caught(lambda: {}["x"])))
-    assert re.fullmatch(r"ValueError: .* \(test_checks\.py, line \d+\)", told(caught(lambda: np.zeros(2).reshape(3))))
+    assert re.fullmatch(r"KeyError: 'x' \(test_checks\.py, line \d+\)", describe_error(caught(lambda: {}["x"])))
+    assert re.fullmatch(
+        r"ValueError: .* \(test_checks\.py, line \d+\)", describe_error(caught(lambda: np.zeros(2).reshape(3)))
+    )
     # not of what came compiled, of a distribution's packages, or of a string
     assert re.fullmatch(
-        r"ValueError: .* \(test_checks\.py, line \d+\)", told(caught(lambda: np.random.default_rng(0).integers(0)))
+        r"ValueError: .* \(test_checks\.py, line \d+\)",
+        describe_error(caught(lambda: np.random.default_rng(0).integers(0))),
     )
     for file in ("/usr/lib/python3/dist-packages/other/functional.py", "<string>"):
         code = compile("1 / 0", file, "exec")
         assert re.fullmatch(
-            r"ZeroDivisionError: .* \(test_checks\.py, line \d+\)", told(caught(lambda code=code: exec(code)))
+            r"ZeroDivisionError: .* \(test_checks\.py, line \d+\)", describe_error(caught(lambda code=code: exec(code)))
         )
     assert (
-        told(RunFailed("item 3 cannot be read"))
+        describe_error(RunFailed("item 3 cannot be read"))
         == describe(RunFailed("item 3 cannot be read"))
         == "item 3 cannot be read"
     )

@@ -45,15 +45,15 @@ class MissingPackage(BadInput):
         super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'anyk[{extra}]'")
 
 
-def told(error: BaseException, said: str | None = None) -> str:
-    """An exception of a user's own code: its type, what it says, and the file and line of that code that it came from.
+def describe_error(error: BaseException, message: str | None = None) -> str:
+    """Return the type and message of an exception in a user's code, with the last file and line of that code.
 
-    ``said``: what it says, if not all of it. The package's own sentences stay as they are.
+    ``message``: by default the exception's own. The message of an error of this package is returned unchanged.
     """
-    said = str(error) if said is None else said
+    message = str(error) if message is None else message
     if isinstance(error, (BadInput, RunFailed)):
-        return said
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        return message
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     place, step = "", error.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from anyk.errors import BadInput, told
+from anyk.errors import BadInput, describe_error
 from anyk.files import read_plain
 
 _LOADED: dict[str, str] = {}  # SHA-256 of the files that have been run, by path
@@ -213,7 +213,7 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
         raise
     except (Exception, SystemExit) as error:  # a script may end itself when it is imported
         verb = "failed" if where.endswith(".py") else "cannot be imported"
-        raise BadInput(f"'{where}' {verb}: {told(error)}") from None
+        raise BadInput(f"'{where}' {verb}: {describe_error(error)}") from None
     member: Any = module
     for part in parts:
         holder, member = member, getattr(member, part, None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from anyk.clusters import Cluster
 from anyk.codes import Code
-from anyk.errors import BadInput, RunFailed, told
+from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems import TorchProblem
 from anyk.protocol import Strategy
 from anyk.runs import Run, rounds
@@ -117,4 +117,4 @@ class Optimizer:
         try:
             return self._rounds.run
         except AttributeError as error:  # a user's, of which Python would say that there is no run
-            raise RunFailed(told(error)) from error
+            raise RunFailed(describe_error(error)) from error

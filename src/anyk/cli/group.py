@@ -9,7 +9,7 @@ import click
 
 from anyk.cli.help import Listing
 from anyk.cli.output import drop_output, plain_where_needed, warn
-from anyk.errors import RAISED, BadInput, RunFailed, told
+from anyk.errors import RAISED, BadInput, RunFailed, describe_error
 
 NOT_BEGUN = "anyk: interrupted before the run began; start it again"
 
@@ -54,7 +54,7 @@ class _Group(Listing):
         except Exception as error:
             notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
             if any(note.startswith(RAISED) for note in notes):
-                warn(f"{told(error)}; {'; '.join(notes)}")
+                warn(f"{describe_error(error)}; {'; '.join(notes)}")
                 ctx.exit(1)
             if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
                 raise

@@ -18,7 +18,7 @@ import click
 from anyk.checks import check
 from anyk.cli.fields import Command, as_field, option
 from anyk.cli.output import check_file, check_picture, exit_interrupted
-from anyk.errors import BadInput, told
+from anyk.errors import BadInput, describe_error
 from anyk.named import names_in_folder, plugged_in
 from anyk.tables import reading
 
@@ -90,7 +90,7 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
         except BadInput:
             raise
         except (Exception, SystemExit) as error:  # a script may end itself when it is imported
-            raise BadInput(f"the plug-in '{file}' failed: {told(error)}") from None
+            raise BadInput(f"the plug-in '{file}' failed: {describe_error(error)}") from None
     return files
 
 

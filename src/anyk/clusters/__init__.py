@@ -21,7 +21,7 @@ register = registry.register
 
 
 @register("simulated")
-def _simulated(
+def simulated(
     workers: int,
     *,
     delays: DelayModel | None = None,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.errors import BadInput, told
+from anyk.errors import BadInput, describe_error
 from anyk.problems.base import Index, Partitions, Vector, rows_within
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
@@ -60,7 +60,7 @@ class WrongLength(BadInput):
 def describe(error: Exception) -> str:
     """An exception of a gradient in one line: anyk's own sentences unchanged, others with their type."""
     at_fault = isinstance(error, BadInput) and not isinstance(error, WrongLength)
-    return f"{type(error).__name__}: {error}" if at_fault else told(error)
+    return f"{type(error).__name__}: {error}" if at_fault else describe_error(error)
 
 
 def _real(partition: int, gradient: Vector) -> Vector:

@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class Variable:
     """The value of a variable of the jaxpr."""
 
     shape: tuple[int, ...]
@@ -21,7 +21,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Number:
     """A number."""
 
     value: Any  # a NumPy scalar
@@ -29,17 +29,17 @@ class Constant:
     shape: tuple[int, ...] = ()
 
 
-Atom = Value | Constant
+Atom = Variable | Number
 
 
 @dataclass(eq=False, slots=True)
 class Block:
     """The body of a loop, a branch or a function: its own inputs, its equations and its outputs."""
 
-    inputs: list[Value]
+    inputs: list[Variable]
     equations: list[Equation]
     outputs: list[Atom]
-    captured: list[Value] = field(default_factory=list)
+    captured: list[Variable] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -57,13 +57,13 @@ class Equation:
 
     primitive: str
     inputs: list[Atom]
-    outputs: list[Value]
+    outputs: list[Variable]
     params: dict[str, Any]
     source: Any = None  # JAX's source_info
     backward: bool = False  # of a transposed function: its output is a cotangent
     blocks: list[Block] = field(default_factory=list)
     function: Function | None = None
-    captured: list[Value] = field(default_factory=list)
+    captured: list[Variable] = field(default_factory=list)
 
     @property
     def shape(self) -> tuple[int, ...]:

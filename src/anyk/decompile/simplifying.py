@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.decompile.equations import Atom, Block, Constant, Equation, Value
+from anyk.decompile.equations import Atom, Block, Equation, Number, Variable
 from anyk.errors import BadInput
 
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -34,10 +34,10 @@ _COMPARED: dict[str, Callable[..., Any]] = {
 def prune(block: Block) -> None:
     """Remove unused equations and count the uses of values; a use within a loop or branch counts twice."""
     own = {id(value) for value in block.inputs}
-    used: dict[int, Value] = {}
+    used: dict[int, Variable] = {}
 
     def use(atom: Atom, times: int = 1) -> None:
-        if isinstance(atom, Value):
+        if isinstance(atom, Variable):
             atom.uses += times
             used[id(atom)] = atom
 
@@ -48,7 +48,7 @@ def prune(block: Block) -> None:
         if not any(value.uses for value in equation.outputs):
             continue
         _drop_outputs(equation)
-        captured: dict[int, Value] = {}
+        captured: dict[int, Variable] = {}
         for inner in equation.blocks:
             prune(inner)
             captured |= {id(value): value for value in inner.captured}
@@ -77,9 +77,9 @@ def _drop_outputs(equation: Equation) -> None:
         block.outputs = [block.outputs[place] for place in places]
 
 
-def fold(primitive: str, atoms: list[Atom], outputs: list[Value]) -> Constant | None:
+def fold(primitive: str, atoms: list[Atom], outputs: list[Variable]) -> Number | None:
     """Return the result if all operands are numbers."""
-    constants = [a for a in atoms if isinstance(a, Constant)]
+    constants = [a for a in atoms if isinstance(a, Number)]
     if len(outputs) != 1 or outputs[0].shape or not atoms or len(constants) < len(atoms):
         return None
     kind = np.dtype(outputs[0].dtype).kind if outputs[0].dtype in PLAIN else ""
@@ -89,26 +89,26 @@ def fold(primitive: str, atoms: list[Atom], outputs: list[Value]) -> Constant | 
             from_kind = np.dtype(atoms[0].dtype).kind
             if from_kind in "fc" and kind not in "fc":
                 return None  # each target rounds numbers out of range in its own way
-            return Constant(np.asarray(values[0]).astype(outputs[0].dtype)[()], outputs[0].dtype)
+            return Number(np.asarray(values[0]).astype(outputs[0].dtype)[()], outputs[0].dtype)
         if primitive in _COMPARED and all(a.dtype in PLAIN for a in atoms):
-            return Constant(np.bool_(_COMPARED[primitive](*values)), "bool")
+            return Number(np.bool_(_COMPARED[primitive](*values)), "bool")
         if primitive == "select_n" and atoms[0].dtype == "bool":
-            return Constant(values[1 + int(values[0])], outputs[0].dtype)
+            return Number(values[1 + int(values[0])], outputs[0].dtype)
         if kind == "f" and primitive == "div":
-            return Constant(values[0] / values[1], outputs[0].dtype)
+            return Number(values[0] / values[1], outputs[0].dtype)
         if kind in ("f", "i") and primitive in _FOLDED and all(a.dtype == outputs[0].dtype for a in atoms):
             if primitive == "sqrt" and kind != "f":
                 return None
-            return Constant(np.asarray(_FOLDED[primitive](*values)).astype(outputs[0].dtype)[()], outputs[0].dtype)
+            return Number(np.asarray(_FOLDED[primitive](*values)).astype(outputs[0].dtype)[()], outputs[0].dtype)
     return None
 
 
-def unchanged_operand(primitive: str, atoms: list[Atom], outputs: list[Value]) -> Atom | None:
+def unchanged_operand(primitive: str, atoms: list[Atom], outputs: list[Variable]) -> Atom | None:
     """Return the operand if zero is added to an integer, or a number is multiplied by one."""
     if primitive not in ("add", "sub", "mul", "div") or len(atoms) != 2:
         return None
     for operand, other in (atoms, atoms[::-1])[: 1 if primitive in ("sub", "div") else 2]:
-        if not isinstance(other, Constant) or operand.shape != outputs[0].shape or operand.dtype != outputs[0].dtype:
+        if not isinstance(other, Number) or operand.shape != outputs[0].shape or operand.dtype != outputs[0].dtype:
             continue
         by_one = primitive in ("mul", "div")  # adding zero may turn a float's -0.0 into 0.0
         if (by_one and other.value == 1) or (
@@ -145,7 +145,7 @@ def reduces_nothing(equation: Equation) -> bool:
 def undo_reshape(equation: Equation) -> Atom | None:
     """Return the original array if an equation restores its shape."""
     operand = equation.inputs[0]
-    maker = operand.maker if isinstance(operand, Value) else None
+    maker = operand.maker if isinstance(operand, Variable) else None
     if maker is None or maker.primitive not in ("reshape", "squeeze", "broadcast_in_dim"):
         return None
     if any(step.primitive == "reshape" and step.params.get("dimensions") is not None for step in (equation, maker)):
@@ -158,7 +158,7 @@ def undo_reshape(equation: Equation) -> Atom | None:
 def transposed_product(equation: Equation) -> Equation | None:
     """Return the transpose of a matrix product as a product in the other order; derivatives are full of these."""
     product = equation.inputs[0]
-    if not isinstance(product, Value) or product.maker is None or product.maker.primitive != "dot_general":
+    if not isinstance(product, Variable) or product.maker is None or product.maker.primitive != "dot_general":
         return None
     params = product.maker.params
     (left, right), (left_batch, _) = params["dimension_numbers"]
@@ -192,9 +192,9 @@ def add_key_axis(equation: Equation) -> None:
                 params["strides"] = (*params["strides"], 1)
         case "dynamic_slice":
             params["slice_sizes"] = (*params["slice_sizes"], 2)
-            equation.inputs.append(Constant(np.int32(0), "int32"))
+            equation.inputs.append(Number(np.int32(0), "int32"))
         case "dynamic_update_slice":
-            equation.inputs.append(Constant(np.int32(0), "int32"))
+            equation.inputs.append(Number(np.int32(0), "int32"))
         case "gather":
             numbers = params["dimension_numbers"]
             params["dimension_numbers"] = numbers._replace(offset_dims=(*numbers.offset_dims, len(shape) - 1))

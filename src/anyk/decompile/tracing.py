@@ -9,11 +9,11 @@ from typing import Any
 
 from anyk.decompile import expressions as ex
 from anyk.decompile.expressions import Expr
+from anyk.decompile.jaxpr_reader import Reader
 from anyk.decompile.literals import short
-from anyk.decompile.naming import Names, Origins
 from anyk.decompile.primitives import rule
-from anyk.decompile.reading import Reader
-from anyk.decompile.writing import Entry, Module, fixed_names
+from anyk.decompile.variable_names import Names, Origins
+from anyk.decompile.writing import MainFunction, Module, fixed_names
 from anyk.errors import BadInput, MissingPackage
 
 _TARGETS = {"jax": "JAX", "numpy": "NumPy"}
@@ -94,7 +94,7 @@ def _write(closed: Any, arguments: Sequence[Any], result: Any, parameters: list[
     title = f"{called}, as {_TARGETS[target]}: decompiled by anyk from JAX {jax.__version__}."
     sentences = [_sentence(note) for note in notes]
     module = Module(target, reader, origins, rule)
-    module.write(block, Entry(called, parameters, inputs, build_result))
+    module.write(block, MainFunction(called, parameters, inputs, build_result))
     return module.text(title, sentences, types)
 
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from anyk.decompile import expressions as ex
 from anyk.decompile import numerics
-from anyk.decompile.equations import Atom, Block, Constant, Equation, Function, Value
+from anyk.decompile.equations import Atom, Block, Equation, Function, Number, Variable
 from anyk.decompile.expressions import Expr
+from anyk.decompile.jaxpr_reader import Reader
 from anyk.decompile.literals import NUMPY_TYPES, nested_numbers, number, short, type_name
-from anyk.decompile.naming import Names, Origins, name_values, noun
-from anyk.decompile.reading import Reader
 from anyk.decompile.simplifying import prune
+from anyk.decompile.variable_names import Names, Origins, name_values, noun
 from anyk.errors import BadInput
 
 FOLDED_DEPTH = 4  # nested operations in one expression
@@ -30,7 +30,7 @@ _NUMERICS = {name: function for name, function in vars(numerics).items() if insp
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MainFunction:
     """The main function of a text.
 
     ``inputs`` are, for each of the block's inputs, its name and the expression that reads it from the parameters.
@@ -57,12 +57,12 @@ class Module:
         self.stems = {_stem(function) for function in self.nested} | {"CONSTANT", "primitives"}
         self.imports: set[str] = set()
         self.copied: set[str] = set()
-        self.constants: dict[Value, tuple[str, list[str]]] = {}
+        self.constants: dict[Variable, tuple[str, list[str]]] = {}
         self.functions: dict[tuple[str, ...], str] = {}
         self.called: dict[Function, str] = {}
         self.lines: list[str] = []
 
-    def constant(self, value: Value) -> Expr:
+    def constant(self, value: Variable) -> Expr:
         """Return the name of a constant array, which is defined before all functions."""
         if value not in self.constants:
             array = value.array
@@ -77,7 +77,7 @@ class Module:
             self.constants[value] = (name, self._definition(name, value, array))
         return ex.name(self.constants[value][0], value.shape)
 
-    def _definition(self, name: str, value: Value, array: np.ndarray[Any, Any]) -> list[str]:
+    def _definition(self, name: str, value: Variable, array: np.ndarray[Any, Any]) -> list[str]:
         dtype = "uint32" if value.dtype == "key" else value.dtype
         kind = f"{self.xp}.{type_name(dtype)}"
         if array.size <= 64 and dtype in NUMPY_TYPES:
@@ -112,7 +112,7 @@ class Module:
         """Return the name of a nested function; write it unless the text has an equal function."""
         if function not in self.called:
             writer = Writer(self)
-            values_by_name: dict[str, list[Value]] = {}
+            values_by_name: dict[str, list[Variable]] = {}
             parameters = []
             for place, value in enumerate(function.block.inputs):
                 name = writer.names.take(value.called or f"x{place}")
@@ -136,7 +136,7 @@ class Module:
             self.called[function] = self.functions[text]
         return self.called[function]
 
-    def write(self, block: Block, entry: Entry) -> None:
+    def write(self, block: Block, entry: MainFunction) -> None:
         """Write the main function."""
         prune(block)
         for function in self.nested:
@@ -147,7 +147,7 @@ class Module:
         for parameter in entry.parameters:  # which would hide a name of the module
             writer.names.take(parameter)
             self.names.take(parameter)
-        values_by_name: dict[str, list[Value]] = {}
+        values_by_name: dict[str, list[Variable]] = {}
         with writer.indented():
             for value, (called, access) in zip(block.inputs, entry.inputs, strict=True):
                 if value.uses:
@@ -229,7 +229,7 @@ def fixed_names() -> set[str]:
     return {"primitives", "namedtuple", "itertools", "math", *_NUMERICS}
 
 
-def _name_values(block: Block, values_by_name: dict[str, list[Value]], origins: Origins) -> None:
+def _name_values(block: Block, values_by_name: dict[str, list[Variable]], origins: Origins) -> None:
     """Give the values of a block, and of the blocks within it, the user's names."""
     name_values(block.equations, values_by_name, origins)
     for equation in block.equations:
@@ -251,10 +251,10 @@ class Writer:
         self.names = Names(_NUMERICS, stems=module.stems)
         self.lines: list[str] = []
         self.indent = 0
-        self.values: dict[Value, Expr] = {}
-        self.pending: dict[Value, tuple[Expr, Equation]] = {}
+        self.values: dict[Variable, Expr] = {}
+        self.pending: dict[Variable, tuple[Expr, Equation]] = {}
 
-    def read_input(self, value: Value, variable: str, access: str) -> None:
+    def read_input(self, value: Variable, variable: str, access: str) -> None:
         """Write the statement that reads an input of the function into a variable."""
         expr = Expr(access)
         if value.dtype != "key":
@@ -267,7 +267,7 @@ class Writer:
 
     def loose(self, atom: Atom) -> Expr:
         """Return an operand that is broadcast: it may have a smaller shape than its value, or be a bare number."""
-        if isinstance(atom, Constant):
+        if isinstance(atom, Number):
             text = number(atom.value, self.xp)
             level = ex.UNARY if text.startswith("-") else ex.ATOM
             if atom.dtype.startswith("u") and int(atom.value) > 2**31 - 1 and self.target == "jax":
@@ -313,7 +313,7 @@ class Writer:
 
     def named(self, atom: Atom) -> Expr:
         """Return an operand as a variable, so that it can be written twice."""
-        if isinstance(atom, Value) and atom in self.pending:
+        if isinstance(atom, Variable) and atom in self.pending:
             self.flush(atom)
         return self.typed(atom)
 
@@ -342,7 +342,7 @@ class Writer:
         if equation.blocks or equation.function is not None:
             atoms = equation.captured if equation.primitive == "cond" else [*equation.inputs, *equation.captured]
             for atom in atoms:
-                if isinstance(atom, Value):
+                if isinstance(atom, Variable):
                     self.flush(atom)
         mark = len(self.lines)
         expr = write(self, equation)
@@ -351,16 +351,16 @@ class Writer:
         if self._too_much(expr):
             del self.lines[mark:]
             for atom in equation.inputs:
-                if isinstance(atom, Value):
+                if isinstance(atom, Variable):
                     self.flush(atom)
             expr = write(self, equation)
             assert expr is not None
         for atom in equation.inputs:
-            if isinstance(atom, Value):
+            if isinstance(atom, Variable):
                 self.pending.pop(atom, None)
         self._bind(equation, expr)
 
-    def _check(self, value: Value, equation: Equation) -> None:
+    def _check(self, value: Variable, equation: Equation) -> None:
         try:
             self.module.check_type(value.dtype)
         except BadInput as error:
@@ -386,14 +386,14 @@ class Writer:
         else:
             self._emit_value(value, expr, equation)
 
-    def _emit_value(self, value: Value, expr: Expr, equation: Equation) -> None:
+    def _emit_value(self, value: Variable, expr: Expr, equation: Equation) -> None:
         name = self.names.take(value.called or noun(equation, 0))
         if expr.weak:
             expr = self.typed_number(expr, value)
         self.emit(f"{name} = ", expr, comment=short(value.dtype, expr.shape))
         self.values[value] = ex.name(name, expr.shape)
 
-    def flush(self, value: Value) -> None:
+    def flush(self, value: Variable) -> None:
         """Write the statement of a value that was deferred."""
         pending = self.pending.pop(value, None)
         if pending is not None:

@@ -82,7 +82,7 @@ def _link(
     return Communication(parse(f"constant:{latency}" if constant else latency), bandwidth, links)
 
 
-def settled(spec: str) -> str:
+def resolve_paths(spec: str) -> str:
     """Return the spec of a delay model or of communication with absolute paths, so that it is valid in any folder."""
     return with_files(spec, absolute, registry, _links)
 
@@ -127,5 +127,5 @@ __all__ = [
     "parse",
     "register",
     "registry",
-    "settled",
+    "resolve_paths",
 ]

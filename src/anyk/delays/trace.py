@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from anyk.checks import typed
 from anyk.delays.base import DelayModel
-from anyk.delays.measured import Measured, read_measured
+from anyk.delays.time_tables import Measured, read_measured
 from anyk.errors import BadInput
 from anyk.specs import File, absolute, parse
 from anyk.tables import shown

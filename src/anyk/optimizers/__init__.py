@@ -1,8 +1,7 @@
 """Optimisers: steps on flat vectors."""
 
-from anyk.optimizers.building import STEPPED, optimizer, register, registry
 from anyk.optimizers.clipping import Clip
-from anyk.optimizers.named import Argument
+from anyk.optimizers.library_classes import Argument
 from anyk.optimizers.optax_transformations import OptaxOptimizer
 from anyk.optimizers.schedules import (
     ConstantRate,
@@ -12,7 +11,20 @@ from anyk.optimizers.schedules import (
     learning_rate,
 )
 from anyk.optimizers.schedules import registry as schedules
-from anyk.optimizers.steps import GD, Accelerated, Adam, AdamW, Momentum, Nesterov, Optimizer, SlowMo
+from anyk.optimizers.steps import (
+    GD,
+    STEPPED,
+    Accelerated,
+    Adam,
+    AdamW,
+    Momentum,
+    Nesterov,
+    Optimizer,
+    SlowMo,
+    optimizer,
+    register,
+    registry,
+)
 from anyk.optimizers.torch_optimizers import TorchOptimizer
 
 for _optimizer in (GD, Momentum, Nesterov, Accelerated, Adam, AdamW, SlowMo, Clip):

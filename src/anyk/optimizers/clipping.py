@@ -10,8 +10,7 @@ import numpy as np
 
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.optimizers.building import optimizer
-from anyk.optimizers.steps import Optimizer, State, Vector
+from anyk.optimizers.steps import Optimizer, State, Vector, optimizer
 from anyk.specs import bracketed, show
 
 _PART = 1 << 16  # numbers squared at once

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anyk.errors import BadInput, MissingPackage
-from anyk.optimizers.named import MADE, refuse_made
+from anyk.optimizers.library_classes import MADE, refuse_made
 from anyk.optimizers.schedules import Schedule
 from anyk.optimizers.steps import Optimizer, State, Vector
 from anyk.specs import show

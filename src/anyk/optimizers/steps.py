@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.optimizers.schedules import Schedule, learning_rate, number_in
-from anyk.specs import show
+from anyk.specs import Registry, show
 
 Vector = NDArray[np.floating[Any]]
 State = dict[str, Vector]
@@ -290,3 +290,23 @@ class SlowMo(Optimizer):
         velocity *= self.momentum
         velocity += np.divide(gradient, scale, out=gradient)
         return self._descend(w, velocity, t, scale, out)
+
+
+STEPPED = "own"  # the spec of steps that a user's own loop takes
+
+registry: Registry[Optimizer] = Registry("optimizer", given=("lr",))
+register = registry.register
+
+
+def optimizer(spec: str, *, lr: float | str | Schedule) -> Optimizer:
+    """Build an optimiser from its spec and a learning rate (a number, a schedule's spec or a schedule).
+
+    >>> optimizer("nesterov:momentum=0.8", lr=0.1).spec
+    'nesterov:momentum=0.8'
+    """
+    if spec == STEPPED:
+        raise BadInput(
+            "the steps were taken by a loop of its own (anyk.rounds, anyk.torch.Optimizer): go on with the script that "
+            "it is in, with go_on=True, or give an optimizer"
+        )
+    return registry.build(spec, lr=number_in(lr) if isinstance(lr, str) else lr)

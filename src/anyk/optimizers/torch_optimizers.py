@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from anyk.errors import BadInput, MissingPackage
-from anyk.optimizers.named import MADE, label, name_of, refuse_made, resolve_class
+from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Stepper, Vector
 from anyk.optimizers.torch_groups import TorchGroups, ranked

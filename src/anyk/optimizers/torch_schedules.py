@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from anyk.errors import BadInput, RunFailed
-from anyk.optimizers.named import Argument, label, resolve_class
+from anyk.optimizers.library_classes import Argument, label, resolve_class
 from anyk.specs import parse, read
 
 Scheduler = Callable[[Any], Any]

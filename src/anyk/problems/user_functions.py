@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from anyk.errors import BadInput, told
+from anyk.errors import BadInput, describe_error
 from anyk.named import function_named
 from anyk.problems.base import Problem, missing_parts
 
@@ -27,7 +27,7 @@ def from_function(name: str) -> Problem:
     except BadInput:
         raise
     except (Exception, SystemExit) as error:
-        raise BadInput(f"'{name}' failed: {told(error)}") from None
+        raise BadInput(f"'{name}' failed: {describe_error(error)}") from None
     missing = missing_parts(problem)
     if missing:
         raise BadInput(f"'{name}' gave {type(problem).__name__}, which is not a problem: it has no {missing[0]}")

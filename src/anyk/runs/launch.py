@@ -14,7 +14,7 @@ from typing import Any
 from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
 from anyk.clusters.remote.losses import Unheld
-from anyk.errors import RunFailed, told
+from anyk.errors import RunFailed, describe_error
 from anyk.problems.base import Vector
 from anyk.problems.many import each_of, problem_of
 from anyk.protocol import Lost
@@ -129,7 +129,7 @@ class Launch:
         failed = self._hooks.failed
         if failed is not None:
             ended = failed
-            text = f"{failed.__notes__[-1]}: {told(failed)}"
+            text = f"{failed.__notes__[-1]}: {describe_error(failed)}"
             log.note(driver.time, "failed", text)
             if self._folder is not None:
                 failed.add_note(f"the run was saved at step {driver.step} in '{self._folder}', and can be resumed")

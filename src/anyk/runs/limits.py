@@ -7,7 +7,7 @@ import os
 from typing import NamedTuple
 
 from anyk.clusters import Cluster
-from anyk.errors import BadInput, told
+from anyk.errors import BadInput, describe_error
 from anyk.problems.base import Problem, endless
 from anyk.problems.data.streams import NO_PASS
 from anyk.protocol import Strategy
@@ -127,4 +127,4 @@ def first_metrics(problem: Problem) -> dict[str, float]:
     except BadInput:
         raise
     except Exception as error:  # a user's problem may raise anything
-        raise BadInput(f"the metrics fail at the initial model: {told(error)}") from error
+        raise BadInput(f"the metrics fail at the initial model: {describe_error(error)}") from error

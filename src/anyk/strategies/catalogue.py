@@ -74,7 +74,7 @@ def _k_sync(
 
 
 @register("agc")
-def _approximate(
+def agc(
     workers: int,
     *,
     load: int = LEFT_OUT,

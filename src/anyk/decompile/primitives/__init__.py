@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from anyk.decompile.equations import Equation
-from anyk.decompile.naming import Origins
 from anyk.decompile.primitives import (
     control,
     convolution,
@@ -14,7 +13,8 @@ from anyk.decompile.primitives import (
     reductions,
     shapes,
 )
-from anyk.decompile.primitives.table import table
+from anyk.decompile.primitives.rules import table
+from anyk.decompile.variable_names import Origins
 from anyk.decompile.writing import Rule
 from anyk.errors import BadInput
 

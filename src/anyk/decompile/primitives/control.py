@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anyk.decompile import expressions as ex
-from anyk.decompile.equations import Atom, Block, Equation, Value
+from anyk.decompile.equations import Atom, Block, Equation, Variable
 from anyk.decompile.expressions import Expr
 from anyk.decompile.literals import short
-from anyk.decompile.naming import noun
-from anyk.decompile.primitives.table import row, rows
+from anyk.decompile.primitives.rules import row, rows
+from anyk.decompile.variable_names import noun
 from anyk.decompile.writing import Writer
 
 
@@ -20,7 +20,7 @@ def _call(w: Writer, eq: Equation) -> Expr | None:
     return ex.call(name, *(w.typed(a) for a in eq.inputs), shape=eq.shape if len(eq.outputs) == 1 else ())
 
 
-def _take_names(w: Writer, values: Sequence[Value], wishes: Sequence[str]) -> list[str]:
+def _take_names(w: Writer, values: Sequence[Variable], wishes: Sequence[str]) -> list[str]:
     """Name a block's inputs."""
     names = []
     for value, wish in zip(values, wishes, strict=True):
@@ -30,7 +30,7 @@ def _take_names(w: Writer, values: Sequence[Value], wishes: Sequence[str]) -> li
     return names
 
 
-def _loop_names(inner: Sequence[Value], outer: Sequence[Value], otherwise: str) -> list[str]:
+def _loop_names(inner: Sequence[Variable], outer: Sequence[Variable], otherwise: str) -> list[str]:
     """Return names for a loop's variables: the user's names of its inputs or outputs."""
     return [
         inner_value.called
@@ -72,7 +72,7 @@ def _name_stacked(eq: Equation, carries: int) -> None:
     """Name the arrays that a loop collects after their elements."""
     (block,) = eq.blocks
     for value, element in zip(eq.outputs[carries:], block.outputs[carries:], strict=True):
-        if not value.called and isinstance(element, Value) and element.maker is not None:
+        if not value.called and isinstance(element, Variable) and element.maker is not None:
             value.called = (element.called or noun(element.maker, element.maker.outputs.index(element))) + "s"
 
 
@@ -145,7 +145,7 @@ def _while_numpy(w: Writer, eq: Equation) -> None:
 
 def _cond_numpy(w: Writer, eq: Equation) -> None:
     selector = w.named(eq.inputs[0]) if len(eq.blocks) > 2 else w.typed(eq.inputs[0])
-    if isinstance(eq.inputs[0], Value):
+    if isinstance(eq.inputs[0], Variable):
         w.pending.pop(eq.inputs[0], None)
     names = [w.target_of(eq, place) for place in range(len(eq.outputs))]
     blocks = list(enumerate(eq.blocks))

@@ -10,7 +10,7 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.reductions import _combination, _precision
-from anyk.decompile.primitives.table import extreme, plain, row
+from anyk.decompile.primitives.rules import extreme, plain, row
 from anyk.decompile.writing import Rule, Writer
 
 

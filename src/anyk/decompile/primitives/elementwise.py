@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from anyk.decompile import expressions as ex
-from anyk.decompile.equations import Constant, Equation
+from anyk.decompile.equations import Equation, Number
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.table import (
+from anyk.decompile.primitives.rules import (
     broadcast,
     copied,
     elementwise,
@@ -220,7 +220,7 @@ row("clamp", jax=lax("clamp"), numpy=_clamp)
 @rows("select_n")
 def _select(w: Writer, eq: Equation) -> Expr:
     selector, *cases = eq.inputs
-    condition = w.typed(selector) if isinstance(selector, Constant) else w.loose(selector)
+    condition = w.typed(selector) if isinstance(selector, Number) else w.loose(selector)
     if eq.params.get("keys"):
         condition = ex.index(condition, "..., None", (*condition.shape, 1))
     if selector.dtype == "bool":

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 
 from anyk.decompile import expressions as ex
-from anyk.decompile.equations import Atom, Constant, Equation, Value
+from anyk.decompile.equations import Atom, Equation, Number, Variable
 from anyk.decompile.expressions import Expr
 from anyk.decompile.literals import number, short
-from anyk.decompile.primitives.table import plain, row
+from anyk.decompile.primitives.rules import plain, row
 from anyk.decompile.writing import Writer
 
 
 def _starts(w: Writer, atoms: Sequence[Atom]) -> Expr:
-    bare = all(isinstance(a, Constant) or a.dtype in ("int32", "int64") for a in atoms)  # JAX's types of bare numbers
-    return ex.sequence([(w.loose(a) if bare else w.typed(a)) if isinstance(a, Constant) else w.full(a) for a in atoms])
+    bare = all(isinstance(a, Number) or a.dtype in ("int32", "int64") for a in atoms)  # JAX's types of bare numbers
+    return ex.sequence([(w.loose(a) if bare else w.typed(a)) if isinstance(a, Number) else w.full(a) for a in atoms])
 
 
 def _index_options(w: Writer, starts: Sequence[Atom]) -> dict[str, str]:
     """Return the option by which ``lax``, like the primitive, does not count negative places from the end."""
-    nonnegative = all(isinstance(a, Constant) and a.value >= 0 for a in starts)
+    nonnegative = all(isinstance(a, Number) and a.value >= 0 for a in starts)
     return {} if nonnegative or w.target == "numpy" else {"allow_negative_indices": "False"}
 
 
@@ -63,12 +63,13 @@ def _fill(eq: Equation) -> Expr:
 
 def _without_last(w: Writer, atom: Atom) -> Expr:
     """Return places along one axis, without the last axis of length 1 that XLA requires."""
-    if isinstance(atom, Value) and atom.maker is not None and atom.maker.primitive in ("broadcast_in_dim", "reshape"):
-        (places,) = atom.maker.inputs
+    maker = atom.maker if isinstance(atom, Variable) else None
+    if maker is not None and maker.primitive in ("broadcast_in_dim", "reshape"):
+        (places,) = maker.inputs
         lead = tuple(range(len(places.shape)))
         added = places.shape == atom.shape[:-1]
-        in_order = tuple(atom.maker.params.get("broadcast_dimensions", lead)) == lead
-        if added and in_order and isinstance(places, Value) and places in w.values:
+        in_order = tuple(maker.params.get("broadcast_dimensions", lead)) == lead
+        if added and in_order and isinstance(places, Variable) and places in w.values:
             return w.full(places)
     return ex.index(w.full(atom), "..., 0", atom.shape[:-1])
 

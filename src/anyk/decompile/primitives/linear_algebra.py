@@ -5,7 +5,7 @@ from __future__ import annotations
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.table import plain, row
+from anyk.decompile.primitives.rules import plain, row
 from anyk.decompile.writing import Rule, Writer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.table import axes, extreme, plain, row, rows
+from anyk.decompile.primitives.rules import axes, extreme, plain, row, rows
 from anyk.decompile.writing import Rule, Writer
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

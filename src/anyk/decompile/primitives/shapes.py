@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anyk.decompile import expressions as ex
-from anyk.decompile.equations import Atom, Constant, Equation, Value
+from anyk.decompile.equations import Atom, Equation, Number, Variable
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.table import lax, plain, row, rows
+from anyk.decompile.primitives.rules import lax, plain, row, rows
 from anyk.decompile.writing import Writer
 
 
@@ -60,7 +60,7 @@ def _squeeze(w: Writer, eq: Equation) -> Expr:
 
 def _sliced(w: Writer, atom: Atom, places: dict[int, int]) -> Expr | None:
     """Return the array of a slice with one element, and set its place in ``places``: x[2:3][0] is x[2]."""
-    maker = atom.maker if isinstance(atom, Value) else None
+    maker = atom.maker if isinstance(atom, Variable) else None
     if maker is None or maker.primitive != "slice" or maker.inputs[0] not in w.values:
         return None
     (sliced,) = maker.inputs
@@ -173,7 +173,7 @@ def _pad(w: Writer, eq: Equation) -> Expr:
     if any(inner or min(low, high) < 0 for low, high, inner in ends):
         return ex.call(w.copy("pad"), operand, value, *(repr(end) for end in ends), shape=eq.shape)
     widths = ex.literal(tuple((low, high) for low, high, _ in ends))
-    zero = isinstance(eq.inputs[1], Constant) and not eq.inputs[1].value
+    zero = isinstance(eq.inputs[1], Number) and not eq.inputs[1].value
     keywords = {} if zero else {"constant_values": value}
     return ex.call("np.pad", operand, widths, shape=eq.shape, **keywords)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk.delays.base import MOST
-from anyk.delays.measured import summarised
+from anyk.delays.time_tables import summarised
 from anyk.errors import BadInput, MissingPackage
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.checks import typed
-from anyk.errors import BadInput, RunFailed, told
+from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Index, cut
 from anyk.problems.data.samples import Samples
 from anyk.problems.data.shards.processes import in_processes
@@ -140,7 +140,7 @@ def _taken(make: Callable[[int, int], Iterable[Sample]], partition: int, seed: i
         try:
             return list(islice(iter(make(partition, seed)), count))
         except Exception as error:
-            raise RunFailed(f"the stream of partition {partition} fails: {told(error)}") from error
+            raise RunFailed(f"the stream of partition {partition} fails: {describe_error(error)}") from error
 
 
 def _first(make: Callable[[int, int], Iterable[Sample]], piece: int) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from anyk.checks import AtLeastZero, typed
 from anyk.decompile import Source
-from anyk.errors import BadInput, MissingPackage, told
+from anyk.errors import BadInput, MissingPackage, describe_error
 from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut
 from anyk.problems.data.samples import Samples
 from anyk.problems.data.streams import NO_LOSS
@@ -154,7 +154,9 @@ class JaxProblem(NetworkProblem):
             raise BadInput(str(error)) from None  # without what JAX adds of its frames
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
-            raise BadInput(f"the loss fails on the first {some} rows of {name}: {told(error, first)}") from None
+            raise BadInput(
+                f"the loss fails on the first {some} rows of {name}: {describe_error(error, first)}"
+            ) from None
 
     def _try_sum(self) -> None:
         """Refuse a loss of several rows that is not the mean of theirs, in value or gradient; where it can be told."""

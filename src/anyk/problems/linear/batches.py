@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.errors import BadInput, RunFailed, told
+from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Vector
 from anyk.problems.batches import Batches
 from anyk.problems.data.samples import Arrays, Selection
@@ -109,7 +109,7 @@ def _stacked(samples: list[Any]) -> list[NDArray[Any]]:
         xs, ys = zip(*samples, strict=True)
         X, y = np.stack([np.asarray(x) for x in xs]), np.stack([np.asarray(target) for target in ys])
     except (TypeError, ValueError) as error:
-        raise BadInput(f"{must}: {told(error)}") from None
+        raise BadInput(f"{must}: {describe_error(error)}") from None
     if X.ndim != 2 or y.ndim != 1 or X.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
         raise BadInput(f"{must}, got x of shape {X.shape[1:]} ({X.dtype}) and y of shape {y.shape[1:]} ({y.dtype})")
     if not np.isfinite(X).all():

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from anyk import keyed
-from anyk.errors import RunFailed, told
+from anyk.errors import RunFailed, describe_error
 from anyk.problems.torch.generators import kept_generators, seed_all
 
 _ROUNDS = 4  # portions that each process has of a mini-batch, so that slow items are evened out
@@ -25,7 +25,7 @@ def read(data: Any, key: int, numbers: Sequence[int]) -> list[Any]:
             try:
                 items.append(data[i])
             except Exception as error:
-                raise RunFailed(f"item {i} of the data set cannot be read: {told(error)}") from error
+                raise RunFailed(f"item {i} of the data set cannot be read: {describe_error(error)}") from error
     return items
 
 

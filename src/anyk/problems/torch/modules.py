@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed, told
+from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends
 from anyk.problems.data.samples import Arrays, Batch, Samples
 from anyk.problems.data.shards.processes import in_processes
@@ -215,7 +215,7 @@ class TorchProblem(NetworkProblem):
         except RunFailed as error:  # an item that cannot be read
             raise BadInput(str(error)) from None
         except Exception as error:
-            raise BadInput(f"module and loss fail on the first {some} samples: {told(error)}") from None
+            raise BadInput(f"module and loss fail on the first {some} samples: {describe_error(error)}") from None
         check_forward(self._network, [batch, *self._others(batch, some)])
         self._try_loss(tried._network)
         return batch
@@ -281,7 +281,7 @@ class TorchProblem(NetworkProblem):
         except RunFailed as error:
             raise BadInput(str(error)) from None
         except Exception as error:
-            raise BadInput(f"count fails on the data set: {told(error)}") from None
+            raise BadInput(f"count fails on the data set: {describe_error(error)}") from None
         if not total:
             raise BadInput("count finds no term in the whole data set: there is nothing to learn from")
         self._network.scale = self.samples / total
@@ -320,7 +320,7 @@ class TorchProblem(NetworkProblem):
         except RunFailed as error:
             raise BadInput(f"held_out: {error}") from None
         except Exception as error:
-            raise BadInput(f"the module fails on held_out: {told(error)}") from None
+            raise BadInput(f"the module fails on held_out: {describe_error(error)}") from None
         if not isinstance(outputs, torch.Tensor):
             raise BadInput(f"a metric needs outputs that are one tensor, the module gives {type(outputs).__name__}")
         fits = (

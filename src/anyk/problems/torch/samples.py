@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.errors import BadInput, RunFailed, told
+from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Index, some_rows
 from anyk.problems.data.samples import Arrays, Batch, Rows, Samples
 from anyk.problems.data.shards.samples import ShardSamples
@@ -198,8 +198,9 @@ class Items(Samples):
         try:
             batch = (self._reading.collate or default_collate)(items)
         except Exception as error:
+            reason = describe_error(error)
             raise Apart(
-                f"items {_listed(numbers)} of the data set cannot be put together ({self._collator}): {told(error)}"
+                f"items {_listed(numbers)} of the data set cannot be put together ({self._collator}): {reason}"
             ) from error
         if self._reading.free:
             return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
@@ -318,7 +319,7 @@ def known_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Sa
     try:
         length = len(data)
     except Exception as error:
-        raise BadInput(f"{name} cannot tell its length: {told(error)}") from None
+        raise BadInput(f"{name} cannot tell its length: {describe_error(error)}") from None
     if not length:
         raise BadInput(f"{name} is empty")
     return Items(data, reading)

@@ -12,7 +12,7 @@ import numpy as np
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import PINNED
 from anyk.clusters.remote.losses import Unheld
-from anyk.errors import BadInput, RunFailed, told
+from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 from anyk.runs.evaluation.settings import USUAL, Evaluate
@@ -173,7 +173,9 @@ class Evaluator:
             except (BadInput, RunFailed):
                 raise
             except Exception as error:  # a user's problem may raise anything
-                raise RunFailed(f"the problem cannot be evaluated at step {version}: {told(error)}") from error
+                raise RunFailed(
+                    f"the problem cannot be evaluated at step {version}: {describe_error(error)}"
+                ) from error
         give_back(w.nbytes)
         evaluation = Evaluation(slot, version, time, loss, next(iter(metrics.values()), None))
         with self._lock:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
-from anyk.delays import settled as settled_law
+from anyk.delays import resolve_paths
 from anyk.errors import BadInput
 from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
@@ -48,8 +48,8 @@ def describe(
         "anyk": version("anyk"),
         "cluster": cluster.spec,
         "workers": cluster.workers,
-        "delays": settled_law(cluster.delays.spec),
-        "communication": settled_law(cluster.communication.spec),
+        "delays": resolve_paths(cluster.delays.spec),
+        "communication": resolve_paths(cluster.communication.spec),
         "seed": cluster.seed,
         "optimizer": optimizer.spec,
         "lr": optimizer.rate.spec,

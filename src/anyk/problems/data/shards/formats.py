@@ -9,7 +9,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from anyk.errors import BadInput, MissingPackage, told
+from anyk.errors import BadInput, MissingPackage, describe_error
 from anyk.problems.data.shards.sources import Content, Shards, opened
 from anyk.tables import (
     Limit,
@@ -80,7 +80,7 @@ class _Read:
         try:
             content = self._read(self._address)
         except Exception as error:
-            raise BadInput(f"read fails on {where}: {told(error)}") from error
+            raise BadInput(f"read fails on {where}: {describe_error(error)}") from error
         if isinstance(content, Mapping):
             copied: Any = {str(key): _own(value) for key, value in content.items()}
         elif isinstance(content, (tuple, list)):

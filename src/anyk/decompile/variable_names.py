@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from anyk.decompile.equations import Equation, Value
-from anyk.decompile.reading import is_jax_file
+from anyk.decompile.equations import Equation, Variable
+from anyk.decompile.jaxpr_reader import is_jax_file
 
 _RESERVED = {*keyword.kwlist, *dir(builtins), "np", "jnp", "lax", "jax", "partial", "special", "linalg", "base64", "_"}
 
@@ -242,13 +242,13 @@ def _spans(position: Position, value: ast.expr) -> bool:
     return position[1:] == (value.lineno, value.col_offset, value.end_lineno, value.end_col_offset)
 
 
-def name_values(equations: list[Equation], values_by_name: dict[str, list[Value]], origins: Origins) -> None:
+def name_values(equations: list[Equation], values_by_name: dict[str, list[Variable]], origins: Origins) -> None:
     """Give the values of a block's equations the user's names, and add them to ``values_by_name``."""
     runs: list[tuple[list[str], list[Equation]]] = []  # names, and the equations of one evaluation of an expression
     last_positions: list[Position] = []
     seen_codes: set[Any] = set()
     run_of: dict[Equation, int] = {}
-    used_later: set[Value] = set()
+    used_later: set[Variable] = set()
     for equation in equations:
         positions = [] if equation.backward else origins.positions(equation.source)
         if positions:
@@ -261,7 +261,7 @@ def name_values(equations: list[Equation], values_by_name: dict[str, list[Value]
             run_of[equation] = len(runs) - 1
         if not equation.backward:
             for atom in [*equation.inputs, *equation.captured]:
-                if isinstance(atom, Value) and atom.maker in run_of and run_of[atom.maker] != run_of.get(equation):
+                if isinstance(atom, Variable) and atom.maker in run_of and run_of[atom.maker] != run_of.get(equation):
                     used_later.add(atom)
     for names, members in runs:
         _name_run(names, members, used_later, values_by_name)
@@ -271,7 +271,7 @@ def name_values(equations: list[Equation], values_by_name: dict[str, list[Value]
 
 
 def _name_run(
-    names: list[str], members: list[Equation], used_later: set[Value], values_by_name: dict[str, list[Value]]
+    names: list[str], members: list[Equation], used_later: set[Variable], values_by_name: dict[str, list[Variable]]
 ) -> None:
     """Name the last value that is used elsewhere; the equations after it belong to the derivative."""
     fits = [candidate for candidate in members if len(candidate.outputs) == len(names)]
@@ -287,7 +287,7 @@ def _name_run(
 
 
 def _name_cotangent(
-    equation: Equation, positions: list[Position], values_by_name: dict[str, list[Value]], origins: Origins
+    equation: Equation, positions: list[Position], values_by_name: dict[str, list[Variable]], origins: Origins
 ) -> None:
     if len(equation.outputs) != 1 or not positions:
         return
@@ -303,7 +303,7 @@ def _name_cotangent(
         return
     value.called = f"d_{fits.pop()}"
     for atom in equation.inputs:  # an input of the same statement was an intermediate result
-        if isinstance(atom, Value) and atom.called == value.called and atom.maker is not None:
+        if isinstance(atom, Variable) and atom.called == value.called and atom.maker is not None:
             maker_positions = origins.positions(atom.maker.source)
             if maker_positions and origins.statement(maker_positions[0]) is origins.statement(positions[0]):
                 atom.called = ""

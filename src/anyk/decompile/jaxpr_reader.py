@@ -1,6 +1,6 @@
 """Reading a jaxpr into equations that are easy to write down, without dead, trivial or needlessly wrapped operations.
 
-Values of the jaxpr become :class:`Value` and :class:`Constant`, its equations :class:`Equation`. Calls of small or
+Values of the jaxpr become :class:`Variable` and :class:`Number`, its equations :class:`Equation`. Calls of small or
 private functions are inlined; every other function becomes one :class:`Function`, however often it is called, so that
 reading takes time in proportion to the jaxpr and not to its expansion. Loops and conditionals contain
 :class:`Block`\\ s, which use the values around them directly.
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.decompile.equations import Atom, Block, Constant, Equation, Function, Value
+from anyk.decompile.equations import Atom, Block, Equation, Function, Number, Variable
 from anyk.decompile.simplifying import (
     add_key_axis,
     fold,
@@ -96,10 +96,10 @@ class Reader:
         self.notes: dict[str, None] = {}
         self._references: Counter[int] = Counter()
         self._sizes: dict[int, int] = {}
-        self._arrays: dict[int, Value] = {}
+        self._arrays: dict[int, Variable] = {}
         self._alive: list[Any] = []  # keeps ids unique
-        self._booleans: dict[Value, Atom] = {}  # by the integer that was converted from it
-        self._read_once: set[Value] = set()
+        self._booleans: dict[Variable, Atom] = {}  # by the integer that was converted from it
+        self._read_once: set[Variable] = set()
         self._source: Any = None  # of the call of the private function that is being inlined
         self._backward = False
 
@@ -129,7 +129,7 @@ class Reader:
             self._alive.append(jaxpr)
         return size
 
-    def _value(self, aval: Any) -> Value:
+    def _value(self, aval: Any) -> Variable:
         shape, dtype = tuple(int(d) for d in aval.shape), str(aval.dtype)
         if dtype.startswith("key<"):
             if self.target == "numpy":
@@ -138,9 +138,9 @@ class Reader:
                         f"random keys of the generator '{dtype[4:-1]}' cannot be written for NumPy, only Threefry's; "
                         "use jax.random.key(seed), or decompile with target='jax'"
                     )
-                return Value((*shape, 2), "uint32")
-            return Value(shape, "key")
-        return Value(shape, dtype)
+                return Variable((*shape, 2), "uint32")
+            return Variable(shape, "key")
+        return Variable(shape, dtype)
 
     def _constant(self, array: Any) -> Atom:
         """Convert a closed-over array or number."""
@@ -153,12 +153,12 @@ class Reader:
             import jax
 
             numbers = np.asarray(jax.random.key_data(array))
-            value = Value(numbers.shape, "uint32") if self.target == "numpy" else Value(tuple(array.shape), "key")
+            value = Variable(numbers.shape, "uint32") if self.target == "numpy" else Variable(tuple(array.shape), "key")
         else:
             numbers = np.asarray(array)
             if not numbers.shape:
-                return Constant(numbers[()], str(numbers.dtype))
-            value = Value(numbers.shape, str(numbers.dtype))
+                return Number(numbers[()], str(numbers.dtype))
+            value = Variable(numbers.shape, str(numbers.dtype))
         value.array = numbers
         self._arrays[id(array)] = value
         return value
@@ -187,19 +187,19 @@ class Reader:
         def atom(variable: Any) -> Atom:
             if hasattr(variable, "val"):
                 value = np.asarray(variable.val, dtype=_numpy_dtype(variable.aval.dtype))
-                return self._constant(value) if value.shape else Constant(value[()], str(variable.aval.dtype))
+                return self._constant(value) if value.shape else Number(value[()], str(variable.aval.dtype))
             return atoms_by_variable[variable]
 
         reads = Counter(v for eqn in jaxpr.eqns for v in eqn.invars if not hasattr(v, "val"))
         reads.update(v for v in jaxpr.outvars if not hasattr(v, "val"))
         for variable, argument in zip(jaxpr.invars, arguments, strict=True):
-            if reads[variable] > 1 and isinstance(argument, Value):
+            if reads[variable] > 1 and isinstance(argument, Variable):
                 self._read_once.discard(argument)
         for eqn in jaxpr.eqns:
             operands = [atom(variable) for variable in eqn.invars]
             for variable, result in zip(eqn.outvars, self._equation(eqn, operands, out), strict=True):
                 atoms_by_variable[variable] = result
-                if isinstance(result, Value):
+                if isinstance(result, Variable):
                     (self._read_once.add if reads[variable] == 1 else self._read_once.discard)(result)
         return [atom(variable) for variable in jaxpr.outvars]
 
@@ -210,9 +210,9 @@ class Reader:
             return self._call(eqn, atoms, out)
         if primitive in _DROPPED:
             self.notes[f"{primitive} is omitted"] = None
-            return [Constant(np.int32(0), "int32") for _ in eqn.outvars]
+            return [Number(np.int32(0), "int32") for _ in eqn.outvars]
         if primitive == "platform_index":
-            return [Constant(np.int32(self._platform(eqn.params["platforms"])), "int32")]
+            return [Number(np.int32(self._platform(eqn.params["platforms"])), "int32")]
         outputs = [self._value(variable.aval) for variable in eqn.outvars]
         if primitive in _IDENTITIES and self._is_identity(primitive, atoms, outputs):
             if primitive in _SHARDINGS and any(device is not None for device in eqn.params.get("devices", [True])):
@@ -242,7 +242,7 @@ class Reader:
             closed = read.params["jaxpr"]
             constants = getattr(closed, "consts", None) or read.params.get("consts", ())
             read.blocks = [self._block(_jaxpr(closed), constants)]
-        elif primitive == "convert_element_type" and isinstance(atoms[0], Value) and atoms[0].dtype == "bool":
+        elif primitive == "convert_element_type" and isinstance(atoms[0], Variable) and atoms[0].dtype == "bool":
             self._booleans[outputs[0]] = atoms[0]
         elif primitive.startswith("reduce_") and "axes" in read.params and reduces_nothing(read):
             read.primitive, read.params = "squeeze", {"dimensions": read.params["axes"]}
@@ -263,7 +263,7 @@ class Reader:
         out.append(read)
         return outputs
 
-    def _is_identity(self, primitive: str, atoms: list[Atom], outputs: list[Value]) -> bool:
+    def _is_identity(self, primitive: str, atoms: list[Atom], outputs: list[Variable]) -> bool:
         if primitive == "optimization_barrier" and self.target == "jax":
             return False
         if len(atoms) < len(outputs) or any(
@@ -364,7 +364,7 @@ class Reader:
         """Read the branches; return the jaxpr of the branch that is always taken, if there is one."""
         branches = read.params["branches"]
         selector = read.inputs[0]
-        if isinstance(selector, Constant):
+        if isinstance(selector, Number):
             return branches[min(max(int(selector.value), 0), len(branches) - 1)]
         if len(branches) == 2:
             if selector in self._booleans:
@@ -397,7 +397,7 @@ class Reader:
             (running,) = lane_condition.outputs
             selected = []
             for old, new in zip(body.inputs, body.outputs, strict=True):
-                mask, selection = Value(old.shape, "bool"), Value(old.shape, old.dtype)
+                mask, selection = Variable(old.shape, "bool"), Variable(old.shape, old.dtype)
                 places = tuple(range(len(running.shape)))
                 broadcast = Equation("broadcast_in_dim", [running], [mask], {"broadcast_dimensions": places})
                 select = Equation("select_n", [mask, old, new], [selection], {})
@@ -406,7 +406,7 @@ class Reader:
                 selected.append(selection)
             body.equations = lane_condition.equations + body.equations
             body.outputs = list(selected)
-            any_running = Value((), "bool")
+            any_running = Variable((), "bool")
             params = {"axes": tuple(range(len(running.shape)))}
             any_running.maker = Equation("reduce_or", [condition.outputs[0]], [any_running], params)
             condition.equations.append(any_running.maker)
