@@ -1,4 +1,4 @@
-"""``anyk train --strategy auto``: measured, planned, checked, and planned again."""
+"""``anyk train --strategy auto``, which measures, plans, checks the plan, and plans again."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def is_auto(strategy: str) -> bool:
 
 
 def is_auto_folder(folder: str) -> bool:
-    """Return whether a folder is of a training in this mode."""
+    """Return whether a folder belongs to a training in this mode."""
     return (Path(folder) / f"{MODE}.toml").is_file()
 
 
 def train_in_parts(options: TrainOptions) -> None:
-    """Train, and report what was measured, planned, missed and reached."""
+    """Train in parts, and report measurements, plans and results."""
     from anyk.fleet import train_auto
     from anyk.fleet.auto.training import modes
 
@@ -71,7 +71,7 @@ def train_in_parts(options: TrainOptions) -> None:
 
 
 def resume_the_parts(console: Console, folder: Path, options: ResumeOptions) -> None:
-    """Resume such a training, and report all of it."""
+    """Resume a training in this mode, and report all of it."""
     from anyk.fleet import resume_auto
     from anyk.fleet.auto.parts import read_auto
 

@@ -24,8 +24,8 @@ def cluster(ctx: click.Context, /, json_file: str | None) -> None:
 
 @cluster.command()
 @click.argument("spec", callback=lambda _, __, spec: join_cluster(spec))
-@click.option("--workers", type=int, default=8, show_default=True, help="Number of workers, n.")
-@click.option("--steps", type=int, default=20, show_default=True, help="Number of measurements of each.")
+@click.option("--workers", default=8, help="Number of workers, n.")
+@click.option("--steps", default=20, help="Number of measurements of each.")
 @json_option
 @plugin_option
 def check(spec: str, workers: int, steps: int, json_file: str | None) -> None:

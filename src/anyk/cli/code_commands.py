@@ -1,25 +1,30 @@
-"""Codes from the command line: side by side, one in full, and residuals drawn against stragglers."""
+"""Commands about codes: a comparison of all, one in detail, residuals against stragglers, harmful stragglers."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from anyk.cli.fields import as_field, option, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import people, say, text_width, write_json
 
 KNOWLEDGE = ("code", "overlaps", "nothing")
-workers_option = click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n.")
+workers_option = click.option("--workers", default=30, help="Number of workers, n.")
+specs_argument = click.argument("specs", nargs=-1, required=True, metavar="SPEC…")
+decoder_option = click.option(
+    "--decoder", default="own", metavar="NAME", help="own, least-squares, one-step or algorithmic."
+)
 
 
 def _print(*things: Any, json_file: str | None) -> None:
-    """Show things to people, unless standard output carries JSON."""
-    if json_file == "-":
-        return
-    say(people(None), *things)
+    """Print things, unless standard output carries JSON."""
+    if json_file != "-":
+        say(people(None), *things)
 
 
 @main.group(invoke_without_command=True)
@@ -31,10 +36,10 @@ def _print(*things: Any, json_file: str | None) -> None:
 def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file: str | None) -> None:
     """Compare all gradient codes that exist for a number of workers.
 
-    load: partitions a worker computes, of so many; copies: holders of a partition; tolerates: stragglers with which the
-    sum is exact, whoever they are. residual: root mean square over random sets of that many stragglers (~: measured on
-    200 sets or 40, else a closed form); worst: the largest (≥: found by a search, so at least that). gain: how much the
-    rounding of replies is amplified. decode ms: to find the weights for a set not seen before.
+    load: partitions that a worker computes, of how many; copies: holders of a partition; tolerates: the number of
+    stragglers with which the sum is exact, whoever they are. residual: root mean square over random sets of that many
+    stragglers (~: measured on 200 sets or 40, else a closed form); worst: the largest (≥: a lower bound, found by a
+    search). gain: amplification of the rounding of replies. decode ms: time to find the weights for a new set.
 
     \b
     anyk codes show SPEC --workers 12           one code: its matrix, its theory
@@ -66,7 +71,8 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     _print(*lines, "", head, codes_table(rows), json_file=json_file)
     write_json(
         [
-            {"name": entry.name, "usage": entry.usage(), "summary": entry.summary} | _plain(row)
+            {"name": entry.name, "usage": entry.usage(), "summary": entry.summary}
+            | ({"error": row.why} if isinstance(row, Missing) else _plain(row))
             for entry, row in zip(registry, rows, strict=True)
         ],
         json_file,
@@ -74,8 +80,6 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
 
 
 def _plain(row: Any) -> dict[str, Any]:
-    if hasattr(row, "why"):
-        return {"error": row.why}
     code = row.code
     return {
         "spec": code.spec,
@@ -95,7 +99,7 @@ def _plain(row: Any) -> dict[str, Any]:
 
 @codes.command()
 @click.argument("spec")
-@click.option("--workers", type=int, default=12, show_default=True, help="Number of workers, n.")
+@click.option("--workers", default=12, help="Number of workers, n.")
 @picture_option("Draw the matrix.")
 @json_option
 @plugin_option
@@ -124,70 +128,53 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
     write_json(_plain(summary) | {"workers": workers, "rows": rows}, json_file)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions:
+    """The options of ``codes compare``."""
+
+    workers: int = as_field(workers_option)
+    stragglers: int | None = option(type=int, help="Largest number of stragglers; default: half the workers.")
+    decoder: str = as_field(decoder_option)
+    draws: int = option(default=1, help="Average over this number of draws of random codes, with consecutive seeds.")
+    sets: int = option(default=200, help="Random straggler sets for each point, shared out among the draws.")
+    seed: int = option(default=0, help="Seed of the straggler sets.")
+    picture: str | None = as_field(picture_option("Draw residual against stragglers."))
+    json_file: str | None = as_field(json_option)
+
+
 @codes.command()
-@click.argument("specs", nargs=-1, required=True, metavar="SPEC…")
-@workers_option
-@click.option("--stragglers", type=int, help="Largest number of stragglers; default: half the workers.")
-@click.option(
-    "--decoder", default="own", show_default=True, metavar="NAME", help="own, least-squares, one-step or algorithmic."
-)
-@click.option(
-    "--draws",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Average over so many draws of random codes, with their seed and those that follow.",
-)
-@click.option(
-    "--sets",
-    type=int,
-    default=200,
-    show_default=True,
-    help="Random straggler sets for each point, shared out among the draws.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the straggler sets.")
-@picture_option("Draw residual against stragglers.")
-@json_option
+@specs_argument
+@takes(ComparisonOptions)
 @plugin_option
-def compare(
-    specs: tuple[str, ...],
-    workers: int,
-    stragglers: int | None,
-    decoder: str,
-    draws: int,
-    sets: int,
-    seed: int,
-    picture: str | None,
-    json_file: str | None,
-) -> None:
+def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     """Compare the residuals of codes as the number of stragglers grows, for random and for chosen stragglers.
 
     One draw of a random code may be a lucky one: with --draws 100 its residual is the mean of 100 draws (root mean
     square), with a standard error. The most harmful stragglers are looked for in each of the first 10 draws; a residual
-    with ≥ was found by a search, and there may be a larger one.
+    with ≥ is a lower bound, found by a search.
     """
     from anyk.fleet import compare_codes
     from anyk.fleet.theory.code_curves import straggler_counts
     from anyk.views import curves_table, plot_codes
 
-    length = len(specs) * len(straggler_counts(workers, stragglers))
+    length = len(specs) * len(straggler_counts(options.workers, options.stragglers))
     with click.progressbar(
         length=length, label="comparing codes", file=sys.stderr, item_show_func=lambda spec: spec or ""
     ) as bar:
         curves = compare_codes(
             specs,
-            workers=workers,
-            decoder=decoder,
-            most=stragglers,
-            draws=draws,
-            sets=sets,
-            seed=seed,
+            workers=options.workers,
+            decoder=options.decoder,
+            most=options.stragglers,
+            draws=options.draws,
+            sets=options.sets,
+            seed=options.seed,
             tell=lambda spec: bar.update(1, spec),
         )
-    _print(curves_table(curves), json_file=json_file)
-    if picture is not None:
-        plot_codes(curves, picture)
-        _print(f"picture: {picture}", json_file=json_file)
+    _print(curves_table(curves), json_file=options.json_file)
+    if options.picture is not None:
+        plot_codes(curves, options.picture)
+        _print(f"picture: {options.picture}", json_file=options.json_file)
     columns = ("stragglers", "random", "spread", "adversarial", "exact", "expected", "bound")
     write_json(
         [
@@ -195,18 +182,16 @@ def compare(
             | {name: [None if value != value else value for value in getattr(curve, name).tolist()] for name in columns}
             for curve in curves
         ],
-        json_file,
+        options.json_file,
     )
 
 
 @codes.command()
-@click.argument("specs", nargs=-1, required=True, metavar="SPEC…")
+@specs_argument
 @workers_option
 @click.option(
     "--error",
-    type=float,
     default=0.1,
-    show_default=True,
     help="Error per partition (residual squared) that the stragglers are to cause, up to 1.",
 )
 @click.option(
@@ -214,16 +199,11 @@ def compare(
     type=click.Choice(KNOWLEDGE),
     multiple=True,
     default=KNOWLEDGE,
-    show_default=True,
     help="Knowledge of whoever chooses the stragglers; may be repeated.",
 )
-@click.option(
-    "--decoder", default="own", show_default=True, metavar="NAME", help="own, least-squares, one-step or algorithmic."
-)
-@click.option(
-    "--sets", type=int, default=101, show_default=True, help="Random orders for an adversary who knows nothing."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random orders.")
+@decoder_option
+@click.option("--sets", default=101, help="Random orders for an adversary who knows nothing.")
+@click.option("--seed", default=0, help="Seed of the random orders.")
 @json_option
 @plugin_option
 def threshold(
@@ -246,18 +226,20 @@ def threshold(
     from anyk.fleet import adversarial_threshold
     from anyk.views import thresholds_table
 
-    questions = [(code.spec, code, each) for code in (build(spec, workers=workers) for spec in specs) for each in knows]
+    questions = [(code, each) for code in [build(spec, workers=workers) for spec in specs] for each in knows]
     thresholds: dict[str, dict[str, Any]] = {}
     with click.progressbar(
-        questions, label="looking for stragglers", file=sys.stderr, item_show_func=lambda one: one[0] if one else ""
+        questions,
+        label="looking for stragglers",
+        file=sys.stderr,
+        item_show_func=lambda question: question[0].spec if question else "",
     ) as bar:
-        for spec, code, each in bar:
-            thresholds.setdefault(spec, {})[each] = adversarial_threshold(
+        for code, each in bar:
+            thresholds.setdefault(code.spec, {})[each] = adversarial_threshold(
                 code, error, knows=each, decoder=decoder, sets=sets, seed=seed
             )
-    notes = ["≤: found by a search; fewer may do"] * any(
-        one.found == "search" for row in thresholds.values() for one in row.values()
-    )
+    results = [(spec, each, result) for spec, row in thresholds.items() for each, result in row.items()]
+    notes = ["≤: found by a search; fewer may do"] * any(result.found == "search" for *_, result in results)
     notes += [f"nothing: median over {sets} random orders of the workers"] * ("nothing" in knows)
     head = f"{workers} workers: stragglers that it takes for an error per partition of {error:g}"
     _print(head, thresholds_table(thresholds), *notes, json_file=json_file)
@@ -268,13 +250,12 @@ def threshold(
                 "workers": workers,
                 "error": error,
                 "knows": each,
-                "stragglers": one.stragglers,
-                "found": one.found,
-                "lost": list(one.lost),
-                "error_reached": one.error,
+                "stragglers": result.stragglers,
+                "found": result.found,
+                "lost": list(result.lost),
+                "error_reached": result.error,
             }
-            for spec, row in thresholds.items()
-            for each, one in row.items()
+            for spec, each, result in results
         ],
         json_file,
     )

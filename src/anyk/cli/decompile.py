@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,36 +13,26 @@ from anyk.cli.output import check_file, write_json
 from anyk.errors import BadInput, MissingPackage
 from anyk.named import function_named
 
-_TYPES = {
-    "bool": "bool",
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "i64": "int64",
-    "u8": "uint8",
-    "u16": "uint16",
-    "u32": "uint32",
-    "u64": "uint64",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f64": "float64",
-    "c64": "complex64",
-    "c128": "complex128",
-}
+if TYPE_CHECKING:
+    from anyk.decompile import Target
+
 _ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
 
 
 @main.command()
 @click.argument("function", metavar="MODULE:FUNCTION")
 @click.option(
-    "--args", "arguments", metavar="TYPES", default="", help="Types of the arguments, as in f32[64,10],f32[]."
+    "--args",
+    "arguments",
+    metavar="TYPES",
+    default="",
+    show_default=False,
+    help="Types of the arguments, as in f32[64,10],f32[].",
 )
 @click.option(
     "--target",
     type=click.Choice(["jax", "numpy"]),
     default="jax",
-    show_default=True,
     help="Library that the source uses.",
 )
 @click.option(
@@ -56,7 +46,9 @@ _ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
     help="Write the source to a file.",
 )
 @json_option
-def decompile(function: str, arguments: str, target: str, grad: bool, out: str | None, json_file: str | None) -> None:
+def decompile(
+    function: str, arguments: str, target: Target, grad: bool, out: str | None, json_file: str | None
+) -> None:
     """Write a JAX function as Python source that can be read and edited.
 
     FUNCTION is module:function, or file.py:function. The source is for arguments of the types given.
@@ -64,13 +56,11 @@ def decompile(function: str, arguments: str, target: str, grad: bool, out: str |
     from anyk.decompile import to_python
 
     try:
-        import jax  # noqa: F401  # first: the function's own file may import it, too
+        import jax  # first: the function's own file may import it, too
     except ImportError:
         raise MissingPackage("jax", "jax", "decompiling a function") from None
     (decompiled, _), examples = function_named(function, "function"), _examples(arguments)
-    if grad:
-        decompiled = _gradient(decompiled)
-    source = to_python(decompiled, *examples, target="numpy" if target == "numpy" else "jax")
+    source = to_python(jax.grad(decompiled) if grad else decompiled, *examples, target=target)
     if out is not None:
         source.save(out)
         click.echo(f"source: {out}", err=True)
@@ -80,27 +70,24 @@ def decompile(function: str, arguments: str, target: str, grad: bool, out: str |
 
 
 def _examples(text: str) -> list[Any]:
-    """Shapes and types of arguments."""
+    """Return the shapes and types that ``--args`` specifies."""
     import jax
 
+    from anyk.decompile.literals import SHORT
+
+    types = {short: dtype for dtype, short in SHORT.items()}
     examples, place = [], 0
     while place < len(text):
         match = _ARGUMENT.match(text, place)
-        if match is None or match[1] not in _TYPES:
+        if match is None or match[1] not in types:
             raise BadInput(
                 f"argument types should look like f32[64,10],i32[5],f32[], got '{text}'; "
-                f"known types: {', '.join(_TYPES)}"
+                f"known types: {', '.join(types)}"
             )
-        dtype = _TYPES[match[1]]
+        dtype = types[match[1]]
         if dtype in ("int64", "uint64", "float64", "complex128"):
             jax.config.update("jax_enable_x64", True)
-        shape = tuple(int(one) for one in match[2].split(",") if one.strip())
+        shape = tuple(int(length) for length in match[2].split(",") if length.strip())
         examples.append(jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)))
         place = match.end()
     return examples
-
-
-def _gradient(function: Any) -> Any:
-    import jax
-
-    return jax.grad(function)

@@ -17,7 +17,7 @@ def option(*names: str, **settings: Any) -> Any:
 
     def named(name: str) -> Callable[[Any], Any]:
         flags = names or (f"--{name.replace('_', '-')}",)
-        return click.option(*flags, name, show_default="default" in settings, **settings)
+        return click.option(*flags, name, **settings)
 
     return field(metadata={"option": named})
 

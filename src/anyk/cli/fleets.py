@@ -13,6 +13,7 @@ from anyk.cli.group import main
 from anyk.cli.options import (
     ProblemOptions,
     json_option,
+    max_gb_option,
     picture_option,
     plugin_option,
     quiet_option,
@@ -22,11 +23,8 @@ from anyk.cli.output import check_file, people, say, write_json
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
+    from anyk.fleet import Plan
     from anyk.problems import Problem
-
-_max_gb = click.option(
-    "--max-gb", type=float, help="Largest size of an unpacked file in GB; default: 1, or 8 times the file's size."
-)
 
 
 @main.command()
@@ -47,10 +45,10 @@ _max_gb = click.option(
     "default: left open, which `anyk plan` takes as 1 / workers.",
 )
 @unit_option
-@_max_gb
+@max_gb_option
 @plugin_option
 def record(sources: tuple[str, ...], out: str, load: float | None, unit: Any, max_gb: float | None) -> None:
-    """Make one fleet record of measured times: seconds of each worker in each round.
+    """Make one fleet record of measured times: the seconds of each worker in each round.
 
     A SOURCE is a run folder, a folder that a recorder wrote (anyk.fleet), a table of rounds x workers or with the
     columns round, worker and seconds (.npz, .csv, .parquet), an operation trace in the layout of StragglerAnalysis, or
@@ -67,10 +65,10 @@ def record(sources: tuple[str, ...], out: str, load: float | None, unit: Any, ma
 
 @main.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--today", default="uncoded", show_default=True, metavar="SPEC", help="The strategy in use.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffles that test the findings.")
+@click.option("--today", default="uncoded", metavar="SPEC", help="The strategy in use.")
+@click.option("--seed", default=0, help="Seed of the shuffles that test the findings.")
 @unit_option
-@_max_gb
+@max_gb_option
 @picture_option("Draw the times relative to their rounds' medians, and the cost of each worker.")
 @json_option
 @plugin_option
@@ -85,7 +83,7 @@ def explain(
 ) -> None:
     """Find the slow workers of a measured fleet, the time that they cost, and the kind of their slowness.
 
-    A SOURCE is whatever `anyk record` takes, or a record that it made. Costs are Shapley shares: they add up to the
+    A SOURCE is a source of `anyk record`, or a record that it made. Costs are Shapley shares: they add up to the
     time that is waited beyond each round's median. A worker is named only if it costs more than chance explains.
     """
     from anyk.fleet import explain as explained
@@ -159,7 +157,7 @@ class PlanOptions(ProblemOptions, _Fleet):
         "-o",
         "--out",
         metavar="FILE.toml",
-        callback=lambda _, __, file: _checked_plan(file),
+        callback=lambda _, __, file: _check_plan_file(file),
         help="Write the plan, for 'anyk train --plan'.",
     )
     picture: str | None = as_field(picture_option("Draw seconds a step against load, with intervals."))
@@ -173,9 +171,9 @@ class PlanOptions(ProblemOptions, _Fleet):
 def plan(source: str, options: PlanOptions) -> None:
     """Recommend a strategy for a measured fleet, with the time that it saves and how sure that is.
 
-    SOURCE is whatever `anyk record` takes, a record that it made, or a delay law (then with --workers). Strategies
-    whose steps are the exact sum compete by their seconds, or with --target all of them by the seconds that they take
-    to it; a change is advised only where the 90 % prediction interval of the gain does not reach below 3 %.
+    SOURCE is a source of `anyk record`, a record that it made, or a delay law (then with --workers). Strategies whose
+    steps are the exact sum compete by their seconds, or with --target all strategies by their seconds to the target; a
+    change is advised only where the 90 % prediction interval of the gain does not reach below 3 %.
 
     \b
     anyk plan fleet.parquet --slope 12 -o plan.toml
@@ -183,15 +181,13 @@ def plan(source: str, options: PlanOptions) -> None:
     anyk plan exp:mean=0.5 --workers 30 --slope 0
     anyk plan fleet.parquet --today k-sync:k=20 --data digits --target 0.9
     """
-    from anyk.fleet import pareto
     from anyk.fleet import plan as make
-    from anyk.views.fleet_tables import draw_plan, inexact_table, plan_lines, plan_note, plan_table
+    from anyk.views.fleet_tables import draw_plan
 
-    target, everything = options.target, options.everything
     if options.seed < 0:
         raise BadInput(f"seed must be at least 0, got {options.seed}")
     result = make(
-        _law(source, options.workers),
+        _read_source(source, options.workers),
         workers=options.workers,
         today=options.today,
         slope=options.slope,
@@ -200,12 +196,12 @@ def plan(source: str, options: PlanOptions) -> None:
         max_load=options.max_load,
         memory=options.memory,
         models=options.models,
-        everything=everything,
+        everything=options.everything,
         seed=options.seed,
         resamples=options.resamples,
         unit=options.unit,
         problem=_problem(options),
-        target=target,
+        target=options.target,
         optimizer=options.optimizer,
         lr=options.lr,
         runs=options.runs,
@@ -222,30 +218,38 @@ def plan(source: str, options: PlanOptions) -> None:
     if options.picture is not None:
         draw_plan(result, options.picture)
     if options.json_file != "-":
-        console = people(options.json_file)
-        front = pareto(result.candidates)
-        shown = list(result.candidates) if everything else [each for each in front if each.spec != result.today.spec]
-        shown += [result.today] * (result.today not in shown)
-        say(console, *plan_lines(result), "", plan_table(shown, result.today))
-        hidden = len(result.candidates) - len(shown)
-        if hidden > 0:
-            say(console, f"{hidden} more are neither faster nor cheaper than these; --all shows them")
-        say(console, plan_note())
-        unranked = [each for each in result.others if each.exact]
-        if unranked:
-            note = "of these too much was cut off: from the least to the most that they may take; they are not ranked"
-            say(console, "", note, plan_table(unranked if everything else unranked[:5], result.today))
-        inexact = [each for each in result.others if not each.exact]
-        if inexact and (everything or target is None):
-            why = "the steps of these are not the exact sum, and may be worth less; they are not ranked"
-            if target is not None:
-                why = "these were not trained to the target, or given up on the way"
-            say(console, "", why, inexact_table(inexact))
+        _print_plan(result, options)
     to_errors = options.json_file == "-"
     if options.picture is not None:
         click.echo(f"picture: {options.picture}", err=to_errors)
     if options.out is not None:
         click.echo(f"plan: {options.out}; run it with: anyk train --plan {options.out}", err=to_errors)
+
+
+def _print_plan(result: Plan, options: PlanOptions) -> None:
+    """Print the advice and the candidates of a plan."""
+    from anyk.fleet import pareto
+    from anyk.views.fleet_tables import inexact_table, plan_lines, plan_note, plan_table
+
+    console, everything, today = people(None), options.everything, result.today
+    front = pareto(result.candidates)
+    shown = list(result.candidates) if everything else [each for each in front if each.spec != today.spec]
+    shown += [today] * (today not in shown)
+    say(console, *plan_lines(result), "", plan_table(shown, today))
+    hidden = len(result.candidates) - len(shown)
+    if hidden > 0:
+        say(console, f"{hidden} more are neither faster nor cheaper than these; --all shows them")
+    say(console, plan_note())
+    unranked = [each for each in result.others if each.exact]
+    if unranked:
+        note = "of these too much was cut off: from the least to the most that they may take; they are not ranked"
+        say(console, "", note, plan_table(unranked if everything else unranked[:5], today))
+    inexact = [each for each in result.others if not each.exact]
+    if inexact and (everything or options.target is None):
+        why = "the steps of these are not the exact sum, and may be worth less; they are not ranked"
+        if options.target is not None:
+            why = "these were not trained to the target, or given up on the way"
+        say(console, "", why, inexact_table(inexact))
 
 
 @main.command()
@@ -259,8 +263,8 @@ def plan(source: str, options: PlanOptions) -> None:
 def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> None:
     """Check whether a run kept the promise of its plan and, if not, find out why.
 
-    RUN is the folder of a run that was begun with `anyk train --plan`. Outside of the promised interval, the difference
-    is split into luck, delays, load, steps, and what anyk itself adds.
+    RUN is the folder of a run that was started with `anyk train --plan`. Outside of the promised interval, the
+    difference is split into luck, delays, load, steps, and the overhead of anyk itself.
     """
     from anyk.fleet import check as checked
     from anyk.views.fleet_tables import checked_lines
@@ -287,14 +291,14 @@ def _tell(spec: str) -> None:
     click.echo(f"· {spec}", err=True)
 
 
-def _checked_plan(file: str | None) -> str | None:
+def _check_plan_file(file: str | None) -> str | None:
     if file is not None and Path(file).suffix != ".toml":
         raise BadInput(f"a plan is written as .toml, got '{file}'")
     return check_file(file, "plan")
 
 
-def _law(source: str, workers: int | None) -> Any:
-    """The delay law that a source names, where it is no file or folder; else the source."""
+def _read_source(source: str, workers: int | None) -> Any:
+    """Return the delay model that a source names, or a source that is a file or folder unchanged."""
     from anyk.delays import parse, registry
 
     if Path(source).expanduser().exists() or source.partition(":")[0] not in registry:

@@ -24,13 +24,12 @@ def graphs(ctx: click.Context, /, json_file: str | None) -> None:
 
 @graphs.command()
 @click.argument("spec")
-@click.option("--workers", type=int, default=16, show_default=True, help="Number of workers, n.")
-@click.option("--delays", metavar="SPEC", default="exp:mean=1", show_default=True, help="Seconds of a local step.")
+@click.option("--workers", default=16, help="Number of workers, n.")
+@click.option("--delays", metavar="SPEC", default="exp:mean=1", help="Seconds of a local step.")
 @click.option(
     "--communication",
     metavar="SPEC",
     default="none",
-    show_default=True,
     help="Seconds of an exchange with a neighbour.",
 )
 @picture_option("Draw graph and matrix.")
@@ -56,9 +55,9 @@ def show(spec: str, workers: int, delays: str, communication: str, picture: str 
     if json_file != "-":
         click.echo(graph_text(mixing))
         for barrier, pace in times.items():
-            what = "its neighbours" if barrier == "local" else "everybody"
+            others = "its neighbours" if barrier == "local" else "everybody"
             click.echo(
-                f"a round where a node waits for {what}: {pace.seconds:.4g} ± {2 * pace.error:.2g} s  "
+                f"a round where a node waits for {others}: {pace.seconds:.4g} ± {2 * pace.error:.2g} s  "
                 f"({law.spec}, communication {link.spec}; simulated)"
             )
     if picture is not None:

@@ -32,11 +32,9 @@ class _Group(Listing):
         except BadInput as error:
             warn(str(error))
             ctx.exit(2)
-        except PermissionError as error:  # of a folder that may not be looked into; files have sentences of their own
-            what = (
-                f"'{error.filename}' is not accessible (permission denied)" if error.filename else "permission denied"
-            )
-            warn(what)
+        except PermissionError as error:  # of a folder; files are checked earlier
+            place = f"'{error.filename}' is not accessible" if error.filename else ""
+            warn(f"{place} (permission denied)" if place else "permission denied")
             ctx.exit(2)
         except RunFailed as error:
             warn(str(error))
@@ -49,7 +47,7 @@ class _Group(Listing):
             warn(f"this takes more memory than there is{reason}; use fewer workers or less data")
             ctx.exit(2)
         except BrokenPipeError:
-            sys.stderr.close()  # whoever read our output has gone, and nobody needs to hear of it
+            sys.stderr.close()  # the reader of the output has ended, which is no error
             ctx.exit(0)
         except Exception as error:
             notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
@@ -63,7 +61,10 @@ class _Group(Listing):
             ctx.exit(2)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ANYK"})
+_SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ANYK", "show_default": True}
+
+
+@click.group(cls=_Group, context_settings=_SETTINGS)
 @click.version_option(package_name="anyk", message="anyk %(version)s")
 def main() -> None:
     """Train by gradient descent with the replies of any k of n workers, without waiting for stragglers.

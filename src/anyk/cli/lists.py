@@ -1,4 +1,4 @@
-"""Commands that say what there is: strategies, delays, data."""
+"""Commands that list strategies, delay models, callbacks and data sets."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def strategies(ctx: click.Context, /, json_file: str | None) -> None:
 
 @strategies.command()
 @click.argument("spec")
-@click.option("--workers", type=int, default=30, show_default=True, help="Number of workers, n.")
-@click.option("--delays", metavar="SPEC", default="exp:mean=1", show_default=True, help="Delays; see 'anyk delays'.")
+@click.option("--workers", default=30, help="Number of workers, n.")
+@click.option("--delays", metavar="SPEC", default="exp:mean=1", help="Delays; see 'anyk delays'.")
 @json_option
 @plugin_option
 def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
@@ -104,11 +104,11 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
 
 @strategies.command()
 @click.argument("spec")
-@click.option("--workers", type=int, default=6, show_default=True, help="Number of workers, n.")
-@click.option("--schedules", type=int, default=100, show_default=True, help="Number of random schedules.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first schedule; the others follow.")
-@click.option("--steps", type=int, default=20, show_default=True, help="Steps of each run.")
-@click.option("--outages", type=int, default=3, show_default=True, help="Workers lost, which return, in each run.")
+@click.option("--workers", default=6, help="Number of workers, n.")
+@click.option("--schedules", default=100, help="Number of random schedules.")
+@click.option("--seed", default=0, help="Seed of the first schedule; the others follow.")
+@click.option("--steps", default=20, help="Steps of each run.")
+@click.option("--outages", default=3, help="Workers lost, which return, in each run.")
 @plugin_option
 @click.pass_context
 def check(ctx: click.Context, /, spec: str, workers: int, schedules: int, seed: int, steps: int, outages: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from anyk.cli.group import main
-from anyk.cli.options import json_option, plugin_option
+from anyk.cli.options import json_option, max_gb_option, plugin_option
 from anyk.cli.output import check_file, people, say, warn, write_json
 from anyk.errors import BadInput
 
@@ -22,12 +22,7 @@ from anyk.errors import BadInput
     type=click.Choice(["yes", "no"]),
     help="Whether the first row of a CSV file holds names; default: as in the training data.",
 )
-@click.option(
-    "--max-gb",
-    type=float,
-    metavar="NUMBER",
-    help="Memory that the file may unpack to; default: 1 GB, or 8 times its size.",
-)
+@max_gb_option
 @plugin_option
 def predict(
     run: str, file: str, out: str | None, probabilities: bool, header: str | None, max_gb: float | None
@@ -43,8 +38,8 @@ def predict(
 
     out = None if out == "-" else out
     check_file(out, "file")
-    names = None if header is None else header == "yes"
-    rows = predict_file(run, file, out, probabilities=probabilities, header=names, max_gb=max_gb, tell=warn)
+    has_names = None if header is None else header == "yes"
+    rows = predict_file(run, file, out, probabilities=probabilities, header=has_names, max_gb=max_gb, tell=warn)
     if out is not None:
         click.echo(f"{rows:,} predictions: {out}", err=True)
 
@@ -55,8 +50,8 @@ def predict(
 def coefficients(run: str, json_file: str | None) -> None:
     """Show the coefficients of a run's linear model, in the units of the input.
 
-    They are those of the columns as the data set has them, also where the model was trained on standardised ones; a
-    column of text has one for each of its values.
+    They belong to the columns of the data set, also if the model was trained on standardised ones; a column of text has
+    one coefficient for each of its values.
     """
     from anyk.runs import Run, is_race
     from anyk.views import coefficients_report, coefficients_table
@@ -64,7 +59,7 @@ def coefficients(run: str, json_file: str | None) -> None:
     if is_race(run):
         raise BadInput(f"'{run}' is the folder of a race; name one of the runs in it")
     with Run.open(run) as opened:
-        coefficients = opened.coefficients
-    table, note = coefficients_table(coefficients)
+        values = opened.coefficients
+    table, note = coefficients_table(values)
     say(people(json_file), table, *[note] * bool(note))
-    write_json(coefficients_report(coefficients), json_file)
+    write_json(coefficients_report(values), json_file)

@@ -1,4 +1,4 @@
-"""Options that commands share, and what becomes of them."""
+"""Options that commands share, and the objects that are made from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
-    """Take defaults from a TOML file whose keys are the options' names."""
+    """Read defaults from a TOML file whose keys are the options' names."""
     if file is None:
         return None
     path = Path(file)
@@ -43,36 +43,36 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"the config file '{file}' is not TOML: {error}") from None
-    options = {_option(parameter): parameter for parameter in ctx.command.params if parameter.name != "config"}
+    options = {option_name(parameter): parameter for parameter in ctx.command.params if parameter.name != "config"}
     defaults: dict[str, Any] = {}
-    for given, value in values.items():
-        key = given.replace("_", "-")
+    for written, value in values.items():
+        key = written.replace("_", "-")
         if key not in options:
             near = get_close_matches(key, options, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"keys: {', '.join(sorted(options))}"
-            raise BadInput(f"the config file '{file}' has an unknown key '{given}'; {hint}")
+            raise BadInput(f"the config file '{file}' has an unknown key '{written}'; {hint}")
         parameter = options[key]
-        defaults[str(parameter.name)] = check(value, _kind(parameter), f"{given} in the config file '{file}'")
+        defaults[str(parameter.name)] = check(value, _kind(parameter), f"{written} in the config file '{file}'")
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return file
 
 
-def _option(parameter: click.Parameter) -> str:
+def option_name(parameter: click.Parameter) -> str:
     """Return the name of a parameter on the command line, without dashes."""
     return max(parameter.opts, key=len).lstrip("-")
 
 
 def _kind(parameter: click.Parameter) -> Any:
-    """The type of an option's value in a config file."""
+    """Return the type of an option's value in a config file."""
     kinds: dict[str, Any] = {"integer": int, "float": float, "boolean": bool}
-    if getattr(parameter, "multiple", False):
+    if isinstance(parameter, click.Option) and parameter.multiple:
         return tuple[str, ...]
     if "NUMBER" in str(parameter.metavar):
         return float | str
     return kinds.get(parameter.type.name, str)
 
 
-PLUGINS = "anyk.plugins"  # where a click context keeps the files that were given
+PLUGINS = "anyk.plugins"  # the key of the files in a click context
 
 
 def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
 
 
 def _ranks_of_mpiexec() -> tuple[int, int] | None:
-    """Rank and number of ranks where mpiexec has started several, else None."""
+    """Return the rank and the number of ranks if mpiexec has started several, else None."""
     for rank, size in (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
         texts = os.environ.get(rank, ""), os.environ.get(size, "")
         if texts[0].isdigit() and texts[1].isdigit() and int(texts[1]) > 1:
@@ -104,9 +104,9 @@ def _ranks_of_mpiexec() -> tuple[int, int] | None:
 
 
 def join_cluster(spec: str) -> str:
-    """Under mpiexec every rank runs the command; all but the first become workers here and do not come back.
+    """Return the spec of a cluster; under mpiexec, every rank but the first becomes a worker here and never returns.
 
-    With any other cluster each rank would begin a run of its own: the first says so, and all end.
+    With any other cluster each rank would start its own run: the first raises BadInput, and all end.
     """
     ranks = _ranks_of_mpiexec()
     if ranks is not None and spec.partition(":")[0] != "mpi":
@@ -160,42 +160,41 @@ evaluate_option = click.option(
     "(the loss, by those who hold the data); default: some hundred versions.",
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
-_MAKERS = ("train", "race")  # commands that make a folder, into which a file may go; they check themselves
+_MAKERS = ("train", "race")  # commands that make a folder, into which a file may go; they check files themselves
 
 
-def _checked_json(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
-    if ctx.command.name not in _MAKERS:
-        check_file(file, "file")
-    return file
+def _checked_before(check_output: Callable[[str | None], object]) -> Callable[..., str | None]:
+    """Return the callback of an option that checks the file, unless the command itself does."""
 
+    def callback(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
+        if ctx.command.name not in _MAKERS:
+            check_output(file)
+        return file
 
-def _checked_picture(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
-    if ctx.command.name not in _MAKERS:
-        check_picture(file)
-    return file
+    return callback
 
 
 json_option = click.option(
     "--json",
     "json_file",
     metavar="FILE",
-    callback=_checked_json,
+    callback=_checked_before(partial(check_file, what="file")),
     help="Write the result as JSON ('-': to standard output).",
 )
 
 
 def picture_option(text: str) -> Callable[[Command], Command]:
-    """``--picture``; a file that cannot be written is found before the work."""
-    return click.option("--picture", metavar="FILE", callback=_checked_picture, help=text)
+    """Return the option ``--picture``, which refuses a file that cannot be written before the work starts."""
+    return click.option("--picture", metavar="FILE", callback=_checked_before(check_picture), help=text)
 
 
 @contextlib.contextmanager
 def listening(
     console: Console, callbacks: Callbacks, options: TrainingOptions | ResumeOptions, folder: Path
 ) -> Iterator[Callbacks]:
-    """Yield a run's callbacks with those of the options: progress on the terminal, metrics, a copy of the log.
+    """Yield a run's callbacks and the options' own: progress on the terminal, metrics, a copy of the log.
 
-    If the run is interrupted, say how to resume the folder, and exit.
+    If the run is interrupted, print the command that resumes the folder, and exit.
     """
     from anyk.callbacks import Mirror
     from anyk.views import Progress
@@ -237,6 +236,12 @@ mirror_option = click.option(
 )
 
 
+max_gb_option = click.option(
+    "--max-gb",
+    type=float,
+    metavar="NUMBER",
+    help="Largest size of an unpacked file in GB; default: 1, or 8 times the file's size.",
+)
 unit_option = click.option(
     "--unit",
     type=click.Choice(["s", "ms", "us"]),
@@ -246,7 +251,6 @@ curve_option = click.option(
     "--curve",
     type=click.Choice(["metric", "loss"]),
     default="metric",
-    show_default=True,
     help="What the picture shows against seconds.",
 )
 problem_again = click.option(
@@ -354,7 +358,7 @@ class TrainingOptions(ProblemOptions):
     settings: bool = option(is_flag=True, help="Show every setting and where it comes from, and exit.")
 
     def make_problems(self) -> list[Problem]:
-        """Return the problem of each model: the same, but for a random start of its own."""
+        """Return the problem of each model: the same data, with different random starts."""
         if self.models < 1:
             raise BadInput(f"models must be at least 1, got {self.models}")
         problem = self.make_problem()
@@ -383,7 +387,7 @@ class ResumeOptions:
 
 
 def _variant(problem: Any, number: int) -> Any:
-    """Return the same problem with a start of its own, if it has a random one; the data is shared."""
+    """Return the same problem with another random start, if it has one; the data is shared."""
     from anyk.problems import TwoLayerNetwork
     from anyk.specs import parse
 
@@ -424,9 +428,9 @@ def make_callbacks(specs: Sequence[str]) -> Callbacks:
 
 @contextlib.contextmanager
 def resuming(console: Console, folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[dict[str, Any]]:
-    """Yield the arguments with which every kind of folder is resumed.
+    """Yield the arguments that resuming takes for every kind of folder.
 
-    Callbacks are those given now, or else those that the folder has stored.
+    Callbacks come from the options or, if there are none, from the folder.
     """
     from anyk.problems import from_function
 
@@ -449,7 +453,7 @@ def resuming(console: Console, folder: Path, config: SharedConfig, options: Resu
 
 
 def tell_delays(spec: str, workers: int) -> None:
-    """Print to standard error how a trace was understood."""
+    """Print the interpretation of a trace to standard error."""
     from anyk.delays import Trace, parse
 
     model = parse(spec)
@@ -494,71 +498,3 @@ def _claimed_folder(kind: str) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # only empty folders can be removed in this way
             folder.rmdir()
             folder.parent.rmdir()
-
-
-def show_settings(ctx: click.Context, options: TrainingOptions) -> None:
-    """Print every setting and where it comes from."""
-    from anyk.strategies import completed, strategy
-
-    sources = {
-        "COMMANDLINE": "command line",
-        "ENVIRONMENT": "environment",
-        "DEFAULT_MAP": "config file",
-        "DEFAULT": "default",
-    }
-    resolved = _resolved(options, str(ctx.command.name))
-    for parameter in ctx.command.params:
-        name = str(parameter.name)
-        if name not in ctx.params or name == "settings":
-            continue
-        source, value = ctx.get_parameter_source(name), getattr(options, name)
-        if name in resolved:
-            text = resolved[name]
-        elif value is None or value == ():
-            text = "none"
-        elif name in ("strategy", "strategies"):
-            specs = (value,) if isinstance(value, str) else value
-            text = ", ".join(completed(spec, strategy(spec, workers=options.workers)) for spec in specs)
-        else:
-            text = ", ".join(value) if isinstance(value, tuple) else str(value)
-        click.echo(f"{_option(parameter):<14} {text:<44} {sources.get(source.name if source else '', '')}")
-
-
-def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
-    """Return the values of options that are given in short or not at all, as ``run.toml`` stores them."""
-    from anyk.clusters import cluster
-    from anyk.optimizers import optimizer as build
-    from anyk.runs import Run, usual_rule
-    from anyk.runs.limits import LIMIT, STEPS
-
-    values = vars(options)
-    fleet = cluster(
-        options.cluster, workers=options.workers, delays=options.delays, communication=options.communication
-    )
-    resolved = {"cluster": fleet.spec, "delays": fleet.delays.spec, "communication": fleet.communication.spec}
-    method, rate = usual_rule("" if options.problem else options.data, options.optimizer)
-    rate = rate if options.lr is None else options.lr
-    l2 = "the problem's own" if options.problem else "1 / training rows"
-    if (begin := values.get("begin")) and options.optimizer is None and options.lr is None:
-        with Run.open(begin) as earlier:
-            resolved |= {"optimizer": earlier.config.optimizer, "lr": earlier.config.lr}
-    else:
-        if rate is None:  # it follows from the data
-            problem = options.make_problem()
-            l2, optimizer = f"{problem.l2:.6g}", options.make_optimizer(problem)
-        else:
-            optimizer = build(method, lr=rate)
-        resolved |= {"optimizer": optimizer.spec, "lr": optimizer.rate.spec}
-    steps = STEPS if options.target is None else LIMIT
-    defaults = {
-        "l2": l2,
-        "steps": str(steps) if options.seconds is None else "no limit",
-        "seconds": "no limit",
-        "out": str(free_folder(command)),
-        "evaluate": "some hundred versions",
-        "picture": "race.png in the folder",
-        "page": "report.html in the folder",
-    }
-    if str(values.get("strategy")).partition(":")[0] == "auto":
-        resolved["strategy"] = str(values.get("strategy"))
-    return resolved | {name: text for name, text in defaults.items() if values.get(name) is None}

@@ -1,4 +1,4 @@
-"""Where results go: text and tables to people, JSON to programs."""
+"""The output of commands: text and tables for people, JSON for programs, and warnings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anyk.errors import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
-_UNLIMITED = 1000  # characters of a line where nobody says how long it may be
+_UNLIMITED = 1000  # characters of a line if neither a terminal nor COLUMNS limits it
 _AFTER_COMMAS = re.compile(r"(?<=,)")
 
 
@@ -28,7 +28,7 @@ _PLAIN = {"–": "-", "…": "...", "≥": ">=", "≤": "<=", "±": "+-", "·": 
 
 
 def plain_where_needed() -> None:
-    """Write signs that a stream's encoding does not have (LC_ALL=C) as plain ones, and never fail for them."""
+    """Replace characters that a stream's encoding lacks (LC_ALL=C) by plain ones instead of failing."""
 
     def spelt(error: UnicodeError) -> tuple[str, int]:
         assert isinstance(error, UnicodeEncodeError)
@@ -44,7 +44,7 @@ def plain_where_needed() -> None:
 
 
 def drop_output() -> None:
-    """Send standard output nowhere from here on, so that what is left of it is not tried again at the end."""
+    """Discard standard output from here on, so that its remainder is not written again at the end."""
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
@@ -52,7 +52,7 @@ def drop_output() -> None:
 def people(json_file: str | None) -> Console:
     """Return the console for text: standard error if standard output carries JSON.
 
-    In a file or a pipe lines are as long as they need to be, unless COLUMNS says how long they may be.
+    In a file or a pipe the length of lines is unlimited, unless COLUMNS is set.
     """
     from rich.console import Console
 
@@ -90,7 +90,7 @@ def say(console: Console, *things: Any) -> None:
 
 
 def check_file(file: str | None, what: str, *, folder: Path | None = None) -> str | None:
-    """Raise now where a file could not be written after the work; ``folder`` is one that the work will make."""
+    """Raise BadInput if a file could not be written after the work; ``folder`` is one that the work will make."""
     if file is None or file == "-":
         return file
     path = Path(file)
@@ -110,7 +110,7 @@ def check_file(file: str | None, what: str, *, folder: Path | None = None) -> st
 
 
 def check_picture(file: str | None, *, folder: Path | None = None) -> None:
-    """Raise now where a picture that was asked for could not be drawn, or not written, after the work."""
+    """Raise BadInput if a picture could not be drawn or written after the work."""
     if file is None:
         return
     from anyk.views.style import picture_formats
@@ -122,7 +122,7 @@ def check_picture(file: str | None, *, folder: Path | None = None) -> None:
 
 
 def check_page(file: str | None, *, folder: Path) -> None:
-    """Raise now where a report that was asked for could not be made, or not written, after the work."""
+    """Raise BadInput if a report could not be made or written after the work."""
     if file is None or file == "none":
         return
     from anyk.views.page import needed
@@ -134,7 +134,7 @@ def check_page(file: str | None, *, folder: Path) -> None:
 
 
 def write_json(value: Any, file: str | None) -> None:
-    """Write a result where ``--json`` says."""
+    """Write a result to the file that ``--json`` names."""
     if file is None:
         return
     text = json.dumps(value, indent=2)
@@ -148,7 +148,7 @@ def write_json(value: Any, file: str | None) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a sentence beside the results, on standard error."""
+    """Print a sentence on standard error."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else _UNLIMITED
     click.echo(wrapped(f"anyk: {text}", width), err=True)
 

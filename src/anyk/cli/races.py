@@ -1,4 +1,4 @@
-"""The command that races strategies, and what is printed about races."""
+"""The command that races strategies, and the output of races."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from anyk.cli.options import (
     picture_option,
     plugin_option,
     resuming,
-    show_settings,
     tell_delays,
 )
 from anyk.cli.output import check_page, check_picture, people, say, warn, write_json
+from anyk.cli.settings_report import show_settings
 from anyk.errors import BadInput
 from anyk.problems.base import rows_of
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from anyk.problems import Problem
     from anyk.runs import Race
 
-# what `anyk race` does when told nothing: long enough to see, short enough to wait for
+# the race without options: long enough to see, short enough to wait for
 _DELAYS, _TARGET, _SECONDS = "exp:mean=0.2", 0.93, 40.0
 
 PAGE = "report.html"  # in the folder of a race
@@ -86,7 +86,7 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
 
     \b
     anyk show runs/race-1              the table again; --picture draws it again
-    anyk resume runs/race-1            what is left of an interrupted race
+    anyk resume runs/race-1            the rest of an interrupted race
     anyk resume runs/race-1 --add SPEC     adds a strategy
     anyk resume runs/race-1 --seeds 5      trains with further seeds
     """
@@ -148,7 +148,7 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
 
 
 def _head(options: RaceOptions, problem: Problem, optimizer: Optimizer) -> str:
-    """Return a line on what is trained, where and how."""
+    """Return a line on data, workers, delays and optimiser."""
     data = options.problem or f"{options.data}, {options.model}"
     seeds = f", {options.seeds} seeds" * (options.seeds > 1)
     return (
@@ -159,11 +159,11 @@ def _head(options: RaceOptions, problem: Problem, optimizer: Optimizer) -> str:
 
 def _announce(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callable[[str], None]:
     """Return a function that prints the title of each run before it starts, and the head before the first."""
-    unsaid = list(head)
+    unprinted = list(head)
 
     def tell(title: str) -> None:
-        say(console, *unsaid, *([] if quiet else [f"· {title}"]))
-        unsaid.clear()
+        say(console, *unprinted, *([] if quiet else [f"· {title}"]))
+        unprinted.clear()
 
     return tell
 
@@ -171,7 +171,7 @@ def _announce(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callab
 def tell_race(
     console: Console, result: Race, picture: Path | None, curve: Any, *, dark: bool = False, page: Path | None = None
 ) -> None:
-    """Table, remarks, picture and page; without the packages that these need, how to get them."""
+    """Print table and remarks of a race, and make picture and page, or print how to install a missing package."""
     from anyk.errors import MissingPackage
     from anyk.views import NothingToDraw, plot, race_notes, race_table, report
 
@@ -198,7 +198,7 @@ def tell_race(
 
 
 def resume_the_race(console: Console, folder: Path, options: ResumeOptions) -> None:
-    """Run what is left of a race, and report all of it."""
+    """Run the rest of a race, and report all of it."""
     from anyk.runs import resume_race
     from anyk.runs.races.race_folder import read_race
 

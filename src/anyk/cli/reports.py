@@ -19,7 +19,6 @@ from anyk.errors import BadInput
     "-o",
     "--out",
     default="report.html",
-    show_default=True,
     metavar="FILE.html",
     callback=lambda _, __, file: check_file(file, "report"),
     help="The page to write.",
@@ -28,8 +27,8 @@ from anyk.errors import BadInput
 def report(runs: tuple[str, ...], out: str) -> None:
     """Write one self-contained HTML page about runs and races, which opens without a network.
 
-    It says what ran and how it ended, and shows metric and loss, every task on a timeline, seconds by worker and step,
-    who was used and who was cut off, where the time went, and the receipt of each step. Several are compared.
+    It shows settings and results, metric and loss, every task on a timeline, seconds by worker and step, the workers
+    that were used or cut off, where the time went, and the receipt of each step. Several are compared.
 
     \b
     anyk report runs/train-1 -o report.html
@@ -43,27 +42,26 @@ def report(runs: tuple[str, ...], out: str) -> None:
     try:
         for name in runs:
             opened.append(Race.open(name) if is_race(name) else Run.open(name))
-        if not any(one.runs if isinstance(one, Race) else True for one in opened):
+        if not any(isinstance(each, Run) or each.runs for each in opened):
             raise BadInput(f"'{runs[0]}' has no run that has begun; there is nothing to report on")
         written = write(opened, out)
     finally:
-        for one in opened:
-            one.close()
+        for each in opened:
+            each.close()
     click.echo(f"report: {written} ({Path(written).stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
 @main.command()
 @click.argument("folders", nargs=-1, metavar="[RUN|RACE|FOLDER]...")
-@click.option("--port", type=int, default=8642, show_default=True, help="Where to serve, on 127.0.0.1; 0: a free port.")
+@click.option("--port", default=8642, help="Where to serve, on 127.0.0.1; 0: a free port.")
 def watch(folders: tuple[str, ...], port: int) -> None:
     """Serve live pages that follow runs and races while they go on, to this machine only; end it with Ctrl-C.
 
-    A page is what 'anyk report' writes; new steps are shown within a second. Without an argument: all runs in the
-    folder runs. Runs may be those of other processes; what is shown is read from their logs, and nothing is written to
-    their folders.
+    Pages are as 'anyk report' writes them; new steps are shown within a second. Without an argument: all runs in the
+    folder runs. Other processes may run them: only their logs are read, and nothing is written to their folders.
 
     \b
-    anyk watch                          all in runs/, also those that begin later
+    anyk watch                          all in runs/, also later ones
     anyk watch runs/train-1
     anyk watch runs/race-1 --port 0
     """
@@ -73,7 +71,7 @@ def watch(folders: tuple[str, ...], port: int) -> None:
     from anyk.views import Watch
 
     with contextlib.suppress(KeyboardInterrupt), Watch(folders or ["runs"], port=port) as served:
-        os.nice(5)  # whoever trains on this machine comes first
+        os.nice(5)  # training on this machine comes first
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
                 signal.signal(number, signal.default_int_handler)
@@ -89,7 +87,6 @@ def watch(folders: tuple[str, ...], port: int) -> None:
     "kind",
     type=click.Choice(["perfetto", "parquet", "csv"]),
     default="perfetto",
-    show_default=True,
     help="A trace for ui.perfetto.dev, or tables.",
 )
 @click.option(

@@ -26,12 +26,12 @@ from anyk.cli.options import (
     plugin_option,
     problem_again,
     resuming,
-    show_settings,
     tell_delays,
     trust_option,
 )
 from anyk.cli.output import people, say, warn, write_json
 from anyk.cli.races import resume_the_race, tell_race
+from anyk.cli.settings_report import show_settings
 from anyk.cli.supervising import supervise, supervised
 from anyk.errors import BadInput
 
@@ -120,7 +120,7 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
 
 
 def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path, promise: Promise | None) -> Run:
-    """Make what the options name, and train."""
+    """Train with the callbacks, problems and optimiser that the options name."""
     from anyk.runs import train as train_one
     from anyk.runs import train_many
 
@@ -150,7 +150,7 @@ def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path
 
 
 def _read_promise(ctx: click.Context, options: TrainOptions) -> Promise | None:
-    """Return the promise of the plan file, if one is given; raise if other options contradict it."""
+    """Return the promise of the plan file, or None without one; raise BadInput if other options contradict it."""
     from click.core import ParameterSource
     from msgspec import structs
 
@@ -180,7 +180,7 @@ def _read_promise(ctx: click.Context, options: TrainOptions) -> Promise | None:
 def resume(run: str, options: ResumeOptions) -> None:
     """Resume a run that was interrupted, was killed, failed or reached its limit, or the rest of a race.
 
-    A folder of --strategy auto goes on as a whole: it is measured, planned and checked as before.
+    In a folder of --strategy auto, measuring, planning and checking continue as before.
     """
     from anyk.runs import is_race
     from anyk.runs import resume as resume_training
@@ -247,17 +247,17 @@ def show(
         if step is not None or staleness:
             name = "staleness" if step is None else "step"
             raise BadInput(f"'{run}' is the folder of a race; --{name} is for one of its runs")
-        found_race = Race.open(run)
-        first = found_race.runs[0].config if found_race.runs else None
-        if found_race.config:
-            _say_setup(console, (found_race.config, first.environment if first else {}))
+        race = Race.open(run)
+        first = race.runs[0].config if race.runs else None
+        if race.config:
+            _say_setup(console, (race.config, first.environment if first else {}))
         else:
-            _say_setup(console, *((each.config, each.config.environment) for each in found_race.runs))
-        if found_race.waiting or found_race.unfinished:
-            unfinished = [*map(found_race.title, found_race.unfinished), *found_race.waiting]
+            _say_setup(console, *((each.config, each.config.environment) for each in race.runs))
+        if race.waiting or race.unfinished:
+            unfinished = [*map(race.title, race.unfinished), *race.waiting]
             say(console, f"not finished: {', '.join(unfinished)}; go on with: anyk resume {run}")
-        tell_race(console, found_race, None if picture is None else Path(picture), curve, dark=dark)
-        write_json(found_race.report(), json_file)
+        tell_race(console, race, None if picture is None else Path(picture), curve, dark=dark)
+        write_json(race.report(), json_file)
         return
     opened = Run.open(run)
     report = opened.report()
@@ -302,7 +302,7 @@ def _say_setup(console: Console, *runs: tuple[SharedConfig, Mapping[str, str]]) 
 
 
 def _expanded(run: Run) -> str:
-    """The strategy as it was asked for and, where that is another name, as what it is."""
+    """Return the requested strategy and, if it differs, its complete spec."""
     from anyk.strategies import strategy
 
     requested = run.config.strategy
@@ -332,7 +332,7 @@ def _show_receipt(console: Console, run: Run, step: int) -> None:
 
 
 def _show_staleness(console: Console, run: Run) -> dict[str, Any]:
-    """Table and mean; returned for JSON."""
+    """Print the table and the mean of staleness, and return both for JSON."""
     from anyk.views import mean_staleness, staleness_table
 
     counts = run.staleness()

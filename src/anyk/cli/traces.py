@@ -1,4 +1,4 @@
-"""Commands about measured delays: trace show and trace record."""
+"""Commands about measured delays: ``trace show`` and ``trace record``."""
 
 from __future__ import annotations
 
@@ -8,32 +8,27 @@ from typing import Any
 import click
 
 from anyk.cli.group import main
-from anyk.cli.options import json_option, picture_option, plugin_option, unit_option
+from anyk.cli.options import json_option, max_gb_option, picture_option, plugin_option, unit_option
 from anyk.cli.output import check_file, write_json
 from anyk.errors import BadInput
 
-_mu = click.option(
-    "--mu", type=float, default=1.0, show_default=True, help="A round's cut-off is at 1 + mu times its fastest worker."
-)
-_max_gb = click.option(
-    "--max-gb", type=float, help="Largest size of the unpacked file in GB; default: 1, or 8 times the file's size."
-)
+_mu = click.option("--mu", default=1.0, help="A round's cut-off is at 1 + mu times its fastest worker.")
 
 
 @main.group()
 def trace() -> None:
-    """Measured delays: show what is in a trace, or make one of a run."""
+    """Measured delays: show the contents of a trace, or make a trace of a run."""
 
 
 @trace.command()
 @click.argument("file")
 @unit_option
-@_max_gb
+@max_gb_option
 @_mu
 @picture_option("Draw a heat map and the distribution.")
 @json_option
 def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None, json_file: str | None) -> None:
-    """Show a trace: distribution and laws that fit it, who is slow, and how long bursts last."""
+    """Show a trace: distribution, delay laws that fit it, slow workers, and the length of bursts."""
     from anyk.delays import Trace
     from anyk.views.trace_pictures import draw_trace, facts, trace_text
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-_SHORT = {
+SHORT = {
     "bool": "bool",
     "int8": "i8",
     "int16": "i16",
@@ -23,12 +23,12 @@ _SHORT = {
     "complex64": "c64",
     "complex128": "c128",
 }
-NUMPY_TYPES = set(_SHORT) - {"bfloat16"}
+NUMPY_TYPES = set(SHORT) - {"bfloat16"}
 
 
 def short(dtype: str, shape: tuple[int, ...]) -> str:
     """Return a type in JAX's notation: ``f32[64,10]``."""
-    return f"{_SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
+    return f"{SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
 
 
 def type_name(dtype: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyk.decompile.equations import Atom, Block, Equation, Number, Variable
+from anyk.decompile.literals import NUMPY_TYPES
 from anyk.errors import BadInput
 
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -82,15 +83,15 @@ def fold(primitive: str, atoms: list[Atom], outputs: list[Variable]) -> Number |
     constants = [a for a in atoms if isinstance(a, Number)]
     if len(outputs) != 1 or outputs[0].shape or not atoms or len(constants) < len(atoms):
         return None
-    kind = np.dtype(outputs[0].dtype).kind if outputs[0].dtype in PLAIN else ""
+    kind = np.dtype(outputs[0].dtype).kind if outputs[0].dtype in NUMPY_TYPES else ""
     values = [a.value for a in constants]
     with np.errstate(all="ignore"):
-        if primitive == "convert_element_type" and kind and atoms[0].dtype in PLAIN:
+        if primitive == "convert_element_type" and kind and atoms[0].dtype in NUMPY_TYPES:
             from_kind = np.dtype(atoms[0].dtype).kind
             if from_kind in "fc" and kind not in "fc":
                 return None  # each target rounds numbers out of range in its own way
             return Number(np.asarray(values[0]).astype(outputs[0].dtype)[()], outputs[0].dtype)
-        if primitive in _COMPARED and all(a.dtype in PLAIN for a in atoms):
+        if primitive in _COMPARED and all(a.dtype in NUMPY_TYPES for a in atoms):
             return Number(np.bool_(_COMPARED[primitive](*values)), "bool")
         if primitive == "select_n" and atoms[0].dtype == "bool":
             return Number(values[1 + int(values[0])], outputs[0].dtype)
@@ -116,24 +117,6 @@ def unchanged_operand(primitive: str, atoms: list[Atom], outputs: list[Variable]
         ):
             return operand
     return None
-
-
-PLAIN = {
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-}
 
 
 def reduces_nothing(equation: Equation) -> bool:

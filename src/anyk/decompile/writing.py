@@ -121,9 +121,7 @@ class Module:
                 values_by_name.setdefault(name, []).append(value)
             _name_values(function.block, values_by_name, self.origins)
             with writer.indented():
-                writer.body(function.block.equations)
-                outputs = [writer.typed(atom) for atom in function.block.outputs]
-                writer.write_return(outputs)
+                writer.write_block(function.block)
             text = (function.decorator, ", ".join(map(str, parameters)), *writer.lines)
             if text not in self.functions:
                 self.functions[text] = name = self.names.take(_stem(function))
@@ -304,6 +302,14 @@ class Writer:
         """Return a bare number with its type."""
         return ex.call(self.dtype(atom.dtype), Expr(expr.text))
 
+    def arguments(self, equation: Equation) -> list[Expr]:
+        """Return all operands of an equation, of their full shape and type."""
+        return [self.typed(atom) for atom in equation.inputs]
+
+    def call(self, equation: Equation, function: str, *extra: Expr | str, **keywords: Expr | str) -> Expr:
+        """Return the call of a function with all operands of an equation; the result has the equation's shape."""
+        return ex.call(function, *self.arguments(equation), *extra, shape=equation.shape, **keywords)
+
     def operands(self, equation: Equation) -> list[Expr]:
         """Return the operands of an elementwise operation, of which at least one has a type."""
         exprs = [self.loose(atom) for atom in equation.inputs]
@@ -434,6 +440,11 @@ class Writer:
     def write_return(self, outputs: Sequence[Expr]) -> None:
         """Write a return statement."""
         self.emit("return ", ex.side_by_side(outputs) if outputs else ex.raw("()"))
+
+    def write_block(self, block: Block) -> None:
+        """Write the equations of a block and return its outputs."""
+        self.body(block.equations)
+        self.write_return([self.typed(atom) for atom in block.outputs])
 
     @contextmanager
     def indented(self) -> Iterator[None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Atom, Block, Equation, Variable
 from anyk.decompile.expressions import Expr
 from anyk.decompile.literals import short
-from anyk.decompile.primitives.rules import row, rows
+from anyk.decompile.primitives.rules import bundle, row, rows
 from anyk.decompile.variable_names import noun
 from anyk.decompile.writing import Writer
 
@@ -17,7 +18,7 @@ from anyk.decompile.writing import Writer
 def _call(w: Writer, eq: Equation) -> Expr | None:
     assert eq.function is not None
     name = w.module.function(eq.function)
-    return ex.call(name, *(w.typed(a) for a in eq.inputs), shape=eq.shape if len(eq.outputs) == 1 else ())
+    return w.call(eq, name)
 
 
 def _take_names(w: Writer, values: Sequence[Variable], wishes: Sequence[str]) -> list[str]:
@@ -81,17 +82,14 @@ def _scan_numpy(w: Writer, eq: Equation) -> None:
     carries, length = eq.params["carries"], int(eq.params["length"])
     changing = _changing(w, block, eq.inputs, carries)
     wishes = _loop_names(block.inputs[:carries], eq.outputs[:carries], "state")
-    names = {}
-    for place in changing:
-        (names[place],) = _take_names(w, [block.inputs[place]], [wishes[place]])
-    starts = [w.typed(eq.inputs[place]) for place in changing]
-    _assign(w, list(names.values()), starts)
+    names = _take_names(w, [block.inputs[place] for place in changing], [wishes[place] for place in changing])
+    _assign(w, names, [w.typed(eq.inputs[place]) for place in changing])
     _name_stacked(eq, carries)
     stacked = [w.target_of(eq, place) for place in range(carries, len(eq.outputs))]
     for name, value in zip(stacked, eq.outputs[carries:], strict=True):
         empty = ex.call("np.empty", ex.literal(value.shape), w.dtype(value.dtype))
         w.emit(f"{name} = ", empty, comment=short(value.dtype, value.shape))
-    step = w.names.take("step" if "t" in names.values() else "t")
+    step = w.names.take("step" if "t" in names else "t")
     count = f"range({length})"
     w.line(f"for {step} in {f'reversed({count})' if eq.params['reverse'] else count}:")
     with w.indented():
@@ -106,25 +104,23 @@ def _scan_numpy(w: Writer, eq: Equation) -> None:
         w.body(block.equations)
         for name, atom in zip(stacked, block.outputs[carries:], strict=True):
             w.emit(f"{name}[{step}] = ", w.loose(atom))
-        _assign(w, list(names.values()), [w.typed(block.outputs[place]) for place in changing])
+        _assign(w, names, [w.typed(block.outputs[place]) for place in changing])
         if len(w.lines) == mark:
             w.line("pass")
     for place in range(carries):
         w.values[eq.outputs[place]] = w.values[block.inputs[place]]
-    for place in changing:
-        w.values[eq.outputs[place]] = ex.name(names[place], eq.outputs[place].shape)
+    for place, name in zip(changing, names, strict=True):
+        w.values[eq.outputs[place]] = ex.name(name, eq.outputs[place].shape)
 
 
 def _while_numpy(w: Writer, eq: Equation) -> None:
     condition, body = eq.blocks
     changing = _changing(w, body, eq.inputs, len(eq.inputs))
     wishes = _loop_names(body.inputs, eq.outputs, "state")
-    names = {}
-    for place in changing:
-        (names[place],) = _take_names(w, [body.inputs[place]], [wishes[place]])
+    names = _take_names(w, [body.inputs[place] for place in changing], [wishes[place] for place in changing])
     for place, value in enumerate(condition.inputs):
         w.values[value] = w.values[body.inputs[place]]
-    _assign(w, list(names.values()), [w.typed(eq.inputs[place]) for place in changing])
+    _assign(w, names, [w.typed(eq.inputs[place]) for place in changing])
     head = len(w.lines)
     with w.indented():
         w.body(condition.equations)
@@ -136,7 +132,7 @@ def _while_numpy(w: Writer, eq: Equation) -> None:
             w.line(f"if not {test.at(ex.COMPARE)}:")
             w.line("    break")
         w.body(body.equations)
-        _assign(w, list(names.values()), [w.typed(body.outputs[place]) for place in changing])
+        _assign(w, names, [w.typed(body.outputs[place]) for place in changing])
         if not changing:
             w.line("pass")
     for place, value in enumerate(eq.outputs):
@@ -184,17 +180,13 @@ def _carried(names: Sequence[str], w: Writer) -> str:
     return names[0] if len(names) == 1 else w.names.take("carry")
 
 
-def _bundle(exprs: Sequence[Expr]) -> Expr:
-    return exprs[0] if len(exprs) == 1 else ex.sequence(exprs)
-
-
 def _scan_jax(w: Writer, eq: Equation) -> None:
     (block,) = eq.blocks
     carries = eq.params["carries"]
     wishes = _loop_names(block.inputs[:carries], eq.outputs[:carries], "state")
     starts, slices = eq.inputs[:carries], eq.inputs[carries:]
-    start = _bundle([w.typed(a) for a in starts])
-    xs = _bundle([w.typed(a) for a in slices]) if slices else ex.raw("None")
+    start = bundle([w.typed(a) for a in starts])
+    xs = bundle([w.typed(a) for a in slices]) if slices else ex.raw("None")
     _name_stacked(eq, carries)
     names = _take_names(w, block.inputs, [*wishes, *(value.called or "x" for value in block.inputs[carries:])])
     function = w.names.take("step")
@@ -208,8 +200,8 @@ def _scan_jax(w: Writer, eq: Equation) -> None:
             _unpack(w, names[carries:], x)
         w.body(block.equations)
         outputs = [w.typed(a) for a in block.outputs]
-        carried = _bundle(outputs[:carries]) if carries else ex.raw("None")
-        collected = _bundle(outputs[carries:]) if outputs[carries:] else ex.raw("None")
+        carried = bundle(outputs[:carries]) if carries else ex.raw("None")
+        collected = bundle(outputs[carries:]) if outputs[carries:] else ex.raw("None")
         w.write_return([carried, collected])
 
     parameters = [carry, x] if carry != x else ["_", "__"]
@@ -245,7 +237,7 @@ def _group(names: Sequence[str]) -> str:
 def _while_jax(w: Writer, eq: Equation) -> None:
     condition, body = eq.blocks
     wishes = _loop_names(body.inputs, eq.outputs, "state")
-    start = _bundle([w.typed(a) for a in eq.inputs])
+    start = bundle([w.typed(a) for a in eq.inputs])
     functions = []
     for block, wish in ((condition, "condition"), (body, "body")):
         names = _take_names(w, block.inputs, wishes)
@@ -256,17 +248,21 @@ def _while_jax(w: Writer, eq: Equation) -> None:
             if len(names) > 1:
                 used = [name if value.uses else "_" for name, value in zip(names, block.inputs, strict=True)]
                 _unpack(w, used, carry)
-            w.body(block.equations)
-            w.write_return([w.typed(a) for a in block.outputs])
+            w.write_block(block)
 
         w.define(function, [carry], write)
         functions.append(function)
     loop = ex.call("lax.while_loop", *functions, start)
     targets = [w.target_of(eq, place) for place in range(len(eq.outputs))]
+    _assign_results(w, targets, loop)
+
+
+def _assign_results(w: Writer, targets: Sequence[str], expr: Expr) -> None:
+    """Assign the result of a loop or conditional: one value, a tuple, or nothing."""
     if len(targets) == 1:
-        w.emit(f"{targets[0]} = ", loop)
-    else:
-        w.assign(targets, loop)
+        w.emit(f"{targets[0]} = ", expr)
+    elif targets:
+        w.assign(targets, expr)
 
 
 def _cond_jax(w: Writer, eq: Equation) -> None:
@@ -276,21 +272,14 @@ def _cond_jax(w: Writer, eq: Equation) -> None:
     for place, block in enumerate(eq.blocks):
         function = w.names.take(("if_false", "if_true")[place] if boolean else f"case_{place}")
 
-        def write(block: Block = block) -> None:
-            w.body(block.equations)
-            w.write_return([w.typed(a) for a in block.outputs])
-
-        w.define(function, [], write)
+        w.define(function, [], partial(w.write_block, block))
         functions.append(function)
     if boolean:
         conditional = ex.call("lax.cond", selector, *functions[::-1])
     else:
         conditional = ex.call("lax.switch", selector, ex.sequence([ex.raw(function) for function in functions], "[]"))
     targets = [w.target_of(eq, place) for place in range(len(eq.outputs))]
-    if len(targets) == 1:
-        w.emit(f"{targets[0]} = ", conditional)
-    elif targets:
-        w.assign(targets, conditional)
+    _assign_results(w, targets, conditional)
 
 
 row("scan", jax=_scan_jax, numpy=_scan_numpy)

@@ -9,9 +9,17 @@ import numpy as np
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.reductions import _combination, _precision
-from anyk.decompile.primitives.rules import extreme, plain, row
+from anyk.decompile.primitives.reductions import precision_keyword, reduce_jax
+from anyk.decompile.primitives.rules import extreme, parameter, plain, row
 from anyk.decompile.writing import Rule, Writer
+
+# JAX's names of options, and those of the copied function
+_COPIED_OPTIONS = {
+    "lhs_dilation": "dilation",
+    "rhs_dilation": "kernel_dilation",
+    "feature_group_count": "groups",
+    "batch_group_count": "batch_groups",
+}
 
 
 def _ordered(w: Writer, operand: Expr, order: tuple[int, ...]) -> Expr:
@@ -22,25 +30,18 @@ def _ordered(w: Writer, operand: Expr, order: tuple[int, ...]) -> Expr:
 
 
 def _convolution_numpy(w: Writer, eq: Equation) -> Expr:
-    params, numbers = eq.params, eq.params["dimension_numbers"]
+    numbers = eq.params["dimension_numbers"]
     x, kernel = (
         expr if a.dtype == eq.dtype else ex.method(expr, "astype", w.dtype(eq.dtype), shape=expr.shape)
-        for expr, a in zip((w.typed(a) for a in eq.inputs), eq.inputs, strict=True)
+        for expr, a in zip(w.arguments(eq), eq.inputs, strict=True)
     )
-    space = len(params["window_strides"])
-    keywords: dict[str, Expr | str] = {}
-    for name, key in (("dilation", "lhs_dilation"), ("kernel_dilation", "rhs_dilation")):
-        if plain(params[key]) not in ((1,) * space, ()):
-            keywords[name] = ex.literal(plain(params[key]))
-    for name, key in (("groups", "feature_group_count"), ("batch_groups", "batch_group_count")):
-        if params[key] != 1:
-            keywords[name] = str(params[key])
+    keywords = {_COPIED_OPTIONS[name]: text for name, text in (_dilation_keywords(eq) | _group_keywords(eq)).items()}
     convolved = ex.call(
         w.copy("convolve"),
         _ordered(w, x, plain(numbers.lhs_spec)),
         _ordered(w, kernel, plain(numbers.rhs_spec)),
-        ex.literal(plain(params["window_strides"])),
-        ex.literal(plain(params["padding"])),
+        parameter(eq, "window_strides"),
+        parameter(eq, "padding"),
         **keywords,
     )
     back = tuple(int(axis) for axis in np.argsort(numbers.out_spec))
@@ -51,32 +52,28 @@ def _convolution_numpy(w: Writer, eq: Equation) -> Expr:
 
 def _convolution_jax(w: Writer, eq: Equation) -> Expr:
     params, numbers = eq.params, eq.params["dimension_numbers"]
-    space = len(params["window_strides"])
-    keywords: dict[str, Expr | str] = {}
-    for key in ("lhs_dilation", "rhs_dilation"):
-        if plain(params[key]) not in ((1,) * space, ()):
-            keywords[key] = ex.literal(plain(params[key]))
-    letters = [
-        _letters(spec, lead, space)
-        for spec, lead in ((numbers.lhs_spec, "NC"), (numbers.rhs_spec, "OI"), (numbers.out_spec, "NC"))
-    ]
-    keywords["dimension_numbers"] = ex.literal(tuple(letters))
-    for key in ("feature_group_count", "batch_group_count"):
-        if params[key] != 1:
-            keywords[key] = str(params[key])
-    if (precision := _precision(params.get("precision"))) is not None:
-        keywords["precision"] = precision
+    layouts = ((numbers.lhs_spec, "NC"), (numbers.rhs_spec, "OI"), (numbers.out_spec, "NC"))
+    letters = tuple(_letters(spec, lead, len(params["window_strides"])) for spec, lead in layouts)
+    keywords = {**_dilation_keywords(eq), "dimension_numbers": ex.literal(letters), **_group_keywords(eq)}
+    keywords |= precision_keyword(eq)
     dtype = params.get("preferred_element_type")
     if dtype is not None and str(dtype) != eq.inputs[0].dtype:
         keywords["preferred_element_type"] = w.dtype(str(dtype))
-    return ex.call(
-        "lax.conv_general_dilated",
-        *(w.typed(a) for a in eq.inputs),
-        ex.literal(plain(params["window_strides"])),
-        ex.literal(plain(params["padding"])),
-        shape=eq.shape,
-        **keywords,
-    )
+    strides, padding = parameter(eq, "window_strides"), parameter(eq, "padding")
+    return w.call(eq, "lax.conv_general_dilated", strides, padding, **keywords)
+
+
+def _dilation_keywords(eq: Equation) -> dict[str, Expr | str]:
+    """Return the dilations of a convolution that are not all 1."""
+    none = ((1,) * len(eq.params["window_strides"]), ())
+    names = ("lhs_dilation", "rhs_dilation")
+    return {name: parameter(eq, name) for name in names if plain(eq.params[name]) not in none}
+
+
+def _group_keywords(eq: Equation) -> dict[str, Expr | str]:
+    """Return the numbers of groups of a convolution that are not 1."""
+    names = ("feature_group_count", "batch_group_count")
+    return {name: parameter(eq, name) for name in names if eq.params[name] != 1}
 
 
 def _letters(spec: tuple[int, ...], lead: str, space: int) -> str:
@@ -92,27 +89,20 @@ row("conv_general_dilated", jax=_convolution_jax, numpy=_convolution_numpy)
 
 
 def _window_parameters(eq: Equation) -> list[Expr]:
-    params = eq.params
-    rank = len(params["window_dimensions"])
-    ones = (1,) * rank
-    return [
-        ex.literal(plain(params["window_dimensions"])),
-        ex.literal(plain(params["window_strides"])),
-        ex.literal(plain(params["padding"])),
-        ex.literal(plain(params.get("base_dilation") or ones)),
-        ex.literal(plain(params.get("window_dilation") or ones)),
-    ]
+    """Return sizes, strides, padding, and the dilations of operand and window."""
+    ones = (1,) * len(eq.params["window_dimensions"])
+    dilations = [ex.literal(plain(eq.params.get(f"{of}_dilation") or ones)) for of in ("base", "window")]
+    return [*(parameter(eq, name) for name in ("window_dimensions", "window_strides", "padding")), *dilations]
 
 
 def _window_reduction(function: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
-        rank = len(eq.shape)
         fill = "0" if function == "sum" else extreme(eq.dtype, function == "max", "np")
         sizes, strides, padding, dilation, window_dilation = _window_parameters(eq)
         how = _dilations(dilation, window_dilation, ("dilation", "window_dilation"))
         view = ex.call(w.copy("windows"), w.typed(eq.inputs[0]), fill, sizes, strides, padding, **how)
         keywords = {"dtype": w.dtype(eq.dtype)} if function == "sum" else {}
-        over = ex.literal(tuple(range(-rank, 0)))
+        over = ex.literal(tuple(range(-len(eq.shape), 0)))
         return ex.call(f"np.{function}", view, axis=over, shape=eq.shape, **keywords)
 
     return rule
@@ -125,16 +115,15 @@ def _window_reduction_jax(function: str) -> Rule:
         # JAX recognises this as a sum only if the 0 is a NumPy number
         initial = f'np.asarray({start}, "{eq.dtype}")[()]' if eq.dtype == "bfloat16" else f"np.{eq.dtype}({start})"
         sizes, strides, padding, dilation, window_dilation = _window_parameters(eq)
-        return ex.call(
+        return w.call(
+            eq,
             "lax.reduce_window",
-            w.typed(eq.inputs[0]),
             initial,
             f"lax.{word}",
             sizes,
             strides,
             padding,
             **_dilations(dilation, window_dilation),
-            shape=eq.shape,
         )
 
     return rule
@@ -154,19 +143,13 @@ for _name in ("sum", "max", "min"):
 
 def _reduce_window(w: Writer, eq: Equation) -> None:
     """Write a reduction over windows by the user's own function."""
+    parameters = _window_parameters(eq)
+    if w.target == "jax":
+        reduce_jax(w, eq, "lax.reduce_window", *parameters[:3], **_dilations(parameters[3], parameters[4]))
+        return
     (block,) = eq.blocks
     count = len(eq.inputs) // 2
     operands, starts = [w.named(a) for a in eq.inputs[:count]], [w.named(a) for a in eq.inputs[count:]]
-    parameters = _window_parameters(eq)
-    if w.target == "jax":
-        name = _combination(w, eq)
-        bundles = (ex.sequence(operands), ex.sequence(starts)) if count > 1 else (operands[0], starts[0])
-        reduced = ex.call(
-            "lax.reduce_window", *bundles, name, *parameters[:3], **_dilations(parameters[3], parameters[4])
-        )
-        targets = [w.target_of(eq, place) for place in range(count)]
-        w.emit(f"{', '.join(targets)} = ", reduced)
-        return
     targets, flat = [w.target_of(eq, place) for place in range(count)], []
     size = int(np.prod(eq.params["window_dimensions"]))
     for operand, start, target in zip(operands, starts, targets, strict=True):
@@ -198,60 +181,32 @@ def _reduce_window(w: Writer, eq: Equation) -> None:
 row("reduce_window", jax=_reduce_window, numpy=_reduce_window)
 
 
-def _window_arguments(eq: Equation) -> tuple[list[Expr], bool]:
-    params = eq.params
-    largest = str(params["select_prim"]) == "ge"
-    return [
-        ex.raw(extreme(eq.inputs[1].dtype, largest, "np")),
-        ex.literal(plain(params["window_dimensions"])),
-        ex.literal(plain(params["window_strides"])),
-        ex.literal(plain(params["padding"])),
-        ex.raw(str(largest)),
-    ], largest
+def _select_numpy(function: str) -> Rule:
+    """Return the rule for a sum or a choice at each window's extreme."""
+
+    def rule(w: Writer, eq: Equation) -> Expr:
+        largest = str(eq.params["select_prim"]) == "ge"
+        fill = extreme(eq.inputs[1].dtype, largest, "np")
+        return w.call(eq, w.copy(function), fill, *_window_parameters(eq)[:3], str(largest))
+
+    return rule
 
 
-def _select_and_scatter_add_numpy(w: Writer, eq: Equation) -> Expr:
-    arguments, _ = _window_arguments(eq)
-    return ex.call(w.copy("add_to_extremes"), *(w.typed(a) for a in eq.inputs), *arguments, shape=eq.shape)
+def _select_jax(*parameters: str) -> Rule:
+    """Return the rule that calls the primitive, since ``lax`` has no function for it."""
+
+    def rule(w: Writer, eq: Equation) -> Expr:
+        w.module.imports.add("from jax.extend.core import primitives")
+        keywords = {name: parameter(eq, name) for name in ("window_dimensions", "window_strides", *parameters)}
+        select = f"primitives.{eq.params['select_prim']}_p"
+        return w.call(eq, f"primitives.{eq.primitive}_p.bind", select_prim=select, **keywords)
+
+    return rule
 
 
-def _select_and_gather_add_numpy(w: Writer, eq: Equation) -> Expr:
-    arguments, _ = _window_arguments(eq)
-    return ex.call(w.copy("take_at_extremes"), *(w.typed(a) for a in eq.inputs), *arguments, shape=eq.shape)
-
-
-def _select_and_scatter_add_jax(w: Writer, eq: Equation) -> Expr:
-    """Return a call of the primitive, since ``lax`` has no function for it."""
-    source, operand = (w.typed(a) for a in eq.inputs)
-    params = eq.params
-    w.module.imports.add("from jax.extend.core import primitives")
-    return ex.call(
-        "primitives.select_and_scatter_add_p.bind",
-        source,
-        operand,
-        select_prim=f"primitives.{params['select_prim']}_p",
-        window_dimensions=ex.literal(plain(params["window_dimensions"])),
-        window_strides=ex.literal(plain(params["window_strides"])),
-        padding=ex.literal(plain(params["padding"])),
-        shape=eq.shape,
-    )
-
-
-def _select_and_gather_add_jax(w: Writer, eq: Equation) -> Expr:
-    w.module.imports.add("from jax.extend.core import primitives")
-    params = eq.params
-    return ex.call(
-        "primitives.select_and_gather_add_p.bind",
-        *(w.typed(a) for a in eq.inputs),
-        select_prim=f"primitives.{params['select_prim']}_p",
-        window_dimensions=ex.literal(plain(params["window_dimensions"])),
-        window_strides=ex.literal(plain(params["window_strides"])),
-        padding=ex.literal(plain(params["padding"])),
-        base_dilation=ex.literal(plain(params["base_dilation"])),
-        window_dilation=ex.literal(plain(params["window_dilation"])),
-        shape=eq.shape,
-    )
-
-
-row("select_and_scatter_add", jax=_select_and_scatter_add_jax, numpy=_select_and_scatter_add_numpy)
-row("select_and_gather_add", jax=_select_and_gather_add_jax, numpy=_select_and_gather_add_numpy)
+row("select_and_scatter_add", jax=_select_jax("padding"), numpy=_select_numpy("add_to_extremes"))
+row(
+    "select_and_gather_add",
+    jax=_select_jax("padding", "base_dilation", "window_dilation"),
+    numpy=_select_numpy("take_at_extremes"),
+)

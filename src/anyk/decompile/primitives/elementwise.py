@@ -9,19 +9,20 @@ from anyk.decompile.equations import Equation, Number
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.rules import (
     broadcast,
+    bundle,
     copied,
     elementwise,
     infix,
     lax,
     lax_elementwise,
+    parameter,
     row,
     rows,
 )
 from anyk.decompile.writing import Rule, Writer
 
 for _name, _operator in {
-    "add": "+",
-    "add_any": "+",
+    "add add_any": "+",
     "sub": "-",
     "mul": "*",
     "eq": "==",
@@ -36,30 +37,15 @@ for _name, _operator in {
 }.items():
     row(_name, jax=infix(_operator), numpy=infix(_operator))
 
+
 # the same names in jax.numpy and NumPy
-for _name in (
-    "exp",
-    "exp2",
-    "log",
-    "log1p",
-    "expm1",
-    "sin",
-    "cos",
-    "tan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "sqrt",
-    "cbrt",
-    "floor",
-    "ceil",
-    "sign",
-    "abs",
-    "square",
-    "nextafter",
-    "conj",
-):
-    row(_name, jax=elementwise(f"jnp.{_name}"), numpy=elementwise(f"np.{_name}"))
+@rows(
+    "exp exp2 log log1p expm1 sin cos tan sinh cosh tanh sqrt cbrt floor ceil sign abs square nextafter conj real imag"
+)
+def _same_name(w: Writer, eq: Equation) -> Expr | None:
+    return elementwise(f"{w.xp}.{eq.primitive}")(w, eq)
+
+
 for _name, _called in {
     "asin": "arcsin",
     "acos": "arccos",
@@ -71,9 +57,6 @@ for _name, _called in {
     "max": "maximum",
     "min": "minimum",
     "is_finite": "isfinite",
-    "rem": "fmod",
-    "real": "real",
-    "imag": "imag",
 }.items():
     row(_name, jax=elementwise(f"jnp.{_called}"), numpy=elementwise(f"np.{_called}"))
 
@@ -103,20 +86,19 @@ for _name, _called in {
     "zeta": "zeta",
     "bessel_i0e": "i0e",
     "bessel_i1e": "i1e",
-    "regularized_incomplete_beta": "betainc",
 }.items():
-    _lax = {"regularized_incomplete_beta": "betainc"}.get(_name, _name)
-    row(_name, jax=lax_elementwise(_lax), numpy=_special(_called))
-row("igamma_grad_a", jax=lax_elementwise("igamma_grad_a"))
-row("random_gamma_grad", jax=lax_elementwise("random_gamma_grad"))
+    row(_name, jax=lax_elementwise(_name), numpy=_special(_called))
+row("regularized_incomplete_beta", jax=lax_elementwise("betainc"), numpy=_special("betainc"))
+for _name in ("igamma_grad_a", "random_gamma_grad"):
+    row(_name, jax=lax_elementwise(_name))
 
 
-def _ordered(function: str) -> Rule:
+def _ordered_jax(function: str) -> Rule:
     """Return the rule for a comparison for sorting, which ``lax`` has as a primitive only."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
         w.module.imports.add("from jax.extend.core import primitives")
-        return ex.call(f"primitives.{function}_p.bind", *(w.typed(a) for a in eq.inputs), shape=eq.shape)
+        return w.call(eq, f"primitives.{function}_p.bind")
 
     return rule
 
@@ -132,35 +114,24 @@ def _ordered_numpy(operator: str) -> Rule:
 
 
 for _name, _operator in {"eq_to": "==", "le_to": "<=", "lt_to": "<"}.items():
-    row(_name, jax=_ordered(_name), numpy=_ordered_numpy(_operator))
+    row(_name, jax=_ordered_jax(_name), numpy=_ordered_numpy(_operator))
 
 
-def _negative(w: Writer, eq: Equation) -> Expr:
+@rows("neg not")
+def _sign(w: Writer, eq: Equation) -> Expr:
     (operand,) = w.operands(eq)
-    return ex.unary("-", operand, operand.shape)
-
-
-def _inverse(w: Writer, eq: Equation) -> Expr:
-    (operand,) = w.operands(eq)
-    return ex.unary("~", operand, operand.shape)
-
-
-row("neg", jax=_negative, numpy=_negative)
-row("not", jax=_inverse, numpy=_inverse)
+    return ex.unary("-" if eq.primitive == "neg" else "~", operand, operand.shape)
 
 
 def _is_integer(eq: Equation) -> bool:
     return eq.dtype.startswith(("int", "uint", "bool"))
 
 
-def _quotient(w: Writer, eq: Equation) -> Expr:
+@rows("div")
+def _quotient(w: Writer, eq: Equation) -> Expr | None:
     if not _is_integer(eq):
-        return infix("/")(w, eq) or Expr("")
-    rule = copied("divide_integers") if w.target == "numpy" else lax_elementwise("div")
-    return rule(w, eq) or Expr("")
-
-
-row("div", jax=_quotient, numpy=_quotient)
+        return infix("/")(w, eq)
+    return (copied("divide_integers") if w.target == "numpy" else lax_elementwise("div"))(w, eq)
 
 
 def _remainder(w: Writer, eq: Equation) -> Expr | None:
@@ -236,7 +207,7 @@ def _select(w: Writer, eq: Equation) -> Expr:
 
 
 def _complex_numpy(w: Writer, eq: Equation) -> Expr:
-    exprs = [w.typed(a) for a in eq.inputs]
+    exprs = w.arguments(eq)
     parts = ex.sequence(exprs)
     if any(expr.shape != eq.shape for expr in exprs):
         parts = ex.call("np.broadcast_arrays", *exprs)
@@ -247,16 +218,12 @@ def _complex_numpy(w: Writer, eq: Equation) -> Expr:
 row("complex", jax=lax_elementwise("complex"), numpy=_complex_numpy)
 
 
+@rows("round")
 def _round(w: Writer, eq: Equation) -> Expr | None:
     even = int(eq.params["rounding_method"]) == 1
     if w.target == "jax":
-        if even:
-            return elementwise("jnp.round")(w, eq)
-        return ex.call("lax.round", w.typed(eq.inputs[0]), shape=eq.shape)
+        return (elementwise("jnp.round") if even else lax("round"))(w, eq)
     return (elementwise("np.rint") if even else copied("round_half_away"))(w, eq)
-
-
-row("round", jax=_round, numpy=_round)
 
 
 def _convert_numpy(w: Writer, eq: Equation) -> Expr:
@@ -284,21 +251,16 @@ def _convert_jax(w: Writer, eq: Equation) -> Expr:
 row("convert_element_type", jax=_convert_jax, numpy=_convert_numpy)
 
 
+@rows("reduce_precision")
 def _reduce_precision(w: Writer, eq: Equation) -> Expr:
     function = "lax.reduce_precision" if w.target == "jax" else w.copy("reduce_precision")
-    bits = (str(eq.params["exponent_bits"]), str(eq.params["mantissa_bits"]))
-    return ex.call(function, w.typed(eq.inputs[0]), *bits, shape=eq.shape)
+    return w.call(eq, function, parameter(eq, "exponent_bits"), parameter(eq, "mantissa_bits"))
 
 
-row("reduce_precision", jax=_reduce_precision, numpy=_reduce_precision)
-
-
+@rows("bitcast_convert_type")
 def _bitcast(w: Writer, eq: Equation) -> Expr:
     function = "lax.bitcast_convert_type" if w.target == "jax" else w.copy("bitcast")
-    return ex.call(function, w.typed(eq.inputs[0]), w.dtype(eq.dtype), shape=eq.shape)
-
-
-row("bitcast_convert_type", jax=_bitcast, numpy=_bitcast)
+    return w.call(eq, function, w.dtype(eq.dtype))
 
 
 def _arithmetic_shift(w: Writer, eq: Equation) -> Expr | None:
@@ -333,10 +295,7 @@ row("mulhi", jax=lax_elementwise("mulhi"), numpy=copied("high_product"))
 
 
 def _barrier(w: Writer, eq: Equation) -> Expr:
-    exprs = [w.typed(a) for a in eq.inputs]
-    if len(exprs) == 1:
-        return ex.call("lax.optimization_barrier", *exprs, shape=eq.shape)
-    return ex.call("lax.optimization_barrier", ex.sequence(exprs))
+    return ex.call("lax.optimization_barrier", bundle(w.arguments(eq)), shape=eq.shape)
 
 
 row("optimization_barrier", jax=_barrier)

@@ -11,7 +11,7 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Atom, Equation, Number, Variable
 from anyk.decompile.expressions import Expr
 from anyk.decompile.literals import number, short
-from anyk.decompile.primitives.rules import plain, row
+from anyk.decompile.primitives.rules import parameter, plain, row
 from anyk.decompile.writing import Writer
 
 
@@ -27,17 +27,18 @@ def _index_options(w: Writer, starts: Sequence[Atom]) -> dict[str, str]:
 
 
 def _dynamic_slice(w: Writer, eq: Equation) -> Expr:
-    operand, *starts = eq.inputs
-    sizes = ex.literal(plain(eq.params["slice_sizes"]))
-    function = "lax.dynamic_slice" if w.target == "jax" else w.copy("dynamic_slice")
-    return ex.call(function, w.typed(operand), _starts(w, starts), sizes, shape=eq.shape, **_index_options(w, starts))
+    return _at_starts(w, eq, 1, parameter(eq, "slice_sizes"))
 
 
 def _dynamic_update_slice(w: Writer, eq: Equation) -> Expr:
-    operand, update, *starts = eq.inputs
-    function = "lax.dynamic_update_slice" if w.target == "jax" else w.copy("dynamic_update_slice")
-    operands = w.typed(operand), w.typed(update), _starts(w, starts)
-    return ex.call(function, *operands, shape=eq.shape, **_index_options(w, starts))
+    return _at_starts(w, eq, 2)
+
+
+def _at_starts(w: Writer, eq: Equation, arrays: int, *sizes: Expr) -> Expr:
+    """Return the call of the function of the same name with some arrays, the starts that follow, and sizes."""
+    function = f"lax.{eq.primitive}" if w.target == "jax" else w.copy(eq.primitive)
+    operands, starts = [w.typed(a) for a in eq.inputs[:arrays]], eq.inputs[arrays:]
+    return ex.call(function, *operands, _starts(w, starts), *sizes, shape=eq.shape, **_index_options(w, starts))
 
 
 row("dynamic_slice", jax=_dynamic_slice, numpy=_dynamic_slice)
@@ -109,18 +110,14 @@ def _gather_numpy(w: Writer, eq: Equation) -> Expr:
 
 
 def _numbers(kind: str, numbers: Any, fields: Sequence[str]) -> Expr:
-    keywords = {name: ex.literal(plain(getattr(numbers, name))) for name in fields if getattr(numbers, name, ())}
-    required = {name: ex.literal(()) for name in fields[:3] if name not in keywords}
-    return ex.call(
-        f"lax.{kind}", **{name: (keywords | required)[name] for name in fields if name in keywords | required}
-    )
+    values = {name: plain(getattr(numbers, name, ())) for name in fields}
+    keywords = {name: ex.literal(value) for name, value in values.items() if value or name in fields[:3]}
+    return ex.call(f"lax.{kind}", **keywords)
 
 
-def _keywords(w: Writer, eq: Equation) -> dict[str, Expr | str]:
-    keywords: dict[str, Expr | str] = {
-        name: "True" for name in ("indices_are_sorted", "unique_indices") if eq.params.get(name)
-    }
-    return {**keywords, "mode": f"lax.GatherScatterMode.{_mode(eq)}"}
+def _keywords(eq: Equation) -> dict[str, Expr | str]:
+    flags = {name: "True" for name in ("indices_are_sorted", "unique_indices") if eq.params.get(name)}
+    return {**flags, "mode": f"lax.GatherScatterMode.{_mode(eq)}"}
 
 
 def _gather_jax(w: Writer, eq: Equation) -> Expr:
@@ -132,12 +129,10 @@ def _gather_jax(w: Writer, eq: Equation) -> Expr:
         "start_indices_batching_dims",
     )
     numbers = _numbers("GatherDimensionNumbers", eq.params["dimension_numbers"], fields)
-    keywords = _keywords(w, eq)
+    keywords = _keywords(eq)
     if eq.params.get("fill_value") is not None:
         keywords["fill_value"] = number(np.asarray(eq.params["fill_value"])[()], "jnp")
-    sizes = ex.literal(plain(eq.params["slice_sizes"]))
-    x, starts = (w.typed(a) for a in eq.inputs)
-    return ex.call("lax.gather", x, starts, numbers, sizes, shape=eq.shape, **keywords)
+    return w.call(eq, "lax.gather", numbers, parameter(eq, "slice_sizes"), **keywords)
 
 
 row("gather", jax=_gather_jax, numpy=_gather_numpy)
@@ -145,15 +140,10 @@ row("gather", jax=_gather_jax, numpy=_gather_numpy)
 _COMBINE = {
     "scatter": "",
     "scatter-add": "np.add",
-    "scatter_add": "np.add",
     "scatter-sub": "np.subtract",
-    "scatter_sub": "np.subtract",
     "scatter-mul": "np.multiply",
-    "scatter_mul": "np.multiply",
     "scatter-min": "np.minimum",
-    "scatter_min": "np.minimum",
     "scatter-max": "np.maximum",
-    "scatter_max": "np.maximum",
 }
 
 
@@ -167,7 +157,7 @@ def _scatter_keywords(eq: Equation) -> dict[str, Expr | str]:
     if numbers.operand_batching_dims:
         keywords["batch"] = ex.literal(plain(numbers.operand_batching_dims))
         keywords["lead"] = ex.literal(plain(numbers.scatter_indices_batching_dims))
-    if combine := _COMBINE.get(eq.primitive):
+    if combine := _COMBINE.get(eq.primitive.replace("_", "-")):
         keywords["combine"] = combine
     if _mode(eq) == "CLIP":
         keywords["clip"] = "True"
@@ -175,7 +165,7 @@ def _scatter_keywords(eq: Equation) -> dict[str, Expr | str]:
 
 
 def _scatter_numpy(w: Writer, eq: Equation) -> Expr:
-    return ex.call(w.copy("scatter"), *(w.typed(a) for a in eq.inputs), shape=eq.shape, **_scatter_keywords(eq))
+    return w.call(eq, w.copy("scatter"), **_scatter_keywords(eq))
 
 
 def _scatter_apply(w: Writer, eq: Equation) -> None:
@@ -185,17 +175,16 @@ def _scatter_apply(w: Writer, eq: Equation) -> None:
 
     def write() -> None:
         w.values[block.inputs[0]] = ex.name(element)
-        w.body(block.equations)
-        w.write_return([w.typed(a) for a in block.outputs])
+        w.write_block(block)
 
     w.define(name, [element], write)
-    x, starts, updates = (w.typed(a) for a in eq.inputs)
+    x, starts, updates = w.arguments(eq)
     if w.target == "numpy":
         scattered = ex.call(w.copy("scatter"), x, starts, updates, **_scatter_keywords(eq), apply=name)
     else:
         shape = ex.literal(eq.inputs[2].shape)
         scattered = ex.call(
-            "lax.scatter_apply", x, starts, name, _scatter_numbers(eq), update_shape=shape, **_keywords(w, eq)
+            "lax.scatter_apply", x, starts, name, _scatter_numbers(eq), update_shape=shape, **_keywords(eq)
         )
     w.emit(f"{w.target_of(eq, 0)} = ", scattered, comment=short(eq.dtype, eq.shape))
 
@@ -215,10 +204,8 @@ def _scatter_numbers(eq: Equation) -> Expr:
 
 
 def _scatter_jax(w: Writer, eq: Equation) -> Expr:
-    function = "lax." + eq.primitive.replace("-", "_")
-    operands = [w.typed(a) for a in eq.inputs]
-    return ex.call(function, *operands, _scatter_numbers(eq), shape=eq.shape, **_keywords(w, eq))
+    return w.call(eq, "lax." + eq.primitive.replace("-", "_"), _scatter_numbers(eq), **_keywords(eq))
 
 
 for _name in _COMBINE:
-    row(_name, jax=_scatter_jax, numpy=_scatter_numpy)
+    row(f"{_name} {_name.replace('-', '_')}", jax=_scatter_jax, numpy=_scatter_numpy)

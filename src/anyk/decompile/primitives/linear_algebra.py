@@ -5,51 +5,29 @@ from __future__ import annotations
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.rules import plain, row
-from anyk.decompile.writing import Rule, Writer
-
-
-def _jax(function: str, *parameters: str) -> Rule:
-    """Return the rule for a function of ``lax.linalg``, without parameters that are None or False."""
-
-    def rule(w: Writer, eq: Equation) -> Expr:
-        keywords = {
-            name: ex.literal(plain(eq.params[name])) for name in parameters if eq.params.get(name) not in (None, False)
-        }
-        return ex.call(f"lax.linalg.{function}", *(w.typed(a) for a in eq.inputs), shape=eq.shape, **keywords)
-
-    return rule
-
-
-def _copied_function(function: str) -> Rule:
-    def rule(w: Writer, eq: Equation) -> Expr:
-        return ex.call(w.copy(function), *(w.typed(a) for a in eq.inputs), shape=eq.shape)
-
-    return rule
+from anyk.decompile.primitives.rules import copied_function, lax, parameter, plain, row
+from anyk.decompile.writing import Writer
 
 
 def _cholesky_jax(w: Writer, eq: Equation) -> Expr:
-    return ex.call("lax.linalg.cholesky", w.typed(eq.inputs[0]), symmetrize_input="False", shape=eq.shape)
+    return w.call(eq, "lax.linalg.cholesky", symmetrize_input="False")
 
 
-row("cholesky", jax=_cholesky_jax, numpy=_copied_function("cholesky"))
-row("lu", jax=_jax("lu"), numpy=_copied_function("lu"))
+row("cholesky", jax=_cholesky_jax, numpy=copied_function("cholesky"))
+row("lu", jax=lax("linalg.lu"), numpy=copied_function("lu"))
 
 
-def _pivots(w: Writer, eq: Equation) -> Expr:
-    size = str(int(eq.params["permutation_size"]))
-    if w.target == "jax":
-        return ex.call("lax.linalg.lu_pivots_to_permutation", w.typed(eq.inputs[0]), size, shape=eq.shape)
-    return ex.call(w.copy("permutation_of_pivots"), w.typed(eq.inputs[0]), size, shape=eq.shape)
+def _pivots_jax(w: Writer, eq: Equation) -> Expr:
+    return w.call(eq, "lax.linalg.lu_pivots_to_permutation", parameter(eq, "permutation_size"))
 
 
-row("lu_pivots_to_permutation", jax=_pivots, numpy=_pivots)
+row("lu_pivots_to_permutation", jax=_pivots_jax, numpy=copied_function("permutation_of_pivots", "permutation_size"))
 
 
 def _triangular_numpy(w: Writer, eq: Equation) -> Expr:
     params = eq.params
     transpose = (2 if params["conjugate_a"] and eq.dtype.startswith("complex") else 1) if params["transpose_a"] else 0
-    a, b = (w.typed(atom) for atom in eq.inputs)
+    a, b = w.arguments(eq)
     if params["conjugate_a"] and not params["transpose_a"]:
         a = ex.call("np.conj", a, shape=a.shape)
     return ex.call(
@@ -57,27 +35,27 @@ def _triangular_numpy(w: Writer, eq: Equation) -> Expr:
         a,
         b,
         shape=eq.shape,
-        left=str(bool(params["left_side"])),
-        lower=str(bool(params["lower"])),
+        left=parameter(eq, "left_side"),
+        lower=parameter(eq, "lower"),
         transpose=str(transpose),
-        unit=str(bool(params["unit_diagonal"])),
+        unit=parameter(eq, "unit_diagonal"),
     )
 
 
 row(
     "triangular_solve",
-    jax=_jax("triangular_solve", "left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"),
+    jax=lax("linalg.triangular_solve", "left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"),
     numpy=_triangular_numpy,
 )
 
 
 def _eigh_jax(w: Writer, eq: Equation) -> Expr:
-    keywords: dict[str, Expr | str] = {"lower": str(bool(eq.params["lower"])), "symmetrize_input": "False"}
+    keywords: dict[str, Expr | str] = {"lower": parameter(eq, "lower"), "symmetrize_input": "False"}
     if not eq.params["sort_eigenvalues"]:
         keywords["sort_eigenvalues"] = "False"
     if eq.params.get("subset_by_index") is not None:
-        keywords["subset_by_index"] = ex.literal(plain(eq.params["subset_by_index"]))
-    return ex.call("lax.linalg.eigh", w.typed(eq.inputs[0]), **keywords)
+        keywords["subset_by_index"] = parameter(eq, "subset_by_index")
+    return w.call(eq, "lax.linalg.eigh", **keywords)
 
 
 def _eigh_numpy(w: Writer, eq: Equation) -> Expr:
@@ -95,60 +73,47 @@ def _eigh_numpy(w: Writer, eq: Equation) -> Expr:
 row("eigh", jax=_eigh_jax, numpy=_eigh_numpy)
 
 
-def _svd_jax(w: Writer, eq: Equation) -> Expr:
-    """Reorder the results of ``lax.linalg.svd`` (u, s, vh) as the primitive's (s, u, vh)."""
-    keywords = {name: str(bool(eq.params[name])) for name in ("full_matrices", "compute_uv")}
-    svd = ex.call("lax.linalg.svd", w.typed(eq.inputs[0]), **keywords)
+def _svd(w: Writer, eq: Equation) -> Expr:
+    """Reorder the results of the libraries' functions (u, s, vh) as the primitive's (s, u, vh)."""
+    keywords = {"full_matrices": parameter(eq, "full_matrices"), "compute_uv": parameter(eq, "compute_uv")}
+    if w.target == "numpy":
+        del keywords["compute_uv" if eq.params["compute_uv"] else "full_matrices"]
+    svd = w.call(eq, "lax.linalg.svd" if w.target == "jax" else "np.linalg.svd", **keywords)
     if len(eq.outputs) == 1:
-        return Expr(svd.text, svd.level, eq.shape, svd.depth)
+        return svd
     names = [w.names.take(word) for word in ("u", "singular", "vh")]
     w.assign(names, svd)
     return ex.sequence([ex.name(names[place]) for place in (1, 0, 2)])
 
 
-def _svd_numpy(w: Writer, eq: Equation) -> Expr:
-    full = str(bool(eq.params["full_matrices"]))
-    if len(eq.outputs) == 1:
-        return ex.call("np.linalg.svd", w.typed(eq.inputs[0]), compute_uv="False", shape=eq.shape)
-    names = [w.names.take(word) for word in ("u", "singular", "vh")]
-    w.assign(names, ex.call("np.linalg.svd", w.typed(eq.inputs[0]), full_matrices=full))
-    return ex.sequence([ex.name(names[place]) for place in (1, 0, 2)])
-
-
-row("svd", jax=_svd_jax, numpy=_svd_numpy)
+row("svd", jax=_svd, numpy=_svd)
 
 
 def _qr_numpy(w: Writer, eq: Equation) -> Expr:
-    full = bool(eq.params["full_matrices"])
     if eq.params["pivoting"]:
-        return ex.call(w.copy("pivoted_qr"), w.typed(eq.inputs[0]), str(full))
-    keywords = {"mode": '"complete"'} if full else {}
-    return ex.call("np.linalg.qr", w.typed(eq.inputs[0]), **keywords)
+        return w.call(eq, w.copy("pivoted_qr"), parameter(eq, "full_matrices"))
+    return w.call(eq, "np.linalg.qr", **({"mode": '"complete"'} if eq.params["full_matrices"] else {}))
 
 
 def _qr_jax(w: Writer, eq: Equation) -> Expr:
-    keywords = {"full_matrices": str(bool(eq.params["full_matrices"]))}
-    if eq.params["pivoting"]:
-        keywords["pivoting"] = "True"
-    return ex.call("lax.linalg.qr", w.typed(eq.inputs[0]), **keywords)
+    pivoting = {"pivoting": "True"} if eq.params["pivoting"] else {}
+    return w.call(eq, "lax.linalg.qr", full_matrices=parameter(eq, "full_matrices"), **pivoting)
 
 
 row("qr", jax=_qr_jax, numpy=_qr_numpy)
-row("geqrf", numpy=_copied_function("householder"))
-row("householder_product", jax=_jax("householder_product"), numpy=_copied_function("householder_product"))
-
-row("hessenberg", jax=_jax("hessenberg"), numpy=_copied_function("hessenberg"))
-row("cholesky_update", jax=_jax("cholesky_update"), numpy=_copied_function("cholesky_update"))
-row("tridiagonal", jax=_jax("tridiagonal", "lower"))
-row("ormqr", jax=_jax("ormqr", "left", "transpose"))
+row("geqrf", numpy=copied_function("householder"))
+for _name in ("householder_product", "hessenberg", "cholesky_update", "tridiagonal_solve"):
+    row(_name, jax=lax(f"linalg.{_name}"), numpy=copied_function(_name))
+row("tridiagonal", jax=lax("linalg.tridiagonal", "lower"))
+row("ormqr", jax=lax("linalg.ormqr", "left", "transpose"))
 
 
 def _schur(w: Writer, eq: Equation) -> Expr:
-    vectors = str(bool(eq.params["compute_schur_vectors"]))
+    vectors = parameter(eq, "compute_schur_vectors")
     if w.target == "jax":
-        schur = ex.call("lax.linalg.schur", w.typed(eq.inputs[0]), compute_schur_vectors=vectors)
+        schur = w.call(eq, "lax.linalg.schur", compute_schur_vectors=vectors)
     else:
-        schur = ex.call(w.copy("schur"), w.typed(eq.inputs[0]), vectors)
+        schur = w.call(eq, w.copy("schur"), vectors)
     return schur if len(eq.outputs) > 1 else ex.index(schur, "0", eq.shape)
 
 
@@ -156,22 +121,16 @@ row("schur", jax=_schur, numpy=_schur)
 
 
 def _eig(w: Writer, eq: Equation) -> Expr:
-    left, right = (str(bool(eq.params[f"compute_{side}_eigenvectors"])) for side in ("left", "right"))
-    if w.target == "jax":
-        eigen = ex.call(
-            "lax.linalg.eig", w.typed(eq.inputs[0]), compute_left_eigenvectors=left, compute_right_eigenvectors=right
-        )
-    else:
-        eigen = ex.call(w.copy("eig"), w.typed(eq.inputs[0]), left, right)
+    sides = {name: parameter(eq, name) for name in ("compute_left_eigenvectors", "compute_right_eigenvectors")}
+    eigen = w.call(eq, "lax.linalg.eig", **sides) if w.target == "jax" else w.call(eq, w.copy("eig"), *sides.values())
     return eigen if len(eq.outputs) > 1 else ex.index(eigen, "0", eq.shape)
 
 
 row("eig", jax=_eig, numpy=_eig)
-row("tridiagonal_solve", jax=_jax("tridiagonal_solve"), numpy=_copied_function("tridiagonal_solve"))
 
 
 def _symmetric_product(w: Writer, eq: Equation) -> Expr:
-    a, c = (w.typed(atom) for atom in eq.inputs)
+    a, c = w.arguments(eq)
     alpha, beta = (ex.raw(repr(float(eq.params[name]))) for name in ("alpha", "beta"))
     product = ex.binary("*", alpha, ex.binary("@", a, ex.attribute(a, "mT")))
     return ex.binary("+", product, ex.binary("*", beta, c), eq.shape)
@@ -183,17 +142,14 @@ row("symmetric_product", jax=_symmetric_product, numpy=_symmetric_product)
 def _fft(w: Writer, eq: Equation) -> Expr:
     kind = eq.params["fft_type"]
     kind = getattr(kind, "name", None) or ("FFT", "IFFT", "RFFT", "IRFFT")[int(kind)]
-    lengths = plain(eq.params["fft_lengths"])
-    operand, rank = w.typed(eq.inputs[0]), len(eq.shape)
-    word = kind.lower()
+    lengths, rank = plain(eq.params["fft_lengths"]), len(eq.shape)
+    function = f"{w.xp}.fft.{kind.lower()}"
     if w.target == "jax" and kind == "IRFFT":  # jax.numpy's first pads and truncates
-        return ex.call("lax.fft", operand, "lax.FftType.IRFFT", ex.literal(lengths), shape=eq.shape)
+        return w.call(eq, "lax.fft", "lax.FftType.IRFFT", ex.literal(lengths))
     if len(lengths) == 1:
-        sizes = [str(lengths[0])] if kind == "IRFFT" else []
-        return ex.call(f"{w.xp}.fft.{word}", operand, *sizes, shape=eq.shape)
-    axes = ex.literal(tuple(range(rank - len(lengths), rank)))
-    keywords: dict[str, Expr | str] = {"s": ex.literal(lengths)} if kind == "IRFFT" else {}
-    return ex.call(f"{w.xp}.fft.{word}n", operand, **keywords, axes=axes, shape=eq.shape)
+        return w.call(eq, function, *([str(lengths[0])] if kind == "IRFFT" else []))
+    sizes = {"s": ex.literal(lengths)} if kind == "IRFFT" else {}
+    return w.call(eq, f"{function}n", **sizes, axes=ex.literal(tuple(range(rank - len(lengths), rank))))
 
 
 row("fft", jax=_fft, numpy=_fft)

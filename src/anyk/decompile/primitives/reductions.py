@@ -5,7 +5,7 @@ from __future__ import annotations
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.rules import axes, extreme, plain, row, rows
+from anyk.decompile.primitives.rules import axes, bundle, extreme, parameter, row, rows
 from anyk.decompile.writing import Rule, Writer
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -14,7 +14,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 @rows("dot_general")
 def _product(w: Writer, eq: Equation) -> Expr:
     """Write a matrix product with ``@``, other products with ``einsum``."""
-    left, right = (w.typed(a) for a in eq.inputs)
+    left, right = w.arguments(eq)
     dtype = eq.params.get("preferred_element_type")
     dtype = eq.dtype if dtype is None else str(dtype)
     if w.target == "numpy" or (dtype != eq.inputs[0].dtype and eq.inputs[0].dtype != eq.inputs[1].dtype):
@@ -30,8 +30,7 @@ def _product(w: Writer, eq: Equation) -> Expr:
     )
     keywords: dict[str, Expr | str] = {}
     if w.target == "jax":
-        if (precision := _precision(eq.params.get("precision"))) is not None:
-            keywords["precision"] = precision
+        keywords |= precision_keyword(eq)
         if widened:
             keywords["preferred_element_type"] = w.dtype(dtype)
     product = None
@@ -40,16 +39,19 @@ def _product(w: Writer, eq: Equation) -> Expr:
     return product or _einsum(w, eq, left, right, (over_left, over_right), (batch_left, batch_right), keywords)
 
 
-def _precision(precision: object) -> str | Expr | None:
+def precision_keyword(eq: Equation) -> dict[str, Expr]:
+    """Return the precision of a product, unless it is the default."""
+    precision = eq.params.get("precision")
     if precision is None:
-        return None
-    if isinstance(precision, tuple):
-        words = [
-            f"lax.Precision.{precision_of_side.name}" if hasattr(precision_of_side, "name") else repr(precision_of_side)
-            for precision_of_side in precision
-        ]
-        return words[0] if len(set(words)) == 1 else ex.sequence([ex.raw(word) for word in words])
-    return f"lax.Precision.{precision.name}" if hasattr(precision, "name") else ex.literal(str(precision))
+        return {}
+    if not isinstance(precision, tuple):
+        return {"precision": _precision_text(precision)}
+    sides = [_precision_text(side) for side in precision]
+    return {"precision": sides[0] if len(set(map(str, sides))) == 1 else ex.sequence(sides)}
+
+
+def _precision_text(precision: object) -> Expr:
+    return ex.raw(f"lax.Precision.{precision.name}") if hasattr(precision, "name") else ex.literal(precision)
 
 
 def _matmul(
@@ -141,16 +143,13 @@ for _name, _called in {"reduce_sum": "sum", "reduce_prod": "prod", "reduce_max":
 
 def _bitwise(function: str, logical: str | None) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
-        operand, over = w.typed(eq.inputs[0]), tuple(eq.params["axes"])
-        keywords: dict[str, Expr | str] = {}
+        over = eq.params["axes"]
         if eq.dtype == "bool" and logical:
-            if len(over) != len(operand.shape):
-                keywords["axis"] = axes(over)
-            return ex.call(f"{w.xp}.{logical}", operand, shape=eq.shape, **keywords)
+            some = len(over) != len(eq.inputs[0].shape)
+            return w.call(eq, f"{w.xp}.{logical}", **({"axis": axes(over)} if some else {}))
         if w.target == "jax":
-            return ex.call(f"lax.reduce_{function}", operand, ex.literal(plain(over)), shape=eq.shape)
-        word = f"np.bitwise_{function}.reduce"
-        return ex.call(word, operand, axis=ex.literal(plain(over)), shape=eq.shape)
+            return w.call(eq, f"lax.reduce_{function}", parameter(eq, "axes"))
+        return w.call(eq, f"np.bitwise_{function}.reduce", axis=parameter(eq, "axes"))
 
     return rule
 
@@ -162,12 +161,10 @@ row("reduce_xor", jax=_bitwise("xor", None), numpy=_bitwise("xor", None))
 
 def _place(function: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
-        operand, axis = w.typed(eq.inputs[0]), int(eq.params["axes"][0])
-        dtype = w.dtype(eq.dtype)
+        axis, dtype = str(int(eq.params["axes"][0])), w.dtype(eq.dtype)
         if w.target == "jax":
-            return ex.call(f"lax.{function}", operand, str(axis), dtype, shape=eq.shape)
-        place = ex.call(f"np.{function}", operand, axis=str(axis))
-        return ex.method(place, "astype", dtype, shape=eq.shape)
+            return w.call(eq, f"lax.{function}", axis, dtype)
+        return ex.method(w.call(eq, f"np.{function}", axis=axis), "astype", dtype, shape=eq.shape)
 
     return rule
 
@@ -185,18 +182,15 @@ def _running(function: str) -> tuple[Rule, Rule]:
 
     def for_jax(w: Writer, eq: Equation) -> Expr:
         keywords = {"reverse": "True"} if eq.params["reverse"] else {}
-        axis = str(int(eq.params["axis"]))
-        return ex.call(f"lax.{function}", w.typed(eq.inputs[0]), axis=axis, shape=eq.shape, **keywords)
+        return w.call(eq, f"lax.{function}", axis=parameter(eq, "axis"), **keywords)
 
     def for_numpy(w: Writer, eq: Equation) -> Expr:
         operand, axis = w.typed(eq.inputs[0]), int(eq.params["axis"])
         back = ", ".join([":"] * axis + ["::-1"])
         if eq.params["reverse"]:
             operand = ex.index(operand, back)
-        if ufunc is not None:
-            running = ex.call(ufunc, operand, str(axis), shape=eq.shape)
-        else:
-            running = ex.call(f"np.{function}", operand, str(axis), w.dtype(eq.dtype), shape=eq.shape)
+        extra = [] if ufunc else [w.dtype(eq.dtype)]
+        running = ex.call(ufunc or f"np.{function}", operand, str(axis), *extra, shape=eq.shape)
         return ex.index(running, back, eq.shape) if eq.params["reverse"] else running
 
     return for_jax, for_numpy
@@ -208,33 +202,32 @@ for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
 
 
 def _sort_jax(w: Writer, eq: Equation) -> Expr:
-    operands = [w.typed(a) for a in eq.inputs]
-    keywords: dict[str, Expr | str] = {"dimension": str(int(eq.params["dimension"]))}
+    keywords = {"dimension": parameter(eq, "dimension")}
     if not eq.params["is_stable"]:
-        keywords["is_stable"] = "False"
-    if len(operands) == 1:
-        return ex.call("lax.sort", operands[0], shape=eq.shape, **keywords)
+        keywords["is_stable"] = ex.raw("False")
+    if len(eq.inputs) == 1:
+        return w.call(eq, "lax.sort", **keywords)
     if eq.params["num_keys"] != 1:
-        keywords["num_keys"] = str(eq.params["num_keys"])
-    return ex.call("lax.sort", ex.sequence(operands), **keywords)
+        keywords["num_keys"] = parameter(eq, "num_keys")
+    return ex.call("lax.sort", ex.sequence(w.arguments(eq)), **keywords)
 
 
 def _sort_numpy(w: Writer, eq: Equation) -> Expr:
-    operands, axis = [w.typed(a) for a in eq.inputs], str(int(eq.params["dimension"]))
-    if len(operands) == 1:
-        return ex.call("np.sort", operands[0], axis, shape=eq.shape)
-    return ex.call(w.copy("sort_together"), ex.sequence(operands), axis, str(eq.params["num_keys"]))
+    axis = parameter(eq, "dimension")
+    if len(eq.inputs) == 1:
+        return w.call(eq, "np.sort", axis)
+    return ex.call(w.copy("sort_together"), ex.sequence(w.arguments(eq)), axis, parameter(eq, "num_keys"))
 
 
 row("sort", jax=_sort_jax, numpy=_sort_numpy)
 
 
 def _top_k(w: Writer, eq: Equation) -> Expr:
-    operand = w.typed(eq.inputs[0])
-    axis, k = int(eq.params.get("axis", len(operand.shape) - 1)), str(int(eq.params["k"]))
+    last = len(eq.inputs[0].shape) - 1
+    axis, k = int(eq.params.get("axis", last)), parameter(eq, "k")
     if w.target == "numpy":
-        return ex.call(w.copy("top_k"), operand, k, str(axis))
-    return ex.call("lax.top_k", operand, k, **({} if axis == len(operand.shape) - 1 else {"axis": str(axis)}))
+        return w.call(eq, w.copy("top_k"), k, str(axis))
+    return w.call(eq, "lax.top_k", k, **({} if axis == last else {"axis": str(axis)}))
 
 
 row("top_k", jax=_top_k, numpy=_top_k)
@@ -242,16 +235,16 @@ row("top_k", jax=_top_k, numpy=_top_k)
 
 def _approximate_top_k(w: Writer, eq: Equation) -> Expr:
     """Write a search that is approximate on accelerators only; NumPy's is exact."""
-    operand, axis, k = w.typed(eq.inputs[0]), int(eq.params["reduction_dimension"]), str(int(eq.params["k"]))
-    largest = bool(eq.params["is_max_k"])
+    axis, k = parameter(eq, "reduction_dimension"), parameter(eq, "k")
+    largest = eq.params["is_max_k"]
     if w.target == "jax":
         name = "lax.approx_max_k" if largest else "lax.approx_min_k"
-        return ex.call(name, operand, k, reduction_dimension=str(axis), recall_target=str(eq.params["recall_target"]))
-    if not largest:
-        top = ex.call(w.copy("top_k"), ex.unary("-", operand), k, str(axis))
-        w.assign(names := [w.names.take("least"), w.names.take("places")], top)
-        return ex.sequence([ex.unary("-", ex.name(names[0])), ex.name(names[1])])
-    return ex.call(w.copy("top_k"), operand, k, str(axis))
+        return w.call(eq, name, k, reduction_dimension=axis, recall_target=parameter(eq, "recall_target"))
+    if largest:
+        return w.call(eq, w.copy("top_k"), k, axis)
+    top = ex.call(w.copy("top_k"), ex.unary("-", w.typed(eq.inputs[0])), k, axis)
+    w.assign(names := [w.names.take("least"), w.names.take("places")], top)
+    return ex.sequence([ex.unary("-", ex.name(names[0])), ex.name(names[1])])
 
 
 row("approx_top_k", jax=_approximate_top_k, numpy=_approximate_top_k)
@@ -259,17 +252,13 @@ row("approx_top_k", jax=_approximate_top_k, numpy=_approximate_top_k)
 
 def _reduce(w: Writer, eq: Equation) -> None:
     """Write a reduction by the user's own function: a loop over slices, or ``lax.reduce``."""
+    if w.target == "jax":
+        reduce_jax(w, eq, "lax.reduce", parameter(eq, "dimensions"))
+        return
     (block,) = eq.blocks
     count = len(eq.inputs) // 2
     over = tuple(int(axis) for axis in eq.params["dimensions"])
     operands, starts = [w.named(a) for a in eq.inputs[:count]], [w.named(a) for a in eq.inputs[count:]]
-    if w.target == "jax":
-        name = _combination(w, eq)
-        bundles = (ex.sequence(operands), ex.sequence(starts)) if count > 1 else (operands[0], starts[0])
-        reduced = ex.call("lax.reduce", *bundles, name, ex.literal(over))
-        targets = [w.target_of(eq, place) for place in range(count)]
-        w.emit(f"{', '.join(targets)} = ", reduced)
-        return
     rank = len(eq.inputs[0].shape)
     order = tuple(axis for axis in range(rank) if axis not in over)
     flat = []
@@ -292,18 +281,27 @@ def _reduce(w: Writer, eq: Equation) -> None:
         w.emit(f"{', '.join(targets)} = ", ex.side_by_side([w.typed(a) for a in block.outputs]))
 
 
+def reduce_jax(w: Writer, eq: Equation, function: str, *extra: Expr, **keywords: Expr | str) -> None:
+    """Write a reduction by the user's own function with one of ``lax``."""
+    half = len(eq.inputs) // 2
+    operands = [w.named(a) for a in eq.inputs]
+    name = _combination(w, eq)
+    bundles = [bundle(operands[:half]), bundle(operands[half:])]
+    targets = [w.target_of(eq, place) for place in range(half)]
+    w.emit(f"{', '.join(targets)} = ", ex.call(function, *bundles, name, *extra, **keywords))
+
+
 def _combination(w: Writer, eq: Equation) -> str:
+    """Define the function that combines two elements, and return its name."""
     (block,) = eq.blocks
     name = w.names.take("combine")
     half = len(block.inputs) // 2
     parameters = [w.names.take("x" if k < half else "y") for k in range(2 * half)]
 
     def write() -> None:
-        for value, parameter in zip(block.inputs, parameters, strict=True):
-            w.values[value] = ex.name(parameter, value.shape)
-        w.body(block.equations)
-        outputs = [w.typed(a) for a in block.outputs]
-        w.write_return(outputs)
+        for value, operand in zip(block.inputs, parameters, strict=True):
+            w.values[value] = ex.name(operand, value.shape)
+        w.write_block(block)
 
     if half == 1:
         w.define(name, parameters, write)

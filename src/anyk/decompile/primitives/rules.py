@@ -76,13 +76,18 @@ def infix(operator: str) -> Rule:
 
 
 def lax(function: str, *parameters: str) -> Rule:
-    """Return the rule for a function of ``lax`` on arrays, with parameters of the equation as keywords."""
+    """Return the rule for a function of ``lax`` on arrays, with parameters that are not None or False as keywords."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
-        keywords = {name: ex.literal(plain(eq.params[name])) for name in parameters}
-        return ex.call(f"lax.{function}", *(w.typed(a) for a in eq.inputs), shape=eq.shape, **keywords)
+        keywords = {name: parameter(eq, name) for name in parameters if eq.params.get(name) not in (None, False)}
+        return w.call(eq, f"lax.{function}", **keywords)
 
     return rule
+
+
+def copied_function(function: str, *parameters: str) -> Rule:
+    """Return the rule for a copied numerical function of arrays, with parameters of the equation after these."""
+    return lambda w, eq: w.call(eq, w.copy(function), *(parameter(eq, name) for name in parameters))
 
 
 def lax_elementwise(function: str) -> Rule:
@@ -91,10 +96,15 @@ def lax_elementwise(function: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr:
         exprs = w.operands(eq)
         if len(exprs) > 1:
-            exprs = [w.typed(a) for a in eq.inputs]
+            exprs = w.arguments(eq)
         return ex.call(f"lax.{function}", *exprs, shape=broadcast(exprs))
 
     return rule
+
+
+def unchanged(w: Writer, eq: Equation) -> Expr:
+    """Return the first operand."""
+    return w.typed(eq.inputs[0])
 
 
 def plain(value: Any) -> Any:
@@ -106,6 +116,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, int | np.integer):
         return int(value)
     return value
+
+
+def parameter(eq: Equation, name: str) -> Expr:
+    """Return the text of an equation's parameter."""
+    return ex.literal(plain(eq.params[name]))
+
+
+def bundle(exprs: Sequence[Expr]) -> Expr:
+    """Return a single expression, or a tuple of several."""
+    return exprs[0] if len(exprs) == 1 else ex.sequence(exprs)
 
 
 def axes(values: Sequence[int]) -> Expr:

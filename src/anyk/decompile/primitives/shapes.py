@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Atom, Equation, Number, Variable
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.rules import lax, plain, row, rows
+from anyk.decompile.primitives.rules import lax, parameter, plain, row, rows, unchanged
 from anyk.decompile.writing import Writer
 
 
@@ -73,7 +73,7 @@ def _sliced(w: Writer, atom: Atom, places: dict[int, int]) -> Expr | None:
 
 @rows("expand_dims")
 def _expand(w: Writer, eq: Equation) -> Expr:
-    return ex.call(f"{w.xp}.expand_dims", w.typed(eq.inputs[0]), repr(plain(eq.params["dimensions"])), shape=eq.shape)
+    return w.call(eq, f"{w.xp}.expand_dims", repr(plain(eq.params["dimensions"])))
 
 
 @rows("transpose")
@@ -131,45 +131,45 @@ def _count(w: Writer, eq: Equation) -> Expr:
 
 @rows("concatenate")
 def _concatenate(w: Writer, eq: Equation) -> Expr:
-    items = [w.typed(a) for a in eq.inputs]
-    axis = int(eq.params["dimension"])
-    axis_argument = [str(axis)] if axis else []
-    return ex.call(f"{w.xp}.concatenate", ex.sequence(items, "[]"), *axis_argument, shape=eq.shape)
+    return ex.call(f"{w.xp}.concatenate", ex.sequence(w.arguments(eq), "[]"), *_axis(eq), shape=eq.shape)
 
 
 @rows("stack")
 def _stack(w: Writer, eq: Equation) -> Expr:
-    items = [w.typed(a) for a in eq.inputs]
+    return ex.call(f"{w.xp}.stack", ex.sequence(w.arguments(eq), "[]"), *_axis(eq), shape=eq.shape)
+
+
+def _axis(eq: Equation) -> list[str]:
+    """Return the axis as an argument, unless it is the first."""
     axis = int(eq.params.get("axis", eq.params.get("dimension", 0)))
-    return ex.call(f"{w.xp}.stack", ex.sequence(items, "[]"), *([str(axis)] if axis else []), shape=eq.shape)
+    return [str(axis)] if axis else []
 
 
 @rows("unstack")
 def _unstack(w: Writer, eq: Equation) -> Expr:
-    axis = int(eq.params.get("axis", eq.params.get("dimension", 0)))
-    parts = ex.call(f"{w.xp}.unstack", w.typed(eq.inputs[0]), axis=str(axis))
+    parts = w.call(eq, f"{w.xp}.unstack", axis=(_axis(eq) or ["0"])[0])
     return parts if len(eq.outputs) > 1 else ex.index(parts, "0", eq.shape)
 
 
 @rows("split")
 def _split(w: Writer, eq: Equation) -> Expr:
-    sizes, axis = eq.params["sizes"], int(eq.params["axis"])
+    sizes = eq.params["sizes"]
     boundaries = [sum(sizes[: k + 1]) for k in range(len(sizes) - 1)]
     places = str(len(sizes)) if len(set(sizes)) == 1 else repr(boundaries)
-    parts = ex.call(f"{w.xp}.split", w.typed(eq.inputs[0]), places, *([str(axis)] if axis else []))
+    parts = w.call(eq, f"{w.xp}.split", places, *_axis(eq))
     return parts if len(eq.outputs) > 1 else ex.index(parts, "0", eq.shape)
 
 
 @rows("tile")
 def _tile(w: Writer, eq: Equation) -> Expr:
-    return ex.call(f"{w.xp}.tile", w.typed(eq.inputs[0]), ex.literal(plain(eq.params["reps"])), shape=eq.shape)
+    return w.call(eq, f"{w.xp}.tile", parameter(eq, "reps"))
 
 
 def _pad(w: Writer, eq: Equation) -> Expr:
     operand, value = w.typed(eq.inputs[0]), w.loose(eq.inputs[1])
     ends: Sequence[tuple[int, int, int]] = plain(eq.params["padding_config"])
     if w.target == "jax":
-        return ex.call("lax.pad", operand, w.typed(eq.inputs[1]), ex.literal(ends), shape=eq.shape)
+        return w.call(eq, "lax.pad", ex.literal(ends))
     if any(inner or min(low, high) < 0 for low, high, inner in ends):
         return ex.call(w.copy("pad"), operand, value, *(repr(end) for end in ends), shape=eq.shape)
     widths = ex.literal(tuple((low, high) for low, high, _ in ends))
@@ -187,6 +187,5 @@ def _zeros(w: Writer, eq: Equation) -> Expr:
     return Expr(zero, free=True, weak=True)
 
 
-row("copy copy_p", jax=lax("copy"), numpy=lambda w, eq: w.typed(eq.inputs[0]))
-for _name in ("stop_gradient", "name", "pvary", "random_clone"):
-    row(_name, jax=lambda w, eq: w.typed(eq.inputs[0]), numpy=lambda w, eq: w.typed(eq.inputs[0]))
+row("copy copy_p", jax=lax("copy"), numpy=unchanged)
+row("stop_gradient name pvary random_clone", jax=unchanged, numpy=unchanged)

@@ -1,0 +1,76 @@
+"""What ``--settings`` prints: every setting of a command, and where it comes from."""
+
+from __future__ import annotations
+
+import click
+
+from anyk.cli.options import TrainingOptions, free_folder, option_name
+
+
+def show_settings(ctx: click.Context, options: TrainingOptions) -> None:
+    """Print the value of every setting and its source."""
+    from anyk.strategies import completed, strategy
+
+    sources = {
+        "COMMANDLINE": "command line",
+        "ENVIRONMENT": "environment",
+        "DEFAULT_MAP": "config file",
+        "DEFAULT": "default",
+    }
+    resolved = _resolved(options, str(ctx.command.name))
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        if name not in ctx.params or name == "settings":
+            continue
+        source, value = ctx.get_parameter_source(name), getattr(options, name)
+        if name in resolved:
+            text = resolved[name]
+        elif value is None or value == ():
+            text = "none"
+        elif name in ("strategy", "strategies"):
+            specs = (value,) if isinstance(value, str) else value
+            text = ", ".join(completed(spec, strategy(spec, workers=options.workers)) for spec in specs)
+        else:
+            text = ", ".join(value) if isinstance(value, tuple) else str(value)
+        click.echo(f"{option_name(parameter):<14} {text:<44} {sources.get(source.name if source else '', '')}")
+
+
+def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
+    """Return the values of options that are omitted or abbreviated, as ``run.toml`` stores them."""
+    from anyk.clusters import cluster
+    from anyk.optimizers import optimizer as build
+    from anyk.runs import Run, usual_rule
+    from anyk.runs.limits import LIMIT, STEPS
+
+    values = vars(options)
+    fleet = cluster(
+        options.cluster, workers=options.workers, delays=options.delays, communication=options.communication
+    )
+    resolved = {"cluster": fleet.spec, "delays": fleet.delays.spec, "communication": fleet.communication.spec}
+    method, rate = usual_rule("" if options.problem else options.data, options.optimizer)
+    rate = rate if options.lr is None else options.lr
+    l2 = "the problem's own" if options.problem else "1 / training rows"
+    if (begin := values.get("begin")) and options.optimizer is None and options.lr is None:
+        with Run.open(begin) as earlier:
+            resolved |= {"optimizer": earlier.config.optimizer, "lr": earlier.config.lr}
+    else:
+        if rate is None:  # it follows from the data
+            problem = options.make_problem()
+            l2, optimizer = f"{problem.l2:.6g}", options.make_optimizer(problem)
+        else:
+            optimizer = build(method, lr=rate)
+        resolved |= {"optimizer": optimizer.spec, "lr": optimizer.rate.spec}
+    steps = STEPS if options.target is None else LIMIT
+    defaults = {
+        "l2": l2,
+        "steps": str(steps) if options.seconds is None else "no limit",
+        "seconds": "no limit",
+        "out": str(free_folder(command)),
+        "evaluate": "some hundred versions",
+        "picture": "race.png in the folder",
+        "page": "report.html in the folder",
+    }
+    strategy = str(values.get("strategy"))
+    if strategy.partition(":")[0] == "auto":
+        resolved["strategy"] = strategy
+    return resolved | {name: text for name, text in defaults.items() if values.get(name) is None}
