@@ -143,9 +143,9 @@ class Case:
 def transcript(strategy: Any, seed: int, name: str) -> list[tuple[Any, Sequence[Any]]]:
     """The events of the hostile schedule of a name and a seed, each with the commands that a strategy answers."""
     play = Play(strategy, seed, name)
-    schedule = (action._replace(save=len(play.done) % EVERY == EVERY - 1) for action in play.drawn(EVENTS))
+    schedule = (action._replace(save=len(play.done) % EVERY == EVERY - 1) for action in play.sample_actions(EVENTS))
     play.play(schedule, whole=True)
-    entries = [entry for entry in play.told_of if not isinstance(entry, str)]
+    entries = [entry for entry in play.transcript if not isinstance(entry, str)]
     return list(zip(entries[::2], entries[1::2], strict=True))
 
 

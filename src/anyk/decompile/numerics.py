@@ -458,7 +458,7 @@ def hash_counts(key, shape):
 
 
 def random_bits(key, width, shape):
-    """Random unsigned integers: those of JAX's partitionable Threefry."""
+    """Random unsigned integers of JAX's partitionable Threefry."""
     high, low = hash_counts(key, shape)
     if width == 64:
         return (high.astype(np.uint64) << np.uint64(32)) | low

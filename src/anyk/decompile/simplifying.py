@@ -144,12 +144,12 @@ def transposed_product(equation: Equation) -> Equation | None:
     if not isinstance(product, Variable) or product.maker is None or product.maker.primitive != "dot_general":
         return None
     params = product.maker.params
-    (left, right), (left_batch, _) = params["dimension_numbers"]
-    if left_batch or len(product.shape) != 2 or tuple(equation.params["permutation"]) != (1, 0) or len(left) != 1:
+    (axes, other_axes), (batch, _) = params["dimension_numbers"]
+    if batch or len(product.shape) != 2 or tuple(equation.params["permutation"]) != (1, 0) or len(axes) != 1:
         return None
     if [len(atom.shape) for atom in product.maker.inputs] != [2, 2]:
         return None
-    swapped = {**params, "dimension_numbers": ((right, left), ((), ()))}
+    swapped = {**params, "dimension_numbers": ((other_axes, axes), ((), ()))}
     precision = params.get("precision")
     if isinstance(precision, tuple):
         swapped["precision"] = precision[::-1]

@@ -311,7 +311,7 @@ class Writer:
         return ex.call(function, *self.arguments(equation), *extra, shape=equation.shape, **keywords)
 
     def operands(self, equation: Equation) -> list[Expr]:
-        """Return the operands of an elementwise operation, of which at least one has a type."""
+        """Return the operands of an elementwise operation; at least one of them has a type."""
         exprs = [self.loose(atom) for atom in equation.inputs]
         if all(expr.weak for expr in exprs):
             exprs[0] = self.typed_number(exprs[0], equation.inputs[0])
@@ -416,9 +416,9 @@ class Writer:
 
     def assign(self, targets: Sequence[str], expr: Expr, comment: str = "") -> None:
         """Assign the elements of a tuple to several variables."""
-        left = ", ".join(targets) + ("," if len(targets) == 1 else "")
-        if len(left) + self.indent <= 60:
-            self.emit(f"{left} = ", expr, comment=comment)
+        names = ", ".join(targets) + ("," if len(targets) == 1 else "")
+        if len(names) + self.indent <= 60:
+            self.emit(f"{names} = ", expr, comment=comment)
             return
         name = self.names.take("results")
         self.emit(f"{name} = ", expr)

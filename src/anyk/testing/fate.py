@@ -1,4 +1,4 @@
-"""The events of a hostile schedule: work that is done, fails or comes late, workers that go and come back."""
+"""The events of a hostile schedule: work that succeeds, fails or comes late, workers that leave and return."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from anyk.protocol import (
     Progress,
     Reply,
 )
-from anyk.testing.world import Place, World
+from anyk.testing.world import Place, TaskRecord, World
 
 _REASONS = ("not finite: 3 of 5 numbers", "wrong length: 4 numbers for 5", "ValueError: a problem's own")
-_BACK = 8  # how many of a worker's last events may be repeated
+_BACK = 8  # last events of a worker that may be repeated
 
 
 class Action(NamedTuple):
-    """An action of a schedule: something that happens, to ``worker`` if it concerns a worker, after ``wait`` seconds.
+    """A step of a schedule: an event of some ``kind``, of ``worker`` if it concerns a worker, after ``wait`` seconds.
 
-    ``pick`` chooses among whatever there is to choose from. ``save``: the twin is saved and restored right after it.
-    An action that is not possible when its turn comes is left out, so that any part of a schedule is a schedule.
+    ``pick`` chooses among several possible chunks or events. ``save``: the twin is then saved and restored. An action
+    that is impossible when its turn comes is skipped, so that any part of a schedule is a schedule.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Action(NamedTuple):
 
 
 class Fate:
-    """Lets actions happen in a world: each becomes the event that a strategy receives."""
+    """Turns actions into the events that a strategy receives, and changes the world accordingly."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -47,7 +47,7 @@ class Fate:
         self._projections: dict[tuple[Any, ...], Any] = {}
 
     def event(self, action: Action) -> Event | None:
-        """Let an action happen; None where it cannot."""
+        """Carry out an action and return its event; None if it is impossible."""
         worker, at = self._able(action.kind, action.worker), self.world.now + action.wait
         act = _ACTIONS.get(action.kind)
         event = self._come_or_go(action.kind, worker, at) if act is None else act(self, worker, action.pick, at)
@@ -58,7 +58,7 @@ class Fate:
         return event
 
     def _able(self, kind: str, worker: int) -> int:
-        """The worker that an action is about, or the next to whom it can happen."""
+        """Return the worker of an action or, if it is impossible there, the next for which it is possible."""
         able: dict[str, Callable[[int], Sequence[Any]]] = {
             "work": self.open,
             "fail": self.open,
@@ -76,52 +76,53 @@ class Fate:
         task = self.world.task_of.get(worker)
         if task is None:
             return []
-        given = self.world.tasks[task]
+        record = self.world.tasks[task]
         return [
             (task, index)
-            for index in given.open()
-            if not given.waits(index) or given.progress[index] < len(given.chunks[index].partitions)
+            for index in record.open()
+            if not record.waits(index) or record.progress[index] < len(record.chunks[index].partitions)
         ]
 
-    def _pick(self, worker: int, pick: int) -> Place:
+    def _pick(self, worker: int, pick: int) -> tuple[int, int, TaskRecord] | None:
+        """Return the task and index of an open chunk and the record of the task; None without an open chunk."""
         places = self.open(worker)
-        return places[pick % len(places)] if places else (-1, 0)
+        if not places:
+            return None
+        task, index = places[pick % len(places)]
+        return task, index, self.world.tasks[task]
 
     def _work(self, worker: int, pick: int, at: float) -> Event | None:
-        task, index = self._pick(worker, pick)
-        given = self.world.tasks.get(task)
-        if given is None:
+        if (chunk := self._pick(worker, pick)) is None:
             return None
-        if given.waits(index):
-            given.progress[index] += 1
-            return Progress(at, worker, task, index, given.progress[index])
-        given.status[index] = "arrived"
-        self.world.keeps(given, task, index, certain=True)
+        task, index, record = chunk
+        if record.waits(index):
+            record.progress[index] += 1
+            return Progress(at, worker, task, index, record.progress[index])
+        record.status[index] = "arrived"
+        self.world.update_states(record, task, index, certain=True)
         return Reply(at, worker, task, index)
 
     def _fail(self, worker: int, pick: int, at: float) -> Event | None:
-        task, index = self._pick(worker, pick)
-        given = self.world.tasks.get(task)
-        if given is None:
+        if (chunk := self._pick(worker, pick)) is None:
             return None
-        given.status[index] = "failed"
+        task, index, record = chunk
+        record.status[index] = "failed"
         self.world.failures += 1
-        self.world.keeps(given, task, index, certain=False)
+        self.world.update_states(record, task, index, certain=False)
         return Failed(at, worker, task, index, _REASONS[pick % len(_REASONS)])
 
     def _restart(self, worker: int, pick: int, at: float) -> Event | None:
-        """Begin a chunk again, as the worker of a resumed run does."""
-        task, index = self._pick(worker, pick)
-        given = self.world.tasks.get(task)
-        if given is None:
+        """Start a chunk again, as the worker of a resumed run does."""
+        if (chunk := self._pick(worker, pick)) is None:
             return None
-        if not given.waits(index) or not given.progress[index]:
+        task, index, record = chunk
+        if not record.waits(index) or not record.progress[index]:
             return None
-        given.progress[index] = 1
+        record.progress[index] = 1
         return Progress(at, worker, task, index, 1)
 
     def _belated(self, worker: int, pick: int, at: float) -> Event | None:
-        """Let something arrive of a chunk that was cancelled, or whose worker has died."""
+        """Return an event of a chunk that was cancelled, or whose worker has died."""
         past = self.world.silent[worker][-_BACK:]
         if not past:
             return None
@@ -133,12 +134,14 @@ class Fate:
         return Reply(at, worker, task, index)
 
     def _again(self, worker: int, pick: int, at: float) -> Event | None:
-        """Repeat an event."""
+        """Return an earlier event again."""
         past = self.history[worker][-_BACK:]
         event = past[pick % len(past)]._replace(time=at) if past else None
-        if isinstance(event, Progress):  # a worker's messages come in order: less than before means that it began anew
-            given = self.world.tasks[event.task]
-            if given.status[event.chunk] == "open" and event.done != given.progress[event.chunk]:
+        if isinstance(
+            event, Progress
+        ):  # messages arrive in order: less progress than before means that the chunk was started again
+            record = self.world.tasks[event.task]
+            if record.status[event.chunk] == "open" and event.done != record.progress[event.chunk]:
                 return None
         return event
 
@@ -149,20 +152,20 @@ class Fate:
         return None if name is None else Alarm(max(at, alarms.pop(name)), name)
 
     def _measured(self, worker: int, pick: int, at: float) -> Event | None:
-        """Project a message: combine the projections of its partial gradients."""
+        """Return a message's projection, combined from those of its partial gradients."""
         del worker, pick
         if not self.world.measures:
             return None
         task, index = self.world.measures.popleft()
-        given = self.world.tasks[task]
-        chunk = given.chunks[index]
-        key = given.versions[chunk.slot], chunk.batch, chunk.repeat
+        record = self.world.tasks[task]
+        chunk = record.chunks[index]
+        key = record.versions[chunk.slot], chunk.batch, chunk.repeat
         if key not in self._projections:
             self._projections[key] = keyed.generator(self.world.seed, "projections", *key).standard_normal(
                 self.world.partitions
             )
         value = float(np.asarray(chunk.coefficients) @ self._projections[key][list(chunk.partitions)])
-        return MessageProjected(at, given.worker, task, index, value)
+        return MessageProjected(at, record.worker, task, index, value)
 
     def _come_or_go(self, kind: str, worker: int, at: float) -> Event | None:
         world = self.world
@@ -188,7 +191,7 @@ class Fate:
 
     @property
     def stuck(self) -> bool:
-        """Whether nothing can happen any more, unless a worker comes back."""
+        """Whether no event is possible unless a worker returns."""
         return not (self.world.alarms or self.world.measures or any(self.open(worker) for worker in self.world.present))
 
 

@@ -1,12 +1,12 @@
-"""Hostile schedules: a strategy is told whatever can happen, in any order, beside a twin that is saved and restored.
+"""Hostile schedules: a strategy receives all possible events in any order, beside a twin that is saved and restored.
 
-A schedule is a list of actions that are drawn from a seed: messages that arrive in any order, chunks that fail, workers
-that die, are given up and come back, and events that come late or twice. The strategy and its twin are told the same,
-and must answer with the same commands, though the twin is saved as JSON and restored into a fresh strategy now and
-then. Each command is checked against what a driver and a cluster would know. In the end every worker that may come back
-does, everything goes well for a while, and the strategy must take steps and finish with whatever it had begun.
+A schedule is a list of actions sampled from a seed: messages that arrive in any order, chunks that fail, workers that
+die, are abandoned and return, and events that come late or twice. The strategy and its twin receive the same events and
+must answer with the same commands, though the twin is sometimes saved as JSON and restored into a fresh strategy. Each
+command is checked against the knowledge of a driver and a cluster. In the end all workers that may return do, no event
+is a fault any more, and the strategy must take steps and end all its tasks.
 
-A schedule that fails is cut down to a short one that fails in the same way.
+A schedule that fails is shortened to one that fails in the same way.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from anyk.protocol import (
 from anyk.testing.fate import Action, Fate
 from anyk.testing.world import Broken, World
 
-_PATIENCE = 2000  # events that all go well, within which a strategy must step and end what it began
-_ENOUGH = 2  # steps to take in that time
+_PATIENCE = 2000  # events without a fault, within which a strategy must step and end its tasks
+_ENOUGH = 2  # steps within that number of events
 _WAITS = (0.0, 0.01, 0.3)
 _SHRINKING = 100_000  # events and answers that may be spent on finding a shorter schedule
 
 
 def _saved(running: Running) -> str:
-    """A strategy's state as JSON."""
+    """Return a strategy's state as JSON."""
     try:
         return json.dumps(running.save())
     except (TypeError, ValueError) as error:
@@ -48,7 +48,7 @@ def _saved(running: Running) -> str:
 
 
 class Play:
-    """A schedule that is played to a strategy and its twin."""
+    """The run of a schedule with a strategy and its twin."""
 
     def __init__(self, strategy: Strategy, seed: int, name: str = "") -> None:
         self.pristine, self.seed = strategy, seed
@@ -57,7 +57,7 @@ class Play:
         self.world = World(strategy, self.fleet, seed)
         self.fate = Fate(self.world)
         self.subject, self.twin = Running(copy.deepcopy(strategy)), Running(copy.deepcopy(strategy))
-        self.told_of: list[Any] = []  # events, and what was said to them
+        self.transcript: list[Any] = []  # events, and the commands in answer to them
         self.done: list[Action] = []  # the actions that happened
         self.ended = False  # whether all actions are over
 
@@ -68,19 +68,16 @@ class Play:
             present = tuple(worker for worker in present if self.random.random() < 0.6)
         return Fleet(workers, present, *((12.5, 7) if self.random.random() < 0.2 else (0.0, 0)))
 
-    # ------------------------------------------------------------------------------------------- the two of them
-
-    def _start(self) -> None:
-        self._both(self.fleet, lambda running: running.start(self.fleet), save=False)
+    # ------------------------------------------------------------------------------------------- strategy and twin
 
     def _tell(self, event: Event, *, save: bool = False) -> None:
         self._both(event, lambda running: running.on(event), save=save)
 
-    def _both(self, what: Fleet | Event, react: Callable[[Running], Commands], *, save: bool) -> None:
-        """Tell both, compare and carry out what they say, and answer what they ask."""
-        self.told_of.append(what)
+    def _both(self, event: Fleet | Event, react: Callable[[Running], Commands], *, save: bool) -> None:
+        """Let both react, compare and carry out their commands, and answer their questions."""
+        self.transcript.append(event)
         commands, others = list(react(self.subject)), list(react(self.twin))
-        self.told_of.append(commands)
+        self.transcript.append(commands)
         if commands != others and repr(commands) != repr(others):
             raise Broken("restored", f"saved and restored it decides otherwise: {_shown(others)}")
         self.world.obey(commands)
@@ -90,7 +87,7 @@ class Play:
             self._tell(self.world.questions.popleft())
 
     def _restore(self) -> None:
-        self.told_of.append("    saved and restored")
+        self.transcript.append("    saved and restored")
         state = json.loads(_saved(self.twin))
         self.twin = Running(copy.deepcopy(self.pristine))
         self.twin.restore(state)
@@ -98,8 +95,8 @@ class Play:
     # ------------------------------------------------------------------------------------------- playing
 
     def play(self, actions: Iterable[Action], *, whole: bool) -> None:
-        """Play a schedule, and if the ``whole`` is asked for let all go well in the end."""
-        self._start()
+        """Play a schedule; if ``whole``, with the end in which there are no faults."""
+        self._both(self.fleet, lambda running: running.start(self.fleet), save=False)
         for action in actions:
             if self.world.stopped is not None:
                 break
@@ -120,9 +117,9 @@ class Play:
             raise Broken("deadlock", f"deadlock at step {world.step}: every worker is idle, and no alarm is set")
 
     def _quiet(self) -> None:
-        """Everybody who may comes back, and all goes well: steps are taken, and all that was begun ends."""
+        """Let all workers return and work without faults; raise :class:`Broken` without steps, or with open tasks."""
         world = self.world
-        self.told_of.append("from here on all goes well")
+        self.transcript.append("from here on all goes well")
         for worker in sorted(set(range(world.workers)) - world.present - world.gone):
             self._act("join", worker)
         pending, aim = world.pending(), world.step + _ENOUGH
@@ -152,18 +149,18 @@ class Play:
                 self._tell(event)
 
     def _again(self) -> None:
-        """A strategy that has been used begins as a fresh one does."""
-        self.told_of.append("it is used again: start")
+        """Raise :class:`Broken` unless the used strategy starts in the same way as a fresh one."""
+        self.transcript.append("it is used again: start")
         fresh = Running(copy.deepcopy(self.pristine))
         fleet = Fleet(self.pristine.layout.workers, tuple(range(self.pristine.layout.workers)))
         first, second = list(fresh.start(fleet)), list(self.subject.start(fleet))
         if first != second or _saved(fresh) != _saved(self.subject):
             raise Broken("used", "used before, it does not start as a fresh one does")
 
-    # ------------------------------------------------------------------------------------------- drawing
+    # ------------------------------------------------------------------------------------------- sampling
 
-    def drawn(self, events: int) -> Iterable[Action]:
-        """A schedule of so many events, each drawn when those before it have happened."""
+    def sample_actions(self, events: int) -> Iterable[Action]:
+        """Yield the actions of a schedule with a number of events, each sampled after the event before."""
         random, world = self.random, self.world
         mood = {
             "work": 12.0,
@@ -191,35 +188,35 @@ class Play:
             worker = int(random.integers(world.workers))
             if kind == "work" and random.random() > slow[worker]:
                 continue
-            wait = _WAITS[int(random.integers(3))] * random.exponential()  # what choice() draws, and quicker
+            wait = _WAITS[int(random.integers(3))] * random.exponential()  # as choice() samples it, but faster
             yield Action(kind, worker, int(random.integers(1 << 16)), wait, bool(random.random() < saves))
 
 
 def _shown(value: Any) -> str:
-    """An event or a command as text, without fields that are as they usually are."""
+    """Return an event or a command as text, without fields that have their defaults."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
         return f"{value:.4g}"
-    usual: dict[str, Any] | None = getattr(value, "_field_defaults", None)
-    if usual is not None:
+    defaults: dict[str, Any] | None = getattr(value, "_field_defaults", None)
+    if defaults is not None:
         shown = zip(value._fields, value, strict=True)
-        text = ", ".join(f"{name}={_shown(v)}" for name, v in shown if name not in usual or v != usual[name])
+        text = ", ".join(f"{name}={_shown(v)}" for name, v in shown if name not in defaults or v != defaults[name])
         return f"{type(value).__name__}({text})"
     return f"({', '.join(map(_shown, value))})" if isinstance(value, (tuple, list)) else repr(value)
 
 
-def _schedule(told_of: Sequence[Any]) -> Iterator[str]:
-    """A line for each event, and indented for each command."""
-    for what in told_of:
-        if isinstance(what, list):
-            yield from (f"      {_shown(command)}" for command in what)
+def _schedule(transcript: Sequence[Any]) -> Iterator[str]:
+    """Yield a line for each event, and an indented line for each command."""
+    for entry in transcript:
+        if isinstance(entry, list):
+            yield from (f"      {_shown(command)}" for command in entry)
         else:
-            yield f"  {_shown(what)}"
+            yield f"  {_shown(entry)}"
 
 
 def explained(error: Exception) -> Broken:
-    """Return the rule that was broken, or the exception that a strategy raised and where."""
+    """Return the broken rule, or the exception that a strategy raised and its place."""
     if isinstance(error, Broken):
         return error
     if isinstance(error, AssertionError):
@@ -236,17 +233,17 @@ def explained(error: Exception) -> Broken:
 def _played(
     strategy: Strategy, seed: int, actions: Iterable[Action] | None, *, events: int = 0, whole: bool = True
 ) -> tuple[Play, Broken | None]:
-    """Play a schedule, or one that is drawn; what it broke, if anything."""
+    """Play a schedule, or sample one; return the play with the rule that the strategy broke, if any."""
     play = Play(strategy, seed)
     try:
-        play.play(play.drawn(events) if actions is None else actions, whole=whole)
-    except Exception as error:  # whatever a strategy of a user's raises
+        play.play(play.sample_actions(events) if actions is None else actions, whole=whole)
+    except Exception as error:  # a user's strategy may raise anything
         return play, explained(error)
     return play, None
 
 
 def _shortest(strategy: Strategy, seed: int, actions: list[Action], kind: str, *, whole: bool) -> list[Action]:
-    """Leave out whatever a schedule fails without (delta debugging, Zeller and Hildebrandt 2002)."""
+    """Remove the actions without which a schedule still fails (delta debugging, Zeller and Hildebrandt 2002)."""
     spent = 0
 
     def fails(some: list[Action]) -> bool:
@@ -254,7 +251,7 @@ def _shortest(strategy: Strategy, seed: int, actions: list[Action], kind: str, *
         if spent > _SHRINKING:
             return False
         play, broken = _played(strategy, seed, some, whole=whole)
-        spent += len(play.told_of)
+        spent += len(play.transcript)
         return broken is not None and broken.kind == kind
 
     before = -1
@@ -289,5 +286,5 @@ def hostile(strategy: Strategy, *, seed: int, events: int = 200) -> None:
     short, again = _played(strategy, seed, actions, whole=play.ended)
     if again is None:
         short, again = play, broken
-    lines = "\n".join(_schedule(short.told_of))
+    lines = "\n".join(_schedule(short.transcript))
     raise Broken(again.kind, f"{again}\nits shortest schedule:\n{lines}") from None

@@ -21,14 +21,14 @@ def check_strategy(
 ) -> None:
     """Check a strategy on the random schedules of a seed.
 
-    It is told of events in any order, some late or twice (:mod:`anyk.testing.hostile`), and runs on the simulated
-    cluster while workers are lost and return: it takes its steps without deadlock; no task number is used twice, and
-    no worker is given a task while it is busy; no message is used twice, before it came or after its cancellation;
-    every chunk ends, and in one way; weights give the residual that a step claims; the same seed gives the same
-    decisions; and restored from its state, through JSON, it goes on exactly as if it had not been.
+    It receives events in any order, some late or twice (:mod:`anyk.testing.hostile`), and runs on the simulated cluster
+    while workers are lost and return. It must take its steps without deadlock, use no task number twice, dispatch no
+    task to a busy worker, and use no message twice, before its arrival or after its cancellation. Every chunk ends in
+    exactly one way; weights give the residual that a step claims; the same seed gives the same decisions; and a
+    strategy restored from its state, through JSON, continues exactly as if it had not been interrupted.
 
-    Raises :class:`AssertionError` with what went wrong, the shortest schedule found and the command that repeats it,
-    for which the strategy is named ``spec``, if not as it names itself.
+    Raises :class:`AssertionError` with the broken rule, the shortest schedule found and the command that repeats it.
+    ``spec``: the strategy in that command, by default its own spec.
 
     >>> import anyk
     >>> check_strategy(anyk.strategy("frc:load=2", workers=4))
@@ -36,7 +36,7 @@ def check_strategy(
     try:
         hostile(strategy, seed=seed, events=_EVENTS * steps)
         _check(strategy, steps, outages, seed)
-    except Exception as error:  # whatever a strategy of a user's raises
+    except Exception as error:  # a user's strategy may raise anything
         raise AssertionError(
             f"{explained(error)}\n"
             f"again: anyk strategies check '{spec or strategy.spec}' --workers {strategy.layout.workers} "
@@ -66,14 +66,14 @@ def _cluster(strategy: Strategy, outages: int, seed: int) -> Simulated:
 def _drive(
     strategy: Strategy, steps: int, outages: int, seed: int, interrupted: int | None
 ) -> list[tuple[object, ...]]:
-    """The decisions of a run, perhaps saved and taken up again half-way."""
+    """Return the decisions of a run, which is saved and resumed at the step ``interrupted``, if not None."""
     fresh = copy.deepcopy(strategy)
     log = RunLog()
     driver = Driver(strategy, _cluster(strategy, outages, seed), log=log, steps=interrupted or steps)
     with session(driver):
         driver.run()
         state = json.loads(json.dumps(driver.state()))
-    if interrupted is not None and driver.stopped is None:  # it may have come to its end before
+    if interrupted is not None and driver.stopped is None:  # the run may have ended before
         log.truncate(state["seq"])
         driver = Driver(fresh, _cluster(strategy, outages, seed), log=log, steps=steps)
         with session(driver, (state, {})):

@@ -1,4 +1,4 @@
-"""The world of a hostile schedule: what was dispatched and became of it; each command is checked against it."""
+"""The state of a hostile schedule: the tasks and messages against which each command is checked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Broken(AssertionError):
 
 
 @dataclass(slots=True)
-class Given:
+class TaskRecord:
     """A task that was dispatched; its chunks are each open, arrived, kept, used, cancelled, failed or lost."""
 
     worker: int
@@ -55,15 +55,15 @@ class Given:
     status: list[str]
     progress: list[int]
     versions: dict[str, int]
-    life: int  # how often its worker had died before
-    asked: set[int] = field(default_factory=set)
+    life: int  # previous deaths of its worker
+    requested: set[int] = field(default_factory=set)  # chunks whose messages were requested
 
     def waits(self, index: int) -> bool:
         """Return whether a chunk's message waits to be requested."""
-        return self.chunks[index].send == "request" and index not in self.asked
+        return self.chunks[index].send == "request" and index not in self.requested
 
     def open(self) -> list[int]:
-        """The chunks that may still give a message."""
+        """Return the chunks that may still give a message."""
         return [index for index, status in enumerate(self.status) if status == "open"]
 
 
@@ -81,31 +81,30 @@ class World:
         self.now = fleet.time
         self.present, self.gone = set(fleet.present), set[int]()
         self.versions = dict.fromkeys(layout.slots, 0)
-        self.tasks: dict[int, Given] = {}
+        self.tasks: dict[int, TaskRecord] = {}
         self.task_of: dict[int, int] = {}  # the newest task of each worker
         self.next = 0
         self.alarms: dict[str, float] = {}
         self.measures: deque[Place] = deque()
-        self.questions: deque[Event] = deque()  # answers that the driver gives at once
+        self.questions: deque[Event] = deque()  # answers that the driver gives immediately
         self.stopped: Stop | None = None
         self.failures = 0
         self.inside: dict[Place, list[tuple[Place, float]]] = {}  # messages that were added to another
         self.silent: dict[int, list[Place]] = {worker: [] for worker in range(self.workers)}  # ended without a message
         self.lives = [0] * self.workers
         self.states: list[set[int]] = [set() for _ in range(self.workers)]  # tasks whose optimiser states workers have
-        # what this schedule's losses are like
         self.noise = keyed.generator(seed, "hostile answers")
         self.loss = math.nan if self.noise.random() < 0.2 else 10.0
 
     @property
     def step(self) -> int:
-        """Versions of the model that has the fewest."""
+        """The number of versions of the model that has the fewest."""
         return min(self.versions[slot] for slot in self.trained)
 
     # ------------------------------------------------------------------------------------------- commands
 
     def obey(self, commands: Commands) -> None:
-        """Carry out commands; raises :class:`Broken` at the first that breaks a rule."""
+        """Carry out commands; raise :class:`Broken` at the first that breaks a rule."""
         for command in commands:
             carry_out = _CARRY_OUT.get(type(command))
             if carry_out is None:
@@ -131,7 +130,7 @@ class World:
             self._check_task(worker, task, work)
             self.next = task + 1
             self.task_of[worker] = task
-            self.tasks[task] = Given(
+            self.tasks[task] = TaskRecord(
                 worker, list(work), ["open"] * len(work), [0] * len(work), dict(self.versions), self.lives[worker]
             )
 
@@ -153,36 +152,36 @@ class World:
                 self._whole(f"task {task} begins at", [*(weight for *_, weight in chunk.mix), chunk.share])
             before = self.tasks.get(chunk.state)
             if chunk.state != -1 and (before is None or before.worker != worker):
-                raise Broken("state", f"task {task} goes on from the state of task {chunk.state}, another worker's")
+                raise Broken("state", f"task {task} continues from the state of task {chunk.state}, another worker's")
             if before is not None and before.life == self.lives[worker] and chunk.state not in self.states[worker]:
-                raise Broken("state", f"task {task} goes on from the state of task {chunk.state}, which may be gone")
+                raise Broken("state", f"task {task} continues from the state of task {chunk.state}, which may be gone")
 
     def _cancel(self, command: Cancel) -> None:
         for task in command.tasks:
-            given = self.tasks.get(task)
-            if given is None:
+            record = self.tasks.get(task)
+            if record is None:
                 raise Broken("cancel", f"task {task} was cancelled and never dispatched")
-            for index, status in enumerate(given.status):
+            for index, status in enumerate(record.status):
                 if status == "open":
-                    self.silent[given.worker].append((task, index))
-                    self.keeps(given, task, index, certain=False)
+                    self.silent[record.worker].append((task, index))
+                    self.update_states(record, task, index, certain=False)
                 if status in ("open", "arrived", "kept"):
-                    given.status[index] = "cancelled"
+                    record.status[index] = "cancelled"
 
     def _collect(self, command: RequestMessage) -> None:
         worker, task, index = command.worker, command.task, command.chunk
-        given = self.tasks.get(task)
-        if given is None or given.worker != worker or given.status[index] != "open":
+        record = self.tasks.get(task)
+        if record is None or record.worker != worker or record.status[index] != "open":
             raise Broken("collect", f"a message of task {task} is asked for, which worker {worker} is not busy with")
-        chunk = given.chunks[index]
-        if chunk.send != "request" or index in given.asked:
+        chunk = record.chunks[index]
+        if chunk.send != "request" or index in record.requested:
             raise Broken("collect", f"the message of task {task} is asked for, and it is sent by itself or asked twice")
-        if not set(chunk.partitions[: given.progress[index]]).issuperset(command.partitions):
+        if not set(chunk.partitions[: record.progress[index]]).issuperset(command.partitions):
             raise Broken("collect", f"worker {worker} is asked for partitions that it has not finished")
         for place in command.messages:
             self._arrived(place, f"added to the message of task {task}")
-        given.asked.add(index)
-        given.chunks[index] = chunk._replace(partitions=command.partitions, coefficients=command.coefficients)
+        record.requested.add(index)
+        record.chunks[index] = chunk._replace(partitions=command.partitions, coefficients=command.coefficients)
         self.inside[task, index] = list(zip(command.messages, command.weights, strict=True))
 
     def _combine(self, command: Combine) -> None:
@@ -207,7 +206,7 @@ class World:
         self.versions[slot] += 1
 
     def _check_sum(self, command: Combine, used: list[tuple[Place, Any]]) -> None:
-        """The coefficients dispatched and the weights give the residual that the step claims."""
+        """Raise :class:`Broken` unless coefficients and weights give the residual that the step claims."""
         stated = command.residual
         if stated is None and not self.exact:
             return
@@ -248,7 +247,7 @@ class World:
     def _use(
         self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place] = ()
     ) -> list[tuple[Place, Any]]:
-        """Mark messages as used or kept, with those inside them; returns all, each with the weight it comes to."""
+        """Mark messages, and those added to them, as used or kept; return all of them with their weights in the sum."""
         used: list[tuple[Place, Any]] = list(zip(messages, weights, strict=True))
         for place, weight in used:  # grows while it is walked through
             self._arrived(place, "used")
@@ -258,9 +257,10 @@ class World:
         return used
 
     def _arrived(self, place: Place, what: str) -> None:
+        """Raise :class:`Broken` unless a message has arrived and is unused; ``what``: its use."""
         task, index = place
-        given = self.tasks.get(task)
-        status = "never dispatched" if given is None else given.status[index]
+        record = self.tasks.get(task)
+        status = "never dispatched" if record is None else record.status[index]
         if status not in ("arrived", "kept"):
             why = {"open": "before it came", "used": "though it was used before", "cancelled": "after its cancellation"}
             reason = why.get(status, f"though it was {status}")
@@ -314,20 +314,20 @@ class World:
         factor = float(self.noise.uniform(1.0, 3.0))
         self.questions.append(NoiseMeasured(self.now, len(command.messages), mean * factor, mean))
 
-    def keeps(self, given: Given, task: int, index: int, *, certain: bool) -> None:
-        """Which optimiser states a worker has for certain, after a chunk that leaves one."""
-        chunk = given.chunks[index]
+    def update_states(self, record: TaskRecord, task: int, index: int, *, certain: bool) -> None:
+        """Update the optimiser states that a worker certainly has, after a chunk that leaves one."""
+        chunk = record.chunks[index]
         if chunk.steps or chunk.compress:
-            left = {task, chunk.state}
-            self.states[given.worker] = left if certain else self.states[given.worker] & left
+            states = {task, chunk.state}
+            self.states[record.worker] = states if certain else self.states[record.worker] & states
 
     def status(self, place: Place) -> str:
         """Return the status of a chunk."""
         return self.tasks[place[0]].status[place[1]]
 
     def pending(self) -> list[Place]:
-        """Chunks that have not ended."""
-        places = [(task, index) for task, given in self.tasks.items() for index in range(len(given.status))]
+        """Return the chunks that have not ended."""
+        places = [(task, index) for task, record in self.tasks.items() for index in range(len(record.status))]
         return [place for place in places if self.status(place) in ("open", "arrived")]
 
 

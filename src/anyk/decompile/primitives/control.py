@@ -1,4 +1,4 @@
-"""Loops, conditionals and calls: Python's for NumPy, those of ``lax`` for JAX."""
+"""Loops, conditionals and calls: written in Python for NumPy, with functions of ``lax`` for JAX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Atom, Block, Equation, Variable
 from anyk.decompile.expressions import Expr
 from anyk.decompile.literals import short
-from anyk.decompile.primitives.rules import bundle, row, rows
+from anyk.decompile.primitives.rules import bundle, parameter, row, rows
 from anyk.decompile.variable_names import noun
 from anyk.decompile.writing import Writer
 
@@ -22,7 +22,7 @@ def _call(w: Writer, eq: Equation) -> Expr | None:
 
 
 def _take_names(w: Writer, values: Sequence[Variable], wishes: Sequence[str]) -> list[str]:
-    """Name a block's inputs."""
+    """Give names to a block's inputs, and return them."""
     names = []
     for value, wish in zip(values, wishes, strict=True):
         name = w.names.take(wish or value.called)
@@ -45,9 +45,9 @@ def _assign(w: Writer, names: Sequence[str], exprs: Sequence[Expr]) -> None:
     """Write simultaneous assignments."""
     if not names:
         return
-    left = ", ".join(names)
-    if w.indent + len(left) <= 50:
-        w.emit(f"{left} = ", ex.side_by_side(exprs))
+    targets = ", ".join(names)
+    if w.indent + len(targets) <= 50:
+        w.emit(f"{targets} = ", ex.side_by_side(exprs))
         return
     new = w.names.take("new")
     w.emit(f"{new} = ", ex.sequence(exprs))
@@ -206,19 +206,14 @@ def _scan_jax(w: Writer, eq: Equation) -> None:
 
     parameters = [carry, x] if carry != x else ["_", "__"]
     w.define(function, parameters, write)
-    keywords: dict[str, Expr | str] = {}
-    if not slices:
-        keywords["length"] = str(int(eq.params["length"]))
-    if eq.params["reverse"]:
-        keywords["reverse"] = "True"
-    if eq.params.get("unroll", 1) != 1:
-        keywords["unroll"] = str(eq.params["unroll"])
+    present = {"length": not slices, "reverse": eq.params["reverse"], "unroll": eq.params.get("unroll", 1) != 1}
+    keywords = {name: parameter(eq, name) for name, is_present in present.items() if is_present}
     finals = [w.target_of(eq, place) for place in range(carries)]
     stacked = [w.target_of(eq, place) for place in range(carries, len(eq.outputs))]
     scan = ex.call("lax.scan", function, start if carries else ex.raw("None"), xs, **keywords)
-    left = [_group(finals), _group(stacked)]
-    if w.indent + sum(map(len, left)) <= 60:
-        w.emit(f"{left[0]}, {left[1]} = ", scan)
+    targets = f"{_group(finals)}, {_group(stacked)}"
+    if w.indent + len(targets) <= 62:
+        w.emit(f"{targets} = ", scan)
         return
     results = w.names.take("results")
     w.emit(f"{results} = ", scan)

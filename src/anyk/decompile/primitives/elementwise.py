@@ -107,8 +107,8 @@ def _ordered_numpy(operator: str) -> Rule:
     def rule(w: Writer, eq: Equation) -> Expr | None:
         if not eq.inputs[0].dtype.startswith("float"):
             return infix(operator)(w, eq)
-        left, right = (ex.call(w.copy("total_order"), w.typed(a), shape=eq.shape) for a in eq.inputs)
-        return ex.binary(operator, left, right, eq.shape)
+        a, b = (ex.call(w.copy("total_order"), expr, shape=eq.shape) for expr in w.arguments(eq))
+        return ex.binary(operator, a, b, eq.shape)
 
     return rule
 

@@ -5,38 +5,33 @@ from __future__ import annotations
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.rules import axes, bundle, extreme, parameter, row, rows
+from anyk.decompile.primitives.rules import axes, bundle, extreme, parameter, plain, row, rows
 from anyk.decompile.writing import Rule, Writer
 
+_Axes = tuple[tuple[int, ...], tuple[int, ...]]  # of the first and of the second operand
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @rows("dot_general")
 def _product(w: Writer, eq: Equation) -> Expr:
     """Write a matrix product with ``@``, other products with ``einsum``."""
-    left, right = w.arguments(eq)
+    a, b = w.arguments(eq)
+    first, second = (atom.dtype for atom in eq.inputs)
     dtype = eq.params.get("preferred_element_type")
     dtype = eq.dtype if dtype is None else str(dtype)
-    if w.target == "numpy" or (dtype != eq.inputs[0].dtype and eq.inputs[0].dtype != eq.inputs[1].dtype):
-        left, right = (
-            expr if atom.dtype == dtype else ex.method(expr, "astype", w.dtype(dtype), shape=expr.shape)
-            for expr, atom in zip((left, right), eq.inputs, strict=True)
-        )
-        widened = False
-    else:
-        widened = dtype != eq.inputs[0].dtype
-    (over_left, over_right), (batch_left, batch_right) = (
-        tuple(tuple(map(int, numbers)) for numbers in pair) for pair in eq.params["dimension_numbers"]
-    )
     keywords: dict[str, Expr | str] = {}
     if w.target == "jax":
         keywords |= precision_keyword(eq)
-        if widened:
-            keywords["preferred_element_type"] = w.dtype(dtype)
-    product = None
-    if not keywords:
-        product = _matmul(left, right, over_left, over_right, batch_left, batch_right, eq.shape)
-    return product or _einsum(w, eq, left, right, (over_left, over_right), (batch_left, batch_right), keywords)
+    if w.target == "numpy" or (dtype != first and first != second):
+        a, b = (
+            expr if atom.dtype == dtype else ex.method(expr, "astype", w.dtype(dtype), shape=expr.shape)
+            for expr, atom in zip((a, b), eq.inputs, strict=True)
+        )
+    elif dtype != first:
+        keywords["preferred_element_type"] = w.dtype(dtype)
+    over, batch = plain(eq.params["dimension_numbers"])
+    product = None if keywords else _matmul(a, b, over, batch, eq.shape)
+    return product or _einsum(w, eq, a, b, over, batch, keywords)
 
 
 def precision_keyword(eq: Equation) -> dict[str, Expr]:
@@ -54,68 +49,41 @@ def _precision_text(precision: object) -> Expr:
     return ex.raw(f"lax.Precision.{precision.name}") if hasattr(precision, "name") else ex.literal(precision)
 
 
-def _matmul(
-    left: Expr,
-    right: Expr,
-    over_left: tuple[int, ...],
-    over_right: tuple[int, ...],
-    batch_left: tuple[int, ...],
-    batch_right: tuple[int, ...],
-    shape: tuple[int, ...],
-) -> Expr | None:
+def _matmul(a: Expr, b: Expr, over: _Axes, batch: _Axes, shape: tuple[int, ...]) -> Expr | None:
     """Return the product with ``@`` if it is a matrix product."""
-    batch = len(batch_left)
-    if batch_left != tuple(range(batch)) or batch_right != batch_left or len(over_left) != 1:
-        if not over_left and not batch and len(left.shape) == len(right.shape) == 1:
-            return ex.binary("*", ex.index(left, ":, None"), right, shape)
+    count = len(batch[0])
+    ranks = len(a.shape) - count, len(b.shape) - count
+    if batch[0] != tuple(range(count)) or batch[1] != batch[0] or len(over[0]) != 1:
+        if not over[0] and not count and ranks == (1, 1):
+            return ex.binary("*", ex.index(a, ":, None"), b, shape)
         return None
-    ranks = len(left.shape) - batch, len(right.shape) - batch
-    at_left, at_right = over_left[0] - batch, over_right[0] - batch
-    if batch:
-        if ranks != (2, 2):
-            return None
-        left = left if at_left == 1 else ex.attribute(left, "mT")
-        right = right if at_right == 0 else ex.attribute(right, "mT")
-        return ex.binary("@", left, right, shape)
-    if ranks[0] == 1 and ranks[1] == 2:
-        if at_right == 1:
-            return ex.binary("@", right, left, shape)
-    elif ranks[1] == 1 and ranks[0] == 2:
-        if at_left == 0:
-            return ex.binary("@", right, left, shape)
-    elif ranks[1] == 2 and ranks[0] == 2:
-        left = left if at_left == 1 else ex.attribute(left, "T")
-        right = right if at_right == 0 else ex.attribute(right, "T")
-    elif at_left != ranks[0] - 1 or at_right != 0 or ranks[1] > 2:
-        if ranks[1] == 2 and at_left == ranks[0] - 1:
-            return ex.binary("@", left, ex.attribute(right, "T"), shape)
+    if count and ranks != (2, 2):
         return None
-    return ex.binary("@", left, right, shape)
+    axis_a, axis_b = over[0][0] - count, over[1][0] - count
+    if (ranks == (1, 2) and axis_b == 1) or (ranks == (2, 1) and axis_a == 0):
+        return ex.binary("@", b, a, shape)
+    transpose = "mT" if count else "T"
+    if ranks == (2, 2) and axis_a == 0:
+        a, axis_a = ex.attribute(a, transpose), 1
+    if axis_a != ranks[0] - 1 or ranks[1] > 2:
+        return None
+    return ex.binary("@", a, ex.attribute(b, transpose) if axis_b else b, shape)
 
 
 def _einsum(
-    w: Writer,
-    eq: Equation,
-    left: Expr,
-    right: Expr,
-    over: tuple[tuple[int, ...], ...],
-    batch: tuple[tuple[int, ...], ...],
-    keywords: dict[str, Expr | str],
+    w: Writer, eq: Equation, a: Expr, b: Expr, over: _Axes, batch: _Axes, keywords: dict[str, Expr | str]
 ) -> Expr:
     letters = iter(_LETTERS)
-    first: dict[int, str] = {axis: next(letters) for axis in range(len(left.shape))}
-    second = {b: first[a] for a, b in zip(over[0] + batch[0], over[1] + batch[1], strict=True)}
-    for axis in range(len(right.shape)):
-        if axis not in second:
-            second[axis] = next(letters)
-    free = [first[axis] for axis in range(len(left.shape)) if axis not in over[0] + batch[0]]
-    free += [second[axis] for axis in range(len(right.shape)) if axis not in over[1] + batch[1]]
+    first = {axis: next(letters) for axis in range(len(a.shape))}
+    shared = {axis_b: first[axis_a] for axis_a, axis_b in zip(over[0] + batch[0], over[1] + batch[1], strict=True)}
+    second = {axis: shared.get(axis) or next(letters) for axis in range(len(b.shape))}
+    free = [letter for axis, letter in first.items() if axis not in over[0] + batch[0]]
+    free += [letter for axis, letter in second.items() if axis not in shared]
     result = "".join([first[axis] for axis in batch[0]] + free)
-    terms = "".join(first[axis] for axis in range(len(left.shape)))
-    terms += "," + "".join(second[axis] for axis in range(len(right.shape)))
+    terms = f"{''.join(first.values())},{''.join(second.values())}"
     if w.target == "numpy" and over[0]:
         keywords["optimize"] = "True"  # by BLAS if possible
-    return ex.call(f"{w.xp}.einsum", f'"{terms}->{result}"', left, right, shape=eq.shape, **keywords)
+    return ex.call(f"{w.xp}.einsum", f'"{terms}->{result}"', a, b, shape=eq.shape, **keywords)
 
 
 def _reduction(function: str) -> Rule:

@@ -69,8 +69,8 @@ def infix(operator: str) -> Rule:
     """Return the rule for an operator between two operands that are broadcast."""
 
     def rule(w: Writer, eq: Equation) -> Expr:
-        left, right = w.operands(eq)
-        return ex.binary(operator, left, right, broadcast((left, right)))
+        a, b = w.operands(eq)
+        return ex.binary(operator, a, b, broadcast((a, b)))
 
     return rule
 
