@@ -15,7 +15,8 @@ from anyk.checks import AtLeastOne, Share, check
 from anyk.clusters.messages import describe
 from anyk.errors import BadInput, RunFailed, describe_error
 
-RANGES = {"AtLeastOne": 1, "AtLeastZero": 1, "Positive": 0.5, "Nonnegative": 0.5, "Share": 0.5, "Cost": 0.5}
+RANGES = {"AtLeastOne": 1, "AtLeastZero": 1, "Positive": 0.5, "Nonnegative": 0.5, "Share": 0.5, "Cost": 0.5,
+          "Seconds": 1, "SecondsOrZero": 0.5}  # fmt: skip
 PLAIN = {"int": 1, "float": 0.5, "bool": False, "str": "sync", "File": "sync"} | RANGES
 GIVEN = {
     "loss": lambda outputs, targets: outputs,
@@ -100,10 +101,10 @@ def test_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: delays.Exponential(1e308), "'mean' of 'exp' must be at most 1e+09 s (30 years), got 1e+308"),
+        (lambda: delays.Exponential(1e308), "mean must be a number above 0 and of at most 1e+09, got 1e+308"),
         (
             lambda: delays.Pareto(1.0, 0.01),
-            "'alpha' of 'pareto' must be at least 0.1, got 0.01; delays would overflow",
+            "alpha must be a number from 0.1 to 1e+09, got 0.01",
         ),
         (lambda: clusters.cluster("simulated:cores=0", workers=4), "cores must be a whole number of at least 1, got 0"),
         (

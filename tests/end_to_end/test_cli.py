@@ -176,7 +176,7 @@ BAD = [
     (["--strategy", "frc:load=3,load=4"], "'load' is given twice"),
     (["--strategy", "frc:load=4", "--workers", "30"], "nearest: frc:load=3, frc:load=5, or 28 or 32 workers"),
     (["--strategy", "uncoded:wait=31", "--workers", "30"], "wait must be 1 to 30"),
-    (["--delays", "exp:mean=0"], "must be a finite number above 0, got 0"),
+    (["--delays", "exp:mean=0"], "mean must be a number above 0 and of at most 1e+09, got 0.0"),
     (["--delays", "exp:mean=nan"], "mean in 'exp:mean=nan' should be a number"),
     (["--delays", "exq:mean=1"], "no delay model 'exq'; did you mean 'exp'?"),
     (["--delays", "trace:nowhere.npz"], "no trace file 'nowhere.npz'"),

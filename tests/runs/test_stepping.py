@@ -425,7 +425,7 @@ def test_a_loop_that_changes_nothing_is_warned_of(body):
 def test_a_run_of_a_loop_is_not_resumed_without_it(tmp_path):
     for step in anyk.rounds(PROBLEM, "uncoded", simulated(), steps=2, out=tmp_path / "run"):
         step.model -= 0.1 * step.gradient
-    with pytest.raises(BadInput, match=r"taken by a loop of its own \(anyk.rounds, .* go on with the script"):
+    with pytest.raises(BadInput, match=r"taken by the user's loop \(anyk.rounds, .* continue with its script"):
         anyk.resume(tmp_path / "run", problem=PROBLEM, steps=4)
 
 

@@ -1,4 +1,4 @@
-"""The base class of delay models: seconds drawn by key, and facts about their distribution.
+"""The base class of delay models: seconds sampled by key, and facts about their distribution.
 
 A model provides its distribution, mean and order statistics; each is None if it has no closed form, and the caller
 simulates instead. Keyed uniform draws become seconds, so a delay is a pure function of (seed, worker, number) and
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.checks import check
 from anyk.errors import BadInput
 from anyk.specs import show
 
@@ -23,14 +25,8 @@ Floats = NDArray[np.float64]
 _FAR = 1e15  # seconds beyond which distribution functions are 1 up to rounding, and say nothing about the tail
 MOST = 1e9  # seconds; sums of longer draws are not accurate to a microsecond, or overflow
 
-
-def check_seconds(name: str, value: float, *, strictly: bool = True) -> None:
-    """Raise :class:`~anyk.errors.BadInput` unless ``value`` is 0 (above 0 if ``strictly``) to :data:`MOST` seconds."""
-    if not 0.0 <= value < float("inf") or (strictly and not value):
-        rule = "above 0" if strictly else "at least 0"
-        raise BadInput(f"{name} must be a finite number {rule}, got {value:g}; for no delay at all use 'none'")
-    if value > MOST:
-        raise BadInput(f"{name} must be at most {MOST:g} s (30 years), got {value:g}")
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=MOST)]
+SecondsOrZero = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 
 
 @dataclass(frozen=True)
@@ -47,16 +43,11 @@ class DelayModel(ABC):
     per: Literal["task", "load"] = field(default="task", kw_only=True)
     uninterruptible: bool = field(default=False, kw_only=True)
     name: ClassVar[str] = ""
-    _above_zero: ClassVar[tuple[str, ...]] = ()  # fields that must be above 0
-    _from_zero: ClassVar[tuple[str, ...]] = ()  # fields that must be at least 0
 
     def __post_init__(self) -> None:
-        values = vars(self)
-        for key, allowed in (("by", ("task", "round", "item")), ("per", ("task", "load"))):
-            if values[key] not in allowed:
-                raise BadInput(f"{key} of '{self.name}' must be one of {', '.join(allowed)}, got {values[key]!r}")
-        for key in (*self._from_zero, *self._above_zero):
-            check_seconds(f"'{key}' of '{self.name}'", values[key], strictly=key in self._above_zero)
+        # a custom model need not be typed
+        check(self.by, Literal["task", "round", "item"], f"by of '{self.name}'")
+        check(self.per, Literal["task", "load"], f"per of '{self.name}'")
 
     @property
     def spec(self) -> str:

@@ -1,11 +1,12 @@
-"""Delay models made of others: mixtures, and the continuous distributions of SciPy."""
+"""Delay models built from others: mixtures, and the continuous distributions of SciPy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from anyk.checks import typed
@@ -27,7 +28,7 @@ class Mixture(DelayModel):
     """
 
     laws: tuple[DelayModel, ...]
-    weights: tuple[float, ...]
+    weights: tuple[Annotated[float, msgspec.Meta(gt=0, le=1e100)], ...]
     name = "mixture"
 
     def __post_init__(self) -> None:
@@ -37,8 +38,6 @@ class Mixture(DelayModel):
                 f"'mixture' needs at least two laws and a weight for each, got {len(self.laws)} laws and "
                 f"{len(self.weights)} weights"
             )
-        if not all(np.isfinite(w) and w > 0 for w in self.weights):
-            raise BadInput(f"the weights of 'mixture' must be above 0, got {'/'.join(f'{w:g}' for w in self.weights)}")
         if any(type(law).draws is not DelayModel.draws for law in self.laws):
             raise BadInput("'mixture' takes laws only; a trace has rows that belong together")
 
@@ -52,16 +51,16 @@ class Mixture(DelayModel):
         return np.cumsum(self.weights) / sum(self.weights)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """The part of the unit interval chooses the model, the place in it the delay."""
+        """Choose the model by the part of the unit interval, and the delay by the position in that part."""
         tops = self._tops
         which = np.minimum(np.searchsorted(tops, uniforms, side="right"), len(tops) - 1)
         starts = np.concatenate(([0.0], tops[:-1]))
-        drawn = np.empty_like(uniforms)
+        delays = np.empty_like(uniforms)
         for i, law in enumerate(self.laws):
             own = which == i
             inside = np.minimum((uniforms[own] - starts[i]) / (tops[i] - starts[i]), np.nextafter(1.0, 0.0))
-            drawn[own] = law.seconds(inside, worker)
-        return drawn
+            delays[own] = law.seconds(inside, worker)
+        return delays
 
     def cdf(self, seconds: Floats, worker: int) -> Floats | None:
         parts = [law.cdf(seconds, worker) for law in self.laws]
@@ -100,13 +99,14 @@ class ScipyLaw(DelayModel):
         super().__post_init__()
         from scipy import stats
 
-        known = getattr(stats, self.law, None)
-        if not isinstance(known, stats.rv_continuous):
+        distribution = getattr(stats, self.law, None)
+        if not isinstance(distribution, stats.rv_continuous):
             raise BadInput(f"scipy.stats has no continuous law '{self.law}'; there are gamma, lognorm, weibull_min, …")
-        if len(self.args) != known.numargs:
-            names = f" ({known.shapes})" if known.shapes else ""
+        count = distribution.numargs
+        if len(self.args) != count:
+            names = f" ({distribution.shapes})" if distribution.shapes else ""
             raise BadInput(
-                f"'scipy:{self.law}' takes {known.numargs} shape parameters{names}, as in args=2, got {len(self.args)}"
+                f"'scipy:{self.law}' takes {count} shape parameters{names}, as in args=2, got {len(self.args)}"
             )
         if not np.isfinite(self.loc) or not 0.0 < self.scale < float("inf"):
             raise BadInput(

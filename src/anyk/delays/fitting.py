@@ -43,10 +43,10 @@ def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
         raise BadInput(f"censored must have one flag for each of the {times.size} times, got {cut.size}")
     if not np.isfinite(times).all() or (times < 0).any():
         raise BadInput("times must be finite and at least 0")
-    known = times[~cut]
-    if np.unique(known).size < 2 or known.max() <= 0:
+    complete = times[~cut]
+    if np.unique(complete).size < 2 or complete.max() <= 0:
         raise BadInput("a law needs at least two different times above 0")
-    least, count = float(known.min()), known.size
+    least, count = float(complete.min()), complete.size
     models: list[DelayModel | None] = [
         Exponential(mean=float(times.sum() / count)),
         ShiftedExponential(shift=least, mean=float(np.maximum(times - least, 0.0).sum() / count)),
@@ -54,7 +54,7 @@ def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
     if least > 0:
         alpha = count / float(np.log(np.maximum(times, least) / least).sum())
         models.append(Pareto(minimum=least, alpha=alpha) if alpha >= HEAVIEST else None)
-    models.append(_two_means(known))
+    models.append(_two_means(complete))
     fits = [Fit(model, _misfit(model, times, cut)) for model in models if model is not None]
     return sorted(fits, key=lambda fit: fit.misfit)
 
@@ -77,7 +77,7 @@ def _two_means(times: Floats) -> Bimodal | None:
 
 
 def _misfit(law: DelayModel, times: Floats, cut: NDArray[np.bool_]) -> float:
-    """Largest distance to the product-limit distribution of the times."""
+    """Return the largest distance to the product-limit distribution of the times."""
     order = np.lexsort((cut, times))
     ordered, ended = times[order], ~cut[order]
     at_risk = np.arange(times.size, 0, -1)
@@ -93,12 +93,12 @@ def _misfit(law: DelayModel, times: Floats, cut: NDArray[np.bool_]) -> float:
 
 
 def _distribution(law: DelayModel, at: Floats) -> Floats:
-    """P(delay <= x), by finding the uniform draw that gives it."""
+    """Return P(delay <= x) for each x in ``at``, found by bisecting for the uniform draw that gives x."""
     low, high = np.zeros_like(at), np.ones_like(at)
     for _ in range(50):
         middle = 0.5 * (low + high)
         below = law.seconds(np.minimum(middle, 1.0 - 1e-16), 0) <= at
-        if isinstance(law, Bimodal):  # slow comes first there
+        if isinstance(law, Bimodal):  # its slow values are those of the smallest draws
             tops = law.fast * (1 - 1e-9), law.slow * (1 - 1e-9)  # fitted values may be off in the last digit
             return np.where(at < tops[0], 0.0, np.where(at < tops[1], 1.0 - law.of(0), 1.0))
         low, high = np.where(below, middle, low), np.where(below, high, middle)

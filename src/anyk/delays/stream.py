@@ -8,7 +8,7 @@ _BLOCK = 256
 
 
 class DelayStream:
-    """Delays by (worker, number), from a block of draws for each worker."""
+    """The delays of a fleet by (worker, number), from a block of draws for each worker."""
 
     def __init__(self, model: DelayModel, seed: int, workers: int) -> None:
         model.check_fleet(workers)

@@ -34,7 +34,7 @@ class _Rows(DelayModel):
         return "the table"
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        """Inverse of the worker's empirical distribution (``by="item"``, where no row number exists)."""
+        """Return quantiles of the worker's empirical distribution (``by="item"``, for which there is no row number)."""
         column = np.sort(self._rows()[:, worker])
         return np.asarray(column[(uniforms * len(column)).astype(np.int64)])
 
@@ -46,7 +46,7 @@ class _Rows(DelayModel):
         return float(self._rows()[:, worker].mean())
 
     def order_statistic(self, k: int, workers: int) -> float:
-        """Mean over the rows of the k-th smallest of each row's first ``workers`` delays."""
+        """Return the mean over the rows of the k-th smallest of each row's first ``workers`` delays."""
         return float(np.sort(self._rows()[:, :workers], axis=1)[:, k - 1].mean())
 
     def check_fleet(self, workers: int) -> None:
@@ -87,8 +87,8 @@ class Trace(_Rows):
 
     CSV and Parquet have one column for each worker and one row for each round, with or without a header and a first
     column of row numbers, or are long: columns round, worker and seconds. Draw t of worker i is row ``t mod rounds``,
-    column i. ``unit`` is s, ms or us, else the unit in the columns' names, else s; ``summary`` reports how the file
-    was understood.
+    column i. ``unit`` is s, ms or us, else the unit in the columns' names, else s; ``summary`` states the
+    interpretation of the file.
 
     A task that covers another share of the data than the ``load`` the trace was measured at takes
     ``(share - load) * slope`` seconds more; ``load`` is read from the file if it is stored there. ``max_gb`` limits the
@@ -111,7 +111,7 @@ class Trace(_Rows):
         if self.per == "load":
             raise BadInput("a trace holds the delays of whole tasks; use slope=… instead of per=load")
         _ = self._measured
-        # a run that is resumed in another folder finds it there
+        # so that a run can be resumed in another folder
         object.__setattr__(self, "file", absolute(self.file))
         if parse(self.spec)[1]["file"] != self.file:
             raise BadInput(f"a spec cannot hold the name of the trace '{shown(self.file)}'; rename it")
@@ -142,7 +142,7 @@ class Trace(_Rows):
 
     @property
     def censored(self) -> NDArray[np.bool_] | None:
-        """Times that are lower bounds, shape (rounds, workers); None if the file does not say."""
+        """Times that are lower bounds, shape (rounds, workers); None if the file has none."""
         return self._measured.censored
 
     @property

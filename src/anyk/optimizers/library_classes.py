@@ -1,4 +1,4 @@
-"""Optimisers and schedulers of other packages by name, and the spec of those that have none."""
+"""Optimisers and schedulers of other packages by name, and the spec of objects without a name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MADE = "made in Python"  # in a spec: an object without a name
 
 
 def refuse_made(method: Any) -> None:
-    """Raise :class:`~anyk.errors.BadInput` for a method that only the user can give again."""
+    """Raise :class:`~anyk.errors.BadInput` for a method that the user must give again."""
     if method == MADE:
         raise BadInput("this optimiser was made in Python; give it again: optimizer=…, in resume or replay")
 
@@ -27,7 +27,7 @@ def label(method: Any) -> str:
 def resolve_class(method: str | type, home: str, kind: str) -> Any:
     """Return the class of a name: a subclass of ``kind`` in the module ``home``, or elsewhere if it has dots.
 
-    Raises :class:`~anyk.errors.BadInput` for a name that is not there.
+    Raises :class:`~anyk.errors.BadInput` for an unknown name.
     """
     if not isinstance(method, str):
         return method

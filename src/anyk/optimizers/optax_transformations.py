@@ -1,4 +1,4 @@
-"""Gradient transformations of optax, as they are, on the driver."""
+"""Gradient transformations of optax, unchanged, on the driver."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from anyk.specs import show
 
 
 class OptaxOptimizer(Optimizer):
-    """A gradient transformation of optax as it is: ``OptaxOptimizer(optax.adamw(1e-3))``, also a chain with schedules.
+    """An unchanged gradient transformation of optax, such as ``OptaxOptimizer(optax.adamw(1e-3))``, or a chain of them.
 
     Or the name of one of optax's optimisers, ``OptaxOptimizer("adamw", lr=1e-3, weight_decay=0.1)``, which has a spec,
     with ``lr`` as its learning rate (a schedule of ours scales later updates). Of a transformation made in Python
     ``lr`` is a factor on its updates, and a run with one is resumed with ``optimizer=…``.
 
-    It sees the pytree of parameters where the problem has one (``problem.trained_at``), a list of arrays where it tells
-    shapes only, else one flat vector. Its state is kept as arrays, so runs resume and replay to the bit.
+    It sees the pytree of parameters if the problem has one (``problem.trained_at``), a list of arrays if the problem
+    has only their shapes, else one flat vector. Its state is stored as arrays, so runs resume and replay to the bit.
 
-    Raises :class:`~anyk.errors.BadInput` for a name that is not there, arguments that it refuses and, at the start, for
-    float64 parameters without ``jax_enable_x64``.
+    Raises :class:`~anyk.errors.BadInput` for an unknown name, arguments that it refuses and, at the start, for float64
+    parameters without ``jax_enable_x64``.
 
     >>> OptaxOptimizer("sgd", lr=0.5, momentum=0.9).spec
     'optax:method=sgd,momentum=0.9'
@@ -44,20 +44,20 @@ class OptaxOptimizer(Optimizer):
         except ImportError:
             raise MissingPackage("optax", "jax", "an optimiser of optax") from None
         super().__init__(lr)
-        made = method
+        transformation = method
         if isinstance(method, str):
             if not callable(getattr(optax, method, None)):
                 near = get_close_matches(method, dir(optax), n=1, cutoff=0.5)
                 raise BadInput(f"no '{method}' in optax" + (f"; did you mean '{near[0]}'?" if near else ""))
             try:
-                made = getattr(optax, method)(learning_rate=self.rate.at(0), **arguments)
+                transformation = getattr(optax, method)(learning_rate=self.rate.at(0), **arguments)
             except Exception as error:
                 raise BadInput(f"optax's '{method}' cannot be used like this: {error}") from None
         elif arguments:
             raise BadInput(f"a transformation has its arguments already, got {', '.join(arguments)} as well")
-        if not (hasattr(made, "init") and hasattr(made, "update")):
+        if not (hasattr(transformation, "init") and hasattr(transformation, "update")):
             raise BadInput(f"optax knows no optimiser {method!r}: one has init and update, as optax.adam(1e-3) does")
-        self.method, self.arguments, self._made = method, arguments, made
+        self.method, self.arguments, self._transformation = method, arguments, transformation
         self._tree: Any = None
         self._functions: dict[tuple[int, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
@@ -81,7 +81,7 @@ class OptaxOptimizer(Optimizer):
 
         tree = jax.ShapeDtypeStruct((1 << 20,), np.float32) if self._tree is None else self._tree
         try:
-            state = jax.eval_shape(self._made.init, tree)
+            state = jax.eval_shape(self._transformation.init, tree)
         except Exception:  # masks and labels may want the problem's pytree
             return 0
         numbers, parameters = (sum(int(leaf.size) for leaf in jax.tree.leaves(of)) for of in (state, tree))
@@ -105,8 +105,8 @@ class OptaxOptimizer(Optimizer):
     ) -> Vector:
         factor = self._lr(t, scale) / (self.rate.at(0) if isinstance(self.method, str) else 1.0)
         leaves = [state[key] for key in sorted(state)]
-        stepped, left = self._compiled(w)[1](w, gradient, leaves, w.dtype.type(factor))
-        state.update(_plain(left))
+        stepped, new_leaves = self._compiled(w)[1](w, gradient, leaves, w.dtype.type(factor))
+        state.update(_plain(new_leaves))
         out = np.empty_like(w) if out is None else out
         out[:] = stepped
         return out
@@ -129,11 +129,11 @@ class OptaxOptimizer(Optimizer):
                 "optax would step float64 parameters in float32; set JAX_ENABLE_X64=1 in the environment, or call "
                 "jax.config.update('jax_enable_x64', True) first"
             )
-        made = self._made
+        transformation = self._transformation
         unravel: Callable[[Any], Any] = ravel_pytree(w if self._tree is None else self._tree)[1]
         try:
-            shaped = jax.eval_shape(lambda flat: made.init(unravel(flat)), w)
-            jax.eval_shape(made.update, unravel(w), shaped, unravel(w))
+            shaped = jax.eval_shape(lambda flat: transformation.init(unravel(flat)), w)
+            jax.eval_shape(transformation.update, unravel(w), shaped, unravel(w))
         except Exception as error:
             reason = shorten(str(error), 240, placeholder=" …")
             raise BadInput(f"the optax optimiser cannot step parameters like these: {reason}") from None
@@ -143,12 +143,12 @@ class OptaxOptimizer(Optimizer):
             raise BadInput("the optax optimiser's state has arrays that a checkpoint cannot keep, of bfloat16 or keys")
 
         def begin(flat: Any) -> list[Any]:
-            return jax.tree.leaves(made.init(unravel(flat)))
+            return jax.tree.leaves(transformation.init(unravel(flat)))
 
         def step(flat: Any, slope: Any, leaves: list[Any], factor: Any) -> tuple[Any, list[Any]]:
             state = jax.tree.unflatten(structure, [leaf.reshape(s) for leaf, s in zip(leaves, shapes, strict=True)])
             params = unravel(flat)
-            updates, state = made.update(unravel(slope), state, params)
+            updates, state = transformation.update(unravel(slope), state, params)
             updates = jax.tree.map(lambda update: update * factor, updates)
             return ravel_pytree(optax.apply_updates(params, updates))[0], jax.tree.leaves(state)
 

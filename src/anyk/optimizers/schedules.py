@@ -22,7 +22,7 @@ class Schedule(Protocol):
         ...
 
     def at(self, step: int) -> float:
-        """The learning rate of step ``step``."""
+        """Return the learning rate of step ``step``."""
         ...
 
 
@@ -44,7 +44,7 @@ class _Rate:
 @typed
 @dataclass(frozen=True)
 class ConstantRate(_Rate):
-    """The same learning rate always."""
+    """A constant learning rate."""
 
     name: ClassVar[str] = "constant"
 
@@ -106,7 +106,7 @@ def learning_rate(lr: float | str | Schedule) -> Schedule:
 
 
 def number_in(text: str) -> float | str:
-    """Return the number that a text is, or the text."""
+    """Return the number that a text represents, or the text."""
     try:
         return float(text)
     except ValueError:

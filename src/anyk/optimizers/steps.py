@@ -1,8 +1,8 @@
 """Optimisers: pure functions of (model, gradient, state, step) on flat vectors; all state is explicit.
 
-``start`` makes the state, a dictionary of vectors; ``step`` gives the next model, in ``out`` where one is given, and
-changes the state in place. The model is the point at which the next gradient is taken. Fresh memory costs more than
-the arithmetic on a model of some hundred thousand numbers, so steps make none that they can do without.
+``start`` returns the state, a dictionary of vectors; ``step`` returns the next model, in ``out`` if given, and changes
+the state in place. The model is the point at which the next gradient is taken. New memory costs more than arithmetic on
+a model of some hundred thousand numbers, so steps allocate as little as possible.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 class Optimizer(ABC):
     """A way to step; ``lr`` is a number, a schedule's spec or a schedule.
 
-    A class may say ``by_coordinate = True`` of itself: each coordinate is stepped for itself, in ``out`` and in the
-    state's vectors, all of length d, so that a model can be stepped a slice at a time. It does not hold for subclasses.
+    ``by_coordinate = True`` in a class states that it steps each coordinate separately, in ``out`` and in the state's
+    vectors, all of length d, so that a model can be stepped in slices. Subclasses do not inherit the statement.
     """
 
     lr: float | str | Schedule = 1.0
@@ -48,24 +48,24 @@ class Optimizer(ABC):
 
     @property
     def watches(self) -> Literal["higher", "lower"] | None:
-        """Which values of evaluations are better, where steps depend on them (:meth:`observe`); None: they do not."""
+        """The better values of evaluations if steps depend on them (:meth:`observe`), else None."""
         return None
 
     @property
     def uniform(self) -> bool:
-        """Whether ``rate`` alone says how long the steps of all parameters are."""
+        """Whether ``rate`` alone is the learning rate of all parameters."""
         return True
 
     @property
     def vectors(self) -> int:
-        """Vectors of the model's length in its state."""
+        """The number of vectors of the model's length in the state."""
         try:
             return sum(vector.size == 2 for vector in self.start(np.zeros(2)).values())
-        except Exception:  # one of a user's may want a model of its own length
+        except Exception:  # a custom optimiser may require a certain length
             return 0
 
     def observe(self, state: State, value: float) -> None:
-        """Note the value of the model that the last step made; see :attr:`watches`."""
+        """Note the value of the model after the last step; see :attr:`watches`."""
         del state, value
 
     @property
@@ -86,12 +86,12 @@ class Optimizer(ABC):
         return ""
 
     def fitted(self, problem: Any) -> Optimizer:
-        """The same, with what it needs to know of a problem's parameters: their shapes, say; most need nothing."""
+        """Return the optimiser adapted to a problem's parameters, such as their shapes; by default unchanged."""
         del problem
         return self
 
     def start(self, w: Vector) -> State:
-        """The state before the first step from ``w``."""
+        """Return the state before the first step from ``w``."""
         del w
         return {}
 
@@ -99,13 +99,13 @@ class Optimizer(ABC):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        """The model after step ``t`` (from 0), written to ``out``; ``gradient`` may be overwritten, ``w`` is not."""
+        """Return the model after step ``t`` (from 0), in ``out`` if given; only ``gradient`` may be overwritten."""
 
     @contextmanager
     def stepping(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
-        """A function of (slice, gradient there) that takes step ``t`` there; None where only a whole model can step.
+        """Yield a function of (slice, gradient there) that steps the slice, or None if only a whole model can step.
 
-        It is to be called once for each part, by several threads; the arguments are those of :meth:`step`.
+        Several threads call it, once for each part. The arguments are as in :meth:`step`.
         """
         if not vars(type(self)).get("by_coordinate", False):
             yield None
@@ -192,10 +192,10 @@ class Nesterov(Momentum):
 class Accelerated(Optimizer):
     """The accelerated method of the gradient-coding papers, ``theta_t = 2 / (t + 2)`` (Nesterov 1983).
 
-    Written there with an auxiliary sequence, ``y_t = (1 - theta_t) x_t + theta_t u_t``, ``x_{t+1} = y_t - lr g(y_t)``,
+    The papers use an auxiliary sequence, ``y_t = (1 - theta_t) x_t + theta_t u_t``, ``x_{t+1} = y_t - lr g(y_t)``,
     ``u_{t+1} = x_t + (x_{t+1} - x_t) / theta_t``; eliminating u gives
-    ``y_{t+1} = x_{t+1} + t / (t + 3) (x_{t+1} - x_t)``, which is what is computed. The model is y, where the gradient
-    is taken.
+    ``y_{t+1} = x_{t+1} + t / (t + 3) (x_{t+1} - x_t)``, as computed here. The model is y, at which the gradient is
+    taken.
     """
 
     name: ClassVar[str] = "accelerated"
@@ -263,14 +263,14 @@ class AdamW(Adam):
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
         out = super().step(w, gradient, state, t, scale, out)
-        out -= np.multiply(w, self._lr(t, scale) * self.weight_decay, out=gradient)  # needed no more
+        out -= np.multiply(w, self._lr(t, scale) * self.weight_decay, out=gradient)
         return out
 
 
 @typed
 @dataclass(frozen=True)
 class SlowMo(Optimizer):
-    """Slow momentum for what local work has changed: ``u = momentum u + d / r``, ``w - lr r u`` (Wang et al. 2020).
+    """Slow momentum for the change by local steps: ``u = momentum u + d / r``, ``w - lr r u`` (Wang et al. 2020).
 
     ``d`` is the change and r the learning rate of the local steps (``scale``), so that u is in units of gradients and
     a learning rate that falls does not leave old momentum too large.
@@ -292,7 +292,7 @@ class SlowMo(Optimizer):
         return self._descend(w, velocity, t, scale, out)
 
 
-STEPPED = "own"  # the spec of steps that a user's own loop takes
+STEPPED = "own"  # the spec of steps that a user's loop takes
 
 registry: Registry[Optimizer] = Registry("optimizer", given=("lr",))
 register = registry.register
@@ -306,7 +306,7 @@ def optimizer(spec: str, *, lr: float | str | Schedule) -> Optimizer:
     """
     if spec == STEPPED:
         raise BadInput(
-            "the steps were taken by a loop of its own (anyk.rounds, anyk.torch.Optimizer): go on with the script that "
-            "it is in, with go_on=True, or give an optimizer"
+            "the steps were taken by the user's loop (anyk.rounds, anyk.torch.Optimizer): continue with its script, "
+            "with go_on=True, or give an optimizer"
         )
     return registry.build(spec, lr=number_in(lr) if isinstance(lr, str) else lr)

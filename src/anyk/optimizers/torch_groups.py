@@ -19,22 +19,22 @@ class TorchGroups:
     def __init__(self, given: torch.optim.Optimizer) -> None:
         self.given = given
         own = [parameter for group in given.param_groups for parameter in group["params"]]
-        self._settings: list[dict[str, Any]] = []
+        self._values: list[dict[str, Any]] = []
         self._places: list[list[int]] = []
         for group in given.param_groups:
-            settings = {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
-            if "lr" not in settings:
+            values = copy.deepcopy(hyperparameters(group))
+            if "lr" not in values:
                 raise BadInput(f"the torch optimiser {type(given).__name__} has no learning rate, lr")
-            self._settings.append(settings | {"lr": float(settings["lr"])})
+            self._values.append(values | {"lr": float(values["lr"])})
             first = sum(map(len, self._places))
             self._places.append(list(range(first, first + len(group["params"]))))
-        self.placed: list[Any] = own  # the optimiser's parameters in the problem's order, None where it has none
+        self.placed: list[Any] = own  # the optimiser's parameters in the problem's order, None if it lacks one
         self.shapes = [ranked(parameter.shape) for parameter in own]
 
     @property
     def lr(self) -> float:
         """The largest learning rate."""
-        return float(max(settings["lr"] for settings in self._settings))
+        return float(max(values["lr"] for values in self._values))
 
     def among(self, problem: Any) -> TorchGroups:
         """Return the same groups, with the problem's places."""
@@ -62,17 +62,22 @@ class TorchGroups:
         """Return an optimiser like the given one, without state, of these parameters: at ``places``, or all."""
         at = dict(zip(range(len(parameters)) if places is None else places, parameters, strict=True))
         optimizer = object.__new__(type(self.given))
-        own = {name: value for name, value in vars(self.given).items() if name != "step"}  # as a scheduler wraps it
+        own = {name: value for name, value in vars(self.given).items() if name != "step"}  # which schedulers wrap
         optimizer.__dict__ |= own | {
             "state": defaultdict(dict),
             "param_groups": [
-                settings | {"params": [at[place] for place in own if place in at]}
-                for settings, own in zip(self._settings, self._places, strict=True)
+                values | {"params": [at[place] for place in own if place in at]}
+                for values, own in zip(self._values, self._places, strict=True)
             ],
         }
         return optimizer
 
 
+def hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters of a parameter group."""
+    return {name: value for name, value in group.items() if name != "params"}
+
+
 def ranked(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a parameter's shape, (1,) for a scalar, whose states would look like counts of steps."""
+    """Return a parameter's shape, (1,) for a scalar, as its states would look like counts of steps."""
     return tuple(shape) or (1,)

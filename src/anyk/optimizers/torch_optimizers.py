@@ -1,4 +1,4 @@
-"""Optimisers and schedulers of PyTorch, as they are, on the driver."""
+"""Optimisers and schedulers of PyTorch, unchanged, on the driver."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from anyk.errors import BadInput, MissingPackage
 from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Stepper, Vector
-from anyk.optimizers.torch_groups import TorchGroups, ranked
+from anyk.optimizers.torch_groups import TorchGroups, hyperparameters, ranked
 from anyk.optimizers.torch_schedules import Scheduler, TorchSchedule
-from anyk.optimizers.torch_states import give_state, kept_beside, take_state
+from anyk.optimizers.torch_states import give_state, take_state, values_beside
 from anyk.specs import bracketed, show
 
 if TYPE_CHECKING:
     import torch
 
 _BY_NUMBER = ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
-_SEEN = "seen"  # where a state keeps the values of evaluations, in their order
+_EVALUATIONS = "seen"  # the key in a state of the values of evaluations, in order
 
 
 class TorchOptimizer(Optimizer):
-    """An optimiser of PyTorch as it is: ``TorchOptimizer("AdamW", lr=1e-3, weight_decay=0.1)``.
+    """An unchanged optimiser of PyTorch: ``TorchOptimizer("AdamW", lr=1e-3, weight_decay=0.1)``.
 
     ``method`` is the name of a class in ``torch.optim``, the dotted name of a class elsewhere (``my_package.Lion``),
     the class, or an optimiser of the problem's module, ``torch.optim.AdamW(groups)``, whose parameter groups and
@@ -119,14 +119,14 @@ class TorchOptimizer(Optimizer):
         return sum(":" not in name for name in state)
 
     def observe(self, state: State, value: float) -> None:
-        state[_SEEN] = np.append(state.get(_SEEN, np.empty(0)), value)
+        state[_EVALUATIONS] = np.append(state.get(_EVALUATIONS, np.empty(0)), value)
 
     @property
     def spec(self) -> str:
         name = name_of(self._class, "torch.optim")
         values = {key: tuple(v) if isinstance(v, list) else v for key, v in self.arguments.items()}
-        sayable = all(v is None or isinstance(v, (bool, int, float, str, tuple)) for v in values.values())
-        if name is None or not sayable or callable(self.schedule) or self._groups is not None:
+        has_text = all(v is None or isinstance(v, (bool, int, float, str, tuple)) for v in values.values())
+        if name is None or not has_text or callable(self.schedule) or self._groups is not None:
             return show(self.name, {"method": f"({MADE})"})
         return show(
             self.name, {"method": name} | values | ({"schedule": bracketed(self.schedule)} if self.schedule else {})
@@ -163,18 +163,18 @@ class TorchOptimizer(Optimizer):
         parameters, slopes = self._views(out), self._views(gradient)
         for parameter, slope in zip(parameters, slopes, strict=True):
             parameter.grad = slope
-        seen = state.pop(_SEEN, np.empty(0))
+        evaluations = state.pop(_EVALUATIONS, np.empty(0))
         optimizer = self._make(parameters, self.rate.at(t))
         if isinstance(self.rate, TorchSchedule):
-            for group, values in zip(optimizer.param_groups, self.rate.groups(t, seen), strict=True):
+            for group, values in zip(optimizer.param_groups, self.rate.groups(t, evaluations), strict=True):
                 group.update(values)
         for group in optimizer.param_groups:
             group["lr"] *= scale
         give_state(optimizer, parameters, state)
         optimizer.step()
         take_state(optimizer, parameters, state)
-        if seen.size:
-            state[_SEEN] = seen
+        if evaluations.size:
+            state[_EVALUATIONS] = evaluations
         return out
 
     @contextmanager
@@ -194,16 +194,16 @@ class TorchOptimizer(Optimizer):
 
         if type(self) is not TorchOptimizer or self._class not in [getattr(torch.optim, name) for name in _BY_NUMBER]:
             return None
-        groups = self._hyperparameters(t, state.get(_SEEN, np.empty(0)), scale)
-        first = len(state) == (_SEEN in state)
+        groups = self._hyperparameters(t, state.get(_EVALUATIONS, np.empty(0)), scale)
+        first = len(state) == (_EVALUATIONS in state)
         if first and (self._class is not torch.optim.SGD or any(g["momentum"] for g in groups)):
             state |= self._unfilled(w, groups)
         ends = np.cumsum([0, *([w.size] if self.shapes is None else map(prod, self.shapes))]).tolist()
-        kept: dict[int, dict[str, Vector]] = defaultdict(dict)  # by parameter and name
+        arrays: dict[int, dict[str, Vector]] = defaultdict(dict)  # by parameter and name
         for key, array in state.items():
-            if key != _SEEN:
+            if key != _EVALUATIONS:
                 place, _, name = key.partition(".")
-                kept[int(place)][name] = array.copy() if ":" in name else array  # numbers as before any part's step
+                arrays[int(place)][name] = array.copy() if ":" in name else array  # numbers before any part's step
 
         def step(part: slice, gradient: Vector) -> None:
             out[part] = w[part]
@@ -215,15 +215,15 @@ class TorchOptimizer(Optimizer):
                 piece.grad = torch.from_numpy(gradient[here.start - part.start : here.stop - part.start])
                 pieces.append(piece)
                 within = slice(here.start - ends[place], here.stop - ends[place])
-                for name, array in kept[place].items():
+                for name, array in arrays[place].items():
                     own[f"{number}.{name}"] = array.copy() if ":" in name else array.reshape(-1)[within]
             optimizer = self._make_with(pieces, groups, places)
             if not first:
                 give_state(optimizer, pieces, own)
             optimizer.step()
-            left: State = {}
-            take_state(optimizer, pieces, left)
-            for key, array in left.items():
+            stepped: State = {}
+            take_state(optimizer, pieces, stepped)
+            for key, array in stepped.items():
                 at, _, name = key.partition(".")
                 if ":" in name:
                     state[f"{places[int(at)]}.{name}"][:] = array  # the same from all pieces
@@ -233,13 +233,11 @@ class TorchOptimizer(Optimizer):
         return step
 
     def _unfilled(self, w: Vector, groups: Sequence[dict[str, Any]]) -> State:
-        """Return a state as after a first step, its vectors without values, from a step of a tiny model."""
+        """Return the state after a first step of a tiny model, with uninitialised vectors of the model's own shapes."""
         import torch
 
         shapes = [(w.size,)] if self.shapes is None else self.shapes
-        small = [torch.zeros([min(size, 2) for size in shape], dtype=torch.from_numpy(w[:0]).dtype) for shape in shapes]
-        for parameter in small:
-            parameter.grad = torch.zeros_like(parameter)
+        small = _tiny(shapes, torch.from_numpy(w[:0]).dtype)
         optimizer = self._make_with(small, groups)
         optimizer.step()
         state: State = {}
@@ -249,12 +247,12 @@ class TorchOptimizer(Optimizer):
                 state[key] = np.empty(shapes[int(key.partition(".")[0])], dtype=array.dtype)
         return state
 
-    def _hyperparameters(self, t: int, seen: Any, scale: float) -> list[dict[str, Any]]:
+    def _hyperparameters(self, t: int, evaluations: Any, scale: float) -> list[dict[str, Any]]:
         """Return the hyperparameters of each group at a step."""
         small = self.made_small(self.rate.at(t))
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in small.param_groups]
+        groups = list(map(hyperparameters, small.param_groups))
         if isinstance(self.rate, TorchSchedule):
-            groups = [group | values for group, values in zip(groups, self.rate.groups(t, seen), strict=True)]
+            groups = [group | values for group, values in zip(groups, self.rate.groups(t, evaluations), strict=True)]
         for group in groups:
             group["lr"] *= scale
         return groups
@@ -290,28 +288,36 @@ class TorchOptimizer(Optimizer):
         return self._make([torch.zeros(2, 2)], lr)
 
     def _try(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Make an optimiser and step, so that errors come before a run."""
+        """Make an optimiser of a tiny model and step, so that errors come before a run."""
         import torch
 
-        parameters = [torch.zeros([min(size, 2) for size in shape]) for shape in shapes]  # as small as will do
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
+        parameters = _tiny(shapes)
         try:
             optimizer = self._make(parameters, self.rate.at(0))
-            before = kept_beside(optimizer)
+            before = values_beside(optimizer)
             optimizer.step()
         except Exception as error:
             here = "; it steps on the driver's CPU, whatever the problem's device" * ("cuda" in str(error).lower())
             raise BadInput(
                 f"the torch optimiser {label(self.method)} cannot be used like this: {error}{here}"
             ) from None
-        left: State = {}
-        take_state(optimizer, parameters, left)
-        self._vectors = {name for _, _, name in (key.partition(".") for key in left) if ":" not in name}
-        changed = [key[1] for key, value in kept_beside(optimizer).items() if before.get(key) != value]
+        state: State = {}
+        take_state(optimizer, parameters, state)
+        self._vectors = {name for _, _, name in (key.partition(".") for key in state) if ":" not in name}
+        changed = [key[1] for key, value in values_beside(optimizer).items() if before.get(key) != value]
         changed += [str(key) for key in optimizer.state if not isinstance(key, torch.Tensor)]
         if changed:
             raise BadInput(
                 f"the torch optimiser {label(self.method)} keeps {', '.join(changed)} beside the states of its "
                 "parameters, where it would be lost from step to step; use anyk.rounds with it"
             )
+
+
+def _tiny(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    """Return parameters of zeros, with gradients of zeros, of lengths of at most 2."""
+    import torch
+
+    parameters = [torch.zeros([min(size, 2) for size in shape], dtype=dtype) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameters

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers.library_classes import Argument, label, resolve_class
+from anyk.optimizers.torch_groups import hyperparameters
 from anyk.specs import parse, read
 
 Scheduler = Callable[[Any], Any]
@@ -42,36 +43,33 @@ class TorchSchedule:
     def at(self, step: int) -> float:
         return float(max(group["lr"] for group in self.groups(step)))
 
-    def groups(self, step: int, seen: Any = ()) -> list[dict[str, Any]]:
+    def groups(self, step: int, evaluations: Any = ()) -> list[dict[str, Any]]:
         """Return all hyperparameters at a step; steps come in order, except when a run is resumed."""
         if self.watches is not None:
-            return self._watched(list(seen))
+            values = list(evaluations)
+            if values[: len(self._fed)] != self._fed:  # of another run
+                self._begin()
+            for value in values[len(self._fed) :]:
+                self._advance(float(value))
+                self._fed.append(value)
+            return self._values()
         if step < self._count:
             self._begin()
         while self._count < step:
-            self._go_on()
+            self._advance()
             self._count += 1
         return self._values()
 
-    def _watched(self, seen: list[float]) -> list[dict[str, Any]]:
-        if seen[: len(self._fed)] != self._fed:  # of another run
-            self._begin()
-        for value in seen[len(self._fed) :]:
-            self._go_on(float(value))
-            self._fed.append(value)
-        return self._values()
-
-    def _go_on(self, *value: float) -> None:
+    def _advance(self, *value: float) -> None:
         try:
             self._optimizer.step()
             self._scheduler.step(*value)
-        except Exception as error:  # some end after the steps they were made for
+        except Exception as error:  # some schedulers end after a number of steps
             name = label(self._schedule)
             raise RunFailed(f"the torch schedule {name} cannot go beyond step {self._count}: {error}") from None
 
     def _values(self) -> list[dict[str, Any]]:
-        groups = self._optimizer.param_groups
-        return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        return list(map(hyperparameters, self._optimizer.param_groups))
 
     def _begin(self) -> None:
         self._optimizer = self._made_at(self._start)

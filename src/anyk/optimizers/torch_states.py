@@ -1,4 +1,4 @@
-"""States of PyTorch's optimisers, to and from the arrays that a checkpoint keeps."""
+"""States of PyTorch's optimisers, as arrays that a checkpoint can store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PLAIN: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float}
 
 
-def kept_beside(optimizer: Any) -> dict[tuple[str, str], str]:
+def values_beside(optimizer: Any) -> dict[tuple[str, str], str]:
     """Return an optimiser's values outside its parameters' states, by place and name, as text that can be compared."""
     values = {("self", name): value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
     for group in optimizer.param_groups:
@@ -25,7 +25,7 @@ def kept_beside(optimizer: Any) -> dict[tuple[str, str], str]:
 
 
 def give_state(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
-    """Hand an optimiser its state, on the arrays' own memory."""
+    """Set an optimiser's state, in the arrays' own memory."""
     import torch
 
     for key, array in state.items():
@@ -39,7 +39,7 @@ def give_state(optimizer: Any, parameters: Sequence[torch.Tensor], state: State)
 
 
 def take_state(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
-    """Put an optimiser's state where it is kept: arrays by number of the parameter, name and, if no array, kind."""
+    """Store an optimiser's state as arrays, by number of the parameter, name and, if it is no array, kind."""
     import torch
 
     state.clear()

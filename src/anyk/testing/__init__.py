@@ -1,6 +1,6 @@
-"""Conformance suites: what codes, delay laws, problems, strategies and clusters must hold, anyk's own and users'.
+"""Conformance suites for codes, delay models, problems, strategies and clusters, built in or custom.
 
-Each raises :class:`AssertionError` with a sentence when something does not hold.
+Each raises :class:`AssertionError` with a sentence that states the violated property.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from anyk.testing.problems import Squares, check_problem
     from anyk.testing.strategies import check_strategy
 
-# imported when first asked for: a worker that loads a Squares would otherwise import every suite and the driver
+# imported on first use: a worker that loads a Squares would otherwise import every suite and the driver
 _NAMES = {
     "Squares": "problems",
     "check_cluster": "clusters",

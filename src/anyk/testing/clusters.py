@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from anyk.testing.toy import Toy
 
 MakeCluster = Callable[[int, DelayModel | None], Cluster]
 Kill = Callable[[Cluster, int], None]
+E = TypeVar("E", bound=Event)
 _N = 4
 _EXACT = (
     ("uncoded", _N),
@@ -85,6 +87,11 @@ def _all(n: int) -> Task:
     return (Chunk(tuple(range(n)), (1.0,) * n),)
 
 
+def _of(toy: Toy, kind: type[E]) -> list[E]:
+    """Return the events of one kind that a toy has received."""
+    return [event for event in toy.seen if isinstance(event, kind)]
+
+
 def _single(task: int, partition: int, worker: int = 0, **settings: Any) -> Dispatch:
     """Return the dispatch of a task of one chunk with one partition."""
     return Dispatch(task, (worker,), ((Chunk((partition,), (1.0,), **settings),),))
@@ -95,33 +102,31 @@ def _step(event: Event) -> list[Command]:
     return [Combine("model", [(event.task, event.chunk)], [1.0])] if isinstance(event, Reply) else []
 
 
-def _expect_model(driver: Driver, expected: Any, slot: str = "model") -> None:
+def _expect_model(driver: Driver, expected: Any, name: str = "model", slot: str = "model") -> None:
     w = driver.models[slot]
-    assert np.allclose(w, expected, rtol=1e-9), f"model {slot} is {w}, not {expected}"
+    assert np.allclose(w, expected, rtol=1e-9, atol=1e-12), f"{name} is {w}, not {expected}"
 
 
 def check_exact_sums(make: MakeCluster, specs: Sequence[tuple[str, int]] = _EXACT) -> None:
-    """Rounds under exact codes give the model of plain gradient descent, whatever their replies are made of."""
+    """Check that rounds of exact codes give the model of plain gradient descent."""
     for spec, n in specs:
-        driver = _run(build(spec, workers=n), make(n, None), 3)
-        centre = Squares(build(spec, workers=n).layout.partitions).centres.mean(axis=0)
-        expected = centre * (1 - 0.5**3)
-        got = driver.models["model"]
-        assert np.allclose(got, expected, rtol=1e-9), f"'{spec}' gave {got}, not {expected}"
+        strategy = build(spec, workers=n)
+        driver = _run(strategy, make(n, None), 3)
+        centre = Squares(strategy.layout.partitions).centres.mean(axis=0)
+        _expect_model(driver, centre * (1 - 0.5**3), f"model of '{spec}'")
 
 
 def check_order_of_delays(make: MakeCluster) -> None:
-    """A round ends with the replies that come first, and the others are cut off."""
+    """Check that a round ends with the first replies, and cancels the others."""
     driver = _run(build("uncoded:wait=1", workers=_N), make(_N, _Staggered(value=0.4)), 2)
     used = _rows(driver, "SELECT DISTINCT worker FROM chunks WHERE step IS NOT NULL")
     assert used == [(0,)], f"worker 0 is fastest, used: {used}"
-    assert driver.ledger.counts.cancelled + driver.ledger.counts.discarded >= _N - 1, (
-        f"nobody was cut off: {driver.ledger.counts}"
-    )
+    counts = driver.ledger.counts
+    assert counts.cancelled + counts.discarded >= _N - 1, f"no worker was cut off: {counts}"
 
 
 def check_discard(make: MakeCluster) -> None:
-    """A worker told to finish in vain sends a message that is dropped, then goes on from the newest task."""
+    """Check that the message of a discarded task is dropped, and its worker then continues with the newest task."""
 
     def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply) and event.task == 0:
@@ -137,7 +142,7 @@ def check_discard(make: MakeCluster) -> None:
 
 
 def check_collect(make: MakeCluster) -> None:
-    """A worker reports progress partition by partition and sends one message made of what it is asked for."""
+    """Check that a worker reports each partition and sends one message, of the partitions that are requested."""
     chunk = Chunk((0, 1, 2, 3), (1.0,) * 4, send="request")
 
     def react(toy: Toy, event: Event) -> Commands:
@@ -147,22 +152,22 @@ def check_collect(make: MakeCluster) -> None:
 
     toy = Toy(1, [Dispatch(0, (0,), ((chunk,),))], react, partitions=_N)
     driver = _run(toy, make(1, None), 1)
-    done = [event.done for event in toy.seen if isinstance(event, Progress)]
+    done = [event.done for event in _of(toy, Progress)]
     assert done[:3] == [1, 2, 3], f"progress was {done}"
     centres = Squares(_N).centres
     _expect_model(driver, -0.5 * (-centres[0] + 2.0 * centres[2]) / _N)
 
 
 def check_messages_between_workers(make: MakeCluster) -> None:
-    """A worker adds the messages of others to its own; the driver gets one, and the ledger counts all."""
+    """Check that a worker adds messages of others to its own; the driver gets one message, the ledger counts all."""
     own = (Chunk((0,), (1.0,), send="request"),)
     first = Dispatch(0, (0, 1, 2), (own, (Chunk((1, 2), (1.0, 1.0)),), (Chunk((3,), (2.0,)),)))
 
     def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply) and event.task == 0:
             return [Combine("model", [(0, 0)], [0.5])]
-        toy.memory["heard"] = toy.memory.get("heard", 0) + 1
-        if toy.memory["heard"] < 3:  # its own share, and the two others' messages
+        toy.memory["events"] = toy.memory.get("events", 0) + 1
+        if toy.memory["events"] < 3:  # its own share, and the two others' messages
             return []
         return [RequestMessage(0, 0, 0, (0,), (3.0,), ((1, 0), (2, 0)), (1.0, -1.0))]
 
@@ -170,11 +175,11 @@ def check_messages_between_workers(make: MakeCluster) -> None:
     centres = Squares(_N).centres
     _expect_model(driver, -0.5 * 0.5 * (-3.0 * centres[0] - centres[1] - centres[2] + 2.0 * centres[3]) / _N)
     weights = _rows(driver, "SELECT task, weight FROM chunks WHERE step = 1 ORDER BY task")
-    assert weights == [(0, 0.5), (1, 0.5), (2, -0.5)], f"the ledger says {weights}"
+    assert weights == [(0, 0.5), (1, 0.5), (2, -0.5)], f"weights in the ledger: {weights}"
 
 
 def check_messages_that_wait(make: MakeCluster) -> None:
-    """Many messages of one worker may wait to be used, and another begins from all of them."""
+    """Check that many messages of one worker can wait until another worker starts from their mean."""
     count = 9
 
     def work(task: int, worker: int, **start: Any) -> Dispatch:
@@ -197,7 +202,7 @@ def check_messages_that_wait(make: MakeCluster) -> None:
 
 
 def check_versions_that_wait(make: MakeCluster) -> None:
-    """Messages that wait keep the versions they were computed on, however many those are."""
+    """Check that waiting messages keep any number of versions on which they were computed."""
     rounds, n = 30, 2
 
     def work(task: int) -> Dispatch:
@@ -206,13 +211,13 @@ def check_versions_that_wait(make: MakeCluster) -> None:
     def react(toy: Toy, event: Event) -> Commands:
         if not isinstance(event, Reply):
             return []
-        toy.memory["heard"] = heard = toy.memory.get("heard", 0) + 1
-        if heard % 2:
+        toy.memory["replies"] = replies = toy.memory.get("replies", 0) + 1
+        if replies % 2:
             return []
-        step = Combine("model", [(heard - 2, 0)], [1.0])
-        if heard < 2 * rounds:
-            return [step, work(heard)]
-        waiting = [(task, 0) for task in range(1, heard, 2)]
+        step = Combine("model", [(replies - 2, 0)], [1.0])
+        if replies < 2 * rounds:
+            return [step, work(replies)]
+        waiting = [(task, 0) for task in range(1, replies, 2)]
         return [step, Combine("model", waiting, [1.0 / rounds] * rounds)]
 
     driver = _run(Toy(n, [work(0)], react), make(n, None), rounds + 1)
@@ -224,21 +229,19 @@ def check_versions_that_wait(make: MakeCluster) -> None:
 
 
 def check_measures(make: MakeCluster) -> None:
-    """A message's projection is told on request; equal messages have equal projections, others do not."""
+    """Check that messages are projected on request; equal messages have equal projections, others do not."""
     first = Dispatch(0, (0, 1, 2), (_all(2), _all(2), (Chunk((0, 1), (1.0, 2.0)),)))
 
     def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply):
             return [ProjectMessage(event.worker, event.task, event.chunk, key) for key in (0, 1)]
-        measured = [seen for seen in toy.seen if isinstance(seen, MessageProjected)]
-        return [Combine("model", [(0, 0)], [1.0])] if len(measured) == 6 else []
+        return [Combine("model", [(0, 0)], [1.0])] if len(_of(toy, MessageProjected)) == 6 else []
 
     toy = Toy(3, [first], react)
     _run(toy, make(3, None), 1)
     values: dict[int, list[float]] = {}
-    for event in toy.seen:
-        if isinstance(event, MessageProjected):
-            values.setdefault(event.task, []).append(event.value)
+    for event in _of(toy, MessageProjected):
+        values.setdefault(event.task, []).append(event.value)
     assert values[0] == values[1], f"replicas measure {values[0]} and {values[1]}"
     assert values[0][0] != values[2][0], "another message measures the same"
     assert values[0][0] != values[0][1], "two keys are one direction"
@@ -265,34 +268,31 @@ def check_two_models(make: MakeCluster) -> None:
         w = np.zeros(centres.shape[1])
         for _ in range(3):
             w -= 0.5 * sum(w - centres[j] for j in assigned) / _N
-        _expect_model(driver, w, slot)
+        _expect_model(driver, w, f"model {slot}", slot)
 
 
 def check_equal_bits(make: MakeCluster) -> None:
-    """Equal sets of replies give equal bits, whatever their order, and also where a cluster is used a second time."""
+    """Check that equal sets of replies give equal bits in any order, also when a cluster is used a second time."""
     late, plain = make(_N, _Staggered(value=0.01)), make(_N, None)
-    models = []
-    for cluster in (late, plain, late):
-        driver = _run(build("frc:stragglers=1", workers=_N), cluster, 3)
-        models.append(driver.models["model"].copy())
+    strategy = build("frc:stragglers=1", workers=_N)
+    models = [_run(strategy, cluster, 3).models["model"] for cluster in (late, plain, late)]
     assert np.array_equal(models[0], models[1]), "the same sums differ in their bits"
     assert np.array_equal(models[0], models[2]), "a cluster that is used a second time gives another model"
 
 
 def check_the_newest_task_wins(make: MakeCluster) -> None:
-    """A worker that gets another task before it has ended one abandons that one, whose message is not used."""
+    """Check that a worker that gets a new task abandons the old one, whose message is not used."""
     tasks = [Dispatch(task, (0,), (_all(2),)) for task in range(3)]
     toy = Toy(2, [tasks[0], Cancel((0,)), tasks[1], Cancel((1,)), tasks[2]], lambda toy, event: _step(event))
     driver = _run(toy, make(2, _Staggered(value=0.1)), 1)
-    heard = [event.task for event in toy.seen if isinstance(event, Reply)]
-    assert heard == [2], f"the strategy was told of {heard}"
-    assert (driver.ledger.counts.cancelled, driver.ledger.counts.counted) == (2, 1), (
-        f"the ledger says {driver.ledger.counts}"
-    )
+    tasks_of_replies = [event.task for event in _of(toy, Reply)]
+    assert tasks_of_replies == [2], f"the strategy received replies of tasks {tasks_of_replies}"
+    counts = driver.ledger.counts
+    assert (counts.cancelled, counts.counted) == (2, 1), f"counts in the ledger: {counts}"
 
 
 def check_bad_replies(make: MakeCluster) -> None:
-    """A message that is not finite or has the wrong length, or an error, is named, and its worker goes on."""
+    """Check that messages with NaN, Inf or a wrong length, and errors, are reported, and their workers continue."""
     faults = {-1: "nan", -2: "inf", -3: "short", -4: "raise"}
 
     def react(toy: Toy, event: Event) -> Commands:
@@ -303,35 +303,26 @@ def check_bad_replies(make: MakeCluster) -> None:
 
     toy = Toy(5, [_single(0, 0)], react)  # at zero nothing is wrong
     driver = _run(toy, make(5, None), 2, Squares(5, faults=faults))
-    reasons = [event.reason for event in toy.seen if isinstance(event, Failed)]
+    reasons = [event.reason for event in _of(toy, Failed)]
     for reason, word in zip(reasons, ("NaN", "Inf", "wrong length", "ValueError: partition 3 is broken"), strict=True):
         assert word in reason, f"expected '{word}' in '{reason}'"
     assert np.isfinite(driver.models["model"]).all(), "what is not finite reached the model"
 
 
 def check_same_models(make: MakeCluster, specs: Sequence[str] = _STEADY) -> None:
-    """Strategies whose steps do not depend on the order of arrival lead to the models of the simulator."""
+    """Check that strategies whose steps do not depend on the order of arrival give the simulator's models."""
     for spec in specs:
-        expected = _run(build(spec, workers=_N), Simulated(_N), 4).models
-        got = _run(build(spec, workers=_N), make(_N, None), 4).models
+        strategy = build(spec, workers=_N)
+        expected = _run(strategy, Simulated(_N), 4).models
+        models = _run(strategy, make(_N, None), 4).models
         for slot, w in expected.items():
-            assert np.allclose(got[slot], w, rtol=1e-12, atol=1e-12), f"'{spec}' gave {got[slot]}, not {w}"
-
-
-class _Evaluations:
-    """A callback that remembers evaluations."""
-
-    def __init__(self) -> None:
-        self.infos: list[EvaluationInfo] = []
-
-    def on_evaluation(self, info: EvaluationInfo) -> None:
-        self.infos.append(info)
+            assert np.allclose(models[slot], w, rtol=1e-12, atol=1e-12), f"'{spec}' gave {models[slot]}, not {w}"
 
 
 def check_losses(make: MakeCluster, cases: Sequence[tuple[str, int, int]] = _EVALUATED) -> None:
-    """Workers that are asked tell the objective of each version that is to be evaluated, of each model."""
+    """Check that workers evaluate the objective of each version that is due, for each model."""
     for spec, models, samples in cases:
-        problem, evaluations = Squares(_N), _Evaluations()
+        problem, infos = Squares(_N), list[EvaluationInfo]()
         trained: Problem = ManyProblems([problem] * models) if models > 1 else problem
         train(
             trained,
@@ -339,19 +330,19 @@ def check_losses(make: MakeCluster, cases: Sequence[tuple[str, int, int]] = _EVA
             make(_N, Constant(0.02)),
             optimizer=GD(lr=0.5),
             steps=5,
-            callbacks=[evaluations],
+            callbacks=[SimpleNamespace(on_evaluation=infos.append)],
             evaluate=Evaluate(every=2, samples=samples, where="workers"),
         )
-        assert {info.step for info in evaluations.infos} >= {0, 2, 4, 5}, f"'{spec}' told {evaluations.infos}"
+        assert {info.step for info in infos} >= {0, 2, 4, 5}, f"evaluations of '{spec}': {infos}"
         centres = problem.centres[some_rows(_N, samples, "train")]
-        for info in evaluations.infos:
+        for info in infos:
             expected = float(0.5 * ((info.model - centres) ** 2).sum() / samples)
-            right = info.loss is not None and np.isclose(info.loss, expected, rtol=1e-12)
-            assert right, f"'{spec}' told {info.loss} at step {info.step}, not {expected}"
+            correct = info.loss is not None and np.isclose(info.loss, expected, rtol=1e-12)
+            assert correct, f"the loss of '{spec}' at step {info.step} is {info.loss}, not {expected}"
 
 
 def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
-    """A worker that dies is lost, with what it was doing; it joins again, and works."""
+    """Check that a worker that dies is lost with its task, joins again and works."""
 
     def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Joined):
@@ -365,13 +356,12 @@ def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
     driver = _run(toy, cluster, 2)
     kinds = [(type(event).__name__, event.worker) for event in toy.seen if isinstance(event, Reply | Lost | Joined)]
     assert kinds == [("Reply", 0), ("Lost", 1), ("Joined", 1), ("Reply", 1)], f"what happened was {kinds}"
-    assert (driver.ledger.counts.lost, driver.ledger.counts.counted) == (1, 2), (
-        f"the ledger says {driver.ledger.counts}"
-    )
+    counts = driver.ledger.counts
+    assert (counts.lost, counts.counted) == (1, 2), f"counts in the ledger: {counts}"
 
 
 class _Staggered(Constant):
-    """Worker i takes i + 1 times the value."""
+    """Delays of i + 1 times the value for worker i."""
 
     def seconds(self, uniforms: Any, worker: int) -> Any:
         return np.full_like(uniforms, self.value * (worker + 1))
@@ -396,9 +386,9 @@ CHECKS = (
 
 
 def check_cluster(make: MakeCluster, kill: Kill | None = None) -> None:
-    """Put a kind of cluster through all checks; ``make(workers, delays)`` makes a fresh one.
+    """Put a kind of cluster through all checks; ``make(workers, delays)`` returns a new cluster.
 
-    ``kill(cluster, worker)`` ends a worker's life; without it, what becomes of lost workers is not checked.
+    ``kill(cluster, worker)`` ends a worker's life; without it, the loss of workers is not checked.
 
     >>> import anyk
     >>> check_cluster(lambda workers, delays: anyk.clusters.Simulated(workers, delays=delays))

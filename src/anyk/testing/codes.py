@@ -6,12 +6,13 @@ from itertools import combinations
 from math import comb
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.codes import Code
 from anyk.codes.base import EXACT
 
-_SETS = 300  # straggler sets that are tried if there are too many for all
+_SETS = 300  # straggler sets that are tried if all would be too many
 
 
 def check_code(code: Code, *, seed: int = 0) -> None:
@@ -29,7 +30,7 @@ def check_code(code: Code, *, seed: int = 0) -> None:
     matrix = code.encoding.toarray()
     assert matrix.shape == (code.replies, code.partitions * code.blocks), f"encoding has shape {matrix.shape}"
     assert len(code.rows) == code.replies, f"{len(code.rows)} rows for {code.replies} replies"
-    assert (np.abs(matrix).sum(axis=0) > 0).all(), "some partition is held by nobody"
+    assert (np.abs(matrix).sum(axis=0) > 0).all(), "some partition is assigned to no worker"
     assert code.load == max(map(len, code.assignment)), "load is not the longest row of the assignment"
     for lost in _straggler_sets(code, random) if code.tolerates or not code.approximate else []:
         _check_set(code, matrix, sorted(set(range(code.replies)) - set(lost)), random, must=True)
@@ -81,13 +82,9 @@ def _straggler_sets(code: Code, random: np.random.Generator) -> list[tuple[int, 
 
 
 def _check_set(
-    code: Code,
-    matrix: np.ndarray[tuple[int, int], np.dtype[np.float64]],
-    replied: list[int],
-    random: np.random.Generator,
-    *,
-    must: bool,
+    code: Code, matrix: NDArray[np.float64], replied: list[int], random: np.random.Generator, *, must: bool
 ) -> None:
+    """Check the decoding of a set of replies; ``must``: they must give the exact sum."""
     decoding = code.decode(replied)
     outside = np.delete(decoding.weights, replied, axis=0)
     assert not outside.any(), f"weights on workers that did not reply: {replied}"

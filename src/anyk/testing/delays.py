@@ -1,10 +1,11 @@
-"""Requirements of every delay law."""
+"""Requirements of every delay model."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from anyk.delays import DelayModel, parse
+from anyk.delays.base import Floats
 
 _DRAWS = 20_000  # of each worker
 
@@ -40,9 +41,9 @@ def check_delays(law: DelayModel, *, workers: int = 4, seed: int = 0) -> None:
         _check_mean(law.order_statistic(k, workers), ordered[:, k - 1], f"order_statistic({k}, {workers})")
 
 
-def _check_mean(stated: float | None, draws: np.ndarray[tuple[int], np.dtype[np.float64]], name: str) -> None:
-    heavy = draws.max() > 0.02 * draws.sum()
-    if stated is None or heavy:
+def _check_mean(stated: float | None, draws: Floats, name: str) -> None:
+    """Compare a mean with draws, unless a single draw makes up much of their sum."""
+    if stated is None or draws.max() > 0.02 * draws.sum():
         return
     slack = 5.0 * float(draws.std()) / len(draws) ** 0.5 + 1e-8
     mean = float(draws.mean())

@@ -20,14 +20,13 @@ _SUMS = "partial gradients are of sums over samples, without the regulariser"
 
 
 def check_problem(problem: Problem, *, partitions: int = 3, seed: int = 0) -> None:
-    """Put a problem through everything that driver and workers rely on.
+    """Check all properties of a problem that driver and workers rely on.
 
     Partitions have the sizes and supports that they state; partial gradients are finite, repeat bit for bit, leave the
     model alone and, after pickling, are the same; rows add up to their partition; all partitions add up to the gradient
     of the loss, by central differences in random directions, however the data is cut; ``only`` gives the same
-    gradients; where workers can evaluate, their partitions' losses add up to the loss. For smooth losses: where a loss
-    has a kink, differences across it are no gradient. Raises
-    :class:`~anyk.errors.BadInput` for an object that is not a problem.
+    gradients; if workers can evaluate, the losses of their partitions add up to the loss. The loss must be smooth, as
+    differences across a kink are no gradient. Raises :class:`~anyk.errors.BadInput` for an object that is no problem.
 
     >>> import anyk
     >>> check_problem(anyk.problems.from_data("synthetic:rows=60,features=4"))
@@ -59,8 +58,8 @@ def check_problem(problem: Problem, *, partitions: int = 3, seed: int = 0) -> No
 
 def _check_metrics(problem: Problem, w: Vector) -> None:
     assert problem.better in ("higher", "lower"), f"better must be 'higher' or 'lower', got {problem.better!r}"
-    found = problem.metrics(w)
-    assert not found or problem.metric in found, f"the metric '{problem.metric}' is not among {sorted(found)}"
+    metrics = problem.metrics(w)
+    assert not metrics or problem.metric in metrics, f"the metric '{problem.metric}' is not among {sorted(metrics)}"
     recipe = problem.recipe()
     assert recipe is None or isinstance(recipe, dict), f"recipe() must be a dictionary or None, got {recipe!r}"
 
@@ -75,7 +74,7 @@ def _check_sizes(problem: Problem, pieces: Partitions, partitions: int) -> None:
 
 
 def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -> Vector:
-    """The gradient of partition j, in all coordinates."""
+    """Return the gradient of partition j, shape (dimension,), after checks of its form and of its rows."""
     support = pieces.support(j)
     if support is not None:
         inside = not len(support) or 0 <= support[0] <= support[-1] < pieces.dimension
@@ -104,17 +103,17 @@ def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -
 
 
 def _check_losses(problem: Problem, pieces: Partitions, w: Vector, tolerance: float) -> None:
-    """Losses of partitions, where this problem's can be asked for them."""
+    """Check that the losses of partitions, if workers can evaluate them, add up to the loss."""
     try:
         check_partial_loss(pieces)
     except BadInput:
         return
     partial_loss: Any = pieces.partial_loss  # type: ignore[attr-defined]
     losses = [partial_loss(j, w) for j in range(len(pieces.sizes))]
-    found = sum(losses) / problem.samples + 0.5 * float((penalty_of(problem) * w) @ w)
+    total = sum(losses) / problem.samples + 0.5 * float((penalty_of(problem) * w) @ w)
     expected = problem.loss(w)
-    assert abs(found - expected) <= tolerance * (1.0 + abs(expected)), (
-        f"the partitions' losses come to {found:.6g}, the loss is {expected:.6g}; partial_loss gives sums over samples"
+    assert abs(total - expected) <= tolerance * (1.0 + abs(expected)), (
+        f"the partitions' losses come to {total:.6g}, the loss is {expected:.6g}; partial_loss gives sums over samples"
     )
     for j, size in enumerate(pieces.sizes):
         rows = np.arange(size, dtype=np.intp)
@@ -131,21 +130,21 @@ def _expanded(pieces: Partitions, j: int, w: Vector) -> Vector:
     return gradient
 
 
-def _near(found: Vector, expected: Vector, tolerance: float) -> bool:
-    return float(np.linalg.norm(found - expected)) <= tolerance * (1.0 + float(np.linalg.norm(expected)))
+def _near(value: Vector, expected: Vector, tolerance: float) -> bool:
+    return float(np.linalg.norm(value - expected)) <= tolerance * (1.0 + float(np.linalg.norm(expected)))
 
 
 def _check_slope(problem: Problem, w: Vector, gradient: Vector, direction: Vector) -> None:
-    """The loss along a direction, by the central difference, whose error is of order ``eps^(2/3)``."""
+    """Compare a gradient with the loss's central difference in a direction, whose error is of order ``eps^(2/3)``."""
     eps = float(np.finfo(problem.dtype).eps)
     step = eps ** (1 / 3) * direction / np.linalg.norm(direction)
     ahead, behind = ((w + sign * step).astype(problem.dtype) for sign in (1.0, -1.0))
     expected = float(gradient @ (ahead.astype(np.float64) - behind))
-    found = problem.loss(ahead) - problem.loss(behind)
+    change = problem.loss(ahead) - problem.loss(behind)
     slack = eps ** (1 / 3) * (abs(expected) + float(np.linalg.norm(gradient) * np.linalg.norm(step)))
     slack += 8 * eps * max(1.0, abs(problem.loss(w)))
-    assert abs(found - expected) <= slack, (
-        f"by finite differences the loss changes by {found:.6g}, by the gradient it should be {expected:.6g}; {_SUMS}"
+    assert abs(change - expected) <= slack, (
+        f"by finite differences the loss changes by {change:.6g}, by the gradient it should be {expected:.6g}; {_SUMS}"
     )
 
 
@@ -203,9 +202,9 @@ class _Pieces:
 class Squares:
     """``(1/m) sum_j |w - c_j|^2 / 2``: partition j has one sample, whose gradient is ``w - c_j``.
 
-    ``faults`` maps a worker (processes only), or ``-1 - partition``, to what goes wrong once the model has moved:
-    ``nan``, ``inf``, ``short``, ``raise``, ``exit`` or ``die``; ``fork``: it returns twice; ``forks``: without an end;
-    ``stray``: it leaves a process in a group of its own.
+    ``faults`` maps a worker (processes only), or ``-1 - partition``, to a fault once the model has moved: ``nan``,
+    ``inf``, ``short``, ``raise``, ``exit`` or ``die``; ``fork``: it returns twice; ``forks``: endlessly; ``stray``: it
+    leaves a process in another process group.
     """
 
     metric = "loss"
@@ -252,5 +251,5 @@ class Squares:
         return {}
 
     def recipe(self) -> dict[str, Any] | None:
-        """None: it is made in Python."""
+        """None: the problem is made in Python."""
         return None

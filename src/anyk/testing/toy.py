@@ -19,8 +19,8 @@ class Memory:
 class Toy(Strategy):
     """A strategy made of functions, for the protocol's own tests.
 
-    ``begin(toy)`` returns the first commands, or they are given themselves, and ``react(toy, event)`` the others;
-    ``toy.seen`` gathers the events, and ``toy.memory`` is saved. ``partitions``: by default the number of workers.
+    ``begin``: the first commands, or a function of the toy that returns them; ``react(toy, event)`` returns the others.
+    ``toy.seen`` collects the events, and ``toy.memory`` is saved. ``partitions``: by default the number of workers.
     """
 
     State = Memory
