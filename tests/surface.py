@@ -164,7 +164,7 @@ def spec_lines(found: list[ModuleType]) -> Iterator[str]:
     """Every entry of every registry that some module has as a global variable."""
     values = (value for module in found for value in vars(module).values())
     for registry in {id(value): value for value in values if isinstance(value, Registry)}.values():
-        given = f" given {', '.join(registry.given)}" if registry.given else ""
+        given = f" given {', '.join(registry.supplied)}" if registry.supplied else ""
         yield f"spec {registry.kind}:{given}"
         for entry in registry:
             if not ours(entry.build):  # registered by a test

@@ -51,7 +51,7 @@ def build_bare(workers: int) -> int:
 
 @pytest.fixture
 def registry() -> Registry[Any]:
-    made: Registry[Any] = Registry("thing", given=("workers",))
+    made: Registry[Any] = Registry("thing", supplied=("workers",))
     made.register("probe")(Probe)
     made.register("needy")(build_needy)
     made.register("bare")(build_bare)
@@ -297,7 +297,7 @@ def test_values_of_the_wrong_type_are_named(text: str, annotation: Any, sentence
     text=st.text("abcxyz./%|&123456789", min_size=1, max_size=12),
 )
 def test_what_is_shown_is_read_back(**values: Any) -> None:
-    made: Registry[Probe] = Registry("thing", given=("workers",))
+    made: Registry[Probe] = Registry("thing", supplied=("workers",))
     made.register("probe")(Probe)
     assert made.build(show("probe", values), workers=5) == Probe(5, **values)
 

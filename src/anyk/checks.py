@@ -36,9 +36,9 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: 
 def check(value: Any, annotation: Any, name: str) -> Any:
     """Return ``value`` if it fits ``annotation``, with NumPy's numbers as Python's own; else raise BadInput.
 
-    Strict: no text is read as a number, no number as a truth value, no NaN as a number. Ranges are annotated as
+    The comparison is strict: a text is no number, a number no truth value, NaN no number. Ranges are annotated as
     ``Annotated[int, msgspec.Meta(ge=1)]``. As in specs, a value may stand for a tuple of one. Annotations that
-    cannot be checked at run time (protocols, functions, classes that are ``duck_typed``) let everything pass.
+    cannot be checked at run time (protocols, functions, classes that are ``duck_typed``) accept every value.
 
     >>> check(np.int64(4), int, "workers"), check([1, 2], tuple[int, ...], "byzantine")
     (4, (1, 2))
@@ -85,7 +85,7 @@ def check_workers(workers: Any) -> int:
     """Return ``workers`` as an integer from 1 to :data:`MOST_WORKERS`; raise BadInput for anything else."""
     if isinstance(workers, bool) or whole("workers", workers) < 1:
         raise BadInput(f"workers must be a whole number of at least 1, got {workers!r}")
-    if workers > MOST_WORKERS:  # a slip of the finger would fill the memory
+    if workers > MOST_WORKERS:  # a typing error would fill the memory
         raise BadInput(f"workers must be at most {MOST_WORKERS:,}, got {workers}")
     return int(workers)
 
@@ -104,7 +104,7 @@ def typed(thing: Thing) -> Thing:
     signature = inspect.signature(function)
 
     @functools.cache
-    def hints() -> dict[str, Any]:  # resolved when first asked for: names may be defined further down
+    def hints() -> dict[str, Any]:  # resolved on first use: names may be defined further down
         return typing.get_type_hints(thing if is_dataclass(thing) else function, include_extras=True)
 
     @functools.wraps(function)
@@ -119,8 +119,8 @@ def typed(thing: Thing) -> Thing:
             return function(*args, **kwargs)  # Python's own complaint names the function
         for key, value in bound.arguments.items():
             parameter = signature.parameters[key]
-            left_out = value is None and parameter.default is None
-            if key in hints() and not left_out and parameter.kind not in _VARIABLE:
+            omitted = value is None and parameter.default is None
+            if key in hints() and not omitted and parameter.kind not in _VARIABLE:
                 bound.arguments[key] = check(value, hints()[key], key.rstrip("_"))
         return function(*bound.args, **bound.kwargs)
 

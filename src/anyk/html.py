@@ -9,7 +9,7 @@ from typing import Any
 _COLOURS = ("#2f8fd0", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # on light and dark backgrounds
 _DASHES = ("", "7 4", "2 3", "8 3 2 3")
 _WIDE, _HIGH = 320, 120  # pixels
-_MOST = 64  # rows or columns of a matrix that are drawn
+_MOST = 64  # rows or columns of a matrix in a picture
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -1,8 +1,8 @@
 """Random numbers as pure functions of (seed, purpose, ids).
 
-No draw depends on the draws before it, so two strategies, a simulation and a real cluster, or a run and its
-resumption get the same random numbers. The bits come from NumPy's Philox, a counter-based generator (Salmon, Moraes,
-Dror and Shaw 2011), keyed by a BLAKE2 hash of the key: the same on every machine. So are the digests of arrays.
+No draw depends on earlier draws, so two strategies, a simulation and a real cluster, or a run and its resumption get
+the same random numbers. The bits come from NumPy's Philox, a counter-based generator (Salmon, Moraes, Dror and Shaw
+2011), keyed by a BLAKE2 hash of the key: the same on every machine. So are the digests of arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Functions of the user's, named as ``file.py:function`` or ``module:function``, plug-ins, and trust in them.
+"""User functions, named as ``file.py:function`` or ``module:function``, plug-ins, and trust in them.
 
-The code of a name that the user specifies now is run. A name in a run folder may come from anyone: inside
-:func:`names_in_folder` only trusted code is run, and only if it is unchanged since it was recorded. A file includes
-the files beside it that it imports (:func:`beside`).
+The code that the user names is run. A name in a run folder may come from anyone: inside :func:`names_in_folder` only
+trusted code is run, and only if it has not changed since it was recorded. The code of a file includes the files in its
+folder that it imports (:func:`beside`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FOLDER: ContextVar[_Folder | None] = ContextVar("the run folder whose names are
 
 @contextmanager
 def names_in_folder(path: Path, code: Mapping[str, str], *, trust: bool) -> Iterator[None]:
-    """Treat names inside as those of a run folder: refuse them, or with ``trust`` compare them with ``code``."""
+    """Refuse code that a run folder names; with ``trust``, run it if its SHA-256 in ``code`` is unchanged."""
     token = _FOLDER.set(_Folder(path, code, trust))
     try:
         yield
@@ -66,8 +66,7 @@ def admit(where: str, name: str, what: str) -> None:
     if not folder.trust:
         raise BadInput(
             f"the run '{folder.path}' names code to run, the {what} '{name}', which may belong to somebody else; "
-            "if it is yours, "
-            f"{ways}"
+            f"if it is yours, {ways}"
         )
     refused = f"the run '{folder.path}' names the {what} '{name}', which is not run: "
     file = Path(where) if where.endswith(".py") else file_of(where, folder.path)
@@ -78,23 +77,27 @@ def admit(where: str, name: str, what: str) -> None:
     if file.resolve().is_relative_to(folder.path.resolve()):
         raise BadInput(f"{refused}'{file}' lies in the run folder itself")
     for part in (where, *map(str, beside(file) if where.endswith(".py") else ())):
-        one, whose = (file, "its SHA-256") if part == where else (part, f"the SHA-256 of '{part}'")
+        path, digest = (file, "its SHA-256") if part == where else (part, f"the SHA-256 of '{part}'")
         recorded, present = folder.code.get(part), sha256_of(part, folder.path)
         if recorded is None:
-            raise BadInput(f"{refused}{whose} was not recorded")
+            raise BadInput(f"{refused}{digest} was not recorded")
         if present is None:
-            raise BadInput(f"{refused}there is no file '{one}'")
+            raise BadInput(f"{refused}there is no file '{path}'")
         if present != recorded:
             raise BadInput(
-                f"{refused}'{one}' has changed since the run began (SHA-256 {present[:8]}…, recorded {recorded[:8]}…); "
-                "restore it, or start a new run from this one: anyk train --from"
+                f"{refused}'{path}' has changed since the run began (SHA-256 {present[:8]}…, recorded "
+                f"{recorded[:8]}…); restore it, or start a new run from this one: anyk train --from"
             )
+
+
+def _untrusted_folder() -> _Folder | None:
+    folder = _FOLDER.get()
+    return None if folder is None or folder.trust else folder
 
 
 def admit_place(name: str, what: str) -> None:
     """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder names a place to write or send to."""
-    folder = _FOLDER.get()
-    if folder is not None and not folder.trust:
+    if folder := _untrusted_folder():
         raise BadInput(
             f"the run '{folder.path}' names the {what} '{name}', which writes to a place that somebody else may have "
             f"chosen; if it is yours, name it again with --{what}, or trust the folder with --trust"
@@ -103,8 +106,7 @@ def admit_place(name: str, what: str) -> None:
 
 def admit_address(address: str) -> None:
     """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder names data that would be fetched."""
-    folder = _FOLDER.get()
-    if folder is not None and not folder.trust:
+    if folder := _untrusted_folder():
         raise BadInput(
             f"the run '{folder.path}' names data that would be fetched, '{address}'; if the run is yours, trust its "
             "folder with --trust (in Python: problem=… or trust=True)"
@@ -178,8 +180,8 @@ def _imports(file: Path, folder: Path) -> Iterator[list[str]]:
 
 def _path_without(besides: Path | None) -> list[str]:
     """Return the search path of modules without the current folder and another."""
-    not_there = [Path.cwd().resolve(), *([] if besides is None else [besides.resolve()])]
-    return [entry for entry in sys.path if entry and Path(entry).resolve() not in not_there]
+    excluded = [Path.cwd().resolve(), *([] if besides is None else [besides.resolve()])]
+    return [entry for entry in sys.path if entry and Path(entry).resolve() not in excluded]
 
 
 def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
@@ -227,6 +229,7 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
 
 
 def _module_of(path: Path) -> ModuleType:
+    """Return the module of a file, which is run if it has not been run before."""
     name = f"anyk_file_{path.stem}"
     module = sys.modules.get(name)
     return module if module is not None and module.__file__ == str(path) else _run(path, name)

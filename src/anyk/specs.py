@@ -27,8 +27,8 @@ T = TypeVar("T")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 _A_FILE = "a file's name"
-# the annotation of a key that names a file, by which with_files finds it; a key that holds a spec is annotated with the
-# registries of its name, Annotated[str, registry, …], so that the files named in there are found, too
+# the annotation of a key that names a file, by which with_files finds it; a key with a spec is annotated with the
+# registries of that spec, Annotated[str, registry, …], so that the files in it are found as well
 File = Annotated[str, _A_FILE]
 Folder = Annotated[str | Path, _A_FILE]
 
@@ -93,10 +93,10 @@ def absolute(name: str) -> str:
 def with_files(text: str, change: Callable[[str], str], *registries: Registry[Any]) -> str:
     """Return a spec with the name of each file in it changed, also in the specs inside it.
 
-    So a run's stored specs mean the same in any folder (:func:`absolute`), and the files that they name are known.
+    This makes the stored specs of a run valid in any folder (:func:`absolute`), and finds the files that they name.
 
-    ``registries``: those that may contain its own name; a spec of another name is returned unchanged. Raises
-    :class:`~anyk.errors.BadInput` for names that a spec cannot contain.
+    ``registries``: the registries that may contain the spec's name; a spec of another name is returned unchanged.
+    Raises :class:`~anyk.errors.BadInput` for file names that a spec cannot contain.
     """
     name, values = parse(text)
     entry = next((registry.entries[name] for registry in registries if name in registry), None)
@@ -200,12 +200,12 @@ class Entry(Generic[T]):
 
     name: str
     build: Callable[..., T]
-    given: tuple[str, ...]  # parameters that the caller supplies (the number of workers, say), not the spec
+    supplied: tuple[str, ...]  # parameters that the caller adds to the spec's, such as the number of workers
     grid: Callable[[int], Iterable[str]] | None = None  # specs worth planning with, for a number of workers
 
     @property
     def summary(self) -> str:
-        """First line of the constructor's docstring."""
+        """The first line of the constructor's docstring."""
         return (inspect.getdoc(self.build) or "").partition("\n")[0].replace("``", "")
 
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -214,7 +214,7 @@ class Entry(Generic[T]):
         return {
             key: parameter.replace(annotation=hints.get(key, str))
             for key, parameter in inspect.signature(self.build).parameters.items()
-            if key not in self.given and parameter.kind is not parameter.VAR_KEYWORD
+            if key not in self.supplied and parameter.kind is not parameter.VAR_KEYWORD
         }
 
     def marks(self) -> dict[str, tuple[Any, ...]]:
@@ -252,7 +252,7 @@ class Registry(Generic[T]):
     """Names of one kind (``kind`` in the singular) with the functions that build them from specs."""
 
     kind: str
-    given: tuple[str, ...] = ()
+    supplied: tuple[str, ...] = ()
     entries: dict[str, Entry[T]] = field(default_factory=dict)
 
     def register(
@@ -264,7 +264,7 @@ class Registry(Generic[T]):
         """
 
         def add(build: Builder) -> Builder:
-            self.entries[name] = Entry(name, build, self.given, grid)
+            self.entries[name] = Entry(name, build, self.supplied, grid)
             return build
 
         return add
@@ -284,12 +284,12 @@ class Registry(Generic[T]):
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
         raise UnknownName(f"{self.kind} '{name}'", hint)
 
-    def build(self, text: str, **given: Any) -> T:
-        """Build the object of a spec; ``given`` are the parameters that the caller supplies."""
+    def build(self, text: str, **supplied: Any) -> T:
+        """Build the object of a spec; ``supplied``: the parameters that the caller adds."""
         name, values = parse(text)
-        return self.build_parsed(text, name, values, **given)
+        return self.build_parsed(text, name, values, **supplied)
 
-    def build_parsed(self, text: str, name: str, values: Mapping[str, str], **given: Any) -> T:
+    def build_parsed(self, text: str, name: str, values: Mapping[str, str], **supplied: Any) -> T:
         """Build the object of a spec that is split already; see :meth:`build`."""
         entry = self.entry(name)
         parameters, further = entry.parameters(), entry.further()
@@ -302,7 +302,7 @@ class Registry(Generic[T]):
                 if key in values:
                     raise BadInput(f"'{key}' is given twice in '{text}'; keep one")
             key += "_" * iskeyword(key)  # a parameter cannot be called lambda
-            if key in given and further is not None:
+            if key in supplied and further is not None:
                 raise BadInput(f"{key} of {self.kind} '{name}' is an argument of its own, not a key, got '{text}'")
             if key not in parameters and further is not None:
                 arguments[key] = read(value, further, f"{key} in '{text}'")
@@ -316,7 +316,7 @@ class Registry(Generic[T]):
         for key, parameter in parameters.items():
             if parameter.default is inspect.Parameter.empty and key not in arguments:
                 raise BadInput(f"{self.kind} '{name}' needs {key.rstrip('_')}=…, as in {entry.usage()}")
-        return entry.build(**arguments, **given)
+        return entry.build(**arguments, **supplied)
 
 
 def _enclosed(key: str, value: str) -> str:
@@ -342,7 +342,7 @@ _TRIES = 200  # numbers that are tried in either direction
 def build_or_suggest(build: Callable[..., T], spec: str, workers: int) -> T:
     """Return ``build(spec, workers=workers)``; if that raises BadInput, add alternatives to the sentence.
 
-    These are the specs that differ least in one integer, and the nearest numbers of workers for the spec itself.
+    Alternatives are the specs that differ least in one integer, and the nearest numbers of workers for the spec.
     """
     try:
         return build(spec, workers=workers)

@@ -189,9 +189,7 @@ def picture_option(text: str) -> Callable[[Command], Command]:
 
 
 @contextlib.contextmanager
-def listening(
-    console: Console, callbacks: Callbacks, options: TrainingOptions | ResumeOptions, folder: Path
-) -> Iterator[Callbacks]:
+def listening(console: Console, callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
     """Yield a run's callbacks and the options' own: progress on the terminal, metrics, a copy of the log.
 
     If the run is interrupted, print the command that resumes the folder, and exit.
@@ -211,29 +209,6 @@ def listening(
             yield callbacks.also(progress, *others)
     except KeyboardInterrupt:
         exit_interrupted(folder, console)
-
-
-callback_option = click.option(
-    "--callback",
-    "callbacks",
-    multiple=True,
-    metavar="SPEC",
-    help="early-stopping:patience=5, checkpoint:folder=…,best=loss, log, …, see 'anyk callbacks'; or FILE.py:FUNCTION, "
-    "which makes one of yours. May be repeated.",
-)
-
-
-metrics_option = click.option(
-    "--metrics",
-    metavar="PORT",
-    help="Serve metrics for Prometheus on this port ([HOST:]PORT), for this machine only "
-    "unless HOST says otherwise; 0 takes a free port.",
-)
-mirror_option = click.option(
-    "--mirror",
-    metavar="FOLDER",
-    help="Copy the run's log into this folder every 5 seconds, for 'anyk watch' on other machines.",
-)
 
 
 max_gb_option = click.option(
@@ -263,6 +238,30 @@ trust_option = click.option(
     is_flag=True,
     help="Run the code that the folder names, if its SHA-256 is unchanged; only for your own folders.",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of every command that trains."""
+
+    callbacks: tuple[str, ...] = option(
+        "--callback",
+        multiple=True,
+        metavar="SPEC",
+        help="early-stopping:patience=5, checkpoint:folder=…,best=loss, log, …, see 'anyk callbacks'; or "
+        "FILE.py:FUNCTION, which makes one of yours. May be repeated.",
+    )
+    metrics: str | None = option(
+        metavar="PORT",
+        help="Serve metrics for Prometheus on this port ([HOST:]PORT), for this machine only "
+        "unless HOST says otherwise; 0 takes a free port.",
+    )
+    mirror: str | None = option(
+        metavar="FOLDER",
+        help="Copy the run's log into this folder every 5 seconds, for 'anyk watch' on other machines.",
+    )
+    quiet: bool = as_field(quiet_option)
+    json_file: str | None = as_field(json_option)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +322,7 @@ class ProblemOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(ProblemOptions):
+class TrainingOptions(ProblemOptions, RunOptions):
     """The options of ``train`` and ``race``."""
 
     data: str = option(default="digits", metavar="SPEC", help="Data set; see 'anyk data'.")
@@ -348,13 +347,8 @@ class TrainingOptions(ProblemOptions):
     steps: int | None = option(type=int, help="Stop after this many steps.")
     seconds: float | None = option(type=float, help="Stop after this many seconds of the run's clock.")
     target: float | None = option(type=float, help="Stop when the metric reaches this value.")
-    callbacks: tuple[str, ...] = as_field(callback_option)
     seed: int = option(default=0, help="Seed of the delays.")
-    metrics: str | None = as_field(metrics_option)
-    mirror: str | None = as_field(mirror_option)
     out: str | None = option(metavar="FOLDER", help="Folder for the run; default: a new one under runs/.")
-    json_file: str | None = as_field(json_option)
-    quiet: bool = as_field(quiet_option)
     settings: bool = option(is_flag=True, help="Show every setting and where it comes from, and exit.")
 
     def make_problems(self) -> list[Problem]:
@@ -366,7 +360,7 @@ class TrainingOptions(ProblemOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeOptions:
+class ResumeOptions(RunOptions):
     """The options of ``resume``."""
 
     steps: int | None = option(type=int, help="New limit on steps, counted from the beginning.")
@@ -375,15 +369,10 @@ class ResumeOptions:
     problem: str | None = as_field(problem_again)
     trust: bool = as_field(trust_option)
     evaluate: str | None = as_field(evaluate_option)
-    callbacks: tuple[str, ...] = as_field(callback_option)
-    metrics: str | None = as_field(metrics_option)
-    mirror: str | None = as_field(mirror_option)
     add: tuple[str, ...] = option(
         multiple=True, metavar="SPEC", help="For a race: a further strategy; may be repeated."
     )
     seeds: int | None = option(type=int, help="For a race: train with further seeds, until there are so many.")
-    quiet: bool = as_field(quiet_option)
-    json_file: str | None = as_field(json_option)
 
 
 def _variant(problem: Any, number: int) -> Any:

@@ -13,8 +13,16 @@ from anyk.delays import Communication, DelayModel, parse
 from anyk.delays import communication as parse_communication
 from anyk.specs import Registry
 
-_GIVEN = ("workers", "delays", "seed", "communication", "resources", "runtime_env", "placement_group")  # not in specs
-registry: Registry[Cluster] = Registry("cluster", given=_GIVEN)
+_SUPPLIED = (
+    "workers",
+    "delays",
+    "seed",
+    "communication",
+    "resources",
+    "runtime_env",
+    "placement_group",
+)  # not in specs
+registry: Registry[Cluster] = Registry("cluster", supplied=_SUPPLIED)
 for _cluster in (Processes, Mpi, Ray):
     registry.register(_cluster.name)(_cluster)
 register = registry.register

@@ -41,7 +41,7 @@ from anyk.codes.tree import TreeCode
 from anyk.errors import BadInput
 from anyk.specs import Registry, build_or_suggest
 
-registry: Registry[Code] = Registry("code", given=("workers",))
+registry: Registry[Code] = Registry("code", supplied=("workers",))
 register = registry.register
 CodeSpec = Annotated[str, registry]
 

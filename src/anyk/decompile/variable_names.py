@@ -131,19 +131,17 @@ class Names:
         return name
 
 
-class _File:
-    """The statements of one of the user's files, by line."""
-
-    def __init__(self, file: str) -> None:
-        self.statements: dict[int, ast.stmt] = {}
-        try:
-            tree = ast.parse("".join(linecache.getlines(file)))
-        except (SyntaxError, ValueError):
-            return
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Expr):
-                for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                    self.statements[line] = node
+def _statements(file: str) -> dict[int, ast.stmt]:
+    """Return the statements of a file by line."""
+    statements: dict[int, ast.stmt] = {}
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return statements
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Expr):
+            statements |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), node)
+    return statements
 
 
 Position = tuple[str, int, int, int, int]  # file, first line and column, last line and column
@@ -153,7 +151,7 @@ class Origins:
     """Finds the user's expression of an equation."""
 
     def __init__(self) -> None:
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, dict[int, ast.stmt]] = {}
         self._codes: dict[Any, list[Any]] = {}
         self._users: dict[str, bool] = {}
         self._reads: dict[ast.stmt, list[str]] = {}
@@ -182,10 +180,9 @@ class Origins:
 
     def statement(self, position: Position) -> ast.stmt | None:
         """Return the statement at a position."""
-        file = self._files.get(position[0])
-        if file is None:
-            file = self._files[position[0]] = _File(position[0])
-        return file.statements.get(position[1])
+        if position[0] not in self._files:
+            self._files[position[0]] = _statements(position[0])
+        return self._files[position[0]].get(position[1])
 
     def assigned(self, positions: list[Position]) -> list[str]:
         """Return the names to which an expression is assigned, if it is the complete right side."""
@@ -209,14 +206,10 @@ class Origins:
             return []
         names = self._reads.get(statement)
         if names is None:
-            names = [
-                node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-            ]
-            names += [
-                node.value
-                for node in ast.walk(statement)
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier()
-            ]
+            nodes = list(ast.walk(statement))
+            names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+            texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+            names += filter(str.isidentifier, texts)
             self._reads[statement] = names
         return names
 
@@ -231,11 +224,10 @@ class Origins:
 
 
 def _targets(target: ast.expr) -> list[str]:
-    if isinstance(target, ast.Name):
-        return [target.id]
-    if isinstance(target, ast.Tuple) and all(isinstance(element, ast.Name) for element in target.elts):
-        return [element.id for element in target.elts if isinstance(element, ast.Name)]
-    return []
+    """Return the names in a target of an assignment; none unless it is a name or a tuple of names."""
+    elements = target.elts if isinstance(target, ast.Tuple) else [target]
+    names = [element.id for element in elements if isinstance(element, ast.Name)]
+    return names if len(names) == len(elements) else []
 
 
 def _spans(position: Position, value: ast.expr) -> bool:

@@ -250,7 +250,7 @@ class Writer:
         self.lines: list[str] = []
         self.indent = 0
         self.values: dict[Variable, Expr] = {}
-        self.pending: dict[Variable, tuple[Expr, Equation]] = {}
+        self.pending: dict[Atom, tuple[Variable, Expr, Equation]] = {}
 
     def read_input(self, value: Variable, variable: str, access: str) -> None:
         """Write the statement that reads an input of the function into a variable."""
@@ -274,7 +274,7 @@ class Writer:
         if atom in self.values:
             return self.values[atom]
         if atom in self.pending:
-            return self.pending[atom][0]
+            return self.pending[atom][1]
         assert atom.array is not None, "a value is used before it is computed"
         self.values[atom] = expr = self.module.constant(atom)
         return expr
@@ -302,6 +302,10 @@ class Writer:
         """Return a bare number with its type."""
         return ex.call(self.dtype(atom.dtype), Expr(expr.text))
 
+    def cast(self, expr: Expr, dtype: str) -> Expr:
+        """Return an expression converted to a type."""
+        return ex.method(expr, "astype", self.dtype(dtype), shape=expr.shape)
+
     def arguments(self, equation: Equation) -> list[Expr]:
         """Return all operands of an equation, of their full shape and type."""
         return [self.typed(atom) for atom in equation.inputs]
@@ -311,7 +315,7 @@ class Writer:
         return ex.call(function, *self.arguments(equation), *extra, shape=equation.shape, **keywords)
 
     def operands(self, equation: Equation) -> list[Expr]:
-        """Return the operands of an elementwise operation; at least one of them has a type."""
+        """Return the operands of an elementwise operation; at least one operand has a type."""
         exprs = [self.loose(atom) for atom in equation.inputs]
         if all(expr.weak for expr in exprs):
             exprs[0] = self.typed_number(exprs[0], equation.inputs[0])
@@ -319,8 +323,7 @@ class Writer:
 
     def named(self, atom: Atom) -> Expr:
         """Return an operand as a variable, so that it can be written twice."""
-        if isinstance(atom, Variable) and atom in self.pending:
-            self.flush(atom)
+        self.flush(atom)
         return self.typed(atom)
 
     def dtype(self, dtype: str) -> str:
@@ -348,8 +351,7 @@ class Writer:
         if equation.blocks or equation.function is not None:
             atoms = equation.captured if equation.primitive == "cond" else [*equation.inputs, *equation.captured]
             for atom in atoms:
-                if isinstance(atom, Variable):
-                    self.flush(atom)
+                self.flush(atom)
         mark = len(self.lines)
         expr = write(self, equation)
         if expr is None:
@@ -357,13 +359,11 @@ class Writer:
         if self._too_much(expr):
             del self.lines[mark:]
             for atom in equation.inputs:
-                if isinstance(atom, Variable):
-                    self.flush(atom)
+                self.flush(atom)
             expr = write(self, equation)
             assert expr is not None
         for atom in equation.inputs:
-            if isinstance(atom, Variable):
-                self.pending.pop(atom, None)
+            self.pending.pop(atom, None)
         self._bind(equation, expr)
 
     def _check(self, value: Variable, equation: Equation) -> None:
@@ -388,7 +388,7 @@ class Writer:
         if expr.free and (not value.called or expr.weak):
             self.values[value] = expr
         elif value.uses == 1 and not value.called and len(expr.text) <= FOLDED_WIDTH:
-            self.pending[value] = (expr, equation)
+            self.pending[value] = (value, expr, equation)
         else:
             self._emit_value(value, expr, equation)
 
@@ -399,11 +399,11 @@ class Writer:
         self.emit(f"{name} = ", expr, comment=short(value.dtype, expr.shape))
         self.values[value] = ex.name(name, expr.shape)
 
-    def flush(self, value: Variable) -> None:
-        """Write the statement of a value that was deferred."""
-        pending = self.pending.pop(value, None)
+    def flush(self, atom: Atom) -> None:
+        """Write the statement of a value if it was deferred."""
+        pending = self.pending.pop(atom, None)
         if pending is not None:
-            self._emit_value(value, *pending)
+            self._emit_value(*pending)
 
     def target_of(self, equation: Equation, place: int) -> str:
         """Return a new variable for an output, or the underscore if it is unused."""

@@ -12,6 +12,7 @@ from anyk.delays.models import HEAVIEST, Bimodal, Exponential, Pareto, ShiftedEx
 from anyk.errors import BadInput
 
 Floats = NDArray[np.float64]
+_Law = Exponential | ShiftedExponential | Pareto | Bimodal
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
     if np.unique(complete).size < 2 or complete.max() <= 0:
         raise BadInput("a law needs at least two different times above 0")
     least, count = float(complete.min()), complete.size
-    models: list[DelayModel | None] = [
+    models: list[_Law | None] = [
         Exponential(mean=float(times.sum() / count)),
         ShiftedExponential(shift=least, mean=float(np.maximum(times - least, 0.0).sum() / count)),
     ]
@@ -76,7 +77,7 @@ def _two_means(times: Floats) -> Bimodal | None:
     return Bimodal(fast=float(np.exp(centre[0])), slow=float(np.exp(centre[1])), probability=(float(slow.mean()),))
 
 
-def _misfit(law: DelayModel, times: Floats, cut: NDArray[np.bool_]) -> float:
+def _misfit(law: _Law, times: Floats, cut: NDArray[np.bool_]) -> float:
     """Return the largest distance to the product-limit distribution of the times."""
     order = np.lexsort((cut, times))
     ordered, ended = times[order], ~cut[order]
@@ -86,20 +87,8 @@ def _misfit(law: DelayModel, times: Floats, cut: NDArray[np.bool_]) -> float:
     at = ordered[ended][last]
     after = (1.0 - survival[ended])[last]
     before = np.concatenate(([0.0], after[:-1]))
-    theirs = _distribution(law, at)
-    if isinstance(law, Bimodal):  # a law of two values meets a distribution at values, not at jumps
-        return float(np.abs(theirs - after).max())
-    return float(np.maximum(np.abs(theirs - after), np.abs(theirs - before)).max())
-
-
-def _distribution(law: DelayModel, at: Floats) -> Floats:
-    """Return P(delay <= x) for each x in ``at``, found by bisecting for the uniform draw that gives x."""
-    low, high = np.zeros_like(at), np.ones_like(at)
-    for _ in range(50):
-        middle = 0.5 * (low + high)
-        below = law.seconds(np.minimum(middle, 1.0 - 1e-16), 0) <= at
-        if isinstance(law, Bimodal):  # its slow values are those of the smallest draws
-            tops = law.fast * (1 - 1e-9), law.slow * (1 - 1e-9)  # fitted values may be off in the last digit
-            return np.where(at < tops[0], 0.0, np.where(at < tops[1], 1.0 - law.of(0), 1.0))
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return low
+    if isinstance(law, Bimodal):  # its distribution is compared at values, not at jumps
+        shares = law.cdf(at * (1 + 1e-9), 0)  # fitted values may be off in the last digit
+        return float(np.abs(shares - after).max())
+    shares = law.cdf(at, 0)
+    return float(np.maximum(np.abs(shares - after), np.abs(shares - before)).max())

@@ -131,7 +131,7 @@ def elastic(workers: int, alpha: float) -> Matrix:
 
 # ---------------------------------------------------------------------------------------------------- by name
 
-registry: Registry[Mixing] = Registry("graph", given=("workers",))
+registry: Registry[Mixing] = Registry("graph", supplied=("workers",))
 register = registry.register
 GraphSpec = Annotated[str, registry]
 

@@ -19,7 +19,7 @@ from anyk.specs import show
 
 
 class OptaxOptimizer(Optimizer):
-    """An unchanged gradient transformation of optax, such as ``OptaxOptimizer(optax.adamw(1e-3))``, or a chain of them.
+    """An unchanged gradient transformation of optax, or a chain of several: ``OptaxOptimizer(optax.adamw(1e-3))``.
 
     Or the name of one of optax's optimisers, ``OptaxOptimizer("adamw", lr=1e-3, weight_decay=0.1)``, which has a spec,
     with ``lr`` as its learning rate (a schedule of ours scales later updates). Of a transformation made in Python

@@ -294,7 +294,7 @@ class SlowMo(Optimizer):
 
 STEPPED = "own"  # the spec of steps that a user's loop takes
 
-registry: Registry[Optimizer] = Registry("optimizer", given=("lr",))
+registry: Registry[Optimizer] = Registry("optimizer", supplied=("lr",))
 register = registry.register
 
 

@@ -147,20 +147,19 @@ class TorchOptimizer(Optimizer):
         state: State = {}
         if self._groups is not None:
             take_state(self._groups.given, self._groups.placed, state)
-        return {self._ranked_key(key): array.copy() for key, array in state.items()}
-
-    def _ranked_key(self, key: str) -> str:
-        """Return the key of a state of parameters that all have axes; a scalar parameter's state looks like a count."""
-        place, _, name = key.partition(".")
-        own = name.removesuffix(":number")
-        return f"{place}.{own}" if own in self._vectors else key
+        # a scalar parameter's state looks like a count, but parameters of a problem all have axes
+        ranked_keys = {key: key.removesuffix(":number") for key in state}
+        return {
+            ranked_keys[key] if ranked_keys[key].partition(".")[2] in self._vectors else key: array.copy()
+            for key, array in state.items()
+        }
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
         out = np.empty_like(w) if out is None else out
         out[:] = w
-        parameters, slopes = self._views(out), self._views(gradient)
+        parameters, slopes = _views(out, self.shapes), _views(gradient, self.shapes)
         for parameter, slope in zip(parameters, slopes, strict=True):
             parameter.grad = slope
         evaluations = state.pop(_EVALUATIONS, np.empty(0))
@@ -257,15 +256,6 @@ class TorchOptimizer(Optimizer):
             group["lr"] *= scale
         return groups
 
-    def _views(self, flat: Vector) -> list[torch.Tensor]:
-        import torch
-
-        whole = torch.from_numpy(flat)
-        if self.shapes is None:
-            return [whole]
-        parts: Any = torch.split(whole, [prod(shape) for shape in self.shapes])
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-
     def _make(self, parameters: Sequence[torch.Tensor], lr: float, places: Sequence[int] | None = None) -> Any:
         if self._groups is not None:
             return self._groups.over(parameters, places)
@@ -311,6 +301,17 @@ class TorchOptimizer(Optimizer):
                 f"the torch optimiser {label(self.method)} keeps {', '.join(changed)} beside the states of its "
                 "parameters, where it would be lost from step to step; use anyk.rounds with it"
             )
+
+
+def _views(flat: Vector, shapes: Sequence[tuple[int, ...]] | None) -> list[torch.Tensor]:
+    """Return tensors of the given shapes, or one, in the memory of a vector."""
+    import torch
+
+    whole = torch.from_numpy(flat)
+    if shapes is None:
+        return [whole]
+    parts: Any = torch.split(whole, [prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _tiny(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype | None = None) -> list[torch.Tensor]:

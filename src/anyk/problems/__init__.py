@@ -35,7 +35,7 @@ _LINEAR: dict[str, type[LinearProblem]] = {
     "regression": LeastSquares,
 }
 
-models: Registry[Callable[..., LinearProblem]] = Registry("model", given=("data",))
+models: Registry[Callable[..., LinearProblem]] = Registry("model", supplied=("data",))
 
 
 @models.register("linear")

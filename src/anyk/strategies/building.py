@@ -16,7 +16,7 @@ from anyk.strategies.rounds.on_demand import ProgressRounds
 from anyk.strategies.rounds.rounds import Rounds
 from anyk.strategies.rounds.tree import TreeRounds
 
-registry: specs.Registry[Strategy] = specs.Registry("strategy", given=("workers",))
+registry: specs.Registry[Strategy] = specs.Registry("strategy", supplied=("workers",))
 register = registry.register
 StrategySpec = Annotated[str, registry, codes.registry]
 Auto = Literal["auto"] | None

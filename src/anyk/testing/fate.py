@@ -152,7 +152,7 @@ class Fate:
         return None if name is None else Alarm(max(at, alarms.pop(name)), name)
 
     def _measured(self, worker: int, pick: int, at: float) -> Event | None:
-        """Return a message's projection, combined from those of its partial gradients."""
+        """Return a message's projection, combined from the projections of its partial gradients."""
         del worker, pick
         if not self.world.measures:
             return None

@@ -247,7 +247,7 @@ class World:
     def _use(
         self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place] = ()
     ) -> list[tuple[Place, Any]]:
-        """Mark messages, and those added to them, as used or kept; return all of them with their weights in the sum."""
+        """Mark messages, and those added to them, as used or kept; return all with their weights in the sum."""
         used: list[tuple[Place, Any]] = list(zip(messages, weights, strict=True))
         for place, weight in used:  # grows while it is walked through
             self._arrived(place, "used")

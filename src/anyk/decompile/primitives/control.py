@@ -141,8 +141,7 @@ def _while_numpy(w: Writer, eq: Equation) -> None:
 
 def _cond_numpy(w: Writer, eq: Equation) -> None:
     selector = w.named(eq.inputs[0]) if len(eq.blocks) > 2 else w.typed(eq.inputs[0])
-    if isinstance(eq.inputs[0], Variable):
-        w.pending.pop(eq.inputs[0], None)
+    w.pending.pop(eq.inputs[0], None)
     names = [w.target_of(eq, place) for place in range(len(eq.outputs))]
     blocks = list(enumerate(eq.blocks))
     if len(blocks) == 2 and eq.params.get("boolean"):

@@ -10,7 +10,7 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Equation
 from anyk.decompile.expressions import Expr
 from anyk.decompile.primitives.reductions import precision_keyword, reduce_jax
-from anyk.decompile.primitives.rules import extreme, parameter, plain, row
+from anyk.decompile.primitives.rules import extreme, parameter, plain, plain_literal, row
 from anyk.decompile.writing import Rule, Writer
 
 # JAX's names of options, and those of the copied function
@@ -32,7 +32,7 @@ def _ordered(w: Writer, operand: Expr, order: tuple[int, ...]) -> Expr:
 def _convolution_numpy(w: Writer, eq: Equation) -> Expr:
     numbers = eq.params["dimension_numbers"]
     x, kernel = (
-        expr if a.dtype == eq.dtype else ex.method(expr, "astype", w.dtype(eq.dtype), shape=expr.shape)
+        expr if a.dtype == eq.dtype else w.cast(expr, eq.dtype)
         for expr, a in zip(w.arguments(eq), eq.inputs, strict=True)
     )
     keywords = {_COPIED_OPTIONS[name]: text for name, text in (_dilation_keywords(eq) | _group_keywords(eq)).items()}
@@ -91,7 +91,7 @@ row("conv_general_dilated", jax=_convolution_jax, numpy=_convolution_numpy)
 def _window_parameters(eq: Equation) -> list[Expr]:
     """Return sizes, strides, padding, and the dilations of operand and window."""
     ones = (1,) * len(eq.params["window_dimensions"])
-    dilations = [ex.literal(plain(eq.params.get(f"{of}_dilation") or ones)) for of in ("base", "window")]
+    dilations = [plain_literal(eq.params.get(f"{of}_dilation") or ones) for of in ("base", "window")]
     return [*(parameter(eq, name) for name in ("window_dimensions", "window_strides", "padding")), *dilations]
 
 

@@ -69,7 +69,7 @@ def _special(function: str) -> Rule:
         expr = ex.call(f"special.{function}", *exprs, shape=broadcast(exprs))
         if eq.dtype == "float32" and function not in ("polygamma", "zeta"):
             return expr
-        return ex.method(expr, "astype", w.dtype(eq.dtype), shape=expr.shape)
+        return w.cast(expr, eq.dtype)
 
     return rule
 
@@ -152,7 +152,7 @@ def _power(w: Writer, eq: Equation) -> Expr | None:
     base, power = w.operands(eq)
     if eq.inputs[1].dtype != eq.dtype:
         power = w.typed(eq.inputs[1])
-        power = ex.method(power, "astype", w.dtype(eq.dtype), shape=power.shape)
+        power = w.cast(power, eq.dtype)
     return ex.binary("**", base, power, broadcast((base, power)))
 
 

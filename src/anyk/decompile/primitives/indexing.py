@@ -11,7 +11,7 @@ from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Atom, Equation, Number, Variable
 from anyk.decompile.expressions import Expr
 from anyk.decompile.literals import number, short
-from anyk.decompile.primitives.rules import parameter, plain, row
+from anyk.decompile.primitives.rules import parameter, plain, plain_literal, row
 from anyk.decompile.writing import Writer
 
 
@@ -97,7 +97,7 @@ def _gather_numpy(w: Writer, eq: Equation) -> Expr:
                 return ex.call(w.copy("take"), x, places, str(axis), _fill(eq), shape=eq.shape)
             return ex.call("np.take", x, places, str(axis), mode='"clip"', shape=eq.shape)
     keywords: dict[str, Expr | str] = {
-        "offset": ex.literal(plain(numbers.offset_dims)),
+        "offset": plain_literal(numbers.offset_dims),
         "dropped": ex.literal(collapsed),
         "axes": ex.literal(axes),
         "sizes": ex.literal(sizes),
@@ -150,13 +150,13 @@ _COMBINE = {
 def _scatter_keywords(eq: Equation) -> dict[str, Expr | str]:
     numbers = eq.params["dimension_numbers"]
     keywords: dict[str, Expr | str] = {
-        "window": ex.literal(plain(numbers.update_window_dims)),
-        "inserted": ex.literal(plain(numbers.inserted_window_dims)),
-        "axes": ex.literal(plain(numbers.scatter_dims_to_operand_dims)),
+        "window": plain_literal(numbers.update_window_dims),
+        "inserted": plain_literal(numbers.inserted_window_dims),
+        "axes": plain_literal(numbers.scatter_dims_to_operand_dims),
     }
     if numbers.operand_batching_dims:
-        keywords["batch"] = ex.literal(plain(numbers.operand_batching_dims))
-        keywords["lead"] = ex.literal(plain(numbers.scatter_indices_batching_dims))
+        keywords["batch"] = plain_literal(numbers.operand_batching_dims)
+        keywords["lead"] = plain_literal(numbers.scatter_indices_batching_dims)
     if combine := _COMBINE.get(eq.primitive.replace("_", "-")):
         keywords["combine"] = combine
     if _mode(eq) == "CLIP":

@@ -24,8 +24,7 @@ def _product(w: Writer, eq: Equation) -> Expr:
         keywords |= precision_keyword(eq)
     if w.target == "numpy" or (dtype != first and first != second):
         a, b = (
-            expr if atom.dtype == dtype else ex.method(expr, "astype", w.dtype(dtype), shape=expr.shape)
-            for expr, atom in zip((a, b), eq.inputs, strict=True)
+            expr if atom.dtype == dtype else w.cast(expr, dtype) for expr, atom in zip((a, b), eq.inputs, strict=True)
         )
     elif dtype != first:
         keywords["preferred_element_type"] = w.dtype(dtype)

@@ -118,9 +118,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+def plain_literal(value: Any) -> Expr:
+    """Return the text of a parameter's value."""
+    return ex.literal(plain(value))
+
+
 def parameter(eq: Equation, name: str) -> Expr:
     """Return the text of an equation's parameter."""
-    return ex.literal(plain(eq.params[name]))
+    return plain_literal(eq.params[name])
 
 
 def bundle(exprs: Sequence[Expr]) -> Expr:

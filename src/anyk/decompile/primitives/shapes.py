@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from anyk.decompile import expressions as ex
 from anyk.decompile.equations import Atom, Equation, Number, Variable
 from anyk.decompile.expressions import Expr
-from anyk.decompile.primitives.rules import lax, parameter, plain, row, rows, unchanged
+from anyk.decompile.primitives.rules import lax, parameter, plain, plain_literal, row, rows, unchanged
 from anyk.decompile.writing import Writer
 
 
@@ -40,7 +40,7 @@ def _reshape(w: Writer, eq: Equation) -> Expr:
     operand = w.typed(eq.inputs[0])
     dimensions = eq.params.get("dimensions")
     if dimensions is not None:
-        operand = ex.call(f"{w.xp}.transpose", operand, ex.literal(plain(dimensions)))
+        operand = ex.call(f"{w.xp}.transpose", operand, plain_literal(dimensions))
     old, new = eq.inputs[0].shape, eq.shape
     if len(new) == 1 and len(old) > 1:
         return ex.method(operand, "reshape", "-1", shape=new)

@@ -75,7 +75,7 @@ def tell(sentence: str) -> None:
     print(sentence, file=sys.stderr)
 
 
-sources: Registry[Dataset] = Registry("data set", given=("file", "progress"))
+sources: Registry[Dataset] = Registry("data set", supplied=("file", "progress"))
 
 
 def load(spec: str, *, file: str | Path | None = None, progress: Progress | None = tell) -> Dataset:

@@ -33,7 +33,7 @@ class Panel(NamedTuple):
     wide: bool = False
 
 
-report_figures: Registry[Panel | None] = Registry("report figure", given=("run", "tasks"))
+report_figures: Registry[Panel | None] = Registry("report figure", supplied=("run", "tasks"))
 register = report_figures.register
 
 
