@@ -426,7 +426,7 @@ def test_a_receipt_names_every_worker(tmp_path):
         in run("show", folder, "--step", str(step)).output
     )
     assert run("train", *SMALL, "--steps", "2", "--out", folder + "2", "--quiet").exit_code == 0
-    assert "nobody was cut off" in run("show", folder + "2", "--step", "1").output
+    assert "no worker was cut off" in run("show", folder + "2", "--step", "1").output
 
 
 def test_what_a_docstring_says_is_printed_as_plain_text_for_the_screen():

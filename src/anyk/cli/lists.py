@@ -71,20 +71,18 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
     candidate = strategy(spec, workers=workers)
     law = parse(delays)
     expected = pace(candidate, law)
-    seconds, error, how = expected.seconds, 0.0, "closed form"
-    if seconds is None:
-        how = "not known"
-        if "changes" not in expected.why:
-            measured = simulated_pace(candidate, law)
-            seconds, error, how = measured.seconds, measured.error, "simulated"
+    seconds, error, how = expected.seconds, 0.0, "not known"
+    value = how
+    if seconds is not None:
+        how, value = "closed form", f"{seconds:.6g} s, in closed form"
+    elif "changes" not in expected.why:
+        measured = simulated_pace(candidate, law)
+        seconds, error, how = measured.seconds, measured.error, "simulated"
+        value = f"{seconds:.4g} ± {2 * error:.2g} s, simulated"
     if json_file != "-":
         console = people(json_file)
         say(console, spec if candidate.spec == spec else f"{spec}, that is {candidate.spec}")
-        values = {
-            "closed form": f"{expected.seconds or 0.0:.6g} s, in closed form",
-            "simulated": f"{seconds or 0.0:.4g} ± {2 * error:.2g} s, simulated",
-        }.get(how, how)
-        say(console, f"an update with {workers} workers and {law.spec}: {values}  ({expected.why})")
+        say(console, f"an update with {workers} workers and {law.spec}: {value}  ({expected.why})")
         stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
         say(console, f"staleness: {stale}")
         if expected.staleness:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -323,12 +323,12 @@ def _show_receipt(console: Console, run: Run, step: int) -> None:
         of = "" if samples is None else f", {samples:,} samples"
         say(console, f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}{of}")
     if receipt.spare:
-        say(console, f"{len(receipt.spare)} in time but not needed: workers {_listed(receipt.spare)}")
-    say(console, f"{len(receipt.cut_off)} cut off:" if receipt.cut_off else "nobody was cut off")
+        say(console, f"{len(receipt.spare)} in time but not needed: workers {', '.join(map(str, receipt.spare))}")
+    say(console, f"{len(receipt.cut_off)} cut off:" if receipt.cut_off else "no worker was cut off")
     for cut in receipt.cut_off:
         say(console, f"  {cut}")
     if receipt.rest:
-        say(console, f"still at work, or away: workers {_listed(receipt.rest)}")
+        say(console, f"still at work, or away: workers {', '.join(map(str, receipt.rest))}")
 
 
 def _show_staleness(console: Console, run: Run) -> dict[str, Any]:
@@ -343,10 +343,6 @@ def _show_staleness(console: Console, run: Run) -> dict[str, Any]:
         say(console, staleness_table(counts), f"mean staleness {mean:.4g} versions")
     plain = [{"staleness": value, "messages": count} for value, count in counts.items()]
     return {"staleness": plain, "mean_staleness": mean}
-
-
-def _listed(workers: Sequence[int]) -> str:
-    return ", ".join(map(str, workers))
 
 
 @main.command()
