@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 RAISED = "raised by "  # start of the note that names the callback which raised an exception
@@ -43,6 +45,12 @@ class MissingPackage(BadInput):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'anyk[{extra}]'")
+
+
+def suggest(name: str, names: Iterable[str], otherwise: str, *, cutoff: float = 0.6) -> str:
+    """Return "did you mean …?" with the name that resembles another most, or ``otherwise`` if none does."""
+    near = get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    return f"did you mean '{near[0]}'?" if near else otherwise
 
 
 def describe_error(error: BaseException, message: str | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -40,14 +40,6 @@ def read_matrix(file: str | Path) -> Matrix:
         raise BadInput(f"'{shown(path)}' cannot be read as a matrix: its array has shape {raw.shape}")
     matrix: Matrix = raw.astype(np.float64)
     return matrix
-
-
-def _csv(path: Path) -> NDArray[Any]:
-    return np.column_stack(read_csv(path, limit(path), header=False).columns)
-
-
-def _npy(path: Path) -> NDArray[Any]:
-    return read_npy(path, limit(path))
 
 
 def _npz(path: Path) -> Any:
@@ -98,7 +90,9 @@ def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[st
     unpickling could read.
     """
     arrays: dict[str, NDArray[Any]] = {}
-    if not _is_zip(file):
+    with reading(file, "npz"):
+        is_zip = zipfile.is_zipfile(file)
+    if not is_zip:
         raise BadInput(f"{shown(file)} cannot be read as npz: it is not an npz file, or is truncated")
     with reading(file, "npz"), zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -117,11 +111,6 @@ def read_npy(file: Path, allowed: Limit) -> NDArray[Any]:
     """Return the array in an npy file, under the conditions of :func:`read_npz`."""
     with reading(file, "npy"), file.open("rb") as binary:
         return _read_array(shown(file), binary, file.stat().st_size, allowed, 0)
-
-
-def _is_zip(file: Path) -> bool:
-    with reading(file, "npz"):
-        return zipfile.is_zipfile(file)
 
 
 def _read_array(where: str, binary: Any, size: int, allowed: Limit, allocated: int) -> NDArray[Any]:
@@ -148,4 +137,8 @@ def _read_array(where: str, binary: Any, size: int, allowed: Limit, allocated: i
     return values.reshape(shape, order="F" if fortran else "C")
 
 
-_READERS = {".csv": _csv, ".npy": _npy, ".npz": _npz}
+_READERS: dict[str, Callable[[Path], Any]] = {
+    ".csv": lambda path: np.column_stack(read_csv(path, limit(path), header=False).columns),
+    ".npy": lambda path: read_npy(path, limit(path)),
+    ".npz": _npz,
+}

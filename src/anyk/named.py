@@ -90,14 +90,10 @@ def admit(where: str, name: str, what: str) -> None:
             )
 
 
-def _untrusted_folder() -> _Folder | None:
-    folder = _FOLDER.get()
-    return None if folder is None or folder.trust else folder
-
-
 def admit_place(name: str, what: str) -> None:
     """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder names a place to write or send to."""
-    if folder := _untrusted_folder():
+    folder = _FOLDER.get()
+    if folder is not None and not folder.trust:
         raise BadInput(
             f"the run '{folder.path}' names the {what} '{name}', which writes to a place that somebody else may have "
             f"chosen; if it is yours, name it again with --{what}, or trust the folder with --trust"
@@ -106,7 +102,8 @@ def admit_place(name: str, what: str) -> None:
 
 def admit_address(address: str) -> None:
     """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder names data that would be fetched."""
-    if folder := _untrusted_folder():
+    folder = _FOLDER.get()
+    if folder is not None and not folder.trust:
         raise BadInput(
             f"the run '{folder.path}' names data that would be fetched, '{address}'; if the run is yours, trust its "
             "folder with --trust (in Python: problem=… or trust=True)"

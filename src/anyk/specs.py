@@ -14,14 +14,13 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from difflib import get_close_matches
 from functools import partial
 from itertools import accumulate, islice, pairwise
 from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
-from anyk.errors import BadInput, UnknownName
+from anyk.errors import BadInput, UnknownName, suggest
 
 T = TypeVar("T")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
@@ -280,9 +279,7 @@ class Registry(Generic[T]):
         if name in self.entries:
             return self.entries[name]
         names = [*self.entries, *also]
-        near = get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
-        raise UnknownName(f"{self.kind} '{name}'", hint)
+        raise UnknownName(f"{self.kind} '{name}'", suggest(name, names, f"known: {', '.join(names)}", cutoff=0.5))
 
     def build(self, text: str, **supplied: Any) -> T:
         """Build the object of a spec; ``supplied``: the parameters that the caller adds."""
@@ -304,15 +301,11 @@ class Registry(Generic[T]):
             key += "_" * iskeyword(key)  # a parameter cannot be called lambda
             if key in supplied and further is not None:
                 raise BadInput(f"{key} of {self.kind} '{name}' is an argument of its own, not a key, got '{text}'")
-            if key not in parameters and further is not None:
-                arguments[key] = read(value, further, f"{key} in '{text}'")
-                continue
-            if key not in parameters:
-                near = get_close_matches(key, parameters, n=1)
-                keys = ", ".join(parameters) or "none"
-                hint = f"did you mean '{near[0]}'?" if near else f"its keys: {keys}"
+            annotation = parameters[key].annotation if key in parameters else further
+            if annotation is None:
+                hint = suggest(key, parameters, f"its keys: {', '.join(parameters) or 'none'}")
                 raise BadInput(f"{self.kind} '{name}' has no key '{key}'; {hint}")
-            arguments[key] = read(value, parameters[key].annotation, f"{key} in '{text}'")
+            arguments[key] = read(value, annotation, f"{key} in '{text}'")
         for key, parameter in parameters.items():
             if parameter.default is inspect.Parameter.empty and key not in arguments:
                 raise BadInput(f"{self.kind} '{name}' needs {key.rstrip('_')}=…, as in {entry.usage()}")

@@ -8,7 +8,6 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ import click
 from anyk.checks import check
 from anyk.cli.fields import Command, as_field, option
 from anyk.cli.output import check_file, check_picture, exit_interrupted
-from anyk.errors import BadInput, describe_error
+from anyk.errors import BadInput, describe_error, suggest
 from anyk.named import names_in_folder, plugged_in
 from anyk.tables import reading
 
@@ -48,8 +47,7 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
     for written, value in values.items():
         key = written.replace("_", "-")
         if key not in options:
-            near = get_close_matches(key, options, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"keys: {', '.join(sorted(options))}"
+            hint = suggest(key, options, f"keys: {', '.join(sorted(options))}")
             raise BadInput(f"the config file '{file}' has an unknown key '{written}'; {hint}")
         parameter = options[key]
         defaults[str(parameter.name)] = check(value, _kind(parameter), f"{written} in the config file '{file}'")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, suggest
 from anyk.named import admit, imported
 
 Argument = None | bool | int | float | tuple[float, ...] | str  # the types of values in a spec
@@ -44,9 +43,8 @@ def resolve_class(method: str | type, home: str, kind: str) -> Any:
     if isinstance(method_class, type) and issubclass(method_class, base) and method_class is not base:
         return method_class
     names = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
-    near = get_close_matches(name, names, n=1, cutoff=0.5)
     others = ", ".join(sorted(set(names) - {kind}))
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {others}" if others else f"it has no {home}.{kind}"
+    hint = suggest(name, names, f"known: {others}" if others else f"it has no {home}.{kind}", cutoff=0.5)
     raise BadInput(f"no '{name}' in {where or home}; {hint}")
 
 
