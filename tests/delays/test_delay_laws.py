@@ -284,8 +284,14 @@ def test_no_delay_is_nothing_in_every_way() -> None:
         ("bimodal:fast=-1,slow=1", "fast must be a number from 0 to 1e+09, got -1.0"),
         ("bimodal:fast=2,slow=1", "'slow' of 'bimodal' must be above 'fast' (2), got 1"),
         ("bimodal:fast=1,slow=1", "'slow' of 'bimodal' must be above 'fast' (1), got 1"),
-        ("bimodal:fast=1,slow=2,probability=0", "probability must be a tuple of numbers above 0 and below 1, got (0.0,)"),
-        ("bimodal:fast=1,slow=2,probability=1", "probability must be a tuple of numbers above 0 and below 1, got (1.0,)"),
+        (
+            "bimodal:fast=1,slow=2,probability=0",
+            "probability must be a tuple of numbers above 0 and below 1, got (0.0,)",
+        ),
+        (
+            "bimodal:fast=1,slow=2,probability=1",
+            "probability must be a tuple of numbers above 0 and below 1, got (1.0,)",
+        ),
         ("hetero:means=1/0/2", "means must be a tuple of numbers above 0 and of at most 1e+09, got (1.0, 0.0, 2.0)"),
         ("none:later", "by in 'none:later' should be one of task, round, item, got 'later'"),
     ],

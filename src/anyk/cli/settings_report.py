@@ -1,4 +1,4 @@
-"""What ``--settings`` prints: every setting of a command, and where it comes from."""
+"""The output of ``--settings``: every setting of a command, and its source."""
 
 from __future__ import annotations
 

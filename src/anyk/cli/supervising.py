@@ -1,4 +1,4 @@
-"""``--supervise``: train in a process of its own, and resume the run when that process is killed."""
+"""``--supervise``: train in a separate process, and resume the run when that process is killed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def supervise(resume: click.Command, folder: Path) -> int:
 
 
 class _Forwarding:
-    """Forwards signals to the process that trains, which is in a group of its own and gets each of them once."""
+    """Forwards signals to the process that trains, which is in a separate group and receives each signal once."""
 
     def __init__(self) -> None:
         self.interrupted = False
@@ -87,16 +87,16 @@ class _Forwarding:
 def _shared(arguments: Sequence[str], command: click.Command) -> Iterable[str]:
     """Yield those options of a command line that another command has as well, with their values."""
     options = {name: option for option in command.params for name in option.opts}
-    left = iter(arguments)
-    for argument in left:
+    remaining = iter(arguments)
+    for argument in remaining:
         name, equals, _ = argument.partition("=")
         option = options.get(name)
         if isinstance(option, click.Option):
             yield argument
             if not option.is_flag and not equals:
-                yield next(left)
+                yield next(remaining)
 
 
 def _checkpoint(folder: Path) -> tuple[int, ...]:
-    """Return what changes whenever a checkpoint is written."""
+    """Return the times of the checkpoints of a folder, which change whenever one is written."""
     return tuple(sorted(file.stat().st_mtime_ns for file in folder.rglob("checkpoint*")))

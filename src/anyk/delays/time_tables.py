@@ -43,7 +43,7 @@ _LONG = 50.0  # median seconds from which on times look like milliseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TimeTable:
     """Times in seconds, shape (rounds, workers), with the file's other contents and ``remarks`` on its interpretation.
 
     ``columns``: names of the columns in the file, if it has one for each worker.
@@ -68,7 +68,7 @@ def summarised(times: Floats, remarks: Sequence[str]) -> str:
     return ", ".join([size, *remarks, f"median {np.nanmedian(times):.3g} s, longest {np.nanmax(times):.3g} s"])
 
 
-def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None = None) -> Measured:
+def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None = None) -> TimeTable:
     """Return the times in an npz, CSV (also ``.csv.gz``) or Parquet file; ``unit`` is s, ms or us, else the header's.
 
     CSV and Parquet have one column for each worker, or the columns round, worker and seconds. Row numbers are ignored.
@@ -109,7 +109,7 @@ def in_seconds(times: Floats, unit: str | None, scale: float) -> tuple[Floats, t
     return times, ()
 
 
-def _from_npz(file: Path, allowed: Limit) -> Measured:
+def _from_npz(file: Path, allowed: Limit) -> TimeTable:
     arrays, names = read_npz(file, allowed, ("seconds", "load", "censored"))
     if "seconds" not in arrays:
         raise BadInput(
@@ -132,10 +132,10 @@ def _from_npz(file: Path, allowed: Limit) -> Measured:
         times, cut = times[:, 1:], None if cut is None else cut[:, 1:]
         remarks = ("row numbers in the first column left out",)
     share = None if load is None else float(load.item())
-    return Measured(times, share, None if cut is None else cut.astype(bool), remarks=remarks)
+    return TimeTable(times, share, None if cut is None else cut.astype(bool), remarks=remarks)
 
 
-def _from_table(file: Path, table: Table) -> tuple[Measured, float]:
+def _from_table(file: Path, table: Table) -> tuple[TimeTable, float]:
     """Return times from columns, and their unit in seconds."""
     names = [name.strip().lower() for name in table.names] if table.header else [""] * len(table.names)
     if not table.rows:
@@ -185,7 +185,7 @@ def _from_table(file: Path, table: Table) -> tuple[Measured, float]:
     if len(scales) > 1:
         raise BadInput(f"the columns of '{shown(file)}' are in different units; convert them to one")
     called = tuple(_called(table, i) for i in columns)
-    return Measured(np.column_stack(values), remarks=tuple(remarks), columns=called), next(iter(scales), 1.0) or 1.0
+    return TimeTable(np.column_stack(values), remarks=tuple(remarks), columns=called), next(iter(scales), 1.0) or 1.0
 
 
 def _called(table: Table, i: int) -> str:
@@ -232,7 +232,7 @@ def checked_columns(file: Path, table: Table, places: tuple[int, int, int]) -> t
     return table.columns[places[0]], table.columns[places[1]], table.columns[places[2]]
 
 
-def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int, int, int]) -> tuple[Measured, float]:
+def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int, int, int]) -> tuple[TimeTable, float]:
     rounds, workers, seconds = checked_columns(file, table, places)
     all_rounds, all_workers, tables = pivoted(file, rounds, workers, {"seconds": seconds})
     times = tables["seconds"]
@@ -245,7 +245,7 @@ def _from_long(file: Path, table: Table, names: Sequence[str], places: tuple[int
     used = listed([table.names[i] for i in places])
     unused = [name for i, name in enumerate(table.names) if i not in places and names[i] not in _INDEX]
     remarks = (f"from the columns {used}",) + ((f"{listed(unused)} not used",) if unused else ())
-    return Measured(times, remarks=remarks), unit_in(names[places[2]])[1] or 1.0
+    return TimeTable(times, remarks=remarks), unit_in(names[places[2]])[1] or 1.0
 
 
 def pivoted(

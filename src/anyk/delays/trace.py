@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from anyk.checks import typed
 from anyk.delays.base import DelayModel
-from anyk.delays.time_tables import Measured, read_measured
+from anyk.delays.time_tables import TimeTable, read_measured
 from anyk.errors import BadInput
 from anyk.specs import File, absolute, parse
 from anyk.tables import shown
@@ -121,7 +121,7 @@ class Trace(_Rows):
             )
 
     @cached_property
-    def _measured(self) -> Measured:
+    def _measured(self) -> TimeTable:
         return read_measured(Path(self.file).expanduser(), unit=self.unit, max_gb=self.max_gb)
 
     @property
