@@ -29,7 +29,7 @@ from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.base import Vector
 from anyk.problems.linear.inputs import checked_l2, row_weights
-from anyk.problems.linear.models import LinearProblem
+from anyk.problems.linear.regression import LinearProblem
 from anyk.problems.linear.scaling import Floats, Scaling
 from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
 from anyk.runs.evaluation.settings import USUAL, Evaluate

@@ -19,7 +19,7 @@ import anyk
 from anyk.errors import BadInput
 from anyk.problems import TorchProblem
 from anyk.problems.sums import telling
-from anyk.problems.torch.samples import Items, Reading
+from anyk.problems.torch.tensor_samples import Items, Reading
 
 WORDS, LONGEST = 7, 6
 

@@ -16,16 +16,16 @@ from anyk.problems.data.shards.naming import ShardedData, as_shards
 from anyk.problems.data.splits import Dirichlet, splits
 from anyk.problems.digest import data_digest
 from anyk.problems.jax.functions import JaxProblem
-from anyk.problems.jax.partitions import JaxPartitions
+from anyk.problems.jax.loss_partitions import JaxPartitions
 from anyk.problems.linear.inputs import checked_l2
-from anyk.problems.linear.models import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
-from anyk.problems.linear.partitions import LinearPartitions
+from anyk.problems.linear.regression import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
+from anyk.problems.linear.row_partitions import LinearPartitions
 from anyk.problems.linear.scaling import Scaling
 from anyk.problems.linear.two_layer import TwoLayerNetwork
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.predicting import Coefficients, Predictor
+from anyk.problems.torch.module_partitions import TorchPartitions
 from anyk.problems.torch.modules import TorchProblem
-from anyk.problems.torch.partitions import TorchPartitions
 from anyk.problems.user_functions import from_function
 from anyk.specs import Registry, absolute
 

@@ -15,12 +15,12 @@ from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut
 from anyk.problems.data.samples import Samples
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
-from anyk.problems.jax.batches import TOGETHER, data_of
 from anyk.problems.jax.decompiled import DecompiledPartitions
+from anyk.problems.jax.loss_partitions import JaxPartitions
 from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, Network, names_of, seed_for, seed_of
-from anyk.problems.jax.partitions import JaxPartitions
 from anyk.problems.jax.pytrees import Trainable, Tree, distinct, is_array, kind_of, model_of
 from anyk.problems.jax.statistics import Averages
+from anyk.problems.jax.tree_samples import TOGETHER, data_of
 from anyk.problems.linear.inputs import checked_l2
 from anyk.problems.model_files import write_model_file
 from anyk.problems.network_problem import NetworkProblem

@@ -19,8 +19,8 @@ from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.splits import Dirichlet
 from anyk.problems.data.streams import Stream
 from anyk.problems.linear.layers import layers_of, scores_of
-from anyk.problems.linear.models import SoftmaxRegression
-from anyk.problems.linear.partitions import losses_of, softmax_slope
+from anyk.problems.linear.regression import SoftmaxRegression
+from anyk.problems.linear.row_partitions import losses_of, softmax_slope
 from anyk.problems.predicting import Predictor
 
 

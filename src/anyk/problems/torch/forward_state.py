@@ -11,8 +11,8 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.problems.data.samples import Batch
 from anyk.problems.torch.generators import drawing
+from anyk.problems.torch.module_partitions import norms_of
 from anyk.problems.torch.network import Network
-from anyk.problems.torch.partitions import norms_of
 
 if TYPE_CHECKING:
     import torch

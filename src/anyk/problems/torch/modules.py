@@ -28,12 +28,11 @@ from anyk.problems.digest import digest_of
 from anyk.problems.linear.inputs import checked_l2
 from anyk.problems.network_problem import NetworkProblem
 from anyk.problems.sums import check_loss, check_samples, has_entries, telling
-from anyk.problems.torch.checks import check_module, check_options, ignored_by, is_mean, takes_module
+from anyk.problems.torch.arguments import check_module, check_options, ignored_by, is_mean, takes_module
 from anyk.problems.torch.forward_state import check_forward
 from anyk.problems.torch.generators import drawing
 from anyk.problems.torch.metrics import Metric, Metrics, check_metrics, measured, usual
-from anyk.problems.torch.network import Network, counted, mapped, tensors_in
-from anyk.problems.torch.partitions import (
+from anyk.problems.torch.module_partitions import (
     AT_ONCE,
     Placed,
     TorchPartitions,
@@ -44,7 +43,9 @@ from anyk.problems.torch.partitions import (
     pieces_of,
     trained,
 )
-from anyk.problems.torch.samples import (
+from anyk.problems.torch.network import Network, counted, mapped, tensors_in
+from anyk.problems.torch.state_files import loaded, write_state
+from anyk.problems.torch.tensor_samples import (
     Apart,
     Items,
     Reading,
@@ -53,7 +54,6 @@ from anyk.problems.torch.samples import (
     samples_of,
     tensor_over,
 )
-from anyk.problems.torch.state_files import loaded, write_state
 
 if TYPE_CHECKING:
     import torch

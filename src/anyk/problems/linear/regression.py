@@ -20,11 +20,11 @@ from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.splits import Dirichlet, checked
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
 from anyk.problems.digest import digest_of
-from anyk.problems.linear.batches import LinearBatches, StreamRows
 from anyk.problems.linear.inputs import checked_l2, design_of, row_weights
-from anyk.problems.linear.partitions import LinearPartitions, losses_of
+from anyk.problems.linear.row_partitions import LinearPartitions, losses_of
 from anyk.problems.linear.scaling import Scaling, extremes, in_units, uneven_columns, with_intercept
 from anyk.problems.linear.sharded import ShardRows
+from anyk.problems.linear.streamed import LinearBatches, StreamRows
 from anyk.problems.predicting import Predictor
 
 Floats = NDArray[np.float64]

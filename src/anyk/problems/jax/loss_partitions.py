@@ -16,8 +16,8 @@ from anyk.problems.base import Vector, even_ends
 from anyk.problems.batches import Batches
 from anyk.problems.data.samples import Samples, Selection
 from anyk.problems.data.shards.samples import ShardSamples
-from anyk.problems.jax.batches import TOGETHER
 from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, Network, seed_for, seed_of
+from anyk.problems.jax.tree_samples import TOGETHER
 from anyk.problems.replicas import seed_of_draws
 
 

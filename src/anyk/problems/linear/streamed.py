@@ -13,7 +13,7 @@ from anyk.problems.base import Vector
 from anyk.problems.batches import Batches
 from anyk.problems.data.samples import Arrays, Selection
 from anyk.problems.data.streams import Stream, StreamSamples
-from anyk.problems.linear.partitions import losses_of, slope_of
+from anyk.problems.linear.row_partitions import losses_of, slope_of
 from anyk.problems.linear.scaling import Scaling, with_intercept
 from anyk.problems.linear.sharded import ShardRows
 

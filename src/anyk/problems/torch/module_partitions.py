@@ -21,7 +21,7 @@ from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
 from anyk.problems.sums import TOGETHER, check_loss, check_samples
 from anyk.problems.torch.generators import cuda_generators, drawing, kept_generators
 from anyk.problems.torch.network import Network, mapped, tensors_in
-from anyk.problems.torch.samples import tensor_over
+from anyk.problems.torch.tensor_samples import tensor_over
 
 if TYPE_CHECKING:
     import torch
