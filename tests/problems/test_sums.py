@@ -10,7 +10,7 @@ import pytest
 import anyk
 from anyk.errors import BadInput, RunFailed
 from anyk.problems import JaxProblem, TorchProblem
-from anyk.problems.sums import telling
+from anyk.problems.sums import trial_groups
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -175,11 +175,11 @@ def test_losses_that_are_means_pass_also_where_rounding_is_coarse():
 def test_the_rows_that_tell_have_the_extremes_and_come_from_everywhere():
     values = np.full((5000, 3), 7)
     values[4321, 2], values[17, 0] = -100, 255
-    rows = np.concatenate(list(telling([values], 5000)))
+    rows = np.concatenate(list(trial_groups([values], 5000)))
     assert {0, 1, 17, 4321} <= set(rows.tolist()) and len(rows) == len(set(rows.tolist())) == 32
     assert all((rows // 500 == part).any() for part in range(10))
-    assert all(len(group) <= 4 for group in telling([values], 5000))
-    assert [group.tolist() for group in telling([], 3, 2)] != [] and sum(map(len, telling([], 3, 2))) == 3
+    assert all(len(group) <= 4 for group in trial_groups([values], 5000))
+    assert [group.tolist() for group in trial_groups([], 3, 2)] != [] and sum(map(len, trial_groups([], 3, 2))) == 3
 
 
 @pytest.mark.slow

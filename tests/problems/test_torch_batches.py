@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import anyk
 from anyk.errors import BadInput
 from anyk.problems import TorchProblem
-from anyk.problems.sums import telling
+from anyk.problems.sums import trial_groups
 from anyk.problems.torch.tensor_samples import Items, Reading
 
 WORDS, LONGEST = 7, 6
@@ -179,7 +179,7 @@ def test_what_the_first_samples_do_not_show_the_partitions_do():
     random = torch.Generator().manual_seed(6)
     ids = torch.randint(0, WORDS, (300, LONGEST), generator=random)
     whole = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    tried = np.concatenate(list(telling([], 300)))
+    tried = np.concatenate(list(trial_groups([], 300)))
     short = next(i for i in range(0, 300, 3) if i not in tried)  # 100 partitions of 3
     whole["attention_mask"][short, 2:] = 0
     problem = TorchProblem(Causal(), own_loss, Texts(whole), collate_fn=padded)

@@ -16,8 +16,12 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput
 
+Array = NDArray[Any]
+DType = np.dtype[Any]
+Ends = NDArray[np.int64]  # where consecutive pieces of samples begin and the last one ends
+Floats = NDArray[np.float64]
+Index = NDArray[np.intp]  # the type with which NumPy scatters fastest
 Vector = NDArray[np.floating[Any]]
-Index = NDArray[np.intp]  # what NumPy scatters with fastest
 NO_HELD_OUT = "metrics are computed on held-out samples, and there are none; give held_out=… as well"
 
 
@@ -42,7 +46,7 @@ class Partitions(Protocol):
     """
 
     dimension: int
-    dtype: np.dtype[np.floating[Any]]
+    dtype: DType
     sizes: tuple[int, ...]
 
     def load(self, partitions: Sequence[int]) -> None:
@@ -70,7 +74,7 @@ def stacked(parts: Sequence[Any]) -> Any:
     return sparse.vstack(parts, format="csr")
 
 
-def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> NDArray[np.int64]:
+def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> Ends:
     """Return where pieces of the samples begin and the last piece ends, shape (partitions + 1,); none is empty.
 
     Even pieces, the larger ones first, or as near as can be to ``shares``. Raises :class:`~anyk.errors.BadInput` where
@@ -187,7 +191,7 @@ class Problem(Protocol):
     """
 
     dimension: int
-    dtype: np.dtype[np.floating[Any]]
+    dtype: DType
     samples: int
     l2: float
     metric: str

@@ -8,10 +8,9 @@ from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector
+from anyk.problems.base import DType, Ends, Index, Vector
 from anyk.problems.data.samples import Samples, Selection
 from anyk.problems.data.streams import NO_PARTS
 
@@ -25,10 +24,10 @@ class Batches:
     def __init__(
         self,
         data: Samples,
-        ends: NDArray[np.int64],
+        ends: Ends,
         *,
         dimension: int,
-        dtype: np.dtype[Any],
+        dtype: DType,
         most: int | None = None,
     ) -> None:
         self.data, self.most, self.dimension, self.dtype = data, most, dimension, dtype

@@ -8,7 +8,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
+
+from anyk.problems.base import Array
 
 _KNOWN: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 
@@ -51,7 +52,7 @@ def digest_of(*parts: Any) -> str | None:
     return digest.hexdigest() if any_array else None
 
 
-def _arrays(value: Any, place: str) -> Iterator[tuple[str, NDArray[Any]]]:
+def _arrays(value: Any, place: str) -> Iterator[tuple[str, Array]]:
     array = _array(value)
     if array is not None:
         yield place, array
@@ -70,7 +71,7 @@ def _arrays(value: Any, place: str) -> Iterator[tuple[str, NDArray[Any]]]:
                 yield from _arrays(part, f"{place}/{name}")
 
 
-def _array(value: Any) -> NDArray[Any] | None:
+def _array(value: Any) -> Array | None:
     """Return an array of numbers or text as NumPy's; None for anything else."""
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
         import torch

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.base import problem_text
+from anyk.problems.base import DType, problem_text
 from anyk.problems.data.samples import Samples
 
 
@@ -16,7 +16,7 @@ class NetworkProblem:
     """A problem on samples; ``_last``: intermediate results at the last model, None if there are none."""
 
     dimension: int
-    dtype: np.dtype[np.floating[Any]]
+    dtype: DType
     samples: int
     l2: float
     metric: str

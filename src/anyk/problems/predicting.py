@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Vector
+from anyk.problems.base import Array, Floats, Vector
 from anyk.problems.data.encoding import Encoding, Matrix
 from anyk.problems.linear.layers import scores_of
-from anyk.problems.linear.scaling import Floats, Scaling, in_units
+from anyk.problems.linear.scaling import Scaling, in_units
 from anyk.tables import Table
 
 Tell = Callable[[str], None]
@@ -62,11 +61,11 @@ class Predictor:
 
     # ------------------------------------------------------------------------------------------- what it says
 
-    def predict(self, w: Vector, X: Any, *, tell: Tell | None = None) -> NDArray[Any]:
+    def predict(self, w: Vector, X: Any, *, tell: Tell | None = None) -> Array:
         """The likeliest label of each row, or its value; ``X``: see :meth:`matrix`."""
         return self.decided(self.scores(w, self.matrix(X, "X", tell)))
 
-    def decided(self, scores: Floats) -> NDArray[Any]:
+    def decided(self, scores: Floats) -> Array:
         """Return the labels or values, shape (rows,), that follow from scores (rows, outputs)."""
         if not self.classes:
             return np.asarray(scores[:, 0])
@@ -95,7 +94,7 @@ class Predictor:
         return np.asarray(X @ weights + intercepts, dtype=np.float64)
 
     @property
-    def labels(self) -> NDArray[Any]:
+    def labels(self) -> Array:
         """The classes: text, whole numbers or numbers."""
         if any(isinstance(one, str) for one in self.classes):
             return np.array(list(map(str, self.classes)), dtype=object)
@@ -187,7 +186,7 @@ class Predictor:
         return predictor
 
 
-def _column(values: Any, where: str) -> NDArray[Any]:
+def _column(values: Any, where: str) -> Array:
     """A column as a table has it: numbers with NaN, or text with None."""
     array = np.asarray(values)
     if array.dtype.kind in "biuf":

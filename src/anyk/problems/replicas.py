@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.problems.base import Vector
+from anyk.problems.base import Array, DType, Floats, Vector
 
 ROWS = 8  # samples of the partition that is tried
 SINGLE = 1e-6  # relative difference that marks of gradients may have that differ by less than float32 shows
@@ -27,7 +26,7 @@ _ADVICE = (
 class Trial(NamedTuple):
     """The driver's sketch of one gradient, and the relative difference that kernels may cause."""
 
-    sketch: NDArray[np.float64]
+    sketch: Floats
     limit: float
 
     @classmethod
@@ -65,7 +64,7 @@ class Trial(NamedTuple):
             )
 
 
-def sketch(gradient: Vector) -> NDArray[np.float64]:
+def sketch(gradient: Vector) -> Floats:
     """Signed sums whose norm is, on average, that of the gradient, as the norm of differences is that of theirs."""
     random = keyed.generator(0, "sketch", gradient.size)
     sums = np.zeros(_SKETCH)
@@ -112,7 +111,7 @@ def differing(one: int, other: int, partition: int, version: int, apart: float) 
     )
 
 
-def seed_of_draws(bits: int, partition: int, rows: NDArray[Any] | None) -> int:
+def seed_of_draws(bits: int, partition: int, rows: Array | None) -> int:
     """The seed, of 63 bits, of what is drawn for a partition, or some of its rows, at a model with these ``bits``.
 
     ``bits``: the model's :func:`anyk.keyed.digest`, which is one pass over it. All who hold the partition draw alike.
@@ -121,7 +120,7 @@ def seed_of_draws(bits: int, partition: int, rows: NDArray[Any] | None) -> int:
     return int(keyed.generator(bits, "module", partition, rows_key).integers(2**63))
 
 
-def model_like(scales: Sequence[tuple[int, float, float]], dtype: np.dtype[Any]) -> Vector:
+def model_like(scales: Sequence[tuple[int, float, float]], dtype: DType) -> Vector:
     """Keyed normal draws with the (size, mean, standard deviation) of each parameter of the initial model.
 
     It stands for that model on workers, to which it is not sent before the run begins.

@@ -7,11 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.decompile import Source, compile_source
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector
+from anyk.problems.base import Array, DType, Index, Vector
 
 
 class DecompiledPartitions:
@@ -25,10 +24,10 @@ class DecompiledPartitions:
     def __init__(
         self,
         texts: dict[int, tuple[str, str]],
-        arrays: Sequence[NDArray[Any]],
+        arrays: Sequence[Array],
         ends: Sequence[int],
         dimension: int,
-        dtype: np.dtype[Any],
+        dtype: DType,
     ) -> None:
         self._texts, self._arrays, self._ends = texts, list(arrays), list(ends)
         self._bounds = list(pairwise(self._ends))
@@ -39,13 +38,13 @@ class DecompiledPartitions:
 
     @classmethod
     def of(
-        cls, sources: dict[int, Source], arrays: Sequence[NDArray[Any]], ends: Sequence[int], initial: Vector
+        cls, sources: dict[int, Source], arrays: Sequence[Array], ends: Sequence[int], initial: Vector
     ) -> DecompiledPartitions:
         """Return the partitions for these sources and models like the initial one."""
         texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
         return cls(texts, arrays, ends, initial.size, initial.dtype)
 
-    def plain(self) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+    def plain(self) -> tuple[dict[str, Any], list[Array]]:
         """Return the partitions as plain data and arrays."""
         texts = [[rows, *text] for rows, text in self._texts.items()]
         return {
@@ -56,7 +55,7 @@ class DecompiledPartitions:
         }, self._arrays
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> DecompiledPartitions:
+    def from_plain(cls, plain: dict[str, Any], arrays: Sequence[Array]) -> DecompiledPartitions:
         """Back from :meth:`plain`."""
         texts = {rows: (text, digest) for rows, text, digest in plain["texts"]}
         return cls(texts, arrays, plain["ends"], plain["dimension"], np.dtype(plain["dtype"]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +13,7 @@ import numpy as np
 from anyk.checks import AtLeastZero, typed
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage, describe_error
-from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut
+from anyk.problems.base import NO_HELD_OUT, Floats, Index, Vector, cut
 from anyk.problems.data.samples import Samples
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
@@ -24,7 +26,7 @@ from anyk.problems.jax.tree_samples import TOGETHER, data_of
 from anyk.problems.linear.inputs import checked_l2
 from anyk.problems.model_files import write_model_file
 from anyk.problems.network_problem import NetworkProblem
-from anyk.problems.sums import BEYOND, NUDGES, is_no_sum, nudges, telling
+from anyk.problems.sums import adds_up, not_a_sum, nudge_signs, trial_groups
 
 _ROUNDED = 0.02  # relative difference that a loss may have which computes in bfloat16
 _RENEWED = 1024  # rows of shards over which running statistics are computed to evaluate
@@ -159,46 +161,39 @@ class JaxProblem(NetworkProblem):
             ) from None
 
     def _try_sum(self) -> None:
-        """Refuse a loss of several rows that is not the mean of theirs, in value or gradient; where it can be told."""
+        """Refuse a loss of several rows that is not the mean of their losses, as far as can be found out."""
         import jax
 
-        network = self._network
+        network, head, draws = self._network, self._data.head, itertools.count()
 
         def total(flat: Any, batch: Tree, seed: Any) -> Any:
             if network.switches:  # without dropout, and with running statistics
                 return network.evaluated(flat, self._held, batch, seed)[0]
             return network.total(flat, self._held, batch, seed)
 
-        both, head = jax.jit(jax.value_and_grad(total)), self._data.head
+        with_gradient = jax.jit(jax.value_and_grad(total))
 
-        def at(rows: Index, seed: Any = SEED, w: Vector = self._initial) -> Vector:
-            value, gradient = both(w, head.batch(rows), seed)
-            return np.append(np.asarray(gradient, dtype=np.float64), float(value))
+        def measure(rows: Index, places: Index, nudge: int | None) -> Floats:
+            w = self._initial
+            if nudge is not None:
+                rounding = np.finfo(self.dtype).eps * nudge_signs(self.dimension, nudge)
+                w = w * (1.0 + rounding).astype(self.dtype)
+            seed = seed_of(next(draws)) if network.random else SEED
+            return np.append(*with_gradient(w, head.batch(rows[places]), seed)).astype(np.float64)
 
-        for rows in telling(head.arrays, head.tried):
+        for rows in trial_groups(head.arrays, head.tried):
             try:
-                whole, alone = at(rows), [at(rows[i : i + 1]) for i in range(len(rows))]
-                if network.random and not np.array_equal(whole, at(rows, seed_of(1))):
-                    return  # draws are others for each row alone
-            except Exception:  # what fails in a run is said there
+                correct = adds_up(partial(measure, rows), len(rows), tolerance=_ROUNDED)
+            except Exception:  # the run reports what fails
                 return
-            if not np.isfinite(whole).all():
-                continue
-            apart, largest = np.abs(np.sum(alone, axis=0) - whole).max(), np.abs(alone).sum(axis=0).max()
-            if not apart <= _ROUNDED * largest and not self._rounds_so(at, rows, whole, apart):
-                raise is_no_sum(
+            if not correct:
+                raise not_a_sum(
                     f"rows {', '.join(map(str, rows))}",
+                    "to leave out targets or weigh them give a loss that is a sum over rows, with reduction='sum'; one "
+                    "that normalises by the batch is taken as it is with reduction='mean'; outputs of shape (rows, 1) "
+                    "beside targets of shape (rows,) are not paired: give them the same shape",
                     mean=True,
-                    way="to leave out targets or weigh them give a loss that is a sum over rows, with reduction='sum'; "
-                    "one that normalises by the batch is taken as it is with reduction='mean'; outputs of shape (rows, "
-                    "1) beside targets of shape (rows,) are not paired: give them the same shape",
                 )
-
-    def _rounds_so(self, at: Callable[..., Vector], rows: Index, whole: Vector, apart: float) -> bool:
-        """Whether rounding alone moves the loss or its gradient about as far: where the parameters fit the data."""
-        rounding = float(np.finfo(self.dtype).eps)
-        near = [self._initial * (1.0 + rounding * nudges(self.dimension, i)).astype(self.dtype) for i in range(NUDGES)]
-        return bool(apart <= BEYOND * max(np.abs(at(rows, w=w) - whole).max() for w in near))
 
     def _learn_averages(self) -> Averages:
         """Return how the state moves, from a few rows; raises if it cannot be computed anew."""

@@ -8,11 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.problems.base import Vector, even_ends
+from anyk.problems.base import DType, Ends, Vector, even_ends
 from anyk.problems.batches import Batches
 from anyk.problems.data.samples import Samples, Selection
 from anyk.problems.data.shards.samples import ShardSamples
@@ -29,8 +28,8 @@ class JaxPartitions(Batches):
         network: Network,
         held: Held,
         data: Samples,
-        ends: NDArray[np.int64],
-        dtype: np.dtype[Any],
+        ends: Ends,
+        dtype: DType,
         *,
         platform: str = "cpu",
     ) -> None:

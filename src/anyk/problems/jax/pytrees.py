@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput, RunFailed
+from anyk.problems.base import Array
 
 Tree = Any  # nested tuples, lists, dictionaries and what else JAX takes for a pytree
-Arrays = list[NDArray[Any]]
+Arrays = list[Array]
 Trainable = Tree | Callable[[str], bool] | None
 
 # what Flax's linen calls state beside 'params', and names that everybody gives to running statistics

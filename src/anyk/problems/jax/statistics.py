@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput
+from anyk.problems.base import Array, Floats
 from anyk.problems.jax.pytrees import Arrays, Tree
 
 Step = Callable[[Tree], Tree]  # a state after a batch
@@ -101,9 +101,9 @@ class Averages(NamedTuple):
                 )
 
 
-def _rest(old: NDArray[Any], new: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArray[Any]:
+def _rest(old: Array, new: Floats, factor: Floats) -> Array:
     """Return the limit of an average that went from ``old`` to ``new`` and keeps ``factor`` of the old."""
     moves = np.abs(1.0 - factor) > 1e-5
     limit = (new - factor * old.astype(np.float64)) / np.where(moves, 1.0 - factor, 1.0)
-    statistics: NDArray[Any] = np.where(moves, limit, new).astype(old.dtype)
+    statistics: Array = np.where(moves, limit, new).astype(old.dtype)
     return statistics

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput
+from anyk.problems.base import Array, DType
 from anyk.problems.data.samples import Arrays, Samples
 from anyk.problems.data.shards.samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
@@ -30,7 +30,7 @@ class TreeForm:
 
         self._empty = jax.tree.map(lambda array: array[:0], tree)
 
-    def __call__(self, arrays: Sequence[NDArray[Any]]) -> Tree:
+    def __call__(self, arrays: Sequence[Array]) -> Tree:
         """Return the pytree of some rows of the arrays, given in JAX's order."""
         import jax
 
@@ -44,12 +44,12 @@ class NamedForm:
     def __init__(self, keys: tuple[str, ...] | None) -> None:
         self._keys = keys
 
-    def __call__(self, arrays: Sequence[NDArray[Any]]) -> Tree:
+    def __call__(self, arrays: Sequence[Array]) -> Tree:
         """Return a batch of some rows of the arrays."""
         return tuple(arrays) if self._keys is None else dict(zip(self._keys, arrays, strict=True))
 
 
-def data_of(data: Any, name: str, dtype: np.dtype[Any]) -> Samples:
+def data_of(data: Any, name: str, dtype: DType) -> Samples:
     """Return a user's data as samples; raises :class:`~anyk.errors.BadInput` if it cannot be one."""
     import jax
 
@@ -71,7 +71,7 @@ def data_of(data: Any, name: str, dtype: np.dtype[Any]) -> Samples:
     return Arrays(arrays, TreeForm(tree))
 
 
-def _stacked(dtype: np.dtype[Any], samples: list[Any]) -> Arrays:
+def _stacked(dtype: DType, samples: list[Any]) -> Arrays:
     """Return the samples of a stream as arrays with a row for each."""
     import jax
 
@@ -84,11 +84,11 @@ def _stacked(dtype: np.dtype[Any], samples: list[Any]) -> Arrays:
     return Arrays(jax.tree.leaves(tree), TreeForm(tree))
 
 
-def _converted(dtype: np.dtype[Any], named: dict[str, NDArray[Any]], where: str) -> dict[str, NDArray[Any]]:
+def _converted(dtype: DType, named: dict[str, Array], where: str) -> dict[str, Array]:
     return {name: _plain(where, dtype, array) for name, array in named.items()}
 
 
-def _plain(name: str, dtype: np.dtype[Any], leaf: Any) -> NDArray[Any]:
+def _plain(name: str, dtype: DType, leaf: Any) -> Array:
     """Return an array as NumPy's, of the number types that JAX computes in."""
     import jax
 

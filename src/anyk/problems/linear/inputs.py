@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from anyk.checks import check
 from anyk.errors import BadInput
-
-Floats = NDArray[np.float64]
+from anyk.problems.base import Floats
 
 
 def design_of(X: Any, name: str) -> Any:

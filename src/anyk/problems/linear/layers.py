@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.problems.base import Vector
+from anyk.problems.base import Floats, Vector
 
 
 def layers_of(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vector, Vector, Vector, Vector]:
@@ -18,7 +17,7 @@ def layers_of(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vect
     return w[:a].reshape(features, hidden), w[a:b], w[b:c].reshape(hidden, outputs), w[c:]
 
 
-def scores_of(X: Any, w: Vector, *shape: int) -> NDArray[np.float64]:
+def scores_of(X: Any, w: Vector, *shape: int) -> Floats:
     """Return the scores of rows, shape (rows, outputs); ``shape``: numbers of features, hidden units and outputs."""
     first, bias, second, offset = layers_of(w, *shape)
     return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=np.float64)

@@ -8,12 +8,12 @@ from copy import copy
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Vector, cut, problem_text, some_rows
+from anyk.problems.base import Array, Ends, Floats, Vector, cut, problem_text, some_rows
 from anyk.problems.data.dataset import Task
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.data.shards.sources import Shards
@@ -26,8 +26,6 @@ from anyk.problems.linear.scaling import Scaling, extremes, in_units, uneven_col
 from anyk.problems.linear.sharded import ShardRows
 from anyk.problems.linear.streamed import LinearBatches, StreamRows
 from anyk.problems.predicting import Predictor
-
-Floats = NDArray[np.float64]
 
 
 @typed
@@ -201,7 +199,7 @@ class LinearProblem:
     def __repr__(self) -> str:
         return problem_text(self)
 
-    def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
+    def _labels(self, y: Array, rows: int, name: str) -> Floats:
         if y.shape != (rows,):
             raise BadInput(f"{name} must have one value for each of the {rows} rows, got shape {y.shape}")
         if y.dtype == bool:
@@ -249,7 +247,7 @@ class LinearProblem:
             weights = weights[self.uneven.order(self.y, ends)]
         return LinearPartitions(self.kind, self.outputs, *self._rows(ends), ends, penalty=self.penalty, weights=weights)
 
-    def _rows(self, ends: NDArray[np.int64]) -> tuple[Any, Floats]:
+    def _rows(self, ends: Ends) -> tuple[Any, Floats]:
         """The training rows and their targets in the order of the partitions that end there."""
         if self.uneven is None:
             return self.X, self.y
@@ -406,7 +404,7 @@ class LogisticRegression(LinearProblem):
     metric = "auc"
     better = "higher"
 
-    def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
+    def _labels(self, y: Array, rows: int, name: str) -> Floats:
         values = super()._labels(y, rows, name)
         classes = np.unique(values)
         if self.classes is None:
@@ -462,7 +460,7 @@ class SoftmaxRegression(LinearProblem):
     metric = "accuracy"
     better = "higher"
 
-    def _labels(self, y: NDArray[Any], rows: int, name: str) -> Floats:
+    def _labels(self, y: Array, rows: int, name: str) -> Floats:
         values = super()._labels(y, rows, name)
         if (values < 0).any() or (values != np.floor(values)).any():
             raise BadInput(f"{name} must hold classes 0, 1, 2, …; number the labels first")

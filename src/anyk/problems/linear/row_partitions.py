@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.problems.base import Index, Vector, stacked
+from anyk.problems.base import Ends, Floats, Index, Vector, stacked
 
 _LOCAL = 0.5  # a partition touching less than this share of the coordinates is kept, and answers, on those alone
 
@@ -29,7 +28,7 @@ class LinearPartitions:
         outputs: int,
         X: Any,
         y: Vector,
-        ends: NDArray[np.int64],
+        ends: Ends,
         *,
         penalty: float | Vector = 0.0,
         weights: Vector | None = None,
@@ -126,7 +125,7 @@ class LinearPartitions:
         return X, y, weights, X @ (W if columns is None else W[columns])
 
 
-def losses_of(kind: str, scores: Vector, y: Vector) -> NDArray[np.float64]:
+def losses_of(kind: str, scores: Vector, y: Vector) -> Floats:
     """A model's losses of rows, shape (rows,), from scores of shape (rows,) or (rows, classes)."""
     scores = scores.astype(np.float64, copy=False)
     if kind == "logistic":

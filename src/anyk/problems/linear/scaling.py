@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
+from anyk.problems.base import Floats
 from anyk.tables import shown
 
-Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 _UNEVEN = 1e3  # times that columns may differ in size before training on them as they are is advised against
 

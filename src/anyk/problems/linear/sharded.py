@@ -8,10 +8,9 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector, some_rows
+from anyk.problems.base import Array, DType, Floats, Index, Vector, some_rows
 from anyk.problems.data.dataset import Task, read_target
 from anyk.problems.data.encoding import Column, Encoding, check_categories
 from anyk.problems.data.samples import Arrays, Part, Samples
@@ -19,7 +18,7 @@ from anyk.problems.data.shards.blocks import Blocks
 from anyk.problems.data.shards.processes import in_processes
 from anyk.problems.data.shards.sources import Content, Shards
 from anyk.problems.data.shards.survey import Moments, Survey, places_of, plain, survey
-from anyk.problems.linear.scaling import Floats, Scaling, with_intercept
+from anyk.problems.linear.scaling import Scaling, with_intercept
 from anyk.tables import Table, shown
 
 _SQUARE = 1024  # columns up to which the curvature is computed, and not only bounded
@@ -35,7 +34,7 @@ class Design:
     features: int
     labels: Labels  # empty for regression
     task: Task
-    dtype: np.dtype[Any]
+    dtype: DType
     scaling: Scaling | None = None
     intercept: bool = False
 
@@ -44,7 +43,7 @@ class Design:
         if isinstance(content, Table):
             places = self.encoding.places(content.names, where)
             X: Any = self.encoding.encode([content.columns[i] for i in places], where)
-            y: NDArray[Any] = content.columns[places_of(self.shards, content.names, where)[1]]
+            y: Array = content.columns[places_of(self.shards, content.names, where)[1]]
         else:
             X, targets = plain(self.shards, content, where)
             assert targets is not None
@@ -60,7 +59,7 @@ class Design:
             X = self.scaling.apply(X)
         return with_intercept(X) if self.intercept else X, self._targets(y, where)
 
-    def _targets(self, y: NDArray[Any], where: str) -> Vector:
+    def _targets(self, y: Array, where: str) -> Vector:
         if not self.labels:
             return y.astype(self.dtype)
         of = {label: code for code, label in enumerate(self.labels)}

@@ -6,10 +6,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput, RunFailed, describe_error
-from anyk.problems.base import Vector
+from anyk.problems.base import Array, Ends, Vector
 from anyk.problems.batches import Batches
 from anyk.problems.data.samples import Arrays, Selection
 from anyk.problems.data.streams import Stream, StreamSamples
@@ -25,7 +24,7 @@ class StreamRows(StreamSamples):
     """
 
     def __init__(
-        self, stream: Stream, kind: str, classes: NDArray[Any] | None, *, intercept: bool, scaling: Scaling | None
+        self, stream: Stream, kind: str, classes: Array | None, *, intercept: bool, scaling: Scaling | None
     ) -> None:
         super().__init__(stream, lambda samples: Arrays(_stacked(samples), tuple))
         X, y = self.head.arrays
@@ -37,7 +36,7 @@ class StreamRows(StreamSamples):
         self._form = partial(self._rows, kind, classes, intercept, scaling)
 
     def _rows(
-        self, kind: str, classes: NDArray[Any] | None, intercept: bool, scaling: Scaling | None, samples: list[Any]
+        self, kind: str, classes: Array | None, intercept: bool, scaling: Scaling | None, samples: list[Any]
     ) -> Arrays:
         """Return samples as the model has them."""
         X, y = _stacked(samples)
@@ -61,7 +60,7 @@ class LinearBatches(Batches):
         kind: str,
         outputs: int,
         data: ShardRows | StreamRows,
-        ends: NDArray[np.int64],
+        ends: Ends,
         *,
         penalty: float | Vector = 0.0,
     ) -> None:
@@ -89,7 +88,7 @@ class LinearBatches(Batches):
         return float(sum(losses_of(self.kind, X @ W, y).sum() for X, y in batches))
 
 
-def _targets(kind: str, classes: NDArray[Any] | None, y: NDArray[Any]) -> Vector:
+def _targets(kind: str, classes: Array | None, y: Array) -> Vector:
     """Return a stream's targets as the model has them; raises :class:`~anyk.errors.BadInput` for unknown labels."""
     values = y.astype(np.float64)
     if not np.isfinite(values).all():
@@ -102,7 +101,7 @@ def _targets(kind: str, classes: NDArray[Any] | None, y: NDArray[Any]) -> Vector
     return np.where(values == classes[1], 1.0, -1.0) if kind == "logistic" else values
 
 
-def _stacked(samples: list[Any]) -> list[NDArray[Any]]:
+def _stacked(samples: list[Any]) -> list[Array]:
     """Return samples as rows and targets; raises :class:`~anyk.errors.BadInput` where they are no such pairs."""
     must = "samples of a linear model's stream must be pairs (x, y), equally many numbers and a target"
     try:

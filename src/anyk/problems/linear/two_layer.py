@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Vector, cut
+from anyk.problems.base import Ends, Floats, Vector, cut
 from anyk.problems.batches import Batches
 from anyk.problems.data.samples import Arrays, Selection
 from anyk.problems.data.shards.sources import Shards
@@ -27,7 +27,7 @@ from anyk.problems.predicting import Predictor
 class TwoLayerPartitions(Batches):
     """A network's training rows in partitions; see :class:`~anyk.problems.base.Partitions`."""
 
-    def __init__(self, X: Any, y: Vector, ends: NDArray[np.int64], hidden: int, outputs: int) -> None:
+    def __init__(self, X: Any, y: Vector, ends: Ends, hidden: int, outputs: int) -> None:
         dtype = np.dtype(X.dtype)
         self._shape = X.shape[1], hidden, outputs
         data = Arrays([X, np.ascontiguousarray(y, dtype=dtype)], tuple)
@@ -130,5 +130,5 @@ class TwoLayerNetwork(SoftmaxRegression):
         """
         return 0.5 * (self.hidden + 1) + super().smoothness(tol=tol)
 
-    def _scores(self, X: Any, w: Vector) -> NDArray[np.float64]:
+    def _scores(self, X: Any, w: Vector) -> Floats:
         return scores_of(X, w, *self._shape)

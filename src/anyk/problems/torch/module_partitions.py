@@ -10,17 +10,17 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Vector
+from anyk.problems.base import DType, Ends, Index, Vector
 from anyk.problems.batches import Batches
 from anyk.problems.data.samples import Batch, Rows, Samples, Selection
 from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
-from anyk.problems.sums import TOGETHER, check_loss, check_samples
+from anyk.problems.sums import TOGETHER
 from anyk.problems.torch.generators import cuda_generators, drawing, kept_generators
-from anyk.problems.torch.network import Network, mapped, tensors_in
+from anyk.problems.torch.loss_checks import check_loss, check_samples
+from anyk.problems.torch.network import Network, mapped, tensors_in, trained
 from anyk.problems.torch.tensor_samples import tensor_over
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class TorchPartitions(Batches):
         self,
         network: Network,
         data: Samples,
-        ends: NDArray[np.int64],
+        ends: Ends,
         microbatch: int | None = None,
     ) -> None:
         self._network = copy.deepcopy(network)
@@ -230,11 +230,6 @@ class TorchPartitions(Batches):
         return number == 1 or (chosen.asked is not None and number.bit_count() == 1)
 
 
-def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """The parameters that are the model: shared ones once, frozen ones not."""
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
 def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:
     """The layers of batch norm that keep running statistics."""
     from torch.nn.modules.batchnorm import _BatchNorm
@@ -242,7 +237,7 @@ def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchN
     return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
 
 
-def dtype_of(parameters: Sequence[torch.Tensor]) -> np.dtype[Any]:
+def dtype_of(parameters: Sequence[torch.Tensor]) -> DType:
     """The one number type of all, float32 or float64; raises where there is no such one."""
     import torch
     from torch.nn.parameter import UninitializedParameter

@@ -27,10 +27,11 @@ from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
 from anyk.problems.linear.inputs import checked_l2
 from anyk.problems.network_problem import NetworkProblem
-from anyk.problems.sums import check_loss, check_samples, has_entries, telling
+from anyk.problems.sums import TOGETHER, trial_groups
 from anyk.problems.torch.arguments import check_module, check_options, ignored_by, is_mean, takes_module
 from anyk.problems.torch.forward_state import check_forward
 from anyk.problems.torch.generators import drawing
+from anyk.problems.torch.loss_checks import check_loss, check_samples, has_entries
 from anyk.problems.torch.metrics import Metric, Metrics, check_metrics, measured, usual
 from anyk.problems.torch.module_partitions import (
     AT_ONCE,
@@ -41,9 +42,8 @@ from anyk.problems.torch.module_partitions import (
     kept_buffers,
     norms_of,
     pieces_of,
-    trained,
 )
-from anyk.problems.torch.network import Network, counted, mapped, tensors_in
+from anyk.problems.torch.network import Network, counted, mapped, tensors_in, trained
 from anyk.problems.torch.state_files import loaded, write_state
 from anyk.problems.torch.tensor_samples import (
     Apart,
@@ -237,7 +237,7 @@ class TorchProblem(NetworkProblem):
 
         head = self._data.head
         targets = head.arrays if network.takes_module else head.arrays[-1:]
-        for rows in telling(targets, head.tried, self._microbatch):
+        for rows in trial_groups(targets, head.tried, self._microbatch or TOGETHER):
             of = f"samples {', '.join(map(str, rows))}"
 
             def batch_of(chosen: Index, rows: Index = rows) -> Batch:

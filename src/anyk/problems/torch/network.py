@@ -143,6 +143,11 @@ def _parametrized(kind: Any, names: list[str]) -> Any:
     return module
 
 
+def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters that form the model: shared ones once, and no frozen ones."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
 def counted(count: Callable[[Batch], Any], batch: Batch) -> float:
     """The number of terms that a function counts in a batch."""
     number = count(batch)

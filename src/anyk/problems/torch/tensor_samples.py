@@ -9,11 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed, describe_error
-from anyk.problems.base import Index, some_rows
+from anyk.problems.base import Array, DType, Index, some_rows
 from anyk.problems.data.samples import Arrays, Batch, Rows, Samples
 from anyk.problems.data.shards.samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 class _Alias:
     """A read-only array as one that may be written: torch has no read-only tensors, and warns."""
 
-    def __init__(self, array: NDArray[Any]) -> None:
+    def __init__(self, array: Array) -> None:
         self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
         self._array = array
 
 
-def tensor_over(array: NDArray[Any]) -> torch.Tensor:
+def tensor_over(array: Array) -> torch.Tensor:
     """A tensor on an array's own memory; nobody may write to one that was read-only."""
     import torch
 
@@ -49,7 +48,7 @@ class Tensors:
     def __init__(self, keys: Sequence[Any] | None = None) -> None:
         self.keys = keys
 
-    def __call__(self, arrays: Sequence[NDArray[Any]]) -> Batch:
+    def __call__(self, arrays: Sequence[Array]) -> Batch:
         """Return a batch of some rows of the arrays."""
         tensors = tuple(map(tensor_over, arrays))  # on the CPU, rows of a slice lie where the arrays do
         return tensors if self.keys is None else dict(zip(self.keys, tensors, strict=True))
@@ -61,9 +60,7 @@ class Tensors:
         return [place for place, key in enumerate(self.keys) if key in _LABELS]
 
 
-def checked_arrays(
-    arrays: Sequence[Any], name: str, dtype: np.dtype[Any], keys: Sequence[Any] | None = None
-) -> list[NDArray[Any]]:
+def checked_arrays(arrays: Sequence[Any], name: str, dtype: DType, keys: Sequence[Any] | None = None) -> list[Array]:
     """Return arrays as NumPy's, of the number types that a module takes; whole-numbered targets are int64."""
     if len(arrays) < (2 if keys is None else 1):
         raise BadInput(f"{name} must be inputs and targets, (X, y), got {len(arrays)} array")
@@ -79,7 +76,7 @@ def checked_arrays(
     return checked
 
 
-def labels_of(data: Samples) -> NDArray[Any] | None:
+def labels_of(data: Samples) -> Array | None:
     """Return the targets if they are in memory and one whole number each, shape (samples,), else None."""
     form = data.form if isinstance(data, Arrays) else None
     places = form.target_places(len(data.arrays)) if isinstance(form, Tensors) else []
@@ -88,7 +85,7 @@ def labels_of(data: Samples) -> NDArray[Any] | None:
     return targets[0] if whole else None
 
 
-def _as_arrays(dtype: np.dtype[Any], named: dict[str, NDArray[Any]], where: str) -> dict[str, NDArray[Any]]:
+def _as_arrays(dtype: DType, named: dict[str, Array], where: str) -> dict[str, Array]:
     """Return a block's arrays as :func:`checked_arrays` has them."""
     keys = None if next(iter(named)).isdigit() else list(named)
     return dict(zip(named, checked_arrays(list(named.values()), where, dtype, keys), strict=True))
@@ -240,7 +237,7 @@ def _described(item: Any) -> str:
     return f"{type(item).__name__}{keys}"
 
 
-def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _array(array: Any, name: str, dtype: DType) -> Array:
     """Return a NumPy array, which is sent once to a machine; floating-point numbers as the parameters are."""
     import torch
 
@@ -262,7 +259,7 @@ def _array(array: Any, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array)
 
 
-def samples_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Samples:
+def samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
     """Return a user's training data as samples; raises :class:`~anyk.errors.BadInput` if it cannot be one."""
     from torch.utils.data import IterableDataset
 
@@ -279,7 +276,7 @@ def samples_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> 
     return known_of(data, name, dtype, reading)
 
 
-def known_of(data: Any, name: str, dtype: np.dtype[Any], reading: Reading) -> Samples:
+def known_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
     """Return what :func:`samples_of` does; a stream is refused, too."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset
