@@ -27,10 +27,10 @@ from anyk.delays import parse as parse_delays
 from anyk.errors import BadInput
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
-from anyk.problems.base import Vector
+from anyk.problems.base import Floats, Vector
 from anyk.problems.linear.inputs import checked_l2, row_weights
 from anyk.problems.linear.regression import LinearProblem
-from anyk.problems.linear.scaling import Floats, Scaling
+from anyk.problems.linear.scaling import Scaling
 from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
 from anyk.runs.evaluation.settings import USUAL, Evaluate
 from anyk.runs.run import Run

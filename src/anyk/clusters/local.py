@@ -9,7 +9,7 @@ import numpy as np
 
 from anyk.clusters.messages import Messages
 from anyk.optimizers import optimizer
-from anyk.problems.base import Vector
+from anyk.problems.base import Vector, partition_abilities
 from anyk.protocol import Chunk
 
 State = dict[str, Vector]
@@ -29,7 +29,8 @@ class LocalSteps:
 
     def __init__(self, messages: Messages, local: Local) -> None:
         self._messages, self._l2 = messages, local.l2
-        self._penalty = getattr(messages.partitions, "penalty", local.l2)
+        penalty = partition_abilities(messages.partitions).penalty
+        self._penalty = local.l2 if penalty is None else penalty
         self._optimizer = optimizer(local.optimizer, lr=local.rate)
 
     def run(

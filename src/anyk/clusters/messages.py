@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput, describe_error
-from anyk.problems.base import Index, Partitions, Vector, rows_within
+from anyk.problems.base import Index, Partitions, Vector, partition_abilities, rows_within
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
 
@@ -89,13 +89,13 @@ class Messages:
         self.blocks = blocks
         self._seed = seed  # of mini-batches
         self._first = first
-        self._together = together and hasattr(partitions, "piece")
+        self._together = together and partition_abilities(partitions).piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
         self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
         self._directions: dict[int, NDArray[np.float64]] = {}
         self._supports: dict[tuple[int, ...], Index | None] = {}
         self._places: dict[tuple[int, ...], list[Index | None]] = {}
-        self.tolerance: float = getattr(partitions, "tolerance", 0.0)  # of replicas; 0: they are not compared
+        self.tolerance: float = partition_abilities(partitions).tolerance  # of replicas; 0: they are not compared
         self._chosen: dict[int, Index | None] = {}  # rows to evaluate, by partition
         self._process = os.getpid()
 

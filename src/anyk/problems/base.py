@@ -1,14 +1,18 @@
-"""The parts of a problem: an objective, its data in partitions, and the partial gradients that workers compute.
+"""The interface of a problem: an objective, its data in partitions, and the partial gradients that workers compute.
 
 The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2``. Workers send sums over their samples, without the
 regulariser; the driver divides by N and adds the regulariser once a step. So a learning rate means the same under
 every strategy, and the replies of sparse data stay sparse.
+
+:class:`Problem` and :class:`Partitions` are protocols: a custom class has their members and inherits from nothing.
+Members that it may have are declared with their defaults in :class:`ProblemAbilities` and :class:`PartitionAbilities`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,27 +26,17 @@ Ends = NDArray[np.int64]  # where consecutive pieces of samples begin and the la
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]  # the type with which NumPy scatters fastest
 Vector = NDArray[np.floating[Any]]
+Better = Literal["higher", "lower"]
+Evaluated = Literal["train", "held_out"] | None
+Recipe = dict[str, Any]  # plain data
 NO_HELD_OUT = "metrics are computed on held-out samples, and there are none; give held_out=… as well"
 
 
 class Partitions(Protocol):
-    """The data in m disjoint pieces, as workers get it.
+    """The data in m disjoint partitions, as workers receive it: by pickle, but each array exists once on a machine.
 
-    It reaches them by pickle, arrays aside: an array in it exists once on a machine. ``sizes[j]`` is the number of
-    samples in partition j, ``dimension`` the length d of the model, ``dtype`` that of model and gradients.
-
-    Optional: ``only(partitions)``, the same without the data of all others, for workers that share no memory with the
-    driver. Supports remain those of all. ``piece(first, last)``, these consecutive partitions as an object of one: so
-    that workers which compute different shares of the data compute them at once, not one by one.
-    ``compare_replicas()``, for gradients that a user's code computes: called on
-    the driver before the partitions are sent, where several workers hold the same one and their gradients must agree;
-    it may compute a small gradient twice, and have :meth:`load` compare with it what the worker computes. Both raise
-    :class:`~anyk.errors.BadInput` where gradients differ by more than rounding. And it sets ``tolerance``, the relative
-    difference up to which gradients of the same partition at the same model count as equal: now and then, where several
-    workers compute one, the driver compares them. ``partial_loss(partition, w, rows=None)``, the sum of the
-    partition's sample losses at ``w``, of these rows or all, as :meth:`Problem.loss` has them: what workers tell who
-    are asked to evaluate (``Evaluate(where="workers")``); and ``check_partial_loss()``, which raises
-    :class:`~anyk.errors.BadInput` where it does not exist for this problem.
+    ``sizes[j]`` is the number of samples in partition j, ``dimension`` the length d of the model, ``dtype`` the number
+    type of the model and of gradients. :class:`PartitionAbilities` lists what else partitions may have.
     """
 
     dimension: int
@@ -50,24 +44,166 @@ class Partitions(Protocol):
     sizes: tuple[int, ...]
 
     def load(self, partitions: Sequence[int]) -> None:
-        """Called once on a worker, before any work, with the partitions it holds."""
+        """Prepare these partitions; called once on each worker, before any work, with the partitions assigned to it."""
         ...
 
     def support(self, partition: int) -> Index | None:
-        """Sorted coordinates that the partition's gradient can touch; None: all of them."""
+        """Return the sorted coordinates that the partition's gradient can touch; None: all of them."""
         ...
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        """Gradient at ``w`` (length d) of the sum of the partition's sample losses, on its support.
+        """Return the gradient at ``w`` (length d) of the sum of the partition's sample losses, on its support.
 
-        ``rows``: of these samples only, sorted numbers within the partition; given for mini-batches alone.
+        ``rows``: sorted numbers of samples within the partition, to which the sum is restricted; only mini-batches use
+        it.
         """
         ...
 
 
+class PartitionAbilities:
+    """The members that partitions may have, with their defaults.
+
+    - ``tolerance``: the relative difference up to which gradients of the same partition at the same model count as
+      equal. The driver compares them now and then if several workers compute them; 0: never.
+    - ``penalty``: the regulariser's factor of each coordinate, shape (d,), for local steps; None: the problem's ``l2``.
+    - ``only(partitions)``: the same without the data of all other partitions, for workers that share no memory with the
+      driver. Supports remain those of all partitions. None: every worker receives all data.
+    - ``piece(first, last)``: consecutive partitions as an object with one partition, so that a worker computes them
+      together. None: it computes one after the other.
+    - ``partial_loss(partition, w, rows=None)``: the sum of the partition's sample losses at ``w``, over these rows or
+      all, without the regulariser; for ``Evaluate(where="workers")``.
+    """
+
+    tolerance: float = 0.0
+    penalty: float | Vector | None = None
+    only: Callable[[Sequence[int]], Any] | None = None
+    piece: Callable[[int, int], Any] | None = None
+    partial_loss: Callable[..., float] | None = None
+    _custom: object = None  # partitions whose class is not derived from this one
+
+    def compare_replicas(self) -> None:
+        """Prepare the comparison of gradients of the same partition, if a user's code computes them.
+
+        Called on the driver, before partitions are sent, if several workers receive the same partition. It sets
+        ``tolerance``, and may compute a small gradient that :meth:`Partitions.load` compares with a worker's. Both
+        raise :class:`~anyk.errors.BadInput` where gradients differ by more than rounding.
+        """
+
+    def check_partial_loss(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
+        if self.partial_loss is None:
+            name = type(self._custom or self).__name__
+            raise BadInput(
+                f"workers cannot evaluate {name}, which has no partial_loss(partition, w, rows); give it one, or "
+                "evaluate where='driver' or 'aside'"
+            )
+
+
+class Problem(Protocol):
+    """An objective with its data, on the driver; :class:`ProblemAbilities` lists what else a problem may have."""
+
+    dimension: int
+    dtype: DType
+    samples: int
+    l2: float
+    metric: str
+
+    @property
+    def better(self) -> Better:
+        """Whether larger or smaller values of the metric are better."""
+        ...
+
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> Partitions:
+        """Divide the training data into partitions, as even as possible or in proportion to ``shares``."""
+        ...
+
+    def initial(self) -> Vector:
+        """Return the model to begin with, shape (d,)."""
+        ...
+
+    def loss(self, w: Vector) -> float:
+        """Return the objective at ``w``."""
+        ...
+
+    def metrics(self, w: Vector) -> dict[str, float]:
+        """Return the quality on held-out data, by name, ``metric`` first; empty without held-out data.
+
+        With ``majority``, the share of the most frequent class, or ``r2``, tables show what to compare a metric with.
+        """
+        ...
+
+    def recipe(self) -> Recipe | None:
+        """Return plain data from which :func:`anyk.problems.from_recipe` makes the problem again; None: impossible."""
+        ...
+
+
+class ProblemAbilities:
+    """The members that a problem may have, with their defaults.
+
+    - ``penalty``: the regulariser's factor of each coordinate, shape (d,), if it is not ``l2`` for all; partitions need
+      it, too, for strategies with local steps.
+    - ``endless``: whether the training data is a stream (:class:`~anyk.data.Stream`). Then only gradients of
+      mini-batches are computed, and at most the loss of a sample; ``samples`` is a large number that partitions divide
+      evenly.
+    - ``evaluated_on``: the data that is evaluated by default. ``"held_out"`` if computing the loss would read training
+      data that is not in memory, None if there is no held-out data either.
+    - ``uneven``: how rows are spread over partitions by label (:class:`~anyk.problems.Dirichlet`), if not in order.
+    - ``shapes``: the shapes of the parameters that the model consists of.
+    - ``digest()``: a text that differs if the data differ, or None; by default it is made of the arrays among the
+      problem's attributes. A run is neither resumed nor replayed with other data.
+    - ``smoothness()``: the largest curvature of the objective, whose inverse is the default learning rate.
+    - ``predictor()``: the :class:`~anyk.problems.Predictor` that a run stores.
+    - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
+    """
+
+    penalty: float | Vector | None = None
+    endless: bool = False
+    evaluated_on: Evaluated = "train"
+    uneven: Any = None
+    shapes: Sequence[tuple[int, ...]] | None = None
+    digest: Callable[[], str | None] | None = None
+    smoothness: Callable[[], float] | None = None
+    predictor: Callable[[], Any] | None = None
+    write_model: Callable[[Any, Path], None] | None = None
+    module_at: Callable[[Any], Any] | None = None
+    _custom: object = None  # a problem whose class is not derived from this one
+
+    def sampled(self, samples: int) -> Any:
+        """Return the problem with this number of its training samples and of its held-out ones (:func:`some_rows`)."""
+        raise BadInput(
+            f"{type(self._custom or self).__name__} cannot be evaluated on a sample of its data; give it a method "
+            "sampled(samples), or leave samples out"
+        )
+
+
+Abilities = TypeVar("Abilities", PartitionAbilities, ProblemAbilities)
+
+
+def _with_defaults(thing: Any, kind: type[Abilities]) -> Abilities:
+    """Return an object with these abilities: the thing itself, or the members that it has beside the defaults."""
+    if isinstance(thing, kind):
+        return thing
+    abilities = kind()
+    abilities._custom = thing
+    vars(abilities).update(
+        {name: getattr(thing, name) for name in vars(kind) if name[0] != "_" and hasattr(thing, name)}
+    )
+    return abilities
+
+
+def abilities_of(problem: Problem) -> ProblemAbilities:
+    """Return the members that a problem may have; those that its class lacks have their defaults."""
+    return _with_defaults(problem, ProblemAbilities)
+
+
+def partition_abilities(partitions: Partitions) -> PartitionAbilities:
+    """Return the members that partitions may have; those that their class lacks have their defaults."""
+    return _with_defaults(partitions, PartitionAbilities)
+
+
 def stacked(parts: Sequence[Any]) -> Any:
     """Return the rows of several arrays, dense or sparse, as one array."""
-    if not hasattr(parts[0], "indptr"):
+    if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     from scipy import sparse
 
@@ -77,8 +213,8 @@ def stacked(parts: Sequence[Any]) -> Any:
 def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> Ends:
     """Return where pieces of the samples begin and the last piece ends, shape (partitions + 1,); none is empty.
 
-    Even pieces, the larger ones first, or as near as can be to ``shares``. Raises :class:`~anyk.errors.BadInput` where
-    there are too few samples.
+    Pieces have even sizes, the larger ones first, or sizes as close as possible to ``shares``. Raises
+    :class:`~anyk.errors.BadInput` if there are too few samples.
 
     >>> cut(7, 3).tolist(), cut(8, 3, [2, 1, 1]).tolist()
     ([0, 3, 5, 7], [0, 4, 6, 8])
@@ -91,8 +227,8 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> E
         sizes = np.full(partitions, samples // partitions)
         sizes[: samples % partitions] += 1
         return np.concatenate(([0], np.cumsum(sizes)))
-    whole = np.asarray(shares, dtype=np.float64)
-    ends = np.concatenate(([0], np.round(np.cumsum(whole) / whole.sum() * samples).astype(np.int64)))
+    weights = np.asarray(shares, dtype=np.float64)
+    ends = np.concatenate(([0], np.round(np.cumsum(weights) / weights.sum() * samples).astype(np.int64)))
     ends = np.maximum.accumulate(np.maximum(ends - np.arange(partitions + 1), 0)) + np.arange(partitions + 1)
     return np.minimum(ends, samples - np.arange(partitions, -1, -1))
 
@@ -106,7 +242,7 @@ def even_ends(size: int, most: int) -> list[int]:
 
 
 def some_rows(rows: int, samples: int, of: str) -> Index | slice:
-    """Return ``samples`` sorted row numbers, all if there are no more; ``of``: the purpose, which keys the choice.
+    """Return ``samples`` sorted row numbers, or all rows if there are no more; the purpose ``of`` keys the choice.
 
     >>> len(some_rows(1000, 10, "held out")), some_rows(4, 10, "held out")
     (10, slice(None, None, None))
@@ -131,17 +267,17 @@ def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | N
     return sampled_rows[a:b] - first
 
 
-_PARTS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")
+_MEMBERS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")
 
 
-def missing_parts(problem: Any) -> list[str]:
+def missing_members(problem: Any) -> list[str]:
     """Return the members of a problem that an object lacks."""
-    return [part for part in _PARTS if not hasattr(problem, part)]
+    return [member for member in _MEMBERS if not hasattr(problem, member)]
 
 
 def ensure_problem(problem: Any) -> None:
     """Raise :class:`~anyk.errors.BadInput` if this is not a problem."""
-    missing = missing_parts(problem)
+    missing = missing_members(problem)
     if isinstance(problem, type) or missing:
         which = f", which has no {missing[0]}" if missing else ""
         plain = isinstance(problem, str | int | float | None)
@@ -153,73 +289,18 @@ def ensure_problem(problem: Any) -> None:
         raise BadInput(f"problem must be one of anyk.problems, as in LogisticRegression(X, y), got {text}")
 
 
-def penalty_of(problem: Any) -> float | Vector:
+def penalty_of(problem: Problem) -> float | Vector:
     """Return the regulariser's factor of each coordinate, shape (d,), or of all coordinates."""
-    penalty: float | Vector = getattr(problem, "penalty", problem.l2)
-    return penalty
-
-
-def endless(problem: Any) -> bool:
-    """Return whether a problem's training data is a stream."""
-    return bool(getattr(problem, "endless", False))
+    penalty = abilities_of(problem).penalty
+    return problem.l2 if penalty is None else penalty
 
 
 def rows_of(problem: Problem) -> str:
     """Return the amount of training data in words."""
-    return "a stream" if endless(problem) else f"{problem.samples:,} rows"
+    return "a stream" if abilities_of(problem).endless else f"{problem.samples:,} rows"
 
 
 def problem_text(problem: Any) -> str:
     """Return the text that ``repr`` shows: the problem's kind and sizes."""
     name = type(problem).__name__
     return f"<{name}: {rows_of(problem)}, {problem.dimension:,} parameters, metric {problem.metric}>"
-
-
-class Problem(Protocol):
-    """An objective with its data, on the driver.
-
-    Optional: ``penalty``, the regulariser's factor of each coordinate, shape (d,), where that is not ``l2`` for all;
-    partitions have it, too, if strategies with local steps are to be used. ``digest()``, a text that tells its data
-    from others, or None; left out it is made of the arrays among the problem's attributes. A run that is resumed or
-    replayed with other data is refused by it. ``sampled(samples)``, the same problem with so many of its training
-    samples and of its held-out ones (:func:`some_rows`), of which loss and metrics are then asked
-    (:class:`anyk.Evaluate`). ``evaluated_on``, what is evaluated if the user does not say: ``"train"`` (default),
-    ``"held_out"`` where computing the loss would read training data that is not in memory, None where there is no
-    held-out data either. ``endless``, True where the training data is a stream (:class:`~anyk.data.Stream`): only
-    mini-batches are asked for, and the loss of a sample at most; ``samples`` is then a large number that partitions
-    divide evenly.
-    """
-
-    dimension: int
-    dtype: DType
-    samples: int
-    l2: float
-    metric: str
-
-    @property
-    def better(self) -> Literal["higher", "lower"]:
-        """Whether larger or smaller values of the metric are better."""
-        ...
-
-    def split(self, partitions: int, shares: Sequence[int] | None = None) -> Partitions:
-        """The training data in ``partitions`` pieces, as even as possible or in proportion to ``shares``."""
-        ...
-
-    def initial(self) -> Vector:
-        """The model to begin with, length d."""
-        ...
-
-    def loss(self, w: Vector) -> float:
-        """The objective at ``w``."""
-        ...
-
-    def metrics(self, w: Vector) -> dict[str, float]:
-        """Quality on held-out data, by name, ``metric`` first; empty without held-out data.
-
-        With ``majority``, the share of the most frequent class, or ``r2`` a table has what to compare a metric with.
-        """
-        ...
-
-    def recipe(self) -> dict[str, Any] | None:
-        """Plain data from which :func:`anyk.problems.from_recipe` makes the problem again; None if it cannot."""
-        ...

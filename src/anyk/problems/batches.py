@@ -10,16 +10,18 @@ from typing import Any, Self
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.base import DType, Ends, Index, Vector
+from anyk.problems.base import DType, Ends, Index, PartitionAbilities, Vector
 from anyk.problems.data.samples import Samples, Selection
 from anyk.problems.data.streams import NO_PARTS
 
 
-class Batches:
+class Batches(PartitionAbilities):
     """Samples in partitions; see :class:`~anyk.problems.base.Partitions`.
 
-    A model computes :meth:`gradient_sum` and :meth:`loss_sum` of some samples. ``most``: samples at once, at most.
+    A model computes :meth:`gradient_sum` and :meth:`loss_sum` of some samples, at most ``most`` at a time.
     """
+
+    custom_code = False  # whether a user's code computes gradients
 
     def __init__(
         self,
@@ -32,11 +34,10 @@ class Batches:
     ) -> None:
         self.data, self.most, self.dimension, self.dtype = data, most, dimension, dtype
         self.sizes = tuple(np.diff(ends).tolist())
-        self.tolerance = 0.0
         self._bounds = list(pairwise(ends.tolist()))
         self._first = 0  # the number of its first partition among all
-        self._spanned = 1  # how many partitions of the strategy's each of its own is
-        self._placed: dict[int, Samples] = {}  # partitions whose samples are where they are computed with
+        self._spanned = 1  # the strategy's partitions in each of these
+        self._placed: dict[int, Samples] = {}  # samples on the device that computes with them, by partition
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_placed": {}}
@@ -50,7 +51,12 @@ class Batches:
         raise NotImplementedError
 
     def load(self, partitions: Sequence[int]) -> None:
-        """Prepare for these partitions; samples are read when they are needed."""
+        """Prepare these partitions; samples are read when they are needed."""
+
+    def compare_replicas(self) -> None:
+        """Have replicas of a gradient compared during the run, if a user's code computes them or draws the samples."""
+        if self.custom_code or self.data.endless:
+            self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
 
     def piece(self, first: int, last: int) -> Self:
         """Return some consecutive partitions, from ``first`` to before ``last``."""
@@ -67,19 +73,18 @@ class Batches:
         return part
 
     def support(self, partition: int) -> Index | None:
-        """All coordinates."""
+        """Return None: a gradient may touch all coordinates."""
         del partition
-        return None  # as opposed to an index of some
+        return None  # explicit, as mypy demands
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         """Return the sum of the gradients of a partition, or of some of its rows.
 
-        What is drawn is keyed by the bits of ``w``, the partition and the rows, so that all who hold it draw alike.
+        Random numbers are keyed by the bits of ``w``, the partition and the rows, so that replicas agree.
         """
         return self.gradient_sum(w, self._selected(partition, rows))
 
     def check_partial_loss(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
         if self.data.endless:
             raise BadInput(NO_PARTS)
 

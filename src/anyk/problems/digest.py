@@ -9,26 +9,25 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from anyk.problems.base import Array
+from anyk.problems.base import Array, Problem, abilities_of
 
 _KNOWN: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 
 
-def data_digest(problem: Any) -> str | None:
+def data_digest(problem: Problem) -> str | None:
     """Return a text that differs if a problem's data differ: ``problem.digest()``, or else a digest of its arrays.
 
-    None where nothing is known of its data. An object without ``digest()`` is looked at once: what else it keeps in
-    arrays may change as it is used.
+    None if its data cannot be found. An object without ``digest()`` is read only once, as arrays that are no data may
+    change while it is used.
 
     >>> import anyk
     >>> a, b = (anyk.problems.from_data(f"synthetic:rows=60,features=4,seed={seed}") for seed in (0, 1))
     >>> data_digest(a) == data_digest(a), data_digest(a) == data_digest(b)
     (True, False)
     """
-    own = getattr(problem, "digest", None)
-    if callable(own):
-        own_digest: str | None = own()
-        return own_digest
+    own = abilities_of(problem).digest
+    if own is not None:
+        return own()
     try:
         if problem not in _KNOWN:
             _KNOWN[problem] = digest_of(problem)
@@ -38,10 +37,10 @@ def data_digest(problem: Any) -> str | None:
 
 
 def digest_of(*parts: Any) -> str | None:
-    """BLAKE2 over all arrays in some parts, with their types, shapes and places; None where there is no array.
+    """Return a BLAKE2 digest of all arrays in some parts, with types, shapes and places; None if there is no array.
 
-    Arrays (of NumPy, SciPy, PyTorch or JAX) are found in lists, tuples and dictionaries, and of any other object
-    among its own attributes, or in a tuple there. What else objects hold may change as they are used.
+    Arrays (of NumPy, SciPy, PyTorch or JAX) are found in lists, tuples and dictionaries, and in other objects among the
+    attributes or in a tuple there. Whatever else objects contain may change while they are used.
     """
     digest = hashlib.blake2b(digest_size=16)
     any_array = False

@@ -3,51 +3,47 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.base import DType, problem_text
+from anyk.problems.base import Better, DType, ProblemAbilities, Recipe, problem_text
 from anyk.problems.data.samples import Samples
 
 
-class NetworkProblem:
-    """A problem on samples; ``_last``: intermediate results at the last model, None if there are none."""
+class NetworkProblem(ProblemAbilities):
+    """A problem on samples."""
 
     dimension: int
     dtype: DType
     samples: int
     l2: float
     metric: str
-    better: Literal["higher", "lower"]
-    endless: bool
+    better: Better
     _data: Samples
     _held_out: Samples | None
-    _last: Any
+    _last: Any  # intermediate results at the last model, None if there are none
+
+    def _set_samples(self, data: Samples, held_out: Samples | None) -> None:
+        """Set the training and held-out samples; those that are not in memory are not read for the loss."""
+        self._data, self._held_out = data, held_out
+        self.samples, self.endless = len(data), data.endless
+        self.evaluated_on = "train" if data.in_memory else None if held_out is None else "held_out"
 
     def __repr__(self) -> str:
         return problem_text(self)
 
-    @property
-    def evaluated_on(self) -> Literal["train", "held_out"] | None:
-        """The data that is evaluated by default; samples that are not in memory are not read for the loss."""
-        if self._data.in_memory:
-            return "train"
-        return None if self._held_out is None else "held_out"
-
     def sampled(self, samples: int) -> Self:
         """Return the problem on a sample of its data; running statistics are computed from the sample, too."""
         sample = copy(self)
-        sample._data = self._data.some(samples, "train")
-        sample.samples, sample.endless = len(sample._data), False
-        if self._held_out is not None:
-            sample._held_out = self._held_out.some(samples, "held out")
+        held_out = None if self._held_out is None else self._held_out.some(samples, "held out")
+        sample._set_samples(self._data.some(samples, "train"), held_out)
         sample._last = None
         return sample
 
-    def recipe(self) -> dict[str, Any] | None:
-        """None: it is made in Python."""
+    def recipe(self) -> Recipe | None:
+        """Return None: the problem is made in Python."""
         return None
 
     def _check_model(self, w: Any) -> None:

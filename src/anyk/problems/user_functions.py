@@ -6,16 +6,16 @@ from typing import Any, cast
 
 from anyk.errors import BadInput, describe_error
 from anyk.named import function_named
-from anyk.problems.base import Problem, missing_parts
+from anyk.problems.base import Problem, missing_members
 
 
 def from_function(name: str) -> Problem:
-    """The problem that a function without arguments makes; ``name`` is ``file.py:function`` or ``module:function``.
+    """Return the problem that a function without arguments makes: ``file.py:function`` or ``module:function``.
 
-    A file's classes and functions travel to workers with the problem; what a module of that name holds, and what a file
-    imports from beside it, is imported there. The problem's ``recipe()`` is its name, so its runs can be resumed and
-    replayed without it. Raises :class:`~anyk.errors.BadInput` where there is no such file, module or function, where
-    it fails, and where what it makes is no problem.
+    Classes and functions of a file are sent to workers with the problem; a module, and files next to the file, are
+    imported there. The problem's ``recipe()`` is the function's name, so its runs can be resumed and replayed. Raises
+    :class:`~anyk.errors.BadInput` if there is no such file, module or function, if it fails, or if the result is not a
+    problem.
 
     >>> from_function("nowhere.py:make_problem")
     Traceback (most recent call last):
@@ -28,7 +28,7 @@ def from_function(name: str) -> Problem:
         raise
     except (Exception, SystemExit) as error:
         raise BadInput(f"'{name}' failed: {describe_error(error)}") from None
-    missing = missing_parts(problem)
+    missing = missing_members(problem)
     if missing:
         raise BadInput(f"'{name}' gave {type(problem).__name__}, which is not a problem: it has no {missing[0]}")
     problem.recipe = lambda: {"problem": whole}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from anyk.clusters import Cluster
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, abilities_of
 from anyk.problems.many import ManyProblems
 from anyk.protocol import Strategy
 
@@ -71,7 +69,7 @@ def _smoothness(problem: Problem) -> float | None:
         values = [_smoothness(one) for one in different.values()]
         finite = [value for value in values if value is not None]
         return max(finite) if len(finite) == len(values) else None
-    own: Any = getattr(problem, "smoothness", None)
+    own = abilities_of(problem).smoothness
     return None if own is None else float(own())
 
 

@@ -15,7 +15,7 @@ from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
 from anyk.clusters.remote.losses import Unheld
 from anyk.errors import RunFailed, describe_error
-from anyk.problems.base import Vector
+from anyk.problems.base import Vector, abilities_of
 from anyk.problems.many import each_of, problem_of
 from anyk.protocol import Lost
 from anyk.runs.callbacks import EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
@@ -375,7 +375,7 @@ class Launch:
         """
         digests = {}
         for slot, w in self.driver.versions.trained.items():
-            write = getattr(problem_of(self._problem, slot), "write_model", None)
+            write = abilities_of(problem_of(self._problem, slot)).write_model
             if write is None or self._folder is None:
                 continue
             try:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from anyk.clusters import Cluster
 from anyk.errors import BadInput, describe_error
-from anyk.problems.base import Problem, endless
+from anyk.problems.base import Problem, abilities_of, endless
 from anyk.problems.data.streams import NO_PASS
 from anyk.protocol import Strategy
 from anyk.specs import parse
@@ -50,7 +50,7 @@ def check_launcher() -> None:
 
 def check_rows(problem: Problem, strategy: Strategy) -> None:
     """Raise where there are fewer rows than partitions, or full batches are to be computed of a stream."""
-    if endless(problem) and not strategy.layout.minibatches:
+    if abilities_of(problem).endless and not strategy.layout.minibatches:
         raise BadInput(NO_PASS)
     if problem.samples < strategy.layout.partitions:
         raise BadInput(

@@ -20,7 +20,7 @@ from anyk.codes import Code
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
-from anyk.problems.base import Problem, Vector, ensure_problem
+from anyk.problems.base import Problem, Vector, abilities_of, ensure_problem
 from anyk.problems.torch.module_partitions import dtype_of, norms_of, pieces_of
 from anyk.problems.torch.network import trained
 from anyk.protocol import Strategy
@@ -418,14 +418,14 @@ def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
     w = _parameters(module)
     if w.size != problem.dimension:
         raise BadInput(f"the module has {w.size:,} trainable parameters, the problem {problem.dimension:,}")
-    if shapes != getattr(problem, "shapes", shapes):
+    if abilities_of(problem).shapes not in (None, shapes):
         raise BadInput("the module's parameters have other shapes than the problem's; make the problem of this module")
     if dtype != problem.dtype:
         raise BadInput(f"the module's parameters are {dtype}, the problem's {problem.dtype}; they must be the same")
     norms = [norm.num_features for norm in norms_of(module)]
     if not norms:
         return w
-    module_at = getattr(problem, "module_at", None)
+    module_at = abilities_of(problem).module_at
     if module_at is None:
         raise BadInput(
             f"the module has {len(norms)} batch norms with running statistics, which only a TorchProblem can compute; "

@@ -13,8 +13,16 @@ import numpy as np
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.problems.base import Index, Partitions, Problem, Vector, ensure_problem, penalty_of, some_rows
-from anyk.problems.many import check_partial_loss
+from anyk.problems.base import (
+    Index,
+    Partitions,
+    Problem,
+    Vector,
+    ensure_problem,
+    partition_abilities,
+    penalty_of,
+    some_rows,
+)
 
 _SUMS = "partial gradients are of sums over samples, without the regulariser"
 
@@ -94,8 +102,9 @@ def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -
         rows = np.arange(size, dtype=np.intp)
         parts = [np.asarray(pieces.partial_gradient(j, w, part)) for part in (rows[::2], rows[1::2])]
         assert _near(parts[0] + parts[1], gradient, tolerance), f"the rows do not add up to partition {j}; {_SUMS}"
-    if hasattr(pieces, "only"):
-        alone = pieces.only([j])
+    only = partition_abilities(pieces).only
+    if only is not None:
+        alone = only([j])
         alone.load([j])
         same = np.array_equal(alone.partial_gradient(j, w), gradient)
         assert same, f"only([{j}]) gives another gradient of partition {j}"
@@ -105,10 +114,10 @@ def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -
 def _check_losses(problem: Problem, pieces: Partitions, w: Vector, tolerance: float) -> None:
     """Check that the losses of partitions, if workers can evaluate them, add up to the loss."""
     try:
-        check_partial_loss(pieces)
+        partition_abilities(pieces).check_partial_loss()
     except BadInput:
         return
-    partial_loss: Any = pieces.partial_loss  # type: ignore[attr-defined]
+    partial_loss: Any = partition_abilities(pieces).partial_loss
     losses = [partial_loss(j, w) for j in range(len(pieces.sizes))]
     total = sum(losses) / problem.samples + 0.5 * float((penalty_of(problem) * w) @ w)
     expected = problem.loss(w)

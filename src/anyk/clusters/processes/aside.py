@@ -27,8 +27,8 @@ from anyk.clusters.processes.memory import Segment, place_buffers
 from anyk.clusters.remote.losses import Unheld
 from anyk.clusters.remote.shipping import ship, unship
 from anyk.errors import BadInput, RunFailed
-from anyk.problems.base import Problem, Vector
-from anyk.problems.many import ManyProblems, sampled
+from anyk.problems.base import Problem, Vector, abilities_of
+from anyk.problems.many import ManyProblems
 
 _BOOT = "import json, sys; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; "
 _BOOT += "from anyk.clusters.processes.aside import main; main(s)"
@@ -212,7 +212,7 @@ def main(setup: dict[str, Any]) -> None:
         try:
             if problem is None:
                 problem = unship([memoryview(data.memory)[start : start + length] for start, length in setup["places"]])
-                problem = problem if setup["samples"] is None else sampled(problem, setup["samples"])
+                problem = problem if setup["samples"] is None else abilities_of(problem).sampled(setup["samples"])
             each = problem.each[model] if isinstance(problem, ManyProblems) else problem
             w = models.array(0, size, np.dtype(setup["dtype"]))
             with np.errstate(over="ignore", invalid="ignore"):

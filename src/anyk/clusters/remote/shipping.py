@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.base import Partitions, Problem
+from anyk.problems.base import Partitions, Problem, partition_abilities
 from anyk.problems.jax.decompiled import DecompiledPartitions
 
 _PLAIN = b"{"  # what JSON of an object begins with, and no pickle
@@ -39,7 +39,7 @@ def parcels(partitions: Partitions, assignment: Sequence[Sequence[int]]) -> list
 
     Arrays that several workers are sent are the same memory in all of their parcels.
     """
-    only = getattr(partitions, "only", None)
+    only = partition_abilities(partitions).only
     if only is None:
         return [ship(partitions)] * len(assignment)
     by_partitions = {assigned: ship(only(assigned)) for assigned in set(map(tuple, assignment))}

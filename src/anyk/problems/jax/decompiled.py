@@ -10,10 +10,10 @@ import numpy as np
 
 from anyk.decompile import Source, compile_source
 from anyk.errors import BadInput
-from anyk.problems.base import Array, DType, Index, Vector
+from anyk.problems.base import Array, DType, Index, PartitionAbilities, Vector
 
 
-class DecompiledPartitions:
+class DecompiledPartitions(PartitionAbilities):
     """Training data in partitions, and the source of the gradient for each number of rows it is asked for.
 
     ``texts``: by number of rows, source of a function of the flat model and the arrays' rows, with its digest, by which

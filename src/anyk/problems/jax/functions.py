@@ -13,7 +13,7 @@ import numpy as np
 from anyk.checks import AtLeastZero, typed
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage, describe_error
-from anyk.problems.base import NO_HELD_OUT, Floats, Index, Vector, cut
+from anyk.problems.base import NO_HELD_OUT, Better, Floats, Index, Vector, cut
 from anyk.problems.data.samples import Samples
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
@@ -93,6 +93,8 @@ class JaxProblem(NetworkProblem):
     3
     """
 
+    _last: tuple[Vector, Held] | None = None  # the last model, and the constants with a state that suits it
+
     def __init__(
         self,
         loss: Loss,
@@ -107,7 +109,7 @@ class JaxProblem(NetworkProblem):
         state: Tree = None,
         trainable: Trainable = None,
         metrics: Mapping[str, Loss] | Sequence[str] | None = None,
-        better: Literal["higher", "lower"] | None = None,
+        better: Better | None = None,
         platform: Literal["cpu", "gpu"] = "cpu",
         workers: Literal["jax", "numpy"] = "jax",
         batch: AtLeastZero = 0,
@@ -126,17 +128,15 @@ class JaxProblem(NetworkProblem):
         self._held = Held(model.fixed, _state_of(state, self._network))
         if workers == "numpy" and (self._network.random or platform != "cpu"):
             raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
-        self._data = data_of(data, "the data", self.dtype)
-        self.samples, self.endless = len(self._data), self._data.endless
-        self._held_out = None if held_out is None else data_of(held_out, "held_out", self.dtype)
+        samples = data_of(data, "the data", self.dtype)
+        self._set_samples(samples, None if held_out is None else data_of(held_out, "held_out", self.dtype))
         if workers == "numpy" and not self._data.in_memory:
             raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
-        self._last: tuple[Vector, Held] | None = None
         remark = self._try(self._data, "the data")
         if self._held_out is not None and (has_aux or not isinstance(metrics, Mapping)):
             remark = self._try(self._held_out, "held_out", gradient=False)
         self._set_metrics(metrics, remark, has_aux)
-        self.better: Literal["higher", "lower"] = better or ("lower" if self.metric == _LOSS else "higher")
+        self.better = better or ("lower" if self.metric == _LOSS else "higher")
         if reduction is None:
             self._try_sum()
         self._stepped = jax.jit(self._network.stepped)
@@ -179,7 +179,7 @@ class JaxProblem(NetworkProblem):
                 rounding = np.finfo(self.dtype).eps * nudge_signs(self.dimension, nudge)
                 w = w * (1.0 + rounding).astype(self.dtype)
             seed = seed_of(next(draws)) if network.random else SEED
-            return np.append(*with_gradient(w, head.batch(rows[places]), seed)).astype(np.float64)
+            return np.asarray(np.append(*with_gradient(w, head.batch(rows[places]), seed)), dtype=np.float64)
 
         for rows in trial_groups(head.arrays, head.tried):
             try:

@@ -23,6 +23,8 @@ from anyk.problems.replicas import seed_of_draws
 class JaxPartitions(Batches):
     """A function's training data in partitions; see :class:`~anyk.problems.base.Partitions`."""
 
+    custom_code = True
+
     def __init__(
         self,
         network: Network,
@@ -47,7 +49,7 @@ class JaxPartitions(Batches):
         return super().__getstate__() | {"_device": None, "_compiled": set()}
 
     def load(self, partitions: Sequence[int]) -> None:
-        """Load the partitions, and compile the gradient for each size of partition."""
+        """Choose the device, and compile the gradient for each size of partition."""
         import jax
 
         config: Any = jax.config
@@ -70,10 +72,6 @@ class JaxPartitions(Batches):
                 with jax.default_device(self._device):
                     self._network.gradient(np.zeros(self.dimension, dtype=self.dtype), self._held, blank, SEED)
 
-    def compare_replicas(self) -> None:
-        """Have replicas of a gradient compared during the run; nothing is computed before it."""
-        self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
-
     def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
         import jax
 
@@ -93,7 +91,6 @@ class JaxPartitions(Batches):
         return total
 
     def check_partial_loss(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
         super().check_partial_loss()
         if self._network.keeps:
             raise BadInput(

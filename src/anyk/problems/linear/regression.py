@@ -13,7 +13,18 @@ from numpy.typing import ArrayLike
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Array, Ends, Floats, Vector, cut, problem_text, some_rows
+from anyk.problems.base import (
+    Array,
+    Better,
+    Ends,
+    Floats,
+    ProblemAbilities,
+    Recipe,
+    Vector,
+    cut,
+    problem_text,
+    some_rows,
+)
 from anyk.problems.data.dataset import Task
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.data.shards.sources import Shards
@@ -29,7 +40,7 @@ from anyk.problems.predicting import Predictor
 
 
 @typed
-class LinearProblem:
+class LinearProblem(ProblemAbilities):
     """The common part of the three linear problems; see :class:`~anyk.problems.base.Problem`.
 
     ``intercept``: a last column of ones is added, whose weights the regulariser spares. ``split``: how rows are spread
@@ -58,7 +69,8 @@ class LinearProblem:
     curvature: ClassVar[float] = 1.0  # of a sample's loss in its score, at most
     task: ClassVar[Task] = "regression"
     metric: str
-    better: Literal["higher", "lower"]
+    better: Better
+    penalty: float | Vector
     X: Any
     X_test: Any
     y: Floats  # not of shards, which keep theirs
@@ -66,7 +78,6 @@ class LinearProblem:
     # of data from elsewhere: how X came about, and what the classes are called
     encoding: Encoding = Encoding()
     labels: tuple[float | str, ...] = ()
-    endless = False
 
     def __init__(
         self,
@@ -76,7 +87,7 @@ class LinearProblem:
         l2: float = 0.0,
         X_test: Any = None,
         y_test: ArrayLike | None = None,
-        recipe: dict[str, Any] | None = None,
+        recipe: Recipe | None = None,
         intercept: bool = False,
         split: Dirichlet | str | None = None,
         standardize: bool = False,
@@ -185,6 +196,8 @@ class LinearProblem:
         self.dimension = int(self.X.shape[1]) * self.outputs
         self.dtype = np.dtype(self.X.dtype)
         self.penalty = self._penalty()
+        if isinstance(self.X, ShardRows | StreamRows):  # not read for the loss
+            self.evaluated_on = None if self.X_test is None else "held_out"
         if self._recipe is None and (uneven := self.uneven_columns()) is not None:
             warnings.warn(uneven, RuntimeWarning, stacklevel=4)
 
@@ -311,19 +324,12 @@ class LinearProblem:
             y, scores = self.y_test, self._scores(self.X_test, w)
         return self._metrics(y, scores) if np.isfinite(scores).all() else {self.metric: float("nan")}
 
-    @property
-    def evaluated_on(self) -> Literal["train", "held_out"] | None:
-        """The data that is evaluated by default; neither shards nor streams are read for the loss."""
-        if not isinstance(self.X, ShardRows | StreamRows):
-            return "train"
-        return None if self.X_test is None else "held_out"
-
     def sampled(self, samples: int) -> Self:
         """Return the problem on a sample of its rows."""
         sample = copy(self)
         if isinstance(self.X, ShardRows | StreamRows):
             sample.X, y = self.X.some(samples, "train").arrays
-            sample.y, sample.endless = y.astype(np.float64, copy=False), False
+            sample.y, sample.endless, sample.evaluated_on = y.astype(np.float64, copy=False), False, "train"
         else:
             rows = some_rows(self.samples, samples, "train")
             sample.X, sample.y = self.X[rows], self.y[rows]
@@ -336,7 +342,7 @@ class LinearProblem:
             sample.X_test, sample.y_test = self.X_test[rows], self.y_test[rows]
         return sample
 
-    def recipe(self) -> dict[str, Any] | None:
+    def recipe(self) -> Recipe | None:
         return self._recipe
 
     def digest(self) -> str | None:

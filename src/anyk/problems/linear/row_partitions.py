@@ -5,22 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from anyk.problems.base import Ends, Floats, Index, Vector, stacked
+from anyk.problems.base import Ends, Floats, Index, PartitionAbilities, Vector, stacked
 
-_LOCAL = 0.5  # a partition touching less than this share of the coordinates is kept, and answers, on those alone
+_LOCAL = 0.5  # below this share of touched coordinates a partition is stored, and answers, on those coordinates alone
 
 
-class LinearPartitions:
+class _Rows(NamedTuple):
+    """The rows of a partition, with targets and weights; ``columns``: those that ``X`` has, None for all."""
+
+    X: Any
+    y: Vector
+    weights: Vector | None
+    columns: Index | None
+
+
+class LinearPartitions(PartitionAbilities):
     """A linear model's training rows in partitions; see :class:`~anyk.problems.base.Partitions`.
 
-    A sparse partition keeps only the columns it touches, renumbered, so that products run in cache and a reply
-    covers nothing else. ``penalty``: the regulariser's factor of each coordinate, for local steps; ``weights``: of the
+    A sparse partition stores only the columns it touches, renumbered, so that products run in cache and a reply covers
+    nothing else. ``penalty``: the regulariser's factor of each coordinate, for local steps; ``weights``: those of the
     rows.
     """
+
+    penalty: float | Vector
 
     def __init__(
         self,
@@ -33,63 +44,37 @@ class LinearPartitions:
         penalty: float | Vector = 0.0,
         weights: Vector | None = None,
     ) -> None:
-        from scipy import sparse
-
         self.kind, self.outputs, self.penalty = kind, outputs, penalty
         self.features = X.shape[1]
         self.dimension = self.features * outputs
         self.dtype = np.dtype(X.dtype)
         self.sizes = tuple(np.diff(ends).tolist())
-        self._y = [np.ascontiguousarray(y[a:b], dtype=self.dtype) for a, b in pairwise(ends)]
-        self._weights: list[Vector] | None = None
-        if weights is not None:
-            self._weights = [np.ascontiguousarray(weights[a:b], dtype=self.dtype) for a, b in pairwise(ends)]
-        self._X: list[Any] = []
-        self._columns: list[Index | None] = []
+        self._parts: list[_Rows | None] = []
         for a, b in pairwise(ends):
-            rows: Any = X[a:b]
-            columns: Index | None = None
-            if hasattr(rows, "indptr"):
-                touched, local = np.unique(rows.indices, return_inverse=True)
-                if touched.size < _LOCAL * self.features:
-                    columns = touched.astype(np.intp)
-                    rows = sparse.csr_array(
-                        (rows.data, local.astype(np.int32).reshape(-1), rows.indptr.astype(np.int32)),
-                        shape=(rows.shape[0], touched.size),
-                    )
-            self._X.append(rows)
-            self._columns.append(columns)
+            own = None if weights is None else np.ascontiguousarray(weights[a:b], dtype=self.dtype)
+            columns, rows = _touched(X[a:b])
+            self._parts.append(_Rows(rows, np.ascontiguousarray(y[a:b], dtype=self.dtype), own, columns))
+        self._columns = [part.columns for part in self._parts if part is not None]
 
     def only(self, partitions: Sequence[int]) -> LinearPartitions:
-        """Return the part that computes these partitions alone."""
-        loaded = set(partitions)
-        part = copy(self)
-        part._X = [X if j in loaded else None for j, X in enumerate(self._X)]
-        part._y = [y if j in loaded else np.empty(0, self.dtype) for j, y in enumerate(self._y)]
-        if self._weights is not None:
-            part._weights = [c if j in loaded else np.empty(0, self.dtype) for j, c in enumerate(self._weights)]
-        return part
+        """Return the part that computes these partitions alone; it knows all supports."""
+        smaller, loaded = copy(self), set(partitions)
+        smaller._parts = [part if j in loaded else None for j, part in enumerate(self._parts)]
+        return smaller
 
     def piece(self, first: int, last: int) -> LinearPartitions:
-        """Return some consecutive partitions, from ``first`` to before ``last``."""
-        from scipy import sparse
-
-        span = slice(first, last + 1)
-        parts = self._X[span]
-        for place, columns in enumerate(self._columns[span]):
-            if columns is not None:
-                X = parts[place]
-                given = X.data, columns[X.indices], X.indptr
-                parts[place] = sparse.csr_array(given, shape=(X.shape[0], self.features))
-        y = np.concatenate(self._y[span])
+        """Return consecutive partitions, ``first`` to ``last``, as one."""
+        parts = [part for part in self._parts[first : last + 1] if part is not None]
+        weights = [part.weights for part in parts if part.weights is not None]
+        y = np.concatenate([part.y for part in parts])
         return LinearPartitions(
             self.kind,
             self.outputs,
-            stacked(parts),
+            stacked([_with_all_columns(part, self.features) for part in parts]),
             y,
             np.array([0, len(y)]),
             penalty=self.penalty,
-            weights=None if self._weights is None else np.concatenate(self._weights[span]),
+            weights=np.concatenate(weights) if weights else None,
         )
 
     def load(self, partitions: Sequence[int]) -> None:
@@ -115,9 +100,10 @@ class LinearPartitions:
         return float(losses.sum() if weights is None else weights @ losses)
 
     def _scored(self, partition: int, w: Vector, rows: Index | None) -> tuple[Any, Vector, Vector | None, Vector]:
-        """Rows of a partition with their targets, weights and scores."""
-        X, y, columns = self._X[partition], self._y[partition], self._columns[partition]
-        weights = None if self._weights is None else self._weights[partition]
+        """Return rows of a partition with their targets, weights and scores."""
+        part = self._parts[partition]
+        assert part is not None, f"partition {partition} is not loaded"
+        X, y, weights, columns = part
         if rows is not None:
             X, y = X[rows], y[rows]
             weights = None if weights is None else weights[rows]
@@ -125,8 +111,30 @@ class LinearPartitions:
         return X, y, weights, X @ (W if columns is None else W[columns])
 
 
+def _touched(X: Any) -> tuple[Index | None, Any]:
+    """Return the columns that sparse rows touch, and the rows with these columns alone; None: all columns."""
+    from scipy import sparse
+
+    if sparse.issparse(X):
+        touched, local = np.unique(X.indices, return_inverse=True)
+        if touched.size < _LOCAL * X.shape[1]:
+            parts = X.data, local.astype(np.int32).reshape(-1), X.indptr.astype(np.int32)
+            return touched.astype(np.intp), sparse.csr_array(parts, shape=(X.shape[0], touched.size))
+    return None, X
+
+
+def _with_all_columns(part: _Rows, features: int) -> Any:
+    """Return the rows of a partition with columns that it does not touch."""
+    from scipy import sparse
+
+    X, columns = part.X, part.columns
+    if columns is None:
+        return X
+    return sparse.csr_array((X.data, columns[X.indices], X.indptr), shape=(X.shape[0], features))
+
+
 def losses_of(kind: str, scores: Vector, y: Vector) -> Floats:
-    """A model's losses of rows, shape (rows,), from scores of shape (rows,) or (rows, classes)."""
+    """Return the losses of rows, shape (rows,), from scores of shape (rows,) or (rows, classes)."""
     scores = scores.astype(np.float64, copy=False)
     if kind == "logistic":
         return np.asarray(np.logaddexp(0.0, -y * scores))
@@ -138,19 +146,17 @@ def losses_of(kind: str, scores: Vector, y: Vector) -> Floats:
 
 
 def slope_of(kind: str, scores: Vector, y: Vector) -> Vector:
-    """Derivative of a linear model's losses in the scores of rows: shape (rows,), of softmax (rows, classes)."""
+    """Return the derivative of losses with respect to scores, in the shape of the scores."""
     if kind == "softmax":
         return softmax_slope(scores, y)
-    return logistic_slope(scores, y) if kind == "logistic" else scores - y
-
-
-def logistic_slope(scores: Vector, y: Vector) -> Vector:
-    """Derivative of ``log(1 + exp(-y s))`` in s: ``-y / (1 + exp(y s))``, by tanh so that nothing overflows."""
+    if kind == "least-squares":
+        return scores - y
+    # of log(1 + exp(-y s)) in s: -y / (1 + exp(y s)), by tanh so that nothing overflows
     return np.asarray(0.5 * y * (np.tanh(0.5 * y * scores) - 1.0))
 
 
 def softmax_slope(scores: Vector, y: Vector) -> Vector:
-    """Derivative of the cross-entropy in the scores (rows x classes): probabilities less the one-hot labels."""
+    """Return the derivative of the cross-entropy with respect to scores: probabilities minus one-hot labels."""
     p = np.exp(scores - scores.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
     p[np.arange(len(p)), y.astype(np.intp)] -= 1.0

@@ -67,11 +67,6 @@ class LinearBatches(Batches):
         super().__init__(data, ends, dimension=data.shape[1] * outputs, dtype=data.dtype)
         self.kind, self.outputs, self.penalty = kind, outputs, penalty
 
-    def compare_replicas(self) -> None:
-        """Have replicas compared if samples may differ, as those of a stream; rows of files do not."""
-        if self.data.endless:
-            self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
-
     def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
         """Return the gradient of the sum of losses, added up block by block."""
         W = w if self.outputs == 1 else w.reshape(-1, self.outputs)

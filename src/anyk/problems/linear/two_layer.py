@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Ends, Floats, Vector, cut
+from anyk.problems.base import Ends, Floats, Recipe, Vector, cut
 from anyk.problems.batches import Batches
 from anyk.problems.data.samples import Arrays, Selection
 from anyk.problems.data.shards.sources import Shards
@@ -86,7 +86,7 @@ class TwoLayerNetwork(SoftmaxRegression):
         l2: float = 0.0,
         X_test: Any = None,
         y_test: ArrayLike | None = None,
-        recipe: dict[str, Any] | None = None,
+        recipe: Recipe | None = None,
         split: Dirichlet | str | None = None,
     ) -> None:
         if hidden < 1:

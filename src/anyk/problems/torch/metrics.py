@@ -17,15 +17,15 @@ Metric = Callable[[Any, Any], Any]
 Metrics = Mapping[str, Metric | None]  # None: the problem's own loss
 
 
-def usual(network: Network, batch: Batch, ignored: int | None) -> dict[str, Metric | None]:
-    """The metric where nobody says which; ``ignored``: the target that does not count."""
+def default_metrics(network: Network, batch: Batch, ignored: int | None) -> Metrics:
+    """Return the default metric, by name; ``ignored``: the target that does not count."""
     if network.takes_module:
         return {"loss": None}
     return {"mse": _mse} if batch[-1].is_floating_point() else {"accuracy": partial(_accuracy, ignored=ignored)}
 
 
-def check_metrics(metrics: Any) -> dict[str, Metric | None]:
-    """Metrics of the user's own, by name; raises where they are something else."""
+def check_metrics(metrics: Any) -> Metrics:
+    """Return a user's metrics; raise :class:`~anyk.errors.BadInput` if they are not functions by name."""
     if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
         raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
     if not metrics:
@@ -33,11 +33,11 @@ def check_metrics(metrics: Any) -> dict[str, Metric | None]:
     return dict(metrics)
 
 
-def measured(network: Network, metrics: Metrics, batches: Iterator[tuple[Batch, int]]) -> dict[str, float]:
-    """The metrics of a network in evaluation mode, by name.
+def compute_metrics(network: Network, metrics: Metrics, batches: Iterator[tuple[Batch, int]]) -> dict[str, float]:
+    """Return the metrics of a network in evaluation mode, by name.
 
-    Those of (outputs, targets) see all samples at once; those of (module, batch) are averaged over the samples, or over
-    the terms of the loss that are counted.
+    Functions of (outputs, targets) receive all samples together; functions of (module, batch) are averaged over the
+    samples, or over the counted terms of the loss.
     """
     import torch
 
@@ -49,22 +49,22 @@ def measured(network: Network, metrics: Metrics, batches: Iterator[tuple[Batch, 
 
 
 def _averages(network: Network, metrics: Metrics, batches: Iterator[tuple[Batch, int]]) -> dict[str, float]:
-    totals, counted = dict.fromkeys(metrics, 0.0), 0.0
+    totals, count = dict.fromkeys(metrics, 0.0), 0.0
     for batch, size in batches:
         terms = network.terms(batch, size)
         if not terms:
             continue
-        counted += terms
+        count += terms
         for name, metric in metrics.items():
             if metric is None:
                 totals[name] += float(network.loss_of(batch)) * (terms if network.mean else 1.0)
             else:
                 totals[name] += float(metric(network.module, batch)) * terms
-    return {name: total / counted if counted else float("nan") for name, total in totals.items()}
+    return {name: total / count if count else float("nan") for name, total in totals.items()}
 
 
 def _accuracy(outputs: torch.Tensor, targets: torch.Tensor, ignored: int | None = None) -> float:
-    """Share of targets that have the largest output; classes are the second axis, as in torch's losses, or the last."""
+    """Return the share of targets with the largest output; classes are the second axis, as in torch, or the last."""
     classes = 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else -1
     right = outputs.argmax(dim=classes) == targets
     return float((right if ignored is None else right[targets != ignored]).double().mean())

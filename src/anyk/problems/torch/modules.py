@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from anyk.errors import BadInput, RunFailed, describe_error
-from anyk.problems.base import NO_HELD_OUT, Index, Vector, cut, even_ends
+from anyk.problems.base import NO_HELD_OUT, Better, Index, Vector, cut, even_ends
 from anyk.problems.data.samples import Arrays, Batch, Samples
 from anyk.problems.data.shards.processes import in_processes
 from anyk.problems.data.shards.samples import ShardSamples
@@ -32,7 +32,7 @@ from anyk.problems.torch.arguments import check_module, check_options, ignored_b
 from anyk.problems.torch.forward_state import check_forward
 from anyk.problems.torch.generators import drawing
 from anyk.problems.torch.loss_checks import check_loss, check_samples, has_entries
-from anyk.problems.torch.metrics import Metric, Metrics, check_metrics, measured, usual
+from anyk.problems.torch.metrics import Metric, check_metrics, compute_metrics, default_metrics
 from anyk.problems.torch.module_partitions import (
     AT_ONCE,
     Placed,
@@ -126,6 +126,9 @@ class TorchProblem(NetworkProblem):
     torch.Size([40, 2])
     """
 
+    shapes: list[tuple[int, ...]]
+    _last: tuple[Network, torch.device, int] | None = None  # at the last model, with the size of its statistics' data
+
     def __init__(
         self,
         module: torch.nn.Module,
@@ -141,7 +144,7 @@ class TorchProblem(NetworkProblem):
         threads: int = 1,
         num_workers: int = 0,
         metrics: Mapping[str, Metric] | None = None,
-        better: Literal["higher", "lower"] | None = None,
+        better: Better | None = None,
         split: Dirichlet | str | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         transform: Callable[[Any], Any] | None = None,
@@ -170,31 +173,30 @@ class TorchProblem(NetworkProblem):
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = checked_l2(l2)
         reading = Reading(collate_fn, free, transform, eval_transform)
-        self._data = samples_of(dataset, "the data set", self.dtype, reading)
+        data = samples_of(dataset, "the data set", self.dtype, reading)
         unlabelled = "the targets are not an array of one whole number for each sample"
-        self.uneven = checked(split, None if labels_of(self._data) is not None else unlabelled)
-        self._held_out = None
+        self.uneven = checked(split, None if labels_of(data) is not None else unlabelled)
+        other = None
         if held_out is not None:
-            self._held_out = known_of(held_out, "held_out", self.dtype, reading.evaluated)
-        elif eval_transform is not None and not isinstance(self._data.head, Items):
+            other = known_of(held_out, "held_out", self.dtype, reading.evaluated)
+        elif eval_transform is not None and not isinstance(data.head, Items):
             reading.evaluated.refuse_arrays("the data set", "arrays or shards")
-        if isinstance(self._data, Items):
-            self._data.processes = num_workers
+        self._set_samples(data, other)
+        if isinstance(data, Items):
+            data.processes = num_workers
         elif num_workers:
             raise BadInput("num_workers read the items of a map-style data set, which this is not; leave it out")
-        if isinstance(self._data, ShardSamples):
+        if isinstance(data, ShardSamples):
             microbatch = microbatch or AT_ONCE  # a partition need not fit into memory
         self._microbatch = microbatch
-        self.samples, self.endless = len(self._data), self._data.endless
         if count is not None:
             self._count_terms(count)
         elif mean and ignored is not None:
             self._count_targets(ignored)
-        self._last: tuple[Network, torch.device, int] | None = None
-        tried = self._try()
-        self._metrics: Metrics = usual(self._network, tried, ignored) if metrics is None else check_metrics(metrics)
+        batch = self._try()
+        self._metrics = default_metrics(self._network, batch, ignored) if metrics is None else check_metrics(metrics)
         self.metric = next(iter(self._metrics))
-        self.better: Literal["higher", "lower"] = better or ("lower" if self.metric in ("mse", "loss") else "higher")
+        self.better = better or ("lower" if self.metric in ("mse", "loss") else "higher")
         if self._held_out is not None:
             self._check_held_out(self._held_out, own_metrics=metrics is not None)
         elif metrics is not None:
@@ -368,7 +370,7 @@ class TorchProblem(NetworkProblem):
             return {}
         network, device = self._at(w)
         with torch.no_grad():
-            return measured(network, self._metrics, self._batches(self._held_out, device))
+            return compute_metrics(network, self._metrics, self._batches(self._held_out, device))
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """A module with the parameters ``w`` (length d) and running statistics that suit them, in evaluation mode."""

@@ -9,8 +9,8 @@ from typing import Any
 from anyk.clusters.contract import Cluster, Order
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, Vector
-from anyk.problems.many import check_partial_loss, problem_of
+from anyk.problems.base import Problem, Vector, partition_abilities
+from anyk.problems.many import problem_of
 from anyk.protocol import (
     Alarm,
     Cancel,
@@ -145,7 +145,7 @@ class Driver:
         if self.problem is not None:
             partitions = partitions_of(self.problem, self.layout, compared=not self.cluster.recorded)
             self.ledger.sizes = partitions.sizes
-            exact = not getattr(partitions, "tolerance", 0.0) and not self.layout.voting
+            exact = not partition_abilities(partitions).tolerance and not self.layout.voting
             self.equal_bits = exact and replicated(self.layout)
             if (
                 replicated(self.layout)
@@ -156,7 +156,7 @@ class Driver:
                 note = None if self.log is None else self.log.note
                 self._agreement = Agreement(self.layout, self.cluster, self.ledger, tolerance, note)
             if self._asked:
-                check_partial_loss(partitions)
+                partition_abilities(partitions).check_partial_loss()
             if not self.cluster.recorded:
                 self.need = Need.of(
                     self.cluster,

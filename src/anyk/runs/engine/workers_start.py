@@ -6,7 +6,7 @@ from anyk.clusters.local import Local
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems.base import Partitions, Problem
+from anyk.problems.base import Partitions, Problem, partition_abilities
 from anyk.protocol import Layout
 
 
@@ -18,10 +18,9 @@ def partitions_of(problem: Problem, layout: Layout, *, compared: bool) -> Partit
     # problems of one's own need not know of shares as long as no strategy asks for them
     shares = () if layout.shares is None else (layout.shares,)
     partitions = problem.split(layout.partitions, *shares)
-    compare = getattr(partitions, "compare_replicas", None)
-    if compare is not None and compared and replicated(layout):
-        compare()
-        if layout.voting:
+    if compared and replicated(layout):
+        partition_abilities(partitions).compare_replicas()
+        if layout.voting and partition_abilities(partitions).tolerance:
             partitions.tolerance = 0.0  # type: ignore[attr-defined]  # it outvotes a worker that differs
     return partitions
 

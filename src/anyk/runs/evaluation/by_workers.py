@@ -10,8 +10,8 @@ from typing import Any
 from anyk.clusters.contract import Cluster
 from anyk.clusters.remote.remote import Remote
 from anyk.errors import BadInput
-from anyk.problems.base import Problem, Vector, penalty_of
-from anyk.problems.many import ManyProblems, each_of, sampled
+from anyk.problems.base import Problem, Vector, abilities_of, penalty_of
+from anyk.problems.many import ManyProblems, each_of
 from anyk.runs.evaluation.settings import Evaluate
 from anyk.runs.limits import first_metrics
 
@@ -26,15 +26,15 @@ def by_workers(evaluate: Evaluate, problem: Problem, cluster: Cluster) -> tuple[
     """
     samples, evaluated = evaluate.samples, problem
     if samples is not None and (cluster.virtual or first_metrics(problem)):
-        if not cluster.virtual and getattr(problem, "evaluated_on", "train") != "train":
+        if not cluster.virtual and abilities_of(problem).evaluated_on != "train":
             raise BadInput(
                 "samples= picks training and held-out samples together, so that the driver would read training data; "
                 "leave out samples or the held-out data, or evaluate where='aside'"
             )
-        evaluated = sampled(problem, samples)
+        evaluated = abilities_of(problem).sampled(samples)
     if cluster.virtual:
         return evaluated, None
-    if samples is not None and any(getattr(one, "uneven", None) is not None for one in each_of(problem)):
+    if samples is not None and any(abilities_of(one).uneven is not None for one in each_of(problem)):
         raise BadInput(
             "split=… puts samples into another order, in which workers would pick others than the driver; leave out "
             "samples or split, or evaluate where='driver' or 'aside'"

@@ -11,9 +11,8 @@ from anyk.checks import typed
 from anyk.clusters.processes.aside import Aside
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, endless
+from anyk.problems.base import Problem, abilities_of
 from anyk.problems.data.streams import NO_LOSS
-from anyk.problems.many import sampled
 from anyk.protocol import Strategy
 from anyk.runs.limits import Limits, check_limits, first_metrics
 from anyk.specs import Registry
@@ -112,11 +111,11 @@ def resolved(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None:
 
     Raises :class:`~anyk.errors.BadInput` where the problem cannot be evaluated as asked.
     """
-    if evaluate is not None and evaluate.samples is None and evaluate.on == "train" and endless(problem):
+    if evaluate is not None and evaluate.samples is None and evaluate.on == "train" and abilities_of(problem).endless:
         raise BadInput(NO_LOSS)
     if evaluate is None or evaluate.on is not None:
         return evaluate
-    on: Literal["train", "held_out"] | None = getattr(problem, "evaluated_on", "train")
+    on = abilities_of(problem).evaluated_on
     if evaluate.where == "workers":
         on = "train"
     return None if on is None else replace(evaluate, on=on)
@@ -134,7 +133,7 @@ def evaluating(evaluate: Evaluate | None, problem: Problem) -> Iterator[Problem]
     elif evaluate is None or evaluate.samples is None or evaluate.where == "workers":  # who pick their samples
         yield problem
     else:
-        yield sampled(problem, evaluate.samples)
+        yield abilities_of(problem).sampled(evaluate.samples)
 
 
 def check_evaluation(problem: Problem, evaluate: Evaluate | None, limits: Limits) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from anyk.errors import BadInput
 from anyk.files import read_plain, replacing
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, abilities_of
 from anyk.problems.predicting import Predictor
 
 NAME = "predictor.json"
@@ -18,7 +18,7 @@ _NONE = "only linear models and two-layer networks predict here; take other mode
 
 def predictor_of(problem: Problem) -> Predictor | None:
     """Return the predictor of a problem, or None if it has none."""
-    make = getattr(problem, "predictor", None)
+    make = abilities_of(problem).predictor
     predictor = None if make is None else make()
     return predictor if isinstance(predictor, Predictor) else None
 
