@@ -8,8 +8,8 @@ AnykClassifier``.)
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,7 +37,7 @@ from anyk.runs.run import Run
 from anyk.runs.training import train
 
 Numbers = NDArray[np.floating[Any]]
-_CALM = 3  # consecutive steps that must change little, as a method with momentum also stands still where it turns
+_CALM = 3  # consecutive steps that must change little, as momentum stands still for a moment where it turns
 
 
 def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
@@ -51,17 +51,17 @@ def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
 
 
 class _Settled(Callback):
-    """Ends a run when steps change the model by no more than ``tol`` of its largest number."""
+    """Ends a run when steps change no number of the model by more than ``tol`` times its largest number."""
 
     def __init__(self, tol: float) -> None:
         self.tol = tol
         self.calm = 0
-        self._before: Vector | None = None
+        self._before: Vector | None = None  # a copy, as the cluster overwrites its own
 
     def on_step(self, info: StepInfo) -> None:
         w = info.model
         if self._before is None:
-            self._before = w.copy()  # the cluster's own is written over
+            self._before = w.copy()
             return
         change = np.abs(np.subtract(w, self._before, out=self._before)).max()
         self.calm = self.calm + 1 if change <= self.tol * np.abs(w).max() else 0
@@ -71,54 +71,38 @@ class _Settled(Callback):
 
     @property
     def done(self) -> bool:
-        """Whether the model has settled."""
+        """Whether the model no longer changes."""
         return self.calm >= _CALM
 
 
 @dataclass
 class _Steps:
-    """State between calls of ``partial_fit``: coordinates of the steps, largest curvature so far, last run."""
+    """State between calls of ``partial_fit``: scaling of the columns, largest curvature so far, last run."""
 
     scaling: Scaling
     smoothness: float
     run: Run
 
 
+@dataclass(eq=False, repr=False)
 class _Linear(BaseEstimator):
     """The base class of both estimators: their parameters, and training."""
 
-    _steps: _Steps | None = None
-
-    def __init__(
-        self,
-        strategy: str = "uncoded",
-        *,
-        cluster: str = "simulated",
-        workers: int = 4,
-        delays: str | DelayModel = "none",
-        optimizer: str = "nesterov",
-        lr: float | str | None = None,
-        l2: float | None = None,
-        max_iter: int = 1000,
-        tol: float | None = 1e-4,
-        fit_intercept: bool = True,
-        warm_start: bool = False,
-        random_state: Any = None,
-        callbacks: Any = None,
-    ) -> None:
-        self.strategy = strategy
-        self.cluster = cluster
-        self.workers = workers
-        self.delays = delays
-        self.optimizer = optimizer
-        self.lr = lr
-        self.l2 = l2
-        self.max_iter = max_iter
-        self.tol = tol
-        self.fit_intercept = fit_intercept
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.callbacks = callbacks
+    strategy: str = "uncoded"
+    _: KW_ONLY
+    cluster: str = "simulated"
+    workers: int = 4
+    delays: str | DelayModel = "none"
+    optimizer: str = "nesterov"
+    lr: float | str | None = None
+    l2: float | None = None
+    max_iter: int = 1000
+    tol: float | None = 1e-4
+    fit_intercept: bool = True
+    warm_start: bool = False
+    random_state: Any = None
+    callbacks: Any = None
+    _steps: ClassVar[_Steps | None] = None
 
     def _fit(self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None) -> None:
         """Train until the model settles, from the start, or with ``warm_start`` from the current model."""
@@ -174,13 +158,13 @@ class _Linear(BaseEstimator):
             scaling=scaling,
             weights=weights,
             classes=None if classes is None else range(classes),
-            start=(np.atleast_2d(self.coef_).T, np.ravel(self.intercept_)) if warm and hasattr(self, "coef_") else None,
+            start=(np.atleast_2d(self.coef_).T, np.ravel(self.intercept_)) if warm and "coef_" in vars(self) else None,
         )
 
     def _train(
         self, problem: LinearProblem, rate: float, steps: int, settled: _Settled | None, *, begin: Run | None = None
     ) -> None:
-        """So many steps from the problem's start, or on from a run, and what they come to."""
+        """Take ``steps`` steps, from the problem's start or after an earlier run, and set the fitted attributes."""
         total = steps + (0 if begin is None else begin.steps)
         self.run_ = train(
             problem,
@@ -193,7 +177,7 @@ class _Linear(BaseEstimator):
             ),
             optimizer=build_optimizer(self.optimizer, lr=rate if self.lr is None else self.lr),
             steps=total,
-            # without callbacks the first and the last: nobody looks at those between
+            # without callbacks only the first and the last evaluation are read
             evaluate=USUAL if self.callbacks else Evaluate(every=total),
             callbacks=[*check_callbacks(self.callbacks), *([] if settled is None else [settled])],
             begin=begin,
@@ -203,7 +187,7 @@ class _Linear(BaseEstimator):
         self._keep(weights.T.astype(problem.dtype), intercepts.astype(problem.dtype))
 
     def _keep(self, coefficients: Numbers, intercepts: Numbers) -> None:
-        """Coefficients (outputs x features) and intercepts (outputs,)."""
+        """Set coefficients, shape (outputs, features), and intercepts, shape (outputs,)."""
         self.coef_, self.intercept_ = coefficients, intercepts
 
     def _weights(self, sample_weight: Any, rows: int) -> Floats | None:
@@ -229,6 +213,7 @@ class _Linear(BaseEstimator):
         return tags
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class AnykClassifier(ClassifierMixin, _Linear):
     """Logistic regression (two classes) or softmax regression (more), trained by a strategy on a cluster.
 
@@ -239,21 +224,21 @@ class AnykClassifier(ClassifierMixin, _Linear):
     gives all classes the same sum of weights.
 
     ``strategy``, ``cluster``, ``delays``, ``optimizer``: specs, as for :func:`anyk.train`; ``workers``: at most as
-    many as rows. ``cluster="simulated"`` computes here, on a virtual clock, and is quick; ``"processes"`` starts
-    workers for every fit. ``l2``: by default 1 / rows. ``max_iter``: steps at most; ``tol``: ends when three steps in
-    a row change no number of the model, as it is stepped on, by more than that share of its largest (None or 0: never).
-    ``random_state``: of the delays. ``callbacks``: as for :func:`anyk.train` (searches and cross-validation, which
-    clone the estimator, copy them).
+    many as rows. ``cluster="simulated"`` computes in this process, on a virtual clock, and is quick; ``"processes"``
+    starts workers for every fit. ``l2``: by default 1 / rows. ``max_iter``: the largest number of steps; ``tol``:
+    training ends when three steps in a row change no number of the scaled model by more than ``tol`` times its largest
+    number (None or 0: never). ``random_state``: the seed of the delays. ``callbacks``: as for :func:`anyk.train`
+    (searches and cross-validation, which clone the estimator, copy them).
 
-    Features of any size are fine: steps are taken in coordinates in which each has the same curvature. Its mean m is
-    taken away where there is an intercept (m = 0 without one, and for columns of sparse data with entries in less than
-    half of the rows), and it is divided by ``sqrt(c mean (x - m)^2 + l2)``, c the loss's largest curvature: 1/4 for two
-    classes, 1/2 for more, 1 for squares. The objective and the coefficients stay in the units of ``X``. ``lr`` is the
-    learning rate there: 1 / smoothness by default, which no step overshoots under ``uncoded`` and exact codes; an
-    asynchronous strategy needs less.
+    Features may have any size: steps are taken in scaled coordinates, in which all have the same curvature. With an
+    intercept the mean m of a feature is subtracted (m = 0 without one, and for columns of sparse data with entries in
+    less than half of the rows), and the feature is divided by ``sqrt(c mean (x - m)^2 + l2)``, c the loss's largest
+    curvature: 1/4 for two classes, 1/2 for more, 1 for squares. The objective and the coefficients stay in the units of
+    ``X``. ``lr`` is the learning rate in scaled coordinates, by default 1 / smoothness, which no step overshoots under
+    ``uncoded`` and exact codes; an asynchronous strategy needs a smaller one.
 
-    ``warm_start``: a fit begins with the model of the last. ``partial_fit`` takes one step on the rows given, with the
-    optimiser's state of the call before; see there.
+    ``warm_start``: a fit begins with the model of the previous fit. :meth:`partial_fit` takes one step on the given
+    rows, with the optimiser's state after the previous call.
 
     Fitted: ``coef_`` (1 x features for two classes, else classes x features), ``intercept_``, ``classes_``,
     ``n_iter_``, ``n_features_in_``, and ``run_``, the :class:`~anyk.runs.Run`, which pickling omits.
@@ -268,44 +253,11 @@ class AnykClassifier(ClassifierMixin, _Linear):
     ((3, 4), True)
     """
 
-    def __init__(
-        self,
-        strategy: str = "uncoded",
-        *,
-        cluster: str = "simulated",
-        workers: int = 4,
-        delays: str | DelayModel = "none",
-        optimizer: str = "nesterov",
-        lr: float | str | None = None,
-        l2: float | None = None,
-        max_iter: int = 1000,
-        tol: float | None = 1e-4,
-        fit_intercept: bool = True,
-        class_weight: dict[Any, float] | str | None = None,
-        warm_start: bool = False,
-        random_state: Any = None,
-        callbacks: Any = None,
-    ) -> None:
-        super().__init__(
-            strategy,
-            cluster=cluster,
-            workers=workers,
-            delays=delays,
-            optimizer=optimizer,
-            lr=lr,
-            l2=l2,
-            max_iter=max_iter,
-            tol=tol,
-            fit_intercept=fit_intercept,
-            warm_start=warm_start,
-            random_state=random_state,
-            callbacks=callbacks,
-        )
-        self.class_weight = class_weight
+    class_weight: dict[Any, float] | str | None = None
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on rows of ``X`` with labels ``y`` (any two or more); ``sample_weight``: shape (rows,)."""
-        before = getattr(self, "classes_", None)
+        before = vars(self).get("classes_")
         X, y = _validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         classes, numbers = np.unique(y, return_inverse=True)
@@ -322,13 +274,13 @@ class AnykClassifier(ClassifierMixin, _Linear):
     ) -> Self:
         """Take one step on the mean loss of these rows, from the model and the optimiser's state of the last call.
 
-        The first call must be given all ``classes``, unless :meth:`fit` came before, whose model it goes on from; a
-        batch need not have rows of all. Coordinates of the steps are those of the first batch, the learning rate is
-        1 / smoothness, the largest of any batch so far. So k calls with the same rows are ``fit`` with ``max_iter=k``
-        and ``tol=None``, bit for bit, and calls with one batch after another are stochastic gradient descent. ``l2``
-        left out is 1 / rows of the batch. ``tol``, ``max_iter`` and ``warm_start`` mean nothing here.
+        The first call needs all ``classes``, unless :meth:`fit` was called before, whose model it continues from; a
+        batch need not have rows of all classes. The first batch determines the scaled coordinates, and the learning
+        rate is 1 / smoothness, the largest of any batch so far. So k calls with the same rows are ``fit`` with
+        ``max_iter=k`` and ``tol=None``, bit for bit, and calls with one batch after another are stochastic gradient
+        descent. ``l2`` is by default 1 / rows of the batch. ``tol``, ``max_iter`` and ``warm_start`` have no effect.
         """
-        first = not hasattr(self, "classes_")
+        first = "classes_" not in vars(self)
         if first and classes is None:
             raise BadInput("the first call of partial_fit needs all labels: give classes=")
         X, y = _validated(self, X, y, reset=first)
@@ -411,7 +363,7 @@ class AnykRegressor(RegressorMixin, _Linear):
 
     def partial_fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Take one step on the mean loss of these rows; see :meth:`AnykClassifier.partial_fit`."""
-        X, y = _validated(self, X, y, reset=not hasattr(self, "coef_"), y_numeric=True)
+        X, y = _validated(self, X, y, reset="coef_" not in vars(self), y_numeric=True)
         self._partial_fit(LeastSquares, X, y, self._weights(sample_weight, X.shape[0]), None)
         return self
 

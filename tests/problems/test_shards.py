@@ -17,8 +17,8 @@ from anyk.data import Shards
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.data.shards import blocks, formats, survey
 from anyk.problems.digest import data_digest
-from anyk.problems.jax import batches, functions
-from anyk.problems.jax import partitions as jax_partitions
+from anyk.problems.jax import functions, tree_samples
+from anyk.problems.jax import loss_partitions as jax_partitions
 from anyk.problems.linear import sharded
 from anyk.problems.linear.scaling import Scaling
 from anyk.problems.torch import modules
@@ -271,7 +271,7 @@ class TestJax:
 
         X, y = numbers()
         shards = Shards(write(tmp_path, "parquet", X, y), cache_mb=0.001)
-        for module in (batches, jax_partitions, functions):
+        for module in (tree_samples, jax_partitions, functions):
             monkeypatch.setattr(module, "TOGETHER", ROWS)
         options = {"state": np.zeros(3, np.float32), "has_aux": True, "reduction": "mean"}
         found, expected = (

@@ -36,7 +36,7 @@ def write_model_file(file: Path, save: Callable[[str, dict[str, str]], object]) 
 
 
 def check_model_file(file: Path, *, of_run: bool) -> None:
-    """Raise :class:`~anyk.errors.BadInput` if the file has another digest than it says, or ``of_run`` says none.
+    """Raise :class:`~anyk.errors.BadInput` if the file does not match its digest, or has none although ``of_run``.
 
     A file of a run folder is not read through a link.
     """

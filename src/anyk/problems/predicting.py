@@ -23,9 +23,9 @@ Tell = Callable[[str], None]
 class Coefficients(NamedTuple):
     """A linear model in the units of its input: scores are ``X @ weights + intercepts``.
 
-    ``names``: of the columns (those of text have one for each category); ``weights``: shape (columns, outputs);
-    ``intercepts``: shape (outputs,); ``outputs``: what the scores are of, which is the second of two classes, each of
-    more, or the target.
+    ``names``: the columns (text has one column for each category); ``weights``: shape (columns, outputs);
+    ``intercepts``: shape (outputs,); ``outputs``: the names of the scores: the second of two classes, each of several
+    classes, or the target.
     """
 
     names: tuple[str, ...]
@@ -59,10 +59,10 @@ class Predictor:
     center: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
 
-    # ------------------------------------------------------------------------------------------- what it says
+    # ------------------------------------------------------------------------------------------- predictions
 
     def predict(self, w: Vector, X: Any, *, tell: Tell | None = None) -> Array:
-        """The likeliest label of each row, or its value; ``X``: see :meth:`matrix`."""
+        """Return the likeliest label of each row, or its value; ``X``: see :meth:`matrix`."""
         return self.decided(self.scores(w, self.matrix(X, "X", tell)))
 
     def decided(self, scores: Floats) -> Array:
@@ -73,7 +73,7 @@ class Predictor:
         return np.asarray(self.labels[best])
 
     def chances(self, scores: Floats) -> Floats:
-        """Probabilities of the classes, shape (rows, classes); :class:`~anyk.errors.BadInput` where there are none."""
+        """Return probabilities, shape (rows, classes); raise :class:`~anyk.errors.BadInput` if there are no classes."""
         from scipy.special import expit, softmax
 
         self.check_classes()
@@ -82,12 +82,12 @@ class Predictor:
         return np.column_stack([expit(-scores[:, 0]), expit(scores[:, 0])])
 
     def check_classes(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where there are no classes to have probabilities."""
+        """Raise :class:`~anyk.errors.BadInput` if there are no classes, and so no probabilities."""
         if not self.classes:
             raise BadInput("the model predicts numbers, which have no probabilities; leave probabilities out")
 
     def scores(self, w: Vector, X: Matrix) -> Floats:
-        """Shape (rows, outputs)."""
+        """Return the scores of rows, shape (rows, outputs)."""
         if self.kind == "two-layer":
             return scores_of(X, w, self.features, self.hidden, self.outputs)
         weights, intercepts = in_units(w, self.outputs, self.intercept, self._scaling)
@@ -95,14 +95,14 @@ class Predictor:
 
     @property
     def labels(self) -> Array:
-        """The classes: text, whole numbers or numbers."""
+        """The classes: text, integers or numbers."""
         if any(isinstance(one, str) for one in self.classes):
             return np.array(list(map(str, self.classes)), dtype=object)
         numbers = np.array(self.classes, dtype=np.float64)
         return numbers.astype(np.int64) if (numbers == np.floor(numbers)).all() else numbers
 
     def coefficients(self, w: Vector) -> Coefficients:
-        """In the units of the input; :class:`~anyk.errors.BadInput` where the model is not linear."""
+        """Return the model in the units of the input; raise :class:`~anyk.errors.BadInput` if it is not linear."""
         if self.kind == "two-layer":
             raise BadInput("a two-layer network has no coefficients; its weights are run.model")
         weights, intercepts = in_units(w, self.outputs, self.intercept, self._scaling)
@@ -113,11 +113,11 @@ class Predictor:
     # ------------------------------------------------------------------------------------------- rows
 
     def matrix(self, X: Any, where: str, tell: Tell | None = None) -> Matrix:
-        """Rows as the model's columns of numbers.
+        """Return rows as the model's columns of numbers.
 
-        ``X`` is a table by name (a data frame, a dictionary of columns, a :class:`~anyk.tables.Table`), whose columns
-        may be in any order and more than are needed, or an array with the model's columns in order; a sparse one has
-        the columns of text encoded. Raises :class:`~anyk.errors.BadInput` where it does not fit the model.
+        ``X`` is a table with names (a data frame, a dictionary of columns, a :class:`~anyk.tables.Table`), whose
+        columns may be in any order and more than the model needs, or an array with the model's columns in order; in a
+        sparse array columns of text are encoded. Raises :class:`~anyk.errors.BadInput` if it does not fit the model.
         """
         from scipy import sparse
 
@@ -147,7 +147,7 @@ class Predictor:
         return self._plain(np.column_stack(table.columns), where)
 
     def _plain(self, X: Any, where: str) -> Matrix:
-        """Numbers that need no encoding."""
+        """Return numbers that need no encoding, after checks."""
         from anyk.problems.data.files import finite
 
         self._check_width(X.shape[1], self.features, where)
@@ -158,15 +158,15 @@ class Predictor:
         encoded: Matrix = X
         return encoded
 
-    def _check_width(self, found: int, wanted: int, where: str) -> None:
-        if found != wanted:
-            raise BadInput(f"{where} has {found} columns, but the model learned from {wanted}")
+    def _check_width(self, columns: int, expected: int, where: str) -> None:
+        if columns != expected:
+            raise BadInput(f"{where} has {columns} columns, but the model learned from {expected}")
 
     @property
     def _scaling(self) -> Scaling | None:
         return Scaling(np.array(self.center), np.array(self.scale)) if self.scale else None
 
-    # ------------------------------------------------------------------------------------------- kept
+    # ------------------------------------------------------------------------------------------- files
 
     def encoded(self) -> bytes:
         """Return the predictor as JSON."""
@@ -174,7 +174,7 @@ class Predictor:
 
     @classmethod
     def decoded(cls, text: bytes) -> Predictor:
-        """Return the predictor that :meth:`encoded` wrote; ValueError for any other text."""
+        """Return the predictor that :meth:`encoded` wrote; raise ValueError for any other text."""
         predictor = msgspec.json.decode(text, type=cls)
         wide = predictor.encoding.width if predictor.encoding.columns else predictor.features
         if (
@@ -187,7 +187,7 @@ class Predictor:
 
 
 def _column(values: Any, where: str) -> Array:
-    """A column as a table has it: numbers with NaN, or text with None."""
+    """Return a column in the form of a table's: numbers with NaN, or text with None."""
     array = np.asarray(values)
     if array.dtype.kind in "biuf":
         return array.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Checks that all workers of a partition compute the same gradient; codes rely on it, a user's code may not."""
+"""Checks that all workers of a partition compute the same gradient: codes rely on it, and a user's code may not."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import Array, DType, Floats, Vector
 
-ROWS = 8  # samples of the partition that is tried
-SINGLE = 1e-6  # relative difference that marks of gradients may have that differ by less than float32 shows
-_SKETCH = 64  # sums that stand for a gradient
-_PART = 1 << 16  # numbers looked at at once
+ROWS = 8  # samples of the partition whose gradient is tried before a run
+SINGLE = 1e-6  # relative difference of marks that is below the precision of float32
+_SKETCH = 64  # sums that represent a gradient
+_PART = 1 << 16  # numbers processed at a time
 _ADVICE = (
     "a code takes replicas of a partition for equal; draw from the global generator of torch, NumPy or Python, which "
     "are seeded alike on all workers, not from one of your own or the clock, or use a strategy without replicas "
@@ -31,9 +31,9 @@ class Trial(NamedTuple):
 
     @classmethod
     def of(cls, compute: Callable[[], Vector], limit: float) -> Trial | None:
-        """Compute a gradient twice; None where it is not finite or fails, which the run itself will report.
+        """Compute a gradient twice; return None if it is not finite or fails, which the run itself will report.
 
-        Raises :class:`~anyk.errors.BadInput` where the two differ.
+        Raises :class:`~anyk.errors.BadInput` if the two differ.
         """
         try:
             trial, again = cls(sketch(compute()), limit), compute()
@@ -49,13 +49,13 @@ class Trial(NamedTuple):
         return trial
 
     def apart(self, gradient: Vector) -> float:
-        """The norm of the difference from a gradient, relative to the larger of the two norms; estimated."""
+        """Estimate the norm of the difference from a gradient, relative to the larger of the two norms."""
         own_sketch = sketch(gradient)
         norm = max(np.linalg.norm(own_sketch), np.linalg.norm(self.sketch))
         return float(np.linalg.norm(own_sketch - self.sketch) / norm) if norm else 0.0
 
     def check(self, gradient: Vector) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where this worker's gradient is not the driver's."""
+        """Raise :class:`~anyk.errors.BadInput` if this worker's gradient is not the driver's."""
         apart = self.apart(gradient)
         if not apart <= self.limit:
             raise BadInput(
@@ -65,7 +65,7 @@ class Trial(NamedTuple):
 
 
 def sketch(gradient: Vector) -> Floats:
-    """Signed sums whose norm is, on average, that of the gradient, as the norm of differences is that of theirs."""
+    """Return signed sums of a gradient; norms of sketches and of their differences estimate those of gradients."""
     random = keyed.generator(0, "sketch", gradient.size)
     sums = np.zeros(_SKETCH)
     for part in _parts(gradient):
@@ -82,10 +82,7 @@ def _parts(vector: Vector) -> Iterator[Vector]:
 
 
 def mark(gradient: Vector) -> int | None:
-    """Return a number that stands for a gradient: a signed sum and the norm, as two float32.
-
-    None where they are not finite.
-    """
+    """Return a number that represents a gradient: a signed sum and the norm, as two float32; None if not finite."""
     signed = squares = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for part in _parts(gradient):
@@ -97,7 +94,7 @@ def mark(gradient: Vector) -> int | None:
 
 
 def marks_apart(one: int, other: int) -> float:
-    """The difference of two marks, relative to the larger; that of equal gradients is far below :data:`SINGLE`."""
+    """Return the difference of two marks, relative to the larger; for equal gradients far below :data:`SINGLE`."""
     (first, norm), (second, size) = np.array([one, other]).view(np.float32).reshape(2, 2).astype(np.float64)
     larger = max(norm, size, abs(first), abs(second))
     return float(max(abs(first - second), abs(norm - size)) / larger) if larger else 0.0
@@ -112,18 +109,18 @@ def differing(one: int, other: int, partition: int, version: int, apart: float) 
 
 
 def seed_of_draws(bits: int, partition: int, rows: Array | None) -> int:
-    """The seed, of 63 bits, of what is drawn for a partition, or some of its rows, at a model with these ``bits``.
+    """Return the seed, of 63 bits, of random numbers for a partition, or some of its rows, at a model.
 
-    ``bits``: the model's :func:`anyk.keyed.digest`, which is one pass over it. All who hold the partition draw alike.
+    ``bits``: the model's :func:`anyk.keyed.digest`. All workers with the partition draw the same numbers.
     """
     rows_key = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
     return int(keyed.generator(bits, "module", partition, rows_key).integers(2**63))
 
 
 def model_like(scales: Sequence[tuple[int, float, float]], dtype: DType) -> Vector:
-    """Keyed normal draws with the (size, mean, standard deviation) of each parameter of the initial model.
+    """Return normal random numbers with the (size, mean, standard deviation) of each parameter of the initial model.
 
-    It stands for that model on workers, to which it is not sent before the run begins.
+    Workers use them in the place of that model, which is not sent before the run begins.
     """
     random = keyed.generator(0, "trial model")
     w: Vector = np.empty(sum(size for size, _, _ in scales), dtype=dtype)

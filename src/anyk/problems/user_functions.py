@@ -1,4 +1,4 @@
-"""Problems made by a user's function, which is named as ``file.py:function`` or ``module:function``."""
+"""Problems made by a user's function, given as ``file.py:function`` or ``module:function``."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ from anyk.problems.base import Floats
 
 
 def design_of(X: Any, name: str) -> Any:
-    """``X`` as a finite 2-D array or CSR array of floats; float32 stays, everything else becomes float64."""
+    """Return ``X`` as a finite 2-D array or CSR array of floats; float32 stays, all else becomes float64."""
     from scipy import sparse
 
     is_sparse: bool = sparse.issparse(X)
     if is_sparse:
-        X = sparse.csr_array(X, copy=True)  # the caller's stays as it is
+        X = sparse.csr_array(X, copy=True)  # the caller's is not changed
         X.sum_duplicates()
         values = X.data
     else:
@@ -37,14 +37,14 @@ def design_of(X: Any, name: str) -> Any:
 
 
 def checked_l2(l2: float) -> float:
-    """Return the regulariser's factor; raises :class:`~anyk.errors.BadInput` if it cannot be one."""
+    """Return the regulariser's factor; raise :class:`~anyk.errors.BadInput` if it is invalid."""
     if not 0.0 <= check(l2, float, "l2") < float("inf"):
         raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
     return float(l2)
 
 
 def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
-    """Weights of rows, divided by their mean; raises :class:`~anyk.errors.BadInput`."""
+    """Return weights of rows divided by their mean; raise :class:`~anyk.errors.BadInput` for invalid weights."""
     values = np.asarray(weights)
     if values.shape != (rows,):
         raise BadInput(f"{name} must hold one number for each of the {rows} rows, got shape {values.shape}")

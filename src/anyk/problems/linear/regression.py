@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any, ClassVar, Literal, Self
 
@@ -38,44 +38,49 @@ from anyk.problems.linear.sharded import ShardRows
 from anyk.problems.linear.streamed import LinearBatches, StreamRows
 from anyk.problems.predicting import Predictor
 
+_BOTH = "give X_test and y_test together, or neither"
+
 
 @typed
 class LinearProblem(ProblemAbilities):
     """The common part of the three linear problems; see :class:`~anyk.problems.base.Problem`.
 
-    ``intercept``: a last column of ones is added, whose weights the regulariser spares. ``split``: how rows are spread
-    over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec), if not as they come.
+    ``intercept``: adds a last column of ones, whose weights are not regularised. ``split``: how rows are spread over
+    partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec), by default in their order.
 
-    ``standardize``: columns are brought to mean 0 and variance 1 of the training rows (sparse ones to variance 1;
-    constant ones stay), and the regulariser acts on the weights of those, of categories of text in shards on their
-    weights as they are. ``scaling``: steps are taken in columns that are scaled so, and the regulariser acts on the
-    weights in its ``units``, by default those of the input (:class:`~anyk.problems.linear.scaling.Scaling`).
-    Without either, a ``RuntimeWarning`` names columns that differ in size by more than a factor of 1,000.
-    ``weights``: of the rows, shape (rows,), at least 0: the objective's mean is weighted by them. ``classes``: the
-    labels there are, where the rows need not have all. ``start``: weights (columns x outputs) and intercepts
-    (outputs,) to begin with, in the units of the input; zeros if left out.
+    ``standardize``: columns are brought to mean 0 and variance 1 of the training rows (sparse columns to variance 1;
+    constant columns stay), and the regulariser acts on the weights of the standardised columns; for categories of text
+    in shards it acts on the weights of the original columns. ``scaling``: steps are taken in columns scaled in this way
+    (:class:`~anyk.problems.linear.scaling.Scaling`), and the regulariser acts on the weights in its ``units``, by
+    default the units of the input. Without either, a ``RuntimeWarning`` names columns whose sizes differ by more than a
+    factor of 1,000. ``weights``: weights of the rows in the objective's mean, shape (rows,), at least 0. ``classes``:
+    all labels, if the rows may lack some. ``start``: initial weights (columns x outputs) and intercepts (outputs,) in
+    the units of the input; zeros by default.
 
-    ``X`` may be :class:`~anyk.data.Shards`, which bring their targets: leave ``y`` out. Text is one-hot encoded, labels
-    are what the target's column holds, and a missing value is refused. ``X_test`` may then be shards, too. Such data is
-    not read to evaluate the objective unless :class:`anyk.Evaluate` asks for it. Partitions are runs of rows as they
-    come: files that are sorted by their labels give partitions of one class.
+    ``X`` may be :class:`~anyk.data.Shards`, which contain the targets: omit ``y``. Text is one-hot encoded, labels are
+    the values of the target's column, and missing values are refused. ``X_test`` may then be shards, too. Such data is
+    not read to evaluate the objective unless :class:`anyk.Evaluate` asks for it. Partitions are runs of rows in the
+    order of the files: files that are sorted by their labels give partitions of one class.
 
-    ``X`` may also be a :class:`~anyk.data.Stream` of pairs (x, y), for mini-batches: leave ``y`` out, say which
-    ``classes`` there are, and give an optimiser with a learning rate. ``scaling`` is then the only way to scale.
+    ``X`` may also be a :class:`~anyk.data.Stream` of pairs (x, y), for mini-batches: omit ``y``, specify ``classes``,
+    and give an optimiser with a learning rate. ``scaling`` is then the only way to scale.
     """
 
     kind: ClassVar[str] = ""
     labelled: ClassVar[bool] = True
-    curvature: ClassVar[float] = 1.0  # of a sample's loss in its score, at most
+    curvature: ClassVar[float] = 1.0  # the largest curvature of a sample's loss as a function of its score
     task: ClassVar[Task] = "regression"
     metric: str
     better: Better
     penalty: float | Vector
+    samples: int
     X: Any
-    X_test: Any
-    y: Floats  # not of shards, which keep theirs
-    y_test: Floats | None
-    # of data from elsewhere: how X came about, and what the classes are called
+    X_test: Any = None
+    y: Any = None  # shards and streams contain theirs
+    y_test: Floats | None = None
+    classes: Floats | None = None
+    weights: Floats | None = None
+    # of data read from files: how X was made, and the names of the classes
     encoding: Encoding = Encoding()
     labels: tuple[float | str, ...] = ()
 
@@ -97,113 +102,97 @@ class LinearProblem(ProblemAbilities):
         start: tuple[Any, Any] | None = None,
         fill: Literal["mean"] | None = None,
     ) -> None:
-        self.intercept, self.standardize, self.weights = intercept, standardize, None
+        self.intercept, self.standardize, self.scaling = intercept, standardize, scaling
         self.l2, self._start, self._recipe = checked_l2(l2), start, recipe
         if standardize and scaling is not None:
             raise BadInput("standardize and scaling are two ways to do the same; give one")
-        if isinstance(X, Shards | Stream):
-            endless = isinstance(X, Stream)
-            arguments = {"y": y, "split": split, "weights": weights}
-            arguments |= {"fill": fill} if endless else {"classes": classes}
-            for name in (name for name, value in arguments.items() if value is not None):
-                bring = "a stream brings its" if endless else "shards bring their"
-                raise BadInput(f"{bring} own rows and targets, as they come; leave {name} out")
-            self.uneven = None
-            if isinstance(X, Shards):
-                self._of_shards(X, X_test, y_test, scaling, fill)
-                return
-            if standardize:
-                raise BadInput(
-                    "standardize needs a pass over the data, and a stream has no end; give scaling=Scaling(…)"
-                )
-            self._of_stream(X, X_test, y_test, scaling, classes)
-            return
-        if y is None:
-            raise BadInput("y, the targets of X, is missing")
-        if isinstance(X_test, Shards) or fill is not None:
-            raise BadInput(f"{'X_test may be' if fill is None else 'fill is for'} shards only where X is; give arrays")
-        self.uneven = checked(split, None if self.labelled else "regression has numbers to predict")
+        if isinstance(X, Shards):
+            _refuse("shards bring their", y=y, split=split, weights=weights, classes=classes)
+            self._read_shards(X, X_test, y_test, fill)
+        elif isinstance(X, Stream):
+            _refuse("a stream brings its", y=y, split=split, weights=weights, fill=fill)
+            self._read_stream(X, X_test, y_test, classes)
+        else:
+            if y is None:
+                raise BadInput("y, the targets of X, is missing")
+            if isinstance(X_test, Shards) or fill is not None:
+                which = "X_test may be" if fill is None else "fill is for"
+                raise BadInput(f"{which} shards only where X is; give arrays")
+            self.uneven = checked(split, None if self.labelled else "regression has numbers to predict")
+            self._read_arrays(X, y, classes, weights)
+            self._hold_out(X_test, y_test, int(self.X.shape[1]) - intercept, "X has")
+        self.outputs = self._count_outputs()
+        self.dimension = int(self.X.shape[1]) * self.outputs
+        self.dtype = np.dtype(self.X.dtype)
+        self.penalty = self._penalty()
+        if recipe is None and (uneven := self.uneven_columns()) is not None:
+            warnings.warn(uneven, RuntimeWarning, stacklevel=3)
+
+    def _read_arrays(self, X: Any, y: ArrayLike, classes: Sequence[float] | None, weights: ArrayLike | None) -> None:
+        """Set the rows and their targets from arrays."""
         design = design_of(X, "X")
         self.samples = int(design.shape[0])
-        self.classes = self._known(classes)
-        self.y = self._labels(np.asarray(y), self.samples, "y")
-        if (X_test is None) != (y_test is None):
-            raise BadInput("give X_test and y_test together, or neither")
-        self.weights = None if weights is None else row_weights(weights, self.samples)
-        self.scaling = Scaling.standard(design, self.weights) if standardize else scaling
+        self.classes = self._checked_classes(classes)
+        self.y = self._targets(np.asarray(y), self.samples, "y")
+        if weights is not None:
+            self.weights = row_weights(weights, self.samples)
+        if self.standardize:
+            self.scaling = Scaling.standard(design, self.weights)
         self.X = self._columns(design)
-        self._hold_out(X_test, y_test, int(design.shape[1]), "X has")
-        self._finish()
 
-    def _of_shards(
-        self, shards: Shards, X_test: Any, y_test: Any, scaling: Scaling | None, fill: Literal["mean"] | None
-    ) -> None:
-        """Rows that stay in their files, in the place of ``X`` and ``y``."""
-        X = ShardRows.learned(
+    def _read_shards(self, shards: Shards, X_test: Any, y_test: Any, fill: Literal["mean"] | None) -> None:
+        """Use rows that stay in their files in the place of ``X`` and ``y``."""
+        self.X = X = ShardRows.learned(
             shards,
             self.task,
             intercept=self.intercept,
             standardize=self.standardize,
             ridge=self.l2 / self.curvature,
-            scaling=scaling,
+            scaling=self.scaling,
             fill=fill,
         )
-        self.X, self.X_test, self.y_test = X, None, None
         self.samples, self.scaling = X.shape[0], X.design.scaling
         self.encoding, self.labels = X.design.encoding, X.design.labels
-        self.classes = None
         if self.labels:
-            coded = [-1.0, 1.0] if self.task == "binary" else np.arange(len(self.labels))
-            self.classes = np.array(coded if isinstance(self.labels[0], str) else self.labels, dtype=np.float64)
+            codes = [-1.0, 1.0] if self.task == "binary" else np.arange(len(self.labels))
+            self.classes = np.array(codes if isinstance(self.labels[0], str) else self.labels, dtype=np.float64)
         if isinstance(X_test, Shards):
             if y_test is not None:
                 raise BadInput("shards bring their own targets; leave y_test out")
             self.X_test = X.held_out(X_test)
         elif X_test is not None or y_test is not None:
             raise BadInput("held-out rows of a model on shards must be shards, too: X_test=Shards(…), without y_test")
-        self._finish()
+        self.evaluated_on = None if self.X_test is None else "held_out"
 
-    def _of_stream(
-        self, stream: Stream, X_test: Any, y_test: Any, scaling: Scaling | None, classes: Sequence[float] | None
-    ) -> None:
-        """Rows that workers draw, in the place of ``X`` and ``y``."""
-        self.classes, self.scaling = self._known(classes), scaling
+    def _read_stream(self, stream: Stream, X_test: Any, y_test: Any, classes: Sequence[float] | None) -> None:
+        """Use rows that workers draw in the place of ``X`` and ``y``."""
+        if self.standardize:
+            raise BadInput("standardize needs a pass over the data, and a stream has no end; give scaling=Scaling(…)")
+        self.classes = self._checked_classes(classes)
         if self.labelled and self.classes is None:
             raise BadInput("which labels a stream has cannot be looked up; give classes=[…]")
-        self.X = X = StreamRows(stream, self.kind, self.classes, intercept=self.intercept, scaling=scaling)
+        self.X = X = StreamRows(stream, self.kind, self.classes, intercept=self.intercept, scaling=self.scaling)
         self.samples, self.endless = SAMPLES, True
-        if isinstance(X_test, Shards | Stream) or (X_test is None) != (y_test is None):
-            raise BadInput(
-                "held-out rows of a model on a stream are arrays: give X_test and y_test together, or neither"
-            )
+        if isinstance(X_test, Shards | Stream):
+            raise BadInput(f"held-out rows of a model on a stream are arrays: {_BOTH}")
         self._hold_out(X_test, y_test, X.features, "the stream's samples")
-        self._finish()
+        self.evaluated_on = None if self.X_test is None else "held_out"
 
     def _hold_out(self, X_test: Any, y_test: Any, columns: int, others: str) -> None:
         """Set the held-out rows and their targets, if there are any; ``others`` have this number of ``columns``."""
-        self.X_test = self.y_test = None
+        if (X_test is None) != (y_test is None):
+            raise BadInput(_BOTH)
         if X_test is None:
             return
         held_out = design_of(X_test, "X_test")
         if held_out.shape[1] != columns:
             raise BadInput(f"X_test has {held_out.shape[1]} columns, {others} {columns}; they must agree")
-        self.y_test = self._labels(np.asarray(y_test), held_out.shape[0], "y_test")
+        self.y_test = self._targets(np.asarray(y_test), held_out.shape[0], "y_test")
         self.X_test = self._columns(held_out)
-
-    def _finish(self) -> None:
-        """Set the attributes that follow from the rows."""
-        self.outputs = self._outputs()
-        self.dimension = int(self.X.shape[1]) * self.outputs
-        self.dtype = np.dtype(self.X.dtype)
-        self.penalty = self._penalty()
-        if isinstance(self.X, ShardRows | StreamRows):  # not read for the loss
-            self.evaluated_on = None if self.X_test is None else "held_out"
-        if self._recipe is None and (uneven := self.uneven_columns()) is not None:
-            warnings.warn(uneven, RuntimeWarning, stacklevel=4)
 
     def uneven_columns(self) -> str | None:
         """Return a sentence on columns whose sizes differ by more than a factor of 1,000, unless they are scaled."""
-        if self.scaling is not None or isinstance(self.X, StreamRows) or not self.samples:
+        if self.scaling is not None or self.endless or not self.samples:
             return None
         features = int(self.X.shape[1]) - self.intercept
         low, high = self.X.extremes() if isinstance(self.X, ShardRows) else extremes(self.X)
@@ -212,23 +201,22 @@ class LinearProblem(ProblemAbilities):
     def __repr__(self) -> str:
         return problem_text(self)
 
-    def _labels(self, y: Array, rows: int, name: str) -> Floats:
+    def _targets(self, y: Array, rows: int, name: str) -> Floats:
+        """Return targets as the model computes with them; raise :class:`~anyk.errors.BadInput` for unusable ones."""
         if y.shape != (rows,):
             raise BadInput(f"{name} must have one value for each of the {rows} rows, got shape {y.shape}")
-        if y.dtype == bool:
-            y = y.astype(np.float64)
-        if not np.issubdtype(y.dtype, np.number) or np.iscomplexobj(y) or not np.isfinite(y).all():
+        if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
             raise BadInput(f"{name} must hold finite numbers")
         return y.astype(np.float64)
 
-    def _known(self, classes: Sequence[float] | None) -> Floats | None:
-        """The labels there are, if told; values have none."""
+    def _checked_classes(self, classes: Sequence[float] | None) -> Floats | None:
+        """Return all labels, if they are given; values have none."""
         if classes is not None:
             raise BadInput("classes are of labels, and regression has numbers to predict; leave classes out")
         return None
 
     def _penalty(self) -> float | Vector:
-        """The regulariser's factor of each coordinate: a number, or shape (dimension,)."""
+        """Return the regulariser's factor of all coordinates, or of each, shape (dimension,)."""
         scaling = self.scaling
         own = scaling is None or (scaling.units is not None and np.array_equal(scaling.units, scaling.scale))
         if not self.l2 or (own and not self.intercept):
@@ -247,7 +235,7 @@ class LinearProblem(ProblemAbilities):
             X = self.scaling.apply(X)
         return with_intercept(X) if self.intercept else X
 
-    def _outputs(self) -> int:
+    def _count_outputs(self) -> int:
         return 1
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearBatches:
@@ -255,20 +243,18 @@ class LinearProblem(ProblemAbilities):
         ends = cut(self.samples, partitions, shares)
         if isinstance(self.X, ShardRows | StreamRows):
             return LinearBatches(self.kind, self.outputs, self.X, ends, penalty=self.penalty)
-        weights = self.weights
-        if weights is not None and self.uneven is not None:
-            weights = weights[self.uneven.order(self.y, ends)]
-        return LinearPartitions(self.kind, self.outputs, *self._rows(ends), ends, penalty=self.penalty, weights=weights)
+        X, y, weights = self._rows(ends)
+        return LinearPartitions(self.kind, self.outputs, X, y, ends, penalty=self.penalty, weights=weights)
 
-    def _rows(self, ends: Ends) -> tuple[Any, Floats]:
-        """The training rows and their targets in the order of the partitions that end there."""
+    def _rows(self, ends: Ends) -> tuple[Any, Floats, Floats | None]:
+        """Return the training rows, their targets and weights, in the order of the partitions with these ends."""
         if self.uneven is None:
-            return self.X, self.y
+            return self.X, self.y, self.weights
         order = self.uneven.order(self.y, ends)
-        return self.X[order], self.y[order]
+        return self.X[order], self.y[order], None if self.weights is None else self.weights[order]
 
     def initial(self) -> Vector:
-        """``start`` in the model's coordinates, or zeros."""
+        """Return ``start`` in the model's coordinates, or zeros."""
         w: Vector = np.zeros((self.X.shape[1], self.outputs), dtype=self.dtype)
         if self._start is not None:
             weights, intercepts = (np.asarray(part, dtype=np.float64) for part in self._start)
@@ -286,21 +272,20 @@ class LinearProblem(ProblemAbilities):
         return w.reshape(-1)
 
     def loss(self, w: Vector) -> float:
-        if isinstance(self.X, StreamRows):
+        if self.endless:
             raise BadInput(NO_LOSS)
-        if isinstance(self.X, ShardRows):
-            mean: float = sum(losses_of(self.kind, self._scores(X, w), y).sum() for X, y in self.X.all()) / self.samples
-        else:
-            losses = losses_of(self.kind, self._scores(self.X, w), self.y)
-            mean = float(losses.mean() if self.weights is None else self.weights @ losses / self.samples)
-        return float(mean + 0.5 * float((self.penalty * w) @ w))
+        total = 0.0
+        for X, y in _blocks(self.X, self.y):
+            losses = losses_of(self.kind, self._scores(X, w), y)
+            total += float(losses.sum() if self.weights is None else self.weights @ losses)
+        return total / self.samples + 0.5 * float((self.penalty * w) @ w)
 
     def in_units(self, w: Vector) -> tuple[Floats, Floats]:
-        """A model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
+        """Return a model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
         return in_units(w, self.outputs, self.intercept, self.scaling)
 
     def predictor(self) -> Predictor:
-        """The part that a run keeps to predict with; see :class:`~anyk.problems.predicting.Predictor`."""
+        """Return the predictor that a run stores; see :class:`~anyk.problems.predicting.Predictor`."""
         scaling = self.scaling
         classes = () if self.classes is None else tuple(self.classes.tolist())
         return Predictor(
@@ -315,31 +300,22 @@ class LinearProblem(ProblemAbilities):
         )
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        if isinstance(self.X_test, ShardRows):  # scores and targets are all that is kept of them
-            scored = [(y, self._scores(X, w)) for X, y in self.X_test.all()]
-            y, scores = (np.concatenate(part) for part in zip(*scored, strict=True))
-        elif self.X_test is None or self.y_test is None:
+        if self.X_test is None:
             return {}
-        else:
-            y, scores = self.y_test, self._scores(self.X_test, w)
+        scored = [(y, self._scores(X, w)) for X, y in _blocks(self.X_test, self.y_test)]
+        y, scores = (np.concatenate(part) for part in zip(*scored, strict=True))
         return self._metrics(y, scores) if np.isfinite(scores).all() else {self.metric: float("nan")}
 
     def sampled(self, samples: int) -> Self:
         """Return the problem on a sample of its rows."""
         sample = copy(self)
-        if isinstance(self.X, ShardRows | StreamRows):
-            sample.X, y = self.X.some(samples, "train").arrays
-            sample.y, sample.endless, sample.evaluated_on = y.astype(np.float64, copy=False), False, "train"
-        else:
-            rows = some_rows(self.samples, samples, "train")
-            sample.X, sample.y = self.X[rows], self.y[rows]
-            sample.weights = None if self.weights is None else self.weights[rows]
-        sample.samples = len(sample.y)
-        if isinstance(self.X_test, ShardRows):
-            sample.X_test, sample.y_test = self.X_test.some(samples, "held out").arrays
-        elif self.X_test is not None and self.y_test is not None:
-            rows = some_rows(self.X_test.shape[0], samples, "held out")
-            sample.X_test, sample.y_test = self.X_test[rows], self.y_test[rows]
+        sample.X, y = _some(self.X, self.y, samples, "train")
+        sample.y = y.astype(np.float64, copy=False)
+        if self.weights is not None:
+            sample.weights = self.weights[some_rows(self.samples, samples, "train")]
+        sample.samples, sample.endless, sample.evaluated_on = len(y), False, "train"
+        if self.X_test is not None:
+            sample.X_test, sample.y_test = _some(self.X_test, self.y_test, samples, "held out")
         return sample
 
     def recipe(self) -> Recipe | None:
@@ -351,21 +327,22 @@ class LinearProblem(ProblemAbilities):
         weights = () if self.weights is None else (self.weights,)
         if isinstance(self.X, ShardRows):
             return digest_of(np.array([self.X.mark, "" if self.X_test is None else self.X_test.mark]))
-        if isinstance(self.X, StreamRows):
+        if self.endless:
             return digest_of(self.X.mark[0], self.X_test, self.y_test)
         return digest_of(self.X, self.y, self.X_test, self.y_test, *uneven, *weights)
 
     def smoothness(self, *, tol: float = 1e-3) -> float:
-        """L, the largest curvature the objective can have: gradient steps with learning rate 1 / L never overshoot.
+        """Return the largest curvature L of the objective: steps with learning rate 1 / L never overshoot.
 
-        The largest eigenvalue of X'X / N (rows times their weights) times the loss's own curvature (1/4 logistic, 1/2
-        softmax, 1 squares), to a relative precision of ``tol`` (0: that of its numbers), and the largest penalty. Of
-        shards with more than 1,024 columns a bound, the sum of the eigenvalues instead of the largest.
+        L is the largest eigenvalue of X'X / N (rows times their weights) times the loss's largest curvature (1/4
+        logistic, 1/2 softmax, 1 squares), to a relative precision of ``tol`` (0: that of the number type), plus the
+        largest penalty. For shards with more than 1,024 columns the sum of the eigenvalues bounds the largest one.
         """
+        from scipy.sparse import issparse
         from scipy.sparse.linalg import svds
 
         X = self.X
-        if isinstance(X, StreamRows):
+        if self.endless:
             raise BadInput(
                 "no default learning rate is known for a stream; give one: --lr, or in Python "
                 "optimizer=anyk.optimizers.GD(lr=…)"
@@ -374,10 +351,10 @@ class LinearProblem(ProblemAbilities):
             return self.curvature * X.curvature() + float(np.max(self.penalty))
         if self.weights is not None:
             roots = np.sqrt(self.weights).astype(self.dtype)[:, None]
-            X = X * roots if isinstance(X, np.ndarray) else X.multiply(roots).tocsr()
+            X = X.multiply(roots).tocsr() if issparse(X) else X * roots
         if min(X.shape) > 1:
             start = keyed.generator(0, "smoothness").standard_normal(min(X.shape)).astype(self.dtype)
-            empty = not (X.count_nonzero() if hasattr(X, "count_nonzero") else X.any())
+            empty = not (X.count_nonzero() if issparse(X) else X.any())
             top = 0.0 if empty else float(svds(X, k=1, v0=start, return_singular_vectors=False, tol=tol)[0])
         else:
             top = float(np.sqrt((X * X).sum()))
@@ -390,10 +367,30 @@ class LinearProblem(ProblemAbilities):
         raise NotImplementedError("a linear problem has a metric")
 
 
+def _refuse(bring: str, **arguments: Any) -> None:
+    """Refuse arguments for data that brings its own rows and targets."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise BadInput(f"{bring} own rows and targets, as they come; leave {name} out")
+
+
+def _blocks(X: Any, y: Any) -> Iterable[tuple[Any, Any]]:
+    """Return rows and targets; from files, block by block."""
+    return X.all() if isinstance(X, ShardRows) else [(X, y)]
+
+
+def _some(X: Any, y: Any, samples: int, purpose: str) -> Sequence[Any]:
+    """Return ``samples`` of the rows and their targets, in memory."""
+    if isinstance(X, ShardRows | StreamRows):
+        return X.some(samples, purpose).arrays
+    rows = some_rows(X.shape[0], samples, purpose)
+    return X[rows], y[rows]
+
+
 class LogisticRegression(LinearProblem):
     """Logistic regression: loss ``log(1 + exp(-y x.w))``, labels -1 and +1 (or any two values); metric AUC.
 
-    Beside it: accuracy, and the share of the more frequent label of the held-out rows.
+    Further metrics: accuracy, and the share of the more frequent label of the held-out rows.
 
     ``X``: rows x columns, NumPy or scipy.sparse; ``l2`` as in the objective. Raises
     :class:`~anyk.errors.BadInput` for NaN in the data, labels of one class or of more than two.
@@ -410,8 +407,8 @@ class LogisticRegression(LinearProblem):
     metric = "auc"
     better = "higher"
 
-    def _labels(self, y: Array, rows: int, name: str) -> Floats:
-        values = super()._labels(y, rows, name)
+    def _targets(self, y: Array, rows: int, name: str) -> Floats:
+        values = super()._targets(y, rows, name)
         classes = np.unique(values)
         if self.classes is None:
             self.classes = self._two(classes)
@@ -420,7 +417,7 @@ class LogisticRegression(LinearProblem):
             raise BadInput(f"{name} has labels that are not in {where}: {np.setdiff1d(classes, self.classes).tolist()}")
         return np.where(values == self.classes[1], 1.0, -1.0)
 
-    def _known(self, classes: Sequence[float] | None) -> Floats | None:
+    def _checked_classes(self, classes: Sequence[float] | None) -> Floats | None:
         return None if classes is None else self._two(np.unique(np.asarray(classes, dtype=np.float64)))
 
     @staticmethod
@@ -455,7 +452,7 @@ class LeastSquares(LinearProblem):
 
 
 class SoftmaxRegression(LinearProblem):
-    """Softmax regression: cross-entropy over classes 0, …, C-1; metric accuracy, beside the most frequent one's share.
+    """Softmax regression: cross-entropy over classes 0, …, C-1; metrics accuracy and the most frequent class's share.
 
     The model is the (columns x classes) matrix, row by row, as one flat vector.
     """
@@ -466,8 +463,8 @@ class SoftmaxRegression(LinearProblem):
     metric = "accuracy"
     better = "higher"
 
-    def _labels(self, y: Array, rows: int, name: str) -> Floats:
-        values = super()._labels(y, rows, name)
+    def _targets(self, y: Array, rows: int, name: str) -> Floats:
+        values = super()._targets(y, rows, name)
         if (values < 0).any() or (values != np.floor(values)).any():
             raise BadInput(f"{name} must hold classes 0, 1, 2, …; number the labels first")
         if self.classes is None:
@@ -479,7 +476,7 @@ class SoftmaxRegression(LinearProblem):
             raise BadInput(f"{name} has class {int(values.max())}, {where} only classes up to {self.classes.size - 1}")
         return values
 
-    def _known(self, classes: Sequence[float] | None) -> Floats | None:
+    def _checked_classes(self, classes: Sequence[float] | None) -> Floats | None:
         if classes is None:
             return None
         values = np.asarray(classes, dtype=np.float64)
@@ -487,7 +484,7 @@ class SoftmaxRegression(LinearProblem):
             raise BadInput(f"classes of softmax regression must be 0, 1, 2, … (two at least), got {list(classes)}")
         return values
 
-    def _outputs(self) -> int:
+    def _count_outputs(self) -> int:
         assert self.classes is not None
         return int(self.classes.size)
 

@@ -14,8 +14,8 @@ from anyk.problems.base import Ends, Floats, Index, PartitionAbilities, Vector, 
 _LOCAL = 0.5  # below this share of touched coordinates a partition is stored, and answers, on those coordinates alone
 
 
-class _Rows(NamedTuple):
-    """The rows of a partition, with targets and weights; ``columns``: those that ``X`` has, None for all."""
+class _Assigned(NamedTuple):
+    """The rows of an assigned partition, with targets and weights; ``columns``: those that ``X`` has, None for all."""
 
     X: Any
     y: Vector
@@ -49,11 +49,11 @@ class LinearPartitions(PartitionAbilities):
         self.dimension = self.features * outputs
         self.dtype = np.dtype(X.dtype)
         self.sizes = tuple(np.diff(ends).tolist())
-        self._parts: list[_Rows | None] = []
+        self._parts: list[_Assigned | None] = []
         for a, b in pairwise(ends):
             own = None if weights is None else np.ascontiguousarray(weights[a:b], dtype=self.dtype)
             columns, rows = _touched(X[a:b])
-            self._parts.append(_Rows(rows, np.ascontiguousarray(y[a:b], dtype=self.dtype), own, columns))
+            self._parts.append(_Assigned(rows, np.ascontiguousarray(y[a:b], dtype=self.dtype), own, columns))
         self._columns = [part.columns for part in self._parts if part is not None]
 
     def only(self, partitions: Sequence[int]) -> LinearPartitions:
@@ -123,7 +123,7 @@ def _touched(X: Any) -> tuple[Index | None, Any]:
     return None, X
 
 
-def _with_all_columns(part: _Rows, features: int) -> Any:
+def _with_all_columns(part: _Assigned, features: int) -> Any:
     """Return the rows of a partition with columns that it does not touch."""
     from scipy import sparse
 

@@ -1,4 +1,4 @@
-"""Columns brought to comparable sizes, and models taken back to the units of the input."""
+"""Scaling of columns to comparable sizes, and conversion of models to the units of the input."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from anyk.problems.base import Floats
 from anyk.tables import shown
 
 Mask = NDArray[np.bool_]
-_UNEVEN = 1e3  # times that columns may differ in size before training on them as they are is advised against
+_UNEVEN = 1e3  # ratio of the sizes of columns above which training without scaling is advised against
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """Columns as a model sees them, ``z = (x - center) / scale``; both of shape (columns,).
+    """The conversion of columns into those of a model, ``z = (x - center) / scale``; both of shape (columns,).
 
-    ``units``, of the same shape: the regulariser acts on the weights of ``x / units``; left out, on those of ``x``. Of
-    sparse data only columns with entries in half of the rows or more have a center, so that they stay sparse. Models
-    are exact in either units: ``z.v + b = x.(v / scale) + (b - center.(v / scale))``.
+    ``units``, of the same shape: the regulariser acts on the weights of ``x / units``, by default on the weights of
+    ``x``. In sparse data only columns with entries in half of the rows or more have a center, so that they stay sparse.
+    A model converts exactly between both units: ``z.v + b = x.(v / scale) + (b - center.(v / scale))``.
 
     >>> scaling = Scaling.standard(np.array([[1.0, 5.0], [3.0, 5.0]]))
     >>> scaling.center.tolist(), scaling.scale.tolist()
@@ -38,10 +38,10 @@ class Scaling:
     def standard(
         cls, X: Any, weights: Floats | None = None, *, categories: Mask | None = None, ridge: float = 0.0
     ) -> Scaling:
-        """To mean 0 and variance 1 (columns without a center: variance 1); a constant column stays as it is.
+        """Return the scaling to mean 0 and variance 1 (columns without a center: variance 1); constant columns stay.
 
-        ``X``: rows x columns, dense or sparse; ``weights``: of the rows; ``categories``, ``ridge``: see
-        :meth:`from_moments`. Raises :class:`~anyk.errors.BadInput` where the numbers are too large to be squared.
+        ``X``: rows x columns, dense or sparse; ``weights``: those of the rows; ``categories``, ``ridge``: see
+        :meth:`from_moments`. Raises :class:`~anyk.errors.BadInput` if the numbers are too large to be squared.
         """
         from sklearn.preprocessing import StandardScaler
 
@@ -66,11 +66,11 @@ class Scaling:
     ) -> Scaling:
         """Return the scaling of :meth:`standard` for columns with these means and standard deviations.
 
-        ``constant``, ``full``: columns of one value, and those with entries in half of the rows or more. The
-        regulariser acts on the weights of the scaled columns. ``categories``: columns of zeros and ones that encode
-        text. They have no unit, so the regulariser acts on their weights as they are (on those of standardised columns
-        it would let rare categories be learned by heart); only steps are taken in ``x / sqrt(mean of x^2 + ridge)``,
-        where ``ridge`` is the regulariser's factor over the largest curvature of a sample's loss.
+        ``constant``: columns of one value; ``full``: columns with entries in half of the rows or more. The regulariser
+        acts on the weights of the scaled columns. ``categories``: columns of zeros and ones that encode text. As these
+        have no unit, the regulariser acts on their original weights (with standardised columns the model could learn
+        rare categories by heart); only steps are taken in ``x / sqrt(mean of x^2 + ridge)``, where ``ridge`` is the
+        regulariser's factor divided by the largest curvature of a sample's loss.
         """
         center = np.where(constant | ~full, 0.0, mean)
         scale = np.where(constant | (deviation == 0.0), 1.0, deviation)
@@ -85,30 +85,30 @@ class Scaling:
 
     @classmethod
     def curved(cls, X: Any, weights: Floats | None, *, curvature: float, l2: float, centered: bool) -> Scaling:
-        """To columns in which the objective is equally curved: its Hessian's bound has a diagonal of ones.
+        """Return the scaling to columns in which the bound of the objective's Hessian has a diagonal of ones.
 
-        ``scale^2 = curvature * mean of x^2 + l2`` of each column, after its mean is taken away where ``centered`` (an
-        intercept makes up for it). Of all diagonal scalings this one is within a factor of the number of columns of the
-        best condition (van der Sluis 1969). Raises as :meth:`standard`.
+        ``scale^2 = curvature * mean of x^2 + l2`` for each column, whose mean is subtracted first if ``centered`` (an
+        intercept makes up for it). The condition number is within a factor of the number of columns of the best that a
+        diagonal scaling can give (van der Sluis 1969). Raises the same errors as :meth:`standard`.
         """
         shares = np.full(X.shape[0], 1.0 / X.shape[0]) if weights is None else weights / weights.sum()
         center = np.where(_full(X), X.T @ shares, 0.0) if centered else np.zeros(X.shape[1])
         with np.errstate(over="ignore", invalid="ignore"):
             squares = _mean_of_squares(X, center, shares)
         scale = np.sqrt(curvature * squares + l2)
-        # what is left of a constant column is rounding: it must not be blown up
+        # a constant column minus its center is rounding, which must not be amplified
         rounding = 4 * np.finfo(X.dtype).eps * np.abs(center) * np.sqrt(curvature)
         return cls(center, np.where(scale > rounding, scale, 1.0)).checked()
 
     def checked(self) -> Scaling:
-        """Itself; raises :class:`~anyk.errors.BadInput` where it is not finite."""
+        """Return the scaling itself; raise :class:`~anyk.errors.BadInput` if it is not finite."""
         bad = np.flatnonzero(~(np.isfinite(self.center) & np.isfinite(self.scale)))
         if bad.size:
             raise BadInput(f"the numbers of column {bad[0]} are too large to be standardised; divide them first")
         return self
 
     def apply(self, X: Any) -> Any:
-        """The columns of ``X`` as the model sees them, in the precision of ``X``; a copy."""
+        """Return a copy of ``X`` in the model's columns, in the precision of ``X``."""
         if isinstance(X, np.ndarray):
             scaled = X - self.center.astype(X.dtype)
             scaled /= self.scale.astype(X.dtype)
@@ -124,12 +124,12 @@ class Scaling:
         return scaled
 
     def undone(self, weights: Any, intercepts: Any) -> tuple[Floats, Floats]:
-        """A model in the units of the input: weights (columns x outputs) and intercepts (outputs,)."""
+        """Return a model in the units of the input: weights (columns x outputs) and intercepts (outputs,)."""
         W = np.asarray(weights, dtype=np.float64) / self.scale[:, None]
         return W, np.asarray(intercepts, dtype=np.float64) - self.center @ W
 
     def done(self, weights: Any, intercepts: Any) -> tuple[Floats, Floats]:
-        """The inverse of :meth:`undone`."""
+        """Return a model in scaled columns, the inverse of :meth:`undone`."""
         W = np.asarray(weights, dtype=np.float64)
         return W * self.scale[:, None], np.asarray(intercepts, dtype=np.float64) + self.center @ W
 
@@ -165,7 +165,7 @@ def uneven_columns(low: Floats, high: Floats, names: Sequence[str]) -> str | Non
 
 
 def with_intercept(X: Any) -> Any:
-    """With a last column of ones."""
+    """Return ``X`` with a last column of ones."""
     ones = np.ones((X.shape[0], 1), dtype=X.dtype)
     if isinstance(X, np.ndarray):
         return np.hstack([X, ones])
@@ -175,14 +175,14 @@ def with_intercept(X: Any) -> Any:
 
 
 def in_units(w: Any, outputs: int, intercept: bool, scaling: Scaling | None) -> tuple[Floats, Floats]:
-    """A flat model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
+    """Return a flat model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
     W = np.asarray(w, dtype=np.float64).reshape(-1, outputs)
     weights, intercepts = (W[:-1], W[-1]) if intercept else (W, np.zeros(outputs))
     return (weights, intercepts) if scaling is None else scaling.undone(weights, intercepts)
 
 
 def _full(X: Any) -> Mask:
-    """Which columns have entries in half of the rows or more."""
+    """Return a mask of the columns with entries in half of the rows or more."""
     rows, columns = X.shape
     if isinstance(X, np.ndarray):
         return np.ones(columns, dtype=bool)

@@ -39,7 +39,7 @@ class Design:
     intercept: bool = False
 
     def __call__(self, content: Content, where: str) -> tuple[Any, Vector]:
-        """A block's ``X``, scaled and with its intercept, and targets as the model has them."""
+        """Return a block's ``X``, scaled and with its intercept, and the targets as the model needs them."""
         if isinstance(content, Table):
             places = self.encoding.places(content.names, where)
             X: Any = self.encoding.encode([content.columns[i] for i in places], where)
@@ -71,7 +71,7 @@ class Design:
 
 
 class ShardRows(Samples):
-    """The rows of a linear model's shards, in the place of its ``X`` and ``y``; batches are pairs of these."""
+    """The rows of a linear model's shards, used in the place of ``X`` and ``y``; batches are pairs (X, y)."""
 
     def __init__(self, blocks: Blocks, design: Design, moments: Moments) -> None:
         self.blocks, self.design, self._moments = blocks, design, moments
@@ -91,7 +91,7 @@ class ShardRows(Samples):
         scaling: Scaling | None = None,
         fill: Literal["mean"] | None = None,
     ) -> ShardRows:
-        """The training rows, with what a pass over them finds out; see :class:`~anyk.problems.LinearProblem`."""
+        """Return the training rows, after a pass over them; see :class:`~anyk.problems.LinearProblem`."""
         survey_result = surveyed(shards)
         where = (
             f"{shown(shards.found[0].address)} and the other files"
@@ -111,7 +111,7 @@ class ShardRows(Samples):
         return cls(Blocks(shards, survey_result, design), design, moments)
 
     def held_out(self, shards: Shards) -> ShardRows:
-        """Other shards, with the columns and labels of these."""
+        """Return the rows of other shards, with the columns and labels of these."""
         design = replace(self.design, shards=shards)
         return ShardRows(Blocks(shards, survey(shards, "rows"), design), design, self._moments)
 
@@ -119,13 +119,13 @@ class ShardRows(Samples):
         return len(self.blocks)
 
     def all(self) -> Iterator[Any]:
-        """Every row, block by block."""
+        """Return all rows, block by block."""
         return self.blocks.parts(0, len(self.blocks))
 
     def parts(
         self, first: int, last: int, rows: Index | None = None, *, most: int | None = None, key: int = 0
     ) -> Iterator[Part]:
-        """Yield the rows block by block, or, of ``rows``, those together."""
+        """Return batches of the rows, block by block, or a single batch of the given ``rows``."""
         del most, key
         batches = self.blocks.parts(first, last) if rows is None else [self.blocks.taken(rows + first)]
         return (Part(batch, len(batch[1]), first, rows) for batch in batches)
@@ -136,10 +136,10 @@ class ShardRows(Samples):
         return Arrays(self.blocks.taken(rows), tuple)
 
     def curvature(self) -> float:
-        """The largest eigenvalue of ``X'X / N``, found in another pass; of many columns a bound of it.
+        """Return the largest eigenvalue of ``X'X / N``, found in another pass; for many columns, a bound of it.
 
-        The bound is the sum over the columns of the files; of a column's categories, of which each row has one, the
-        largest counts.
+        The bound is a sum over the columns of the files. As each row has one category, only the largest term of a
+        column's categories counts.
         """
         rows, columns = self.shape
         if columns <= _SQUARE:
@@ -163,7 +163,7 @@ class ShardRows(Samples):
 
 @dataclass(frozen=True, eq=False)
 class _Gram:
-    """``X'X`` of some rows, as bytes."""
+    """The function that computes ``X'X`` of some rows, as bytes."""
 
     rows: ShardRows
 
@@ -176,7 +176,7 @@ class _Gram:
 
 
 def surveyed(shards: Shards) -> Survey:
-    """The survey of shards with all that a linear model must know; made once."""
+    """Return the survey of shards that a linear model needs, which is made once."""
     if "surveyed" not in shards.__dict__:
         shards.__dict__["surveyed"] = survey(shards, "columns")
     survey_result: Survey = shards.__dict__["surveyed"]
@@ -184,7 +184,7 @@ def surveyed(shards: Shards) -> Survey:
 
 
 def _labels(found: Survey, task: Task | Literal["auto"], where: str) -> tuple[Labels, Task]:
-    """The classes, and the task as :func:`~anyk.problems.data.dataset.read_target` tells it."""
+    """Return the classes, and the task according to :func:`~anyk.problems.data.dataset.read_target`."""
     place_text = f"the target of {where}"
     if found.labels is None:
         if task in ("binary", "multiclass"):
@@ -245,7 +245,7 @@ def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tu
 
 
 def _of_counts(counts: Sequence[float], rows: float) -> Moments:
-    """Return the moments of columns with these numbers of ones, and zeros else."""
+    """Return the moments of columns with these numbers of ones, and zeros elsewhere."""
     ones = np.array(counts, dtype=np.float64)
     share = ones / rows
     low, high = np.where(ones < rows, 0.0, 1.0), np.where(ones > 0, 1.0, 0.0)

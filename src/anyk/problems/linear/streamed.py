@@ -1,4 +1,4 @@
-"""Linear models on shards and streams: partial gradients of rows that are read or drawn when they are needed."""
+"""Linear models on streams, and partial gradients of rows that are read or drawn when they are needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anyk.problems.linear.sharded import ShardRows
 
 
 class StreamRows(StreamSamples):
-    """The rows of a linear model's stream, in the place of its ``X`` and ``y``.
+    """The rows of a linear model's stream, used in the place of ``X`` and ``y``.
 
     Samples are pairs (x, y): numbers of shape (columns,), and one number. ``classes``: the labels, None for values.
     """
@@ -38,7 +38,7 @@ class StreamRows(StreamSamples):
     def _rows(
         self, kind: str, classes: Array | None, intercept: bool, scaling: Scaling | None, samples: list[Any]
     ) -> Arrays:
-        """Return samples as the model has them."""
+        """Return samples in the columns of the model."""
         X, y = _stacked(samples)
         if X.shape[1] != self.features:
             raise RunFailed(f"samples of the stream have {X.shape[1]} columns, the first ones {self.features}")
@@ -52,7 +52,7 @@ class StreamRows(StreamSamples):
 class LinearBatches(Batches):
     """A linear model's shards or stream in partitions; see :class:`~anyk.problems.base.Partitions`.
 
-    Nothing is kept but blocks that were read last. Supports are all coordinates.
+    Only the blocks read last are in memory. Supports are all coordinates.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LinearBatches(Batches):
 
 
 def _targets(kind: str, classes: Array | None, y: Array) -> Vector:
-    """Return a stream's targets as the model has them; raises :class:`~anyk.errors.BadInput` for unknown labels."""
+    """Return a stream's targets as the model needs them; raise :class:`~anyk.errors.BadInput` for unknown labels."""
     values = y.astype(np.float64)
     if not np.isfinite(values).all():
         raise BadInput("the stream's targets must be finite numbers")
@@ -97,7 +97,7 @@ def _targets(kind: str, classes: Array | None, y: Array) -> Vector:
 
 
 def _stacked(samples: list[Any]) -> list[Array]:
-    """Return samples as rows and targets; raises :class:`~anyk.errors.BadInput` where they are no such pairs."""
+    """Return samples as rows and targets; raise :class:`~anyk.errors.BadInput` if they are no such pairs."""
     must = "samples of a linear model's stream must be pairs (x, y), equally many numbers and a target"
     try:
         xs, ys = zip(*samples, strict=True)

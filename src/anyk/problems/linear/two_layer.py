@@ -56,7 +56,7 @@ class TwoLayerPartitions(Batches):
 
 
 def dimension(features: int, hidden: int, outputs: int) -> int:
-    """Number of weights."""
+    """Return the number of weights and biases."""
     return (features + 1) * hidden + (hidden + 1) * outputs
 
 
@@ -64,9 +64,9 @@ def dimension(features: int, hidden: int, outputs: int) -> int:
 class TwoLayerNetwork(SoftmaxRegression):
     """Classification by a network with one hidden layer: ``softmax(tanh(X A + a) B + b)``, cross-entropy; not convex.
 
-    ``hidden`` is the width; the initial weights are normal draws of (``seed``) with standard deviation
-    1/sqrt(inputs of the layer), biases zero. The model is A, a, B, b, row by row, as one flat vector. Raises
-    :class:`~anyk.errors.BadInput` for what softmax regression refuses.
+    ``hidden`` is the number of hidden units; the initial weights are normal random numbers (by ``seed``) with standard
+    deviation 1/sqrt(inputs of the layer), biases are zero. The model is A, a, B, b, row by row, as one flat vector.
+    Raises :class:`~anyk.errors.BadInput` for the same input as softmax regression.
 
     >>> import numpy as np
     >>> problem = TwoLayerNetwork(np.eye(4), [0, 1, 2, 1], hidden=3)
@@ -108,13 +108,13 @@ class TwoLayerNetwork(SoftmaxRegression):
     ) -> TwoLayerPartitions:
         """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
         ends = cut(self.samples, partitions, shares)
-        return TwoLayerPartitions(*self._rows(ends), ends, self.hidden, self.outputs)
+        return TwoLayerPartitions(*self._rows(ends)[:2], ends, self.hidden, self.outputs)
 
     def predictor(self) -> Predictor:
         return replace(super().predictor(), hidden=self.hidden)
 
     def initial(self) -> Vector:
-        """Small random weights, the same for the same seed; zeros would make all hidden units alike."""
+        """Return small random weights, determined by the seed; zeros would make all hidden units alike."""
         w: Vector = np.zeros(self.dimension, dtype=self.dtype)
         random = keyed.generator(self.seed, "two-layer")
         first, _, second, _ = layers_of(w, *self._shape)
@@ -123,10 +123,10 @@ class TwoLayerNetwork(SoftmaxRegression):
         return w
 
     def smoothness(self, *, tol: float = 1e-3) -> float:
-        """A guess at L from the linear problem's: the objective has no constant one.
+        """Return an estimate of the curvature, based on the linear problem's: the objective's has no useful bound.
 
-        Exact bounds of networks are useless; that of softmax regression on the hidden layer, whose activations are at
-        most 1, is ``(hidden + 1) / 2``, and the first layer adds the data's.
+        Softmax regression on the hidden layer, whose activations are at most 1, is bounded by ``(hidden + 1) / 2``; the
+        first layer adds the curvature of the data.
         """
         return 0.5 * (self.hidden + 1) + super().smoothness(tol=tol)
 

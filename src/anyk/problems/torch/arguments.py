@@ -8,7 +8,7 @@ from typing import Any, Literal
 from anyk.checks import AtLeastOne, AtLeastZero, check
 from anyk.errors import BadInput, MissingPackage
 
-_MODULE = ("module", "model")  # what a loss calls the module that it takes
+_MODULE = ("module", "model")  # names of a loss's parameter that is the module
 
 
 def check_options(
@@ -20,7 +20,7 @@ def check_options(
     better: str | None,
     functions: dict[str, Any],
 ) -> None:
-    """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range, or no ``functions``, by name."""
+    """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range, or ``functions`` that are none."""
     try:
         import torch
     except ImportError:
@@ -44,7 +44,7 @@ def check_options(
 
 
 def check_module(module: Any) -> None:
-    """Refuse what is no module."""
+    """Refuse an object that is no module."""
     import torch
 
     if isinstance(module, torch.jit.ScriptModule):
@@ -62,7 +62,7 @@ def _class_or_kind(value: Any) -> str:
 
 
 def ignored_by(loss: Any) -> int | None:
-    """The target that a loss of torch's ignores."""
+    """Return the target that a loss of torch's ignores, or None."""
     import torch
 
     classifies = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss))
@@ -70,14 +70,14 @@ def ignored_by(loss: Any) -> int | None:
 
 
 def is_mean(loss: Any, reduction: str | None) -> bool:
-    """Whether the loss gives a batch's mean; refuses a mean that is not one over samples alike."""
+    """Return whether the loss is a batch's mean; refuse a mean that does not weigh all samples alike."""
     import torch
 
-    said = getattr(loss, "reduction", None)
-    said = "mean" if said == "batchmean" else said  # torch's KLDivLoss: the sum divided by the number of samples
-    if reduction is not None and said in ("mean", "sum") and reduction != said:
-        raise BadInput(f"reduction is '{reduction}', but the loss says that it gives the {said}")
-    reduction = reduction or said or "mean"
+    own = getattr(loss, "reduction", None)
+    own = "mean" if own == "batchmean" else own  # torch's KLDivLoss: the sum divided by the number of samples
+    if reduction is not None and own in ("mean", "sum") and reduction != own:
+        raise BadInput(f"reduction is '{reduction}', but the loss says that it gives the {own}")
+    reduction = reduction or own or "mean"
     if reduction not in ("mean", "sum"):
         raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
     weighted = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)) and loss.weight is not None
@@ -89,7 +89,7 @@ def is_mean(loss: Any, reduction: str | None) -> bool:
 
 
 def takes_module(loss: Any) -> bool:
-    """Whether a loss is one of (module, batch), which it says by the name of its first parameter.
+    """Return whether a loss takes (module, batch), according to the name of its first parameter.
 
     >>> takes_module(lambda model, batch: 0.0), takes_module(lambda outputs, targets: 0.0)
     (True, False)
@@ -100,6 +100,6 @@ def takes_module(loss: Any) -> bool:
         )
     try:
         names = list(inspect.signature(loss).parameters)
-    except (TypeError, ValueError):  # one that is compiled says nothing of itself
+    except (TypeError, ValueError):  # a compiled function has no signature
         return False
     return len(names) > 1 and names[0] in _MODULE

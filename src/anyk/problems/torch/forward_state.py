@@ -1,4 +1,4 @@
-"""State that a PyTorch module changes in its forward pass and that workers would drop: it is refused by name."""
+"""Refusal of state that a PyTorch module changes in its forward pass, as workers would drop it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ State = dict[str, list[Any]]  # tensors and numbers by the name of the buffer or
 def check_forward(network: Network, batches: Sequence[Batch]) -> None:
     """Refuse parameters, buffers and attributes whose value after a forward pass depends on earlier passes.
 
-    The exception is the running statistics of batch norm, which are computed anew to evaluate. A pass may leave behind
-    what does not depend on the past, such as its activations or a table that all batches share. ``batches``: one, or
-    two of the same shapes; the second shows state that only the first pass ever sets. Passes that fail are left to the
-    run to report. What a pass changes only now and then, or outside of modules, cannot be seen here.
+    The exception is the running statistics of batch norm, which are computed anew to evaluate. A pass may set values
+    that do not depend on the past, such as its activations or a table that all batches share. ``batches``: one, or two
+    of the same shapes; the second shows state that only the first pass ever sets. The run reports passes that fail.
+    Changes that happen only now and then, or outside of modules, are not found here.
     """
     try:
         first, second, *third = _states_after(network, [batches[0], *batches])

@@ -1,4 +1,4 @@
-"""Random numbers of torch problems: global generators that are seeded for a while and put back."""
+"""Random numbers of torch problems: global generators that are seeded for a while and then restored."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def drawing(seed: int, device: torch.device) -> Iterator[None]:
-    """Draws of torch, NumPy's global generator and ``random`` from a seed.
+    """Seed torch's generators, NumPy's global generator and ``random`` for a while.
 
-    Those of everybody else go on as if nothing had been drawn, except in a worker's process, where nobody else draws
-    and putting states back would take longer than a small gradient.
+    Afterwards their states are restored, except in a worker's process, where no other code draws and restoring states
+    would take longer than a small gradient.
     """
     import torch
 
@@ -36,7 +36,7 @@ def drawing(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def cuda_generators(device: torch.device) -> list[Any]:
-    """The generators that a device draws from, besides the CPU's."""
+    """Return the generators from which a device draws, besides the CPU's."""
     import torch
 
     return [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
@@ -47,7 +47,7 @@ _KEEPING = threading.RLock()  # the driver may evaluate in a second thread; stat
 
 @contextmanager
 def kept_generators(more: Sequence[Any]) -> Iterator[list[Any]]:
-    """Put back the states of all global generators; gives torch's, if it is loaded: that of the CPU and ``more``."""
+    """Restore the states of all global generators; yield torch's, if it is loaded: the CPU's and ``more``."""
     torch = sys.modules.get("torch")
     generators = [] if torch is None else [torch.default_generator, *more]
     with _KEEPING:

@@ -1,4 +1,4 @@
-"""Items of a map-style data set, read by their numbers: in this process, or by torch's loader in several beside it."""
+"""Items of a map-style data set, read by number: in this process, or in several others by torch's loader."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from anyk import keyed
 from anyk.errors import RunFailed, describe_error
 from anyk.problems.torch.generators import kept_generators, seed_all
 
-_ROUNDS = 4  # portions that each process has of a mini-batch, so that slow items are evened out
+_ROUNDS = 4  # portions of a mini-batch for each process, so that slow items are balanced
 
 
 def read(data: Any, key: int, numbers: Sequence[int]) -> list[Any]:
-    """Items of a data set; what each draws from the global generators is determined by ``key`` and its number."""
+    """Return items of a data set; ``key`` and an item's number determine its draws from the global generators."""
     items = []
     with kept_generators([]) as generators:
         for i in numbers:
@@ -30,7 +30,7 @@ def read(data: Any, key: int, numbers: Sequence[int]) -> list[Any]:
 
 
 class Transformed:
-    """A data set whose items are what a function makes of another's."""
+    """A data set whose items are those of another data set, changed by a function."""
 
     def __init__(self, data: Any, transform: Callable[[Any], Any]) -> None:
         self._data, self._transform = data, transform
@@ -50,7 +50,7 @@ class Readers:
         self._portions: list[list[tuple[int, int]]] = []
         self._processes = processes
         items: Any = _Keyed(cloudpickle.dumps(data))
-        own = Generator()  # the loader draws a seed that nobody needs, which must not be from the global one
+        own = Generator()  # the loader draws a seed that is not used, which must not come from the global generator
         self._loader: Any = DataLoader(
             items,
             batch_sampler=_Portions(self._portions),
@@ -75,7 +75,7 @@ class Readers:
 
 
 class _Portions:
-    """The keys and numbers of the items that the loader is to read now."""
+    """The keys and numbers of the items that the loader reads next."""
 
     def __init__(self, portions: list[list[tuple[int, int]]]) -> None:
         self._portions = portions
@@ -85,7 +85,7 @@ class _Portions:
 
 
 class _Keyed:
-    """A data set whose items are asked for by key and number; each is an error's sentence, and the item's bytes."""
+    """A data set with items by key and number; each is an error's sentence, and the item's bytes."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body  # by value where the classes are of a script or notebook
@@ -109,7 +109,7 @@ class _Keyed:
 
 @contextmanager
 def _unnamed_main() -> Iterator[None]:
-    """Hide the program: processes that are started would import it, and it need not have a ``__main__`` guard."""
+    """Hide the main module, which new processes would import although it need not have a ``__main__`` guard."""
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         yield

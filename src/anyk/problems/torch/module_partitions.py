@@ -26,7 +26,7 @@ from anyk.problems.torch.tensor_samples import tensor_over
 if TYPE_CHECKING:
     import torch
 
-AT_ONCE = 512  # samples that a forward pass has at most where nobody said how many fit into memory
+AT_ONCE = 512  # samples of a forward pass, at most, if ``microbatch`` is not set
 
 
 class Placed(Samples):
@@ -77,7 +77,7 @@ class TorchPartitions(Batches):
             if parameter.numel()
         ]
         for parameter in parameters:
-            parameter.data = parameter.data.new_empty(0)  # a worker's lie where the model does
+            parameter.data = parameter.data.new_empty(0)  # a worker's parameters are views of the model
         self._device: torch.device | None = None
         self._trial: Trial | None = None
         self._gradients: Counter[int] = Counter()  # computed so far, by partition
@@ -86,7 +86,7 @@ class TorchPartitions(Batches):
         return super().__getstate__() | {"_device": None, "_gradients": Counter()}
 
     def load(self, partitions: Sequence[int]) -> None:
-        """Load the partitions; module and data go to the device."""
+        """Move the module and the partitions' data to the device, and compare a gradient with the driver's."""
         self._device = self._device or self._network.move()
         if self.data.in_memory:
             for j in partitions:
@@ -97,12 +97,12 @@ class TorchPartitions(Batches):
             return
         try:
             gradient = self._tried()
-        except Exception:  # which the run itself will report
+        except Exception:  # the run itself reports it
             return
         trial.check(gradient)
 
     def piece(self, first: int, last: int) -> TorchPartitions:
-        """Return some of the partitions; the module is shared."""
+        """Return consecutive partitions, ``first`` to ``last``, as one; the module is shared."""
         joined = super().piece(first, last)
         joined._gradients = Counter()
         return joined
@@ -110,8 +110,8 @@ class TorchPartitions(Batches):
     def compare_replicas(self) -> None:
         """Check that replicas of a gradient agree; a driver that lacks the workers' device computes nothing.
 
-        The gradient tried is that of up to 8 samples of partition 0. What may differ legitimately, between kinds of
-        processors, is taken to be the square root of the precision at most.
+        The gradient of up to 8 samples of partition 0 is tried. Between kinds of processors gradients may differ by the
+        square root of the precision.
         """
         import torch
 
@@ -135,7 +135,7 @@ class TorchPartitions(Batches):
         """Return the sum of the gradients of the chosen samples.
 
         Dropout draws by the bits of ``w``, the partition and the rows, a data set's items by the bits of ``w`` and the
-        item. As many threads compute as the problem says, on every worker: bits depend on how many do.
+        item. Every worker computes with the problem's number of threads, as bits depend on it.
         """
         import torch
 
@@ -166,7 +166,7 @@ class TorchPartitions(Batches):
                     if gradient is not None:
                         piece.add_(gradient, alpha=times)  # and not the loss times that: it may be bf16
                 if looks and not network.opaque:
-                    with kept_generators(cuda_generators(device)):  # what the loss draws leaves no trace
+                    with kept_generators(cuda_generators(device)):  # random numbers of the loss leave no trace
                         check_loss(network, outputs, batch[-1], f"{part.size} {of}")
             if looks and network.opaque:
                 most = min(TOGETHER, chosen.size, self.most or chosen.size)
@@ -181,7 +181,6 @@ class TorchPartitions(Batches):
         return summed
 
     def check_partial_loss(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
         super().check_partial_loss()
         if norms_of(self._network.module):
             raise BadInput(
@@ -208,7 +207,7 @@ class TorchPartitions(Batches):
         return total
 
     def _ready(self, w: Vector) -> tuple[Network, torch.device, list[torch.nn.Parameter]]:
-        """Return the network on its device, and the module's parameters, which are ``w`` from here on."""
+        """Return the network on its device, and the module's parameters, which are set to ``w``."""
         if self._device is None:
             self.load(())
         assert self._device is not None
@@ -225,20 +224,20 @@ class TorchPartitions(Batches):
         return mapped(batch, lambda tensor: tensor.to(device))
 
     def _looks(self, chosen: Selection) -> bool:
-        """Return whether to look at the loss: at the first gradient; of mini-batches also at the 2nd, 4th, …"""
+        """Return whether to check the loss: at the first gradient; with mini-batches also at the 2nd, 4th, …"""
         number = self._gradients[chosen.partition] + 1
         return number == 1 or (chosen.asked is not None and number.bit_count() == 1)
 
 
 def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:
-    """The layers of batch norm that keep running statistics."""
+    """Return the layers of batch norm with running statistics."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
 
 
 def dtype_of(parameters: Sequence[torch.Tensor]) -> DType:
-    """The one number type of all, float32 or float64; raises where there is no such one."""
+    """Return the number type of all parameters, float32 or float64; raise if they have no common one."""
     import torch
     from torch.nn.parameter import UninitializedParameter
 
@@ -256,7 +255,7 @@ def dtype_of(parameters: Sequence[torch.Tensor]) -> DType:
 
 
 def pieces_of(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-    """Views of a flat tensor, one for each parameter."""
+    """Return views of a flat tensor, one for each parameter."""
     import torch
 
     parts: Any = torch.split(flat, [prod(shape) for shape in shapes])
@@ -288,7 +287,7 @@ def _threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def kept_buffers(module: torch.nn.Module) -> Iterator[None]:
-    """Put back what a forward pass changes in buffers."""
+    """Restore the buffers that a forward pass changes."""
     buffers = [(part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
     for part, name, buffer in buffers:
         part._buffers[name] = None if buffer is None else buffer.clone()

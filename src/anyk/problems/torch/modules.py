@@ -1,9 +1,9 @@
 """PyTorch modules: any module, any loss.
 
-Only parameters are the model. A partial gradient is computed from the buffers that the module had at the start, and
-what the forward pass does to them is dropped: replies must not depend on what a worker did before. The running
-statistics of batch norm, needed to evaluate, are computed anew from the training data; other state that depends on
-earlier forward passes is refused (:func:`~anyk.problems.torch.forward_state.check_forward`).
+The model consists of parameters alone. A partial gradient is computed from the module's initial buffers, and the
+forward pass's changes to them are dropped: replies must not depend on a worker's earlier tasks. The running statistics
+of batch norm, needed to evaluate, are computed anew from the training data; other state that depends on earlier forward
+passes is refused (:func:`~anyk.problems.torch.forward_state.check_forward`).
 """
 
 from __future__ import annotations
@@ -58,62 +58,64 @@ from anyk.problems.torch.tensor_samples import (
 if TYPE_CHECKING:
     import torch
 
-_RENEWED = 1024  # items over which running statistics are computed to evaluate, where items have to be read
-_TRIED = 2  # samples that module and loss are tried on; batch norm cannot do with one
+_RENEWED = 1024  # items from which running statistics are computed to evaluate, if items have to be read
+_TRIED = 2  # samples on which module and loss are tried; batch norm needs two
 
 
 class TorchProblem(NetworkProblem):
     """A PyTorch module with a loss; see :class:`~anyk.problems.base.Problem`.
 
     The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2`` over the module's trainable parameters, flattened in
-    the order of ``module.parameters()``; a shared parameter counts once, and frozen ones (``requires_grad=False``) stay
-    as they are. The model begins as ``module`` is when this is called; :meth:`module_at` gives a module back.
+    the order of ``module.parameters()``; a shared parameter counts once, and frozen parameters
+    (``requires_grad=False``) do not change. The initial model is a copy of ``module``; :meth:`module_at` returns a
+    module.
 
     - ``loss``: a function of ``(outputs, targets)``, or of ``(module, batch)`` if its first parameter is called
-      ``module`` or ``model`` (``lambda model, batch: model(**batch).loss``). It gives a batch's mean or its sum, as
-      ``reduction`` says (left out: what the loss says of itself, as torch's do, else ``"mean"``). A mean must be that
-      over the samples alike; for one with class weights use a sum. One that is not is refused, here or at the first
-      gradient of a partition, of mini-batches also at later ones. The mean of torch's ``CrossEntropyLoss`` and
-      ``NLLLoss`` over the targets that are not ignored (``ignore_index``) is that over all of them in the data set,
-      however they are spread over partitions.
-    - ``count``: a function of a batch that gives the number of terms over which ``loss`` is a mean, where these are not
+      ``module`` or ``model`` (``lambda model, batch: model(**batch).loss``). It returns a batch's mean or its sum, as
+      ``reduction`` specifies (default: the loss's own ``reduction``, which torch's losses have, else ``"mean"``). A
+      mean must weigh all samples alike; with class weights use a sum. Any other mean is refused, here or at the first
+      gradient of a partition, with mini-batches also at later gradients. The mean of torch's ``CrossEntropyLoss`` and
+      ``NLLLoss`` over targets that are not ignored (``ignore_index``) becomes the mean over all such targets of the
+      data set, however they are spread over partitions.
+    - ``count``: a function of a batch that returns the number of terms over which ``loss`` is a mean, if these are not
       the samples: ``lambda batch: (batch["labels"][:, 1:] != -100).sum()``. The objective is then the sum of all terms
-      of the data set divided by their number, for which they are counted once, in a pass over the data.
-    - ``dataset``: inputs and targets as a tuple of tensors or arrays, ``(X, y)``, each with one entry for each sample;
-      or a map-style data set. Arrays exist once on a machine, and numbers with a fraction become what the parameters
-      are; a data set is pickled to workers as it is and read item by item. ``held_out`` likewise. For
-      ``loss(module, batch)`` also arrays by name, ``{"input_ids": …, "labels": …}``, and items of any kind that
-      ``collate_fn`` (torch's own, if left out) puts together; it must not draw. Or :class:`~anyk.data.Shards`, files
-      that the driver never opens: the number columns of tables are one tensor, whole-numbered targets classes. Or, but
-      for ``held_out``, :class:`~anyk.data.Stream` or torch's ``IterableDataset``: samples without an end.
+      of the data set divided by their number; they are counted in one pass over the data.
+    - ``dataset``: inputs and targets as a tuple of tensors or arrays, ``(X, y)``, with one entry per sample; or a
+      map-style data set. Arrays exist once on a machine, and floating-point numbers are converted to the type of the
+      parameters; a data set is pickled to workers unchanged and read item by item. For ``loss(module, batch)`` also
+      arrays by name, ``{"input_ids": …, "labels": …}``, and any items that ``collate_fn`` (default: torch's) combines;
+      it must not draw random numbers. Or :class:`~anyk.data.Shards`, files that the driver never opens: the number
+      columns of tables are one tensor, integer targets are classes. Or :class:`~anyk.data.Stream` or torch's
+      ``IterableDataset``: samples without an end.
+    - ``held_out``: held-out samples in the same forms, except streams.
     - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices) and, if it has one, the
       driver evaluates. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
-    - ``microbatch``: samples computed at once at most, where more do not fit into memory: gradients are accumulated,
-      one microbatch after another, and sent once; of shards 512. ``threads``: how many each worker computes gradients
-      with, on all clusters; the last digits depend on their number, so that it is part of the problem.
+    - ``microbatch``: the largest number of samples computed together, if more do not fit into memory; gradients are
+      accumulated and sent once. With shards the default is 512. ``threads``: the number of threads with which each
+      worker computes gradients, on all clusters; the last digits depend on it, so that it is part of the problem.
       ``num_workers``: processes that each worker starts to read the items of a map-style data set, as torch's
       ``DataLoader`` does; bits do not depend on it.
-    - ``transform``: a function of an item of a data set, or of a stream's sample, that gives what the module is trained
-      on, such as augmentation; ``eval_transform`` gives what is evaluated of it, and of held-out items. Left out, items
-      are taken as they come. Running statistics are those of what is trained on.
-    - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's, and
-      ``better`` says whether high is good. Left out: ``accuracy`` for targets that are whole numbers, else ``mse``.
-      With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or what ``count``
-      counts); left out: ``loss``, that of held-out samples.
+    - ``transform``: a function of an item of a data set, or of a stream's sample, that returns the sample to train on,
+      such as an augmentation; ``eval_transform`` returns the sample to evaluate, also for held-out items. By default
+      items are used unchanged. Running statistics are computed from training samples.
+    - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's metric,
+      and ``better`` specifies whether higher or lower is better. Default: ``accuracy`` for integer targets, else
+      ``mse``. With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or the
+      terms that ``count`` returns); default: ``loss`` of the held-out samples.
     - ``split``: how samples are spread over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec),
-      if not as they come; for arrays whose targets are one whole number each.
+      by default in their order; for arrays whose targets are one integer each.
 
-    Workers compute in training mode from the module's initial buffers, and drop what the forward pass does to them:
-    batch norm normalises with the batch at hand; other state that a forward pass changes is refused by name. For
-    evaluation running statistics are computed anew over the
-    training data, as ``torch.optim.swa_utils.update_bn`` does; of a data set that is read item by item, over 1,024 of
-    its items (by :meth:`module_at`, over all). The loss of such a data set is not evaluated unless
-    :class:`anyk.Evaluate` asks for it. Random layers draw by the model, the partition and the
-    rows, so that replicas agree; what the items of a data set draw from the global generators of torch, NumPy and
-    Python is seeded by the model and the item. Where several workers hold a partition their gradients are compared, at
-    the start and now and then.
+    Workers compute in training mode from the module's initial buffers, and drop the changes of a forward pass: batch
+    norm normalises with the current batch; other state that a forward pass changes is refused by name. For evaluation,
+    running statistics are computed anew over the training data, as ``torch.optim.swa_utils.update_bn`` does; if it is
+    read item by item, over 1,024 of its items (by :meth:`module_at`, over all). The loss of such a data set is not
+    evaluated unless :class:`anyk.Evaluate` asks for it. Random layers draw by the model, the partition and the rows, so
+    that replicas agree; random numbers of a data set's items, from the global generators of torch, NumPy and Python,
+    are seeded by the model and the item. Where several workers compute a partition their gradients are compared, at the
+    start and now and then.
 
-    Raises :class:`~anyk.errors.BadInput` for what cannot work: module and loss are tried on up to 32 samples first.
+    Raises :class:`~anyk.errors.BadInput` for problems that cannot be trained: module and loss are first tried on up to
+    32 samples.
 
     >>> import torch
     >>> X = torch.randn(40, 3)
@@ -203,7 +205,7 @@ class TorchProblem(NetworkProblem):
             raise BadInput(NO_HELD_OUT)
 
     def _try(self) -> Batch:
-        """Compute a gradient on a copy of some samples; returns them."""
+        """Compute a gradient on a copy of some samples; return the copy."""
         head = self._data.head
         some = min(_TRIED, len(head))
         try:
@@ -223,7 +225,7 @@ class TorchProblem(NetworkProblem):
         return batch
 
     def _others(self, batch: Batch, some: int) -> list[Batch]:
-        """Return a list with a second batch of as many samples, empty if there is none of the same shapes."""
+        """Return a list with a second batch of ``some`` samples; empty if there is none of the same shapes."""
         if self._data.head.tried < 2 * some:
             return []
         try:
@@ -234,7 +236,7 @@ class TorchProblem(NetworkProblem):
         return [other] if shapes[0] == shapes[1] else []
 
     def _try_loss(self, network: Network) -> None:
-        """Refuse a loss of several samples that is not the mean, or the sum, of theirs, where that can be told."""
+        """Refuse a loss of several samples that is not the mean, or the sum, of their losses."""
         import torch
 
         head = self._data.head
@@ -264,11 +266,11 @@ class TorchProblem(NetworkProblem):
                 continue
             except RunFailed as error:
                 raise BadInput(str(error)) from None
-            except Exception:  # samples that lie apart need not fit together; what fails in a run is said there
+            except Exception:  # samples from different places need not fit together; a run reports what fails
                 continue
 
     def _count_terms(self, count: Callable[[Any], Any]) -> None:
-        """Make the loss a mean over the terms of the whole data set, which takes a pass over it."""
+        """Make the loss a mean over the terms of the whole data set, in a pass over it."""
         try:
             if self.endless:
                 raise BadInput("count is taken of all training data, and a stream has no end; leave it out")
@@ -289,7 +291,7 @@ class TorchProblem(NetworkProblem):
         self._network.scale = self.samples / total
 
     def _count_targets(self, ignored: int) -> None:
-        """Make the mean over targets that are not ignored one over those of the whole data set: a sum, divided."""
+        """Turn the mean over targets that are not ignored into the sum divided by their number in the data set."""
         if not self._data.in_memory:
             self._network.unknown = ignored
             return
@@ -305,7 +307,7 @@ class TorchProblem(NetworkProblem):
         network.mean, network.scale = False, self.samples / count
 
     def _check_held_out(self, data: Samples, *, own_metrics: bool) -> None:
-        """Say that the metric does not suit what the module gives, before a run and not after it."""
+        """Refuse a metric that does not suit the module's outputs, before a run and not after it."""
         import torch
 
         network, some = copy.deepcopy(self._network), min(_TRIED, len(data))
@@ -342,7 +344,7 @@ class TorchProblem(NetworkProblem):
         return TorchPartitions(self._network, data, ends, self._microbatch)
 
     def initial(self) -> Vector:
-        """The parameters that the module was given with, as one vector."""
+        """Return the parameters of the given module, as one vector."""
         import torch
 
         flat = torch.cat([parameter.detach().reshape(-1) for parameter in trained(self._network.module)])
@@ -350,7 +352,7 @@ class TorchProblem(NetworkProblem):
         return w
 
     def loss(self, w: Vector) -> float:
-        """The objective at ``w``, in evaluation mode: without dropout, with running statistics."""
+        """Return the objective at ``w``, in evaluation mode: without dropout, with running statistics."""
         import torch
 
         if self.endless:
@@ -373,20 +375,20 @@ class TorchProblem(NetworkProblem):
             return compute_metrics(network, self._metrics, self._batches(self._held_out, device))
 
     def module_at(self, w: Vector) -> torch.nn.Module:
-        """A module with the parameters ``w`` (length d) and running statistics that suit them, in evaluation mode."""
+        """Return a module with parameters ``w`` (length d) and matching running statistics, in evaluation mode."""
         return copy.deepcopy(self._at(w, whole=True)[0].module).cpu()
 
     def write_model(self, w: Vector, file: Path) -> None:
-        """Write the module at ``w`` as safetensors, with the names of its ``state_dict()``; runs do, in their folders.
+        """Write the module at ``w`` as safetensors, with the names of its ``state_dict()``, as runs do.
 
-        Of a data set that is read item by item, running statistics are those of 1,024 of its items.
+        If a data set is read item by item, running statistics are computed from 1,024 of its items.
         """
         write_state(self._at(w)[0].module, file)
 
     def load_state_dict(self, source: Any) -> None:
-        """Begin with a state from elsewhere: a run, its folder, a safetensors file or a module's ``state_dict()``.
+        """Begin with the state of a run, its folder, a safetensors file or a module's ``state_dict()``.
 
-        Raises :class:`~anyk.errors.BadInput` where it is not one of the problem's module.
+        Raises :class:`~anyk.errors.BadInput` if it is not a state of the problem's module.
         """
         w = getattr(source, "model", None)
         if w is None:
@@ -399,7 +401,7 @@ class TorchProblem(NetworkProblem):
         self._network.module, self._last = module, None
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
-        """Which of the model's parameters these of the module given are, None for frozen ones; raises for others."""
+        """Return the places of the given module's parameters in the model, None for frozen ones; raise for others."""
         frozen = {
             id(p)
             for p, own in zip(self._given, self._network.module.parameters(), strict=True)
@@ -416,15 +418,15 @@ class TorchProblem(NetworkProblem):
         return [places[id(parameter)] for parameter in parameters]
 
     def digest(self) -> str | None:
-        """Return a digest of the data; of a data set that is read item by item, of the arrays that it holds."""
+        """Return a digest of the data; for a data set that is read item by item, of the arrays in it."""
         both = (self._data, self._held_out)
         parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in both]
         return digest_of(*parts, *(() if self.uneven is None else self.uneven.told))
 
     def _at(self, w: Vector, *, whole: bool = False) -> tuple[Network, torch.device]:
-        """The network at ``w``, ready to evaluate, and its device; the last is kept, as loss and metrics share it.
+        """Return the network at ``w``, ready to evaluate, and its device; the last is cached for loss and metrics.
 
-        ``whole``: running statistics are of all the training data, also where that is read item by item.
+        ``whole``: compute running statistics from all training data, even if it is read item by item.
         """
         import torch
 
@@ -442,7 +444,7 @@ class TorchProblem(NetworkProblem):
         arrays = {}
         for parameter, piece in zip(trained(self._network.module), pieces_of(flat, self.shapes), strict=True):
             arrays[id(parameter)] = torch.nn.Parameter(piece.clone())  # views of one tensor cannot be saved one by one
-        network = copy.deepcopy(self._network, arrays)  # without a copy of parameters that it does not need
+        network = copy.deepcopy(self._network, arrays)  # without copies of the old parameters
         if network.device.startswith("cuda") and not torch.cuda.is_available():
             network.device = "cpu"  # the driver's machine need not have what workers have
         device = network.move()
@@ -452,7 +454,7 @@ class TorchProblem(NetworkProblem):
         return network, device
 
     def _renew_statistics(self, network: Network, device: torch.device, data: Samples) -> None:
-        """Running means and variances over some data, as ``update_bn`` has them."""
+        """Compute running means and variances over some data, as ``update_bn`` does."""
         import torch
 
         norms = norms_of(network.module)
@@ -475,5 +477,5 @@ class TorchProblem(NetworkProblem):
 
 
 def _terms(count: Callable[[Any], Any], data: Samples, most: int, run: tuple[int, int]) -> bytes:
-    """Return the number of terms that ``count`` gives of a run of samples, as text."""
+    """Return the number of terms that ``count`` returns for a run of samples, as text."""
     return str(sum(counted(count, part.batch) for part in data.parts(*run, most=most))).encode()

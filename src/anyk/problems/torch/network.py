@@ -1,4 +1,4 @@
-"""A module, its loss and how they are computed: what a PyTorch problem's workers and its driver have in common."""
+"""A module and its loss, computed in the same way by a PyTorch problem's workers and its driver."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 class Network:
     """A module and its loss, which is one of the two kinds: ``loss(outputs, targets)`` or ``loss(module, batch)``.
 
-    ``mean``: the loss gives a batch's mean, over its samples or, with ``count``, over so many terms; otherwise it gives
-    a sum. ``scale``: what a sum of losses is multiplied by, so that the number of samples divides it, where the mean is
-    over something else. ``unknown``: a target that the loss's mean leaves out, where nobody has counted how many there
-    are. ``kind``: the type of the device that the module is on. ``threads``: how many a worker computes gradients with.
+    - ``mean``: whether the loss is a batch's mean, over its samples or over the terms that ``count`` returns; otherwise
+      it is a sum.
+    - ``scale``: the factor of a sum of losses after which it can be divided by the number of samples, if the mean is
+      over other terms.
+    - ``unknown``: a target that the loss's mean omits, if the number of the other targets was not counted.
+    - ``kind``: the type of the device on which the module is.
+    - ``threads``: the number of threads with which a worker computes gradients.
     """
 
     scale = 1.0
@@ -53,11 +56,11 @@ class Network:
 
     @property
     def opaque(self) -> bool:
-        """Whether what the loss makes of a batch can only be told from whole samples, not from the module's outputs."""
+        """Whether the loss can only be examined by means of samples, and not of the module's outputs."""
         return self.takes_module or self._count is not None
 
     def move(self) -> torch.device:
-        """Go to the device and say which it is: of several CUDA devices each worker takes the next."""
+        """Move to the device and return it: of several CUDA devices each worker takes the next."""
         import torch
 
         device = torch.device(self.device)
@@ -80,7 +83,7 @@ class Network:
         return outputs
 
     def forward(self, batch: Batch) -> None:
-        """Run the module on a batch, for what that does to its buffers."""
+        """Run the module on a batch, which updates its buffers."""
         if self.takes_module:
             self.loss_of(batch)
         else:
@@ -101,13 +104,13 @@ class Network:
         return _one_number(loss, training=self.module.training)
 
     def terms(self, batch: Batch, size: int) -> float:
-        """The terms of a batch's loss: one for each of its ``size`` samples, or as many as are counted."""
+        """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
         if self._count is None:
             return size
         return counted(self._count, batch)
 
     def times(self, batch: Batch, size: int) -> float:
-        """By what a batch's loss is to be multiplied to be part of a sum that the number of samples divides."""
+        """Return the factor of a batch's loss in the sum that is divided by the number of samples."""
         unknown = self.unknown
         if unknown is not None and not batch[-1].is_floating_point() and bool((batch[-1] == unknown).any()):
             raise BadInput(
@@ -125,7 +128,7 @@ class Network:
 
 
 def _reduce_parametrized(module: Any) -> tuple[Any, ...]:
-    """Return what pickle makes a parametrized module of; torch itself only copies them."""
+    """Return the parts from which pickle restores a parametrized module; torch itself only copies them."""
     from torch.nn.utils.parametrize import type_before_parametrizations
 
     kind: Any = type_before_parametrizations(module)
@@ -149,7 +152,7 @@ def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def counted(count: Callable[[Batch], Any], batch: Batch) -> float:
-    """The number of terms that a function counts in a batch."""
+    """Return the number of terms that a function counts in a batch."""
     number = count(batch)
     try:
         value = float(number)
@@ -178,7 +181,7 @@ def _one_number(loss: Any, *, training: bool) -> torch.Tensor:
 
 
 def tensors_in(batch: Batch) -> list[torch.Tensor]:
-    """All tensors of a batch, in tuples, lists and dictionaries."""
+    """Return all tensors of a batch, in tuples, lists and dictionaries."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -186,7 +189,7 @@ def tensors_in(batch: Batch) -> list[torch.Tensor]:
 
 
 def mapped(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    """A batch with its tensors changed."""
+    """Return a batch with its tensors changed."""
     import torch
     from torch.utils import _pytree as pytree
 

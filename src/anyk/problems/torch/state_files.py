@@ -1,4 +1,4 @@
-"""States of PyTorch modules in files that others read: safetensors, with the names of ``state_dict()``."""
+"""States of PyTorch modules in files that other programs read: safetensors, with the names of ``state_dict()``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 
 def write_state(module: torch.nn.Module, file: Path) -> None:
-    """Write a module's parameters and buffers; of those that share memory one, as ``safetensors.torch`` does."""
+    """Write a module's parameters and buffers; shared memory is written once, as ``safetensors.torch`` does."""
     from safetensors.torch import save_model
 
     write_model_file(file, lambda name, metadata: save_model(module, name, metadata={"format": "pt"} | metadata))
 
 
 def loaded(module: torch.nn.Module, source: Any) -> torch.nn.Module:
-    """A copy of a module with a state from elsewhere: a file or the run folder it is in, or a ``state_dict()``.
+    """Return a copy of a module with the state in a file, in a run folder, or in a ``state_dict()``.
 
-    Raises :class:`~anyk.errors.BadInput` where it is not one of such a module, and for a file that was changed after a
-    run had written it.
+    Raises :class:`~anyk.errors.BadInput` if it is no state of such a module, or if a file of a run was changed.
     """
     from safetensors.torch import load_model
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Alias:
-    """A read-only array as one that may be written: torch has no read-only tensors, and warns."""
+    """A read-only array that is declared writable, as torch warns of others: it has no read-only tensors."""
 
     def __init__(self, array: Array) -> None:
         self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
@@ -33,13 +33,13 @@ class _Alias:
 
 
 def tensor_over(array: Array) -> torch.Tensor:
-    """A tensor on an array's own memory; nobody may write to one that was read-only."""
+    """Return a tensor on an array's own memory; if the array is read-only, it must not be written to."""
     import torch
 
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Alias(array)))
 
 
-_LABELS = ("labels", "label")  # what data sets of dictionaries call their targets
+_LABELS = ("labels", "label")  # names of the targets in data sets of dictionaries
 
 
 class Tensors:
@@ -61,13 +61,13 @@ class Tensors:
 
 
 def checked_arrays(arrays: Sequence[Any], name: str, dtype: DType, keys: Sequence[Any] | None = None) -> list[Array]:
-    """Return arrays as NumPy's, of the number types that a module takes; whole-numbered targets are int64."""
+    """Return NumPy arrays of the number types that a module takes; integer targets are int64."""
     if len(arrays) < (2 if keys is None else 1):
         raise BadInput(f"{name} must be inputs and targets, (X, y), got {len(arrays)} array")
     checked = [_array(array, name, dtype) for array in arrays]
     for place in Tensors(keys).target_places(len(checked)):
         if checked[place].dtype.kind in "iu":
-            checked[place] = checked[place].astype(np.int64, copy=False)  # what torch's losses take classes as
+            checked[place] = checked[place].astype(np.int64, copy=False)  # torch's losses demand this type
     lengths = [len(array) for array in checked]
     if len(set(lengths)) > 1:
         raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
@@ -77,7 +77,7 @@ def checked_arrays(arrays: Sequence[Any], name: str, dtype: DType, keys: Sequenc
 
 
 def labels_of(data: Samples) -> Array | None:
-    """Return the targets if they are in memory and one whole number each, shape (samples,), else None."""
+    """Return the targets if they are in memory and one integer each, shape (samples,), else None."""
     form = data.form if isinstance(data, Arrays) else None
     places = form.target_places(len(data.arrays)) if isinstance(form, Tensors) else []
     targets = [data.arrays[place] for place in places]
@@ -86,20 +86,20 @@ def labels_of(data: Samples) -> Array | None:
 
 
 def _as_arrays(dtype: DType, named: dict[str, Array], where: str) -> dict[str, Array]:
-    """Return a block's arrays as :func:`checked_arrays` has them."""
+    """Return a block's arrays in the form of :func:`checked_arrays`."""
     keys = None if next(iter(named)).isdigit() else list(named)
     return dict(zip(named, checked_arrays(list(named.values()), where, dtype, keys), strict=True))
 
 
 class Apart(RunFailed):
-    """Items that cannot be put together; others may."""
+    """The error for items that cannot be combined, although others may be."""
 
 
 class Reading(NamedTuple):
-    """The way from items to samples, and from samples to a batch.
+    """The conversion of items to samples, and of samples to a batch.
 
-    ``collate``: torch's own way if left out. ``free``: a batch may be anything. ``transform``: what is made of an item
-    to train, ``eval_transform`` to evaluate.
+    ``collate``: combines samples, by default as torch does. ``free``: a batch may have any type. ``transform``: turns
+    an item into a training sample, ``eval_transform`` into one for evaluation.
     """
 
     collate: Callable[[list[Any]], Any] | None = None
@@ -109,11 +109,11 @@ class Reading(NamedTuple):
 
     @property
     def evaluated(self) -> Reading:
-        """The reading of items that are evaluated."""
+        """The conversion for evaluation."""
         return self._replace(transform=self.eval_transform)
 
     def refuse_arrays(self, name: str, what: str) -> None:
-        """Raise :class:`~anyk.errors.BadInput` for functions of items where there are none."""
+        """Raise :class:`~anyk.errors.BadInput` for functions of items if the data has no items."""
         which = "eval_transform" if self.transform is self.eval_transform else "transform"
         options = {"collate_fn": self.collate, which: self.transform}
         for function in (function for function, value in options.items() if value is not None):
@@ -123,7 +123,7 @@ class Reading(NamedTuple):
 class Items(Samples):
     """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
 
-    processes = 0  # that each worker starts to read items
+    processes = 0  # number of processes that each worker starts to read items
     _readers: Readers | None = None
 
     def __init__(self, data: Any, reading: Reading) -> None:
@@ -144,7 +144,7 @@ class Items(Samples):
 
     @property
     def evaluated(self) -> Items:
-        """The same samples as they are evaluated, read by this process alone."""
+        """The same samples for evaluation, read by this process alone."""
         if self._reading.evaluated == self._reading:
             return self
         evaluated = copy(self)
@@ -152,10 +152,10 @@ class Items(Samples):
         return evaluated
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
-        """Some samples, as torch's own loader puts them together.
+        """Return some samples, combined as by torch's own loader.
 
-        What an item draws (augmentation) from torch, NumPy's global generator or ``random`` is determined by ``key``
-        and its number: it does not depend on who reads it, nor on what was read before.
+        ``key`` and an item's number determine its draws (augmentation) from torch, NumPy's global generator and
+        ``random``: they depend neither on the process that reads it, nor on earlier items.
         """
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
         if self._rows is not None:
@@ -166,7 +166,7 @@ class Items(Samples):
             return self._together(items, numbers)
 
     def _read(self, key: int, numbers: Sequence[int]) -> list[Any]:
-        """Items; where a process does nothing but work, by others beside it, if the user wants them."""
+        """Return items; in a worker's process they are read by further processes, if the user wants these."""
         transform = self._reading.transform
         data = self.mark if transform is None else Transformed(self.mark, transform)
         if not self.processes or "ANYK_WORKER" not in os.environ:
@@ -183,7 +183,7 @@ class Items(Samples):
         return "torch's default_collate" if self._reading.collate is None else "collate_fn"
 
     def _together(self, items: list[Any], numbers: Sequence[int]) -> Batch:
-        """Items as a batch."""
+        """Return items as a batch."""
         import torch
         from torch.utils.data import default_collate
 
@@ -209,7 +209,7 @@ class Items(Samples):
 
 
 class _Restarted:
-    """``make`` of a stream of torch's, which draws from the global generators, if at all."""
+    """The function ``make`` of torch's streams, which draw from the global generators, if at all."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -224,13 +224,13 @@ _OTHERWISE = "wrap the data set in one whose items are such tuples, or give a lo
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """Numbers of items, a few of them."""
+    """Return some of the numbers of items, as text."""
     few = ", ".join(map(str, numbers[:6]))
     return few if len(numbers) <= 6 else f"{few}, … ({len(numbers)})"
 
 
 def _described(item: Any) -> str:
-    """An item of a data set in a few words."""
+    """Return an item of a data set in a few words."""
     if isinstance(item, (tuple, list)):
         return f"{type(item).__name__} of {', '.join(type(part).__name__ for part in item) or 'nothing'}"
     keys = f" with keys {', '.join(map(repr, item))}" if isinstance(item, dict) else ""
@@ -238,7 +238,7 @@ def _described(item: Any) -> str:
 
 
 def _array(array: Any, name: str, dtype: DType) -> Array:
-    """Return a NumPy array, which is sent once to a machine; floating-point numbers as the parameters are."""
+    """Return a NumPy array, which is sent once to a machine; floating-point numbers get the parameters' type."""
     import torch
 
     if isinstance(array, torch.Tensor):
@@ -260,7 +260,7 @@ def _array(array: Any, name: str, dtype: DType) -> Array:
 
 
 def samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
-    """Return a user's training data as samples; raises :class:`~anyk.errors.BadInput` if it cannot be one."""
+    """Return a user's training data as samples; raise :class:`~anyk.errors.BadInput` if that is impossible."""
     from torch.utils.data import IterableDataset
 
     if isinstance(data, IterableDataset):
@@ -277,7 +277,7 @@ def samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
 
 
 def known_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
-    """Return what :func:`samples_of` does; a stream is refused, too."""
+    """Return the same as :func:`samples_of`, but refuse streams."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
