@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -102,7 +102,6 @@ class _Linear(BaseEstimator):
     warm_start: bool = False
     random_state: Any = None
     callbacks: Any = None
-    _steps: ClassVar[_Steps | None] = None
 
     def _fit(self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None) -> None:
         """Train until the model settles, from the start, or with ``warm_start`` from the current model."""
@@ -110,7 +109,7 @@ class _Linear(BaseEstimator):
             raise BadInput(f"tol must be a finite number of at least 0, or None, got {self.tol:g}")
         if self.max_iter < 1:
             raise BadInput(f"max_iter must be at least 1, got {self.max_iter}")
-        self._steps = None
+        self._steps: _Steps | None = None
         problem = self._problem(kind, X, y, weights, classes, None, warm=self.warm_start)
         stopping = _Settled(self.tol or 0.0)
         self._train(problem, 1.0 / (problem.smoothness(tol=0.0) or 1.0), self.max_iter, stopping if self.tol else None)
@@ -126,7 +125,7 @@ class _Linear(BaseEstimator):
         self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None
     ) -> None:
         """Take one step on these rows, from the result of the last call."""
-        before = self._steps
+        before: _Steps | None = vars(self).get("_steps")
         problem = self._problem(kind, X, y, weights, classes, None if before is None else before.scaling, warm=True)
         smoothness = problem.smoothness(tol=0.0)
         if before is not None:

@@ -23,14 +23,14 @@ _ENDLESS = 10**9  # steps: the loop says when it is over
 class Optimizer:
     """An optimiser of PyTorch whose ``step()`` computes the gradient on a cluster first; :func:`anyk.rounds` does it.
 
-    ``optimizer`` is one of the parameters of ``problem.module``, the module that the problem was made of; its groups,
+    ``optimizer`` has the parameters of ``problem.module``, the module from which the problem was made; its groups,
     schedulers and state remain its own. :meth:`step` has workers compute the partial gradients at the module's
-    parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step. ``prepare``, if given, is
-    called in between, to clip say. Nothing else is needed: no ``backward``, no ``zero_grad``. Further options are those
-    of :func:`anyk.rounds` (``evaluate``, ``seconds``, ``out``, ``go_on``, ``callbacks``, …); the state of ``optimizer``
-    is kept in the run folder with them. The run ends with :meth:`close` or the ``with`` block, or at ``steps``.
+    parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step. ``prepare`` is called in
+    between, for example to clip. Neither ``backward`` nor ``zero_grad`` is needed. Further options are those of
+    :func:`anyk.rounds` (``evaluate``, ``seconds``, ``out``, ``go_on``, ``callbacks``, …); the run folder also stores
+    the state of ``optimizer``. The run ends with :meth:`close` or the ``with`` block, or at ``steps``.
 
-    Raises :class:`~anyk.errors.BadInput` where the optimiser has other parameters than the module, and as
+    Raises :class:`~anyk.errors.BadInput` if the optimiser has other parameters than the module, and the errors of
     :func:`anyk.rounds`.
 
     >>> import anyk, torch
@@ -72,9 +72,9 @@ class Optimizer:
         self._over = False
 
     def step(self) -> Step:
-        """Take the next step; returns it, with its number, scale and receipt.
+        """Take the next step and return it, with its number, scale and receipt.
 
-        Raises :class:`~anyk.errors.BadInput` after the run's end, and what the run fails of.
+        Raises :class:`~anyk.errors.BadInput` after the run's end, and the errors of the run.
         """
         if self._over:
             raise BadInput("the run is over: it was closed, or has reached its limit; make a new optimiser for another")
@@ -113,7 +113,7 @@ class Optimizer:
 
     @property
     def run(self) -> Run:
-        """The run, after it has ended; raises what it failed of, if it did."""
+        """The run, after it has ended; raises the error with which it failed."""
         try:
             return self._rounds.run
         except AttributeError as error:  # a user's, of which Python would say that there is no run

@@ -42,8 +42,8 @@ models: Registry[Callable[..., LinearProblem]] = Registry("model", supplied=("da
 def _linear(data: Dataset | ShardedData, *, standardize: bool | None = None) -> Callable[..., LinearProblem]:
     """The linear model that suits the data: logistic, softmax or least-squares regression.
 
-    ``standardize``: in columns of mean 0 and variance 1 (:class:`LinearProblem`); by default tables of your own with an
-    intercept are, and svmlight files and the data sets that come with anyk are not.
+    ``standardize``: columns of mean 0 and variance 1 (:class:`LinearProblem`); by default for your own tables with an
+    intercept, but not for svmlight files and the data sets that come with anyk.
     """
     kind = _LINEAR[data.task]
     standardize = data.standardize if standardize is None else standardize
@@ -86,16 +86,16 @@ def from_data(
     split: str | None = None,
     progress: Callable[[str], None] | None = tell,
 ) -> LinearProblem:
-    """A model of a data set, by default the linear one that suits it: logistic, softmax or least-squares regression.
+    """Return a model of a data set, by default linear: logistic, softmax or least-squares regression.
 
-    ``data`` is a source's spec (``anyk data`` lists them) or the pattern of files that stay where they lie
-    (``train-*.parquet``, :class:`~anyk.data.Shards`), ``file`` a local file for it, ``l2`` the regulariser,
-    1 / training rows if left out, ``model`` ``linear`` or ``two-layer:hidden=32``. Linear models of your own tables are
-    trained in standardised columns, on whose weights ``l2`` acts (on those of categories of text as they are), unless
-    ``model`` is ``linear:standardize=false``. ``split``: how training rows are
-    spread over partitions, ``dirichlet:alpha=0.3`` unevenly by label (:class:`Dirichlet`), else as they come. How a
-    file was understood is printed to standard error, or told to ``progress``; None says nothing. Raises
-    :class:`~anyk.errors.BadInput` when the data is not usable.
+    ``data`` is a source's spec (``anyk data`` lists them) or the pattern of files that stay in their place
+    (``train-*.parquet``, :class:`~anyk.data.Shards`), ``file`` a local file for it, ``l2`` the regulariser (default:
+    1 / training rows), ``model`` ``linear`` or ``two-layer:hidden=32``. Linear models of your own tables are trained in
+    standardised columns, on whose weights ``l2`` acts (for categories of text, on the original weights), unless
+    ``model`` is ``linear:standardize=false``. ``split``: how training rows are spread over partitions,
+    ``dirichlet:alpha=0.3`` unevenly by label (:class:`Dirichlet`), by default in their order. The interpretation of a
+    file is printed to standard error, or passed to ``progress`` if this is not None. Raises
+    :class:`~anyk.errors.BadInput` if the data is not usable.
 
     >>> from_data("synthetic:rows=100,features=5").metric
     'auc'
@@ -105,15 +105,13 @@ def from_data(
         raise BadInput(f"shards are named by files=…, got the file '{file}'")
     if spec is not None and split is not None:
         raise BadInput(f"split={split} needs rows in memory, and shards stay in their files; leave it out")
-    recipe: dict[str, Any] = {"data": spec or data}
-    if file is not None:
-        recipe["file"] = absolute(str(file))
-    if l2 is not None:
-        recipe["l2"] = float(l2)
-    if model != "linear":
-        recipe["model"] = model
-    if split is not None:
-        recipe["split"] = split
+    options = {
+        "file": None if file is None else absolute(str(file)),
+        "l2": None if l2 is None else float(l2),
+        "model": None if model == "linear" else model,
+        "split": split,
+    }
+    recipe = {"data": spec or data} | {name: value for name, value in options.items() if value is not None}
     if spec is None:
         dataset = load(data, file=file, progress=progress)
         problem = models.build(model, data=dataset)(
@@ -137,24 +135,16 @@ def from_data(
 
 
 def from_recipe(recipe: dict[str, Any]) -> Problem:
-    """Make a problem again from what its ``recipe()`` said."""
+    """Return the problem that has this ``recipe()``."""
     if set(recipe) == {"many"}:
-        return ManyProblems([from_recipe(one) for one in recipe["many"]])
+        return ManyProblems([from_recipe(part) for part in recipe["many"]])
     if set(recipe) == {"problem"}:
         return from_function(recipe["problem"])
-    unknown = set(recipe) - {"data", "file", "l2", "model", "split"}
-    if unknown or "data" not in recipe:
+    if "data" not in recipe or not set(recipe) <= {"data", "file", "l2", "model", "split"}:
         raise BadInput(
             f"a problem's recipe has problem, or data and perhaps file, l2, model and split, got {sorted(recipe)}"
         )
-    return from_data(
-        recipe["data"],
-        file=recipe.get("file"),
-        l2=recipe.get("l2"),
-        model=recipe.get("model", "linear"),
-        split=recipe.get("split"),
-        progress=None,
-    )
+    return from_data(**recipe, progress=None)
 
 
 __all__ = [

@@ -67,7 +67,7 @@ class PartitionAbilities:
       equal. The driver compares them now and then if several workers compute them; 0: never.
     - ``penalty``: the regulariser's factor of each coordinate, shape (d,), for local steps; None: the problem's ``l2``.
     - ``only(partitions)``: the same without the data of all other partitions, for workers that share no memory with the
-      driver. Supports remain those of all partitions. None: every worker receives all data.
+      driver. The supports of all partitions remain. None: every worker receives all data.
     - ``piece(first, last)``: consecutive partitions as an object with one partition, so that a worker computes them
       together. None: it computes one after the other.
     - ``partial_loss(partition, w, rows=None)``: the sum of the partition's sample losses at ``w``, over these rows or

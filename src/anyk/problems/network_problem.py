@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, Self
 
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.base import Better, DType, ProblemAbilities, Recipe, problem_text
+from anyk.problems.base import Array, Better, DType, ProblemAbilities, Recipe, problem_text
 from anyk.problems.data.samples import Samples
+
+
+def number_array(values: Any, name: str, dtype: DType) -> Array:
+    """Return values as a NumPy array with a row for each sample; floating-point numbers are converted to ``dtype``."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # rows of different lengths, random keys
+        array = np.array(None)
+    if array.ndim == 0 or array.dtype.kind not in "biuf":
+        raise BadInput(
+            f"{name} must hold arrays of numbers with a row for each sample, got {array.dtype} {array.shape}"
+        )
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise BadInput(f"{name} must hold finite numbers")
+        array = array.astype(dtype, copy=False)
+    return np.ascontiguousarray(array)
+
+
+def check_lengths(arrays: Sequence[Array], name: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if arrays differ in their numbers of samples, or have none."""
+    lengths = [len(array) for array in arrays]
+    if len(set(lengths)) > 1:
+        raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
+    if not lengths[0]:
+        raise BadInput(f"{name} is empty")
 
 
 class NetworkProblem(ProblemAbilities):

@@ -1,4 +1,4 @@
-"""Gradients written down in NumPy by the driver, for workers that have no JAX."""
+"""Gradients that the driver writes as NumPy source, for workers without JAX."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from anyk.problems.base import Array, DType, Index, PartitionAbilities, Vector
 
 
 class DecompiledPartitions(PartitionAbilities):
-    """Training data in partitions, and the source of the gradient for each number of rows it is asked for.
+    """Training data in partitions, and the source of the gradient for each number of rows.
 
-    ``texts``: by number of rows, source of a function of the flat model and the arrays' rows, with its digest, by which
-    workers know that it is what the driver made. It reaches workers as plain text and arrays: nothing is unpickled.
-    See :class:`~anyk.problems.base.Partitions`.
+    ``texts``: for each number of rows, the source of a function of the flat model and the arrays' rows, and its digest,
+    by which workers recognise the driver's text. It reaches workers as plain text and arrays: nothing is unpickled. See
+    :class:`~anyk.problems.base.Partitions`.
     """
 
     def __init__(
@@ -56,25 +56,24 @@ class DecompiledPartitions(PartitionAbilities):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], arrays: Sequence[Array]) -> DecompiledPartitions:
-        """Back from :meth:`plain`."""
+        """Return the partitions that :meth:`plain` converted."""
         texts = {rows: (text, digest) for rows, text, digest in plain["texts"]}
         return cls(texts, arrays, plain["ends"], plain["dimension"], np.dtype(plain["dtype"]))
 
     def load(self, partitions: Sequence[int]) -> None:
-        """Load the partitions, and compile the texts."""
+        """Compile the texts."""
         del partitions
         self._functions = {rows: compile_source(*text) for rows, text in self._texts.items()}
 
     def check_partial_loss(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
         raise BadInput(
             "workers without JAX (workers='numpy') compute gradients alone; evaluate where='driver' or 'aside'"
         )
 
     def support(self, partition: int) -> Index | None:
-        """All coordinates."""
+        """Return None: a gradient may touch all coordinates."""
         del partition
-        return None  # as opposed to an index of some
+        return None  # explicit, as mypy demands
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         if not self._functions:

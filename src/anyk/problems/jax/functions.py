@@ -20,7 +20,7 @@ from anyk.problems.digest import digest_of
 from anyk.problems.jax.decompiled import DecompiledPartitions
 from anyk.problems.jax.loss_partitions import JaxPartitions
 from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, Network, names_of, seed_for, seed_of
-from anyk.problems.jax.pytrees import Trainable, Tree, distinct, is_array, kind_of, model_of
+from anyk.problems.jax.pytrees import JaxArray, Trainable, Tree, distinct, is_array, kind_of, model_of
 from anyk.problems.jax.statistics import Averages
 from anyk.problems.jax.tree_samples import TOGETHER, data_of
 from anyk.problems.linear.inputs import checked_l2
@@ -28,9 +28,9 @@ from anyk.problems.model_files import write_model_file
 from anyk.problems.network_problem import NetworkProblem
 from anyk.problems.sums import adds_up, not_a_sum, nudge_signs, trial_groups
 
-_ROUNDED = 0.02  # relative difference that a loss may have which computes in bfloat16
-_RENEWED = 1024  # rows of shards over which running statistics are computed to evaluate
-_TRIED = 4  # rows that tell how a state moves
+_ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
+_RENEWED = 1024  # rows of shards from which running statistics are computed to evaluate
+_TRIED = 4  # rows from which the moving averages of a state are learned
 _LOSS = "held_out_loss"
 
 Loss = Callable[..., Any]
@@ -40,44 +40,45 @@ Loss = Callable[..., Any]
 class JaxProblem(NetworkProblem):
     """A loss written in JAX; see :class:`~anyk.problems.base.Problem`.
 
-    The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2`` over what is trained of ``params``: arrays of float32
-    or float64 (the latter with ``jax_enable_x64``, which workers then turn on, too). The model begins as ``params`` is,
-    flattened as by ``jax.flatten_util.ravel_pytree``; :meth:`params_at` gives it back with other values.
+    The objective is ``(1/N) sum of sample losses + (l2/2) |w|^2`` over the trained part of ``params``: arrays of
+    float32 or float64 (the latter with ``jax_enable_x64``, which workers then turn on, too). The initial model is
+    ``params``, flattened as by ``jax.flatten_util.ravel_pytree``; :meth:`params_at` returns it with other values.
 
-    - ``loss(params, batch)`` gives the mean over the batch's rows, or their sum with ``reduction="sum"``. It must be
-      one that ``jax.jit`` and ``jax.grad`` take, and a function of its arguments alone. A mean that is not one over the
-      rows alike, as over the targets that are not padding, is refused, unless ``reduction="mean"`` says that it is
-      meant so, as of a loss that normalises by the batch.
+    - ``loss(params, batch)`` returns the mean over the batch's rows, or their sum with ``reduction="sum"``. ``jax.jit``
+      and ``jax.grad`` must accept it, and it must be a function of its arguments alone. A mean that does not weigh all
+      rows alike, such as a mean over the targets that are not padding, is refused, unless ``reduction="mean"`` states
+      that it is intended, as with a loss that normalises by the batch.
     - ``params``: a pytree of arrays (``variables["params"]`` of a linen module), a module of Equinox, or one of Flax's
-      nnx. Of a module the floating-point arrays, or the ``Param`` variables, are trained, and the loss is called with
-      the module: to evaluate, in inference mode.
-    - ``trainable``: which parameters move, a pytree of bools formed as ``params`` (or its upper part), or a function of
-      a parameter's path, ``lambda path: path.startswith("head/")``. Others go to workers once and stay as they are.
+      nnx. The floating-point arrays, or the ``Param`` variables, of a module are trained, and the loss is called with
+      the module: for evaluation, in inference mode.
+    - ``trainable``: the parameters to train, as a pytree of bools with the structure of ``params`` (or its upper part),
+      or as a function of a parameter's path, ``lambda path: path.startswith("head/")``. Others are sent to workers once
+      and do not change.
     - ``rng=True``: the loss takes ``key``, a JAX key that depends on the model, the partition and the rows alone, so
       that replicas agree and a run replays. Random streams of an nnx module are keyed without it.
-    - ``state``: what the loss takes as ``state`` and updates: running statistics of batch norm. Workers begin each
-      gradient with it and drop what becomes of it; for evaluation it is computed anew over the training data
-      (:meth:`state_at`). An nnx module has its own.
-    - ``has_aux=True``: the loss gives metrics, numbers by name, beside its value. Those of held-out data are averaged
+    - ``state``: the initial state that the loss takes as ``state`` and updates, such as running statistics of batch
+      norm. Workers begin each gradient with it and drop its changes; for evaluation it is computed anew over the
+      training data (:meth:`state_at`). An nnx module has its own state.
+    - ``has_aux=True``: the loss returns metrics, numbers by name, beside its value. On held-out data they are averaged
       over the rows and reported.
-    - What the loss gives is its value, ``(value, state)``, ``(value, metrics)`` or ``(value, (state, metrics))``. If it
-      takes ``train``, this is True for gradients and False for evaluation; with a ``state`` it must, unless the model
+    - The loss returns its value, ``(value, state)``, ``(value, metrics)`` or ``(value, (state, metrics))``. If it takes
+      ``train``, this is True for gradients and False for evaluation; with a ``state`` it must take it, unless the model
       is a module.
     - ``data``: a pytree of arrays with equal first axis; a batch is the same pytree with some rows. The arrays exist
-      once on a machine. ``held_out`` likewise. Or :class:`~anyk.data.Shards`, files that the driver never opens: a
-      batch is then ``(X, y)``, or a dictionary where ``read`` gives one. Or, but for ``held_out``,
-      :class:`~anyk.data.Stream`, whose samples are pytrees of one row each.
+      once on a machine. Or :class:`~anyk.data.Shards`, files that the driver never opens: a batch is then ``(X, y)``,
+      or a dictionary if ``read`` returns one. Or :class:`~anyk.data.Stream`, whose samples are pytrees of one row each.
+    - ``held_out``: held-out data in the same forms, except streams.
     - ``metrics``: functions of (params, batch) for all held-out rows, by name, which may take ``state``; or the names
-      of those that the loss gives. The first one is the run's, and ``better`` says whether high is good. Left out:
-      ``held_out_loss`` and what the loss gives.
-    - ``platform``: where workers compute, ``"cpu"``, on one thread, or ``"gpu"``, spread over those of a machine.
-    - ``workers``: what workers compute with: ``"jax"``, compiled once for each number of rows; or ``"numpy"``: workers
-      need no JAX. They run the gradient as :func:`anyk.decompile.to_python` writes it down (:meth:`source` shows it),
-      which is plain text, and nothing is unpickled. The source is for one number of rows: under a strategy with
-      mini-batches say theirs, ``batch``.
+      of metrics that the loss returns. The first one is the run's metric, and ``better`` specifies whether higher or
+      lower is better. Default: ``held_out_loss`` and the loss's own metrics.
+    - ``platform``: where workers compute: ``"cpu"``, on one thread, or ``"gpu"``, spread over a machine's devices.
+    - ``workers``: the framework of the workers: ``"jax"``, compiled once for each number of rows; or ``"numpy"``, so
+      that workers need no JAX. They run the gradient's source, written by :func:`anyk.decompile.to_python`
+      (:meth:`source` shows it), which is plain text, and nothing is unpickled. The source is for one number of rows:
+      for a strategy with mini-batches give their size, ``batch``.
 
-    Raises :class:`~anyk.errors.BadInput` for what cannot work: the loss is traced on two rows first, and computed on up
-    to 32.
+    Raises :class:`~anyk.errors.BadInput` for problems that cannot be trained: the loss is first traced on two rows, and
+    computed on up to 32.
 
     >>> import jax.numpy as jnp
     >>> def loss(params, batch):
@@ -143,7 +144,7 @@ class JaxProblem(NetworkProblem):
         self._averages = self._learn_averages() if self._network.keeps else None
 
     def _try(self, data: Samples, name: str, *, gradient: bool = True) -> list[str]:
-        """Trace the loss, and its gradient, on some rows: nothing is computed. Returns the names of its metrics."""
+        """Trace the loss, and its gradient, on some rows, without computing; return the names of its metrics."""
         import jax
 
         some = min(2, data.head.tried)
@@ -153,7 +154,7 @@ class JaxProblem(NetworkProblem):
                 jax.eval_shape(self._network.gradient, *arguments)
             return list(jax.eval_shape(self._network.evaluated, *arguments)[1])
         except BadInput as error:
-            raise BadInput(str(error)) from None  # without what JAX adds of its frames
+            raise BadInput(str(error)) from None  # without frames of JAX
         except Exception as error:
             first = (str(error).splitlines() or [""])[0]
             raise BadInput(
@@ -166,7 +167,7 @@ class JaxProblem(NetworkProblem):
 
         network, head, draws = self._network, self._data.head, itertools.count()
 
-        def total(flat: Any, batch: Tree, seed: Any) -> Any:
+        def total(flat: JaxArray, batch: Tree, seed: JaxArray) -> Any:
             if network.switches:  # without dropout, and with running statistics
                 return network.evaluated(flat, self._held, batch, seed)[0]
             return network.total(flat, self._held, batch, seed)
@@ -196,16 +197,16 @@ class JaxProblem(NetworkProblem):
                 )
 
     def _learn_averages(self) -> Averages:
-        """Return how the state moves, from a few rows; raises if it cannot be computed anew."""
+        """Return the moving averages of the state, learned from a few rows; raise if it cannot be computed anew."""
         head = self._data.head
         batch = head.batch(slice(0, min(_TRIED, head.tried)))
         return Averages.of(
             lambda state: self._stepped(self._initial, self._held._replace(state=state), batch, SEED), self._held.state
         )
 
-    def _set_metrics(self, metrics: Any, told: list[str], has_aux: bool) -> None:
-        """Set the metrics to report: the user's functions, the held-out loss, metrics that the loss returns."""
-        for name in told:
+    def _set_metrics(self, metrics: Any, own: list[str], has_aux: bool) -> None:
+        """Set the metrics to report: the user's functions, the held-out loss, the loss's ``own`` metrics."""
+        for name in own:
             if name == _LOSS or (isinstance(metrics, Mapping) and name in metrics):
                 raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
         named = isinstance(metrics, Mapping) and all(map(callable, metrics.values()))
@@ -217,17 +218,15 @@ class JaxProblem(NetworkProblem):
                 "functions as metrics take all held-out rows at once, and shards need not fit into memory; give "
                 "held_out as arrays, or metrics that the loss gives (has_aux=True)"
             )
-        names = [*(self._functions or [_LOSS]), *told]
+        names = [*(self._functions or [_LOSS]), *own]
         if metrics is not None and not isinstance(metrics, Mapping):
             names = [metrics] if isinstance(metrics, str) else list(metrics)
             for name in names:
-                if name not in (_LOSS, *told):
-                    has = (
-                        f"gives {', '.join(told)}"
-                        if told
-                        else f"gives none{'' if has_aux else ' without has_aux=True'}"
+                if name not in (_LOSS, *own):
+                    has = ", ".join(own) if own else f"none{'' if has_aux else ' without has_aux=True'}"
+                    raise BadInput(
+                        f"metrics names {name!r}, but the loss gives {has}; give functions by name for others"
                     )
-                    raise BadInput(f"metrics names {name!r}, but the loss {has}; give functions by name for others")
         if self._functions and self._held_out is None:
             raise BadInput(NO_HELD_OUT)
         if metrics is not None and not metrics:
@@ -245,9 +244,9 @@ class JaxProblem(NetworkProblem):
         return DecompiledPartitions.of(sources, data.arrays, ends.tolist(), self._initial)
 
     def source(self, rows: int) -> Source:
-        """The gradient of the sum of the losses of so many rows, as NumPy: a function of the flat model and the arrays.
+        """Return the NumPy source of the gradient of the summed losses of ``rows`` rows.
 
-        The arrays are the leaves of ``data``, in JAX's order.
+        It is a function of the flat model and the arrays, which are the leaves of ``data`` in JAX's order.
         """
         import jax
 
@@ -264,11 +263,11 @@ class JaxProblem(NetworkProblem):
         return to_python(gradient, model, *examples, target="numpy")
 
     def initial(self) -> Vector:
-        """The parameters that the problem was given, as one vector."""
+        """Return the given parameters, as one vector."""
         return self._initial.copy()
 
     def loss(self, w: Vector) -> float:
-        """The objective at ``w``, in evaluation: without dropout, with running statistics."""
+        """Return the objective at ``w``, in evaluation: without dropout, with running statistics."""
         if self.endless:
             raise BadInput(NO_LOSS)
         return self._means(self._data, w)[_LOSS] + 0.5 * self.l2 * float(w @ w)
@@ -290,16 +289,15 @@ class JaxProblem(NetworkProblem):
     def params_at(self, w: Vector) -> Any:
         """Return ``params`` with the parameters ``w`` (length d): a pytree, or a module for evaluation.
 
-        A module of nnx has running statistics that suit them; those of others are :meth:`state_at`.
+        A module of nnx has matching running statistics; :meth:`state_at` returns those of other models.
         """
         state = self._held_at(w) if self._network.model.state is not None else self._held
         return self._network.at(self._vector(w), state)
 
     def write_model(self, w: Vector, file: Path) -> None:
-        """Write the arrays of ``params`` at ``w`` as safetensors, named by their paths; runs do, in their folders.
+        """Write the arrays of ``params`` at ``w`` as safetensors, as runs do.
 
-        A name is as ``trainable`` gets it, ``Dense_0/kernel``; those of the state, which suits ``w``, begin with
-        ``state/``.
+        Names are the paths that ``trainable`` receives, ``Dense_0/kernel``; names of the state begin with ``state/``.
         """
         import jax
         from safetensors.numpy import save
@@ -317,7 +315,7 @@ class JaxProblem(NetworkProblem):
         write_model_file(file, write)
 
     def state_at(self, w: Vector) -> Tree:
-        """The state for evaluation at ``w`` (length d), formed as ``state``; raises where there is none."""
+        """Return the state for evaluation at ``w`` (length d), in the form of ``state``; raise if there is none."""
         import jax
 
         if self._averages is None:
@@ -325,7 +323,7 @@ class JaxProblem(NetworkProblem):
         return jax.tree.map(jax.numpy.asarray, self._held_at(w).state)
 
     def trained_at(self, w: Vector) -> Tree:
-        """The pytree of what is trained, at ``w``, with None for the rest; as optimisers see it."""
+        """Return the pytree of the trained arrays at ``w``, with None for all others, as optimisers see it."""
         return self._network.model.trained(self._network.pieces(self._vector(w)))
 
     def digest(self) -> str | None:
@@ -336,7 +334,7 @@ class JaxProblem(NetworkProblem):
         self._check_model(w)
         import jax
 
-        # within a function that jax differentiates or compiles, w has no values yet
+        # while jax differentiates or compiles a function, w has no values
         return w.astype(self.dtype) if isinstance(w, jax.core.Tracer) else np.asarray(w, dtype=self.dtype)
 
     def _held_at(self, w: Vector) -> Held:
@@ -351,7 +349,7 @@ class JaxProblem(NetworkProblem):
         return self._last[1]
 
     def _means(self, data: Samples, w: Vector) -> dict[str, float]:
-        """Loss and metrics beside it, averaged over the rows."""
+        """Return the loss and its metrics, averaged over the rows."""
         state = self._held_at(w)
         sums: dict[str, float] = {}
         for batch, seed in _batches(data, EVALUATION):
@@ -362,18 +360,18 @@ class JaxProblem(NetworkProblem):
 
 
 def _batches(data: Samples, purpose: str) -> Iterator[tuple[Tree, Any]]:
-    """Yield all rows, as many at once as are evaluated together, each batch with the seed of its draws."""
+    """Yield all rows in batches for evaluation, each with the seed of its random numbers."""
     for part in data.parts(0, len(data), most=TOGETHER):
         yield part.batch, seed_for(purpose, part.start)
 
 
 def _content(data: Samples) -> Tree:
-    """Return all rows in memory, or, in their place, what tells the files or the stream from others."""
+    """Return all rows in memory, or the mark of the files or the stream."""
     return data.batch(slice(None)) if data.in_memory else data.mark
 
 
 def _state_of(state: Tree, network: Network) -> Tree:
-    """A state as arrays; raises where there is one that nobody could evaluate with."""
+    """Return a state as arrays; raise :class:`~anyk.errors.BadInput` if it could not be evaluated with."""
     import jax
 
     own = network.model.state

@@ -53,7 +53,7 @@ class JaxPartitions(Batches):
         import jax
 
         config: Any = jax.config
-        if "ANYK_WORKER" in os.environ:  # a process of its own, in which JAX has computed nothing yet
+        if "ANYK_WORKER" in os.environ:  # a worker's process, in which JAX has computed nothing yet
             os.environ["NPROC"] = "1"  # threads that XLA starts
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
             os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU's memory

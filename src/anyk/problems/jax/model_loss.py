@@ -1,4 +1,4 @@
-"""A loss and the model it is of: what a JAX problem's workers and its driver have in common."""
+"""A loss and its model, computed in the same way by a JAX problem's workers and its driver."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.jax.pickling import packed
-from anyk.problems.jax.pytrees import Arrays, Model, Tree
+from anyk.problems.jax.pytrees import Arrays, JaxArray, Model, Tree
 
-EVALUATION = "evaluation"  # a purpose of draws
-OPTIONS = {"key": "rng=True", "state": "state=…"}  # what a loss may take beside the model and a batch, and by what
-
-
-_COMPILED = ("gradient", "evaluation")  # anew by each process
+EVALUATION = "evaluation"  # a purpose of random numbers
+OPTIONS = {"key": "rng=True", "state": "state=…"}  # further arguments of a loss, and the options that supply them
+_COMPILED = ("gradient", "evaluation")  # by each process itself
 
 
 class Held(NamedTuple):
@@ -31,18 +29,18 @@ class Held(NamedTuple):
 
 
 class Network:
-    """A loss of a model's batches, as functions of a flat vector.
+    """A model's loss on batches, as functions of a flat vector.
 
-    ``loss(whole, batch)`` may take ``key``, ``state`` and ``train``, by name. It gives one number; with a state
+    ``loss(whole, batch)`` may take ``key``, ``state`` and ``train``, by name. It returns one number; with a state
     ``(number, state)``, with ``has_aux`` ``(number, metrics)``, with both ``(number, (state, metrics))``.
-    ``mean``: the number is a batch's mean, otherwise its sum.
+    ``mean``: whether the number is a batch's mean; otherwise it is its sum.
     """
 
     def __init__(self, loss: Any, model: Model, *, mean: bool, rng: bool, has_aux: bool, state: bool) -> None:
         self.loss, self.model, self.mean, self._has_aux, self._stateful = loss, model, mean, has_aux, state
         self.shapes = [array.shape for array in model.begin]
         self._sizes = np.cumsum([prod(shape) for shape in self.shapes])[:-1].tolist()
-        self._takes = taken(loss, {name for name, is_given in (("key", rng), ("state", state)) if is_given})
+        self._takes = arguments_of(loss, {name for name, is_given in (("key", rng), ("state", state)) if is_given})
         self.random = rng or model.draws
         self.switches = model.switches or "train" in self._takes
         self.keeps = state or model.state is not None
@@ -54,48 +52,50 @@ class Network:
 
     @cached_property
     def gradient(self) -> Callable[..., Any]:
-        """The gradient of :meth:`total` at a flat model, compiled once for each number of rows."""
+        """The gradient of :meth:`total` at a flat model, a function that is compiled once for each number of rows."""
         import jax
 
         return jax.jit(jax.grad(self.total))
 
     @cached_property
     def evaluation(self) -> Callable[..., Any]:
-        """The function :meth:`evaluated`, compiled likewise."""
+        """The function :meth:`evaluated`, compiled in the same way."""
         import jax
 
         return jax.jit(self.evaluated)
 
-    def total(self, flat: Any, held: Held, batch: Tree, seed: Any) -> Any:
-        """The sum of a batch's losses in training."""
-        return self._made(flat, held, batch, seed, train=True)[0]
+    def total(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> Any:
+        """Return the sum of a batch's losses in training."""
+        return self._compute(flat, held, batch, seed, train=True)[0]
 
-    def evaluated(self, flat: Any, held: Held, batch: Tree, seed: Any) -> tuple[Any, dict[str, Any]]:
-        """The sums of a batch's losses and metrics in evaluation."""
-        total, _, metrics = self._made(flat, held, batch, seed, train=False)
+    def evaluated(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> tuple[Any, dict[str, Any]]:
+        """Return the sums of a batch's losses and metrics in evaluation."""
+        total, _, metrics = self._compute(flat, held, batch, seed, train=False)
         rows = rows_of(batch)
         return total, {name: value * rows for name, value in metrics.items()}
 
-    def stepped(self, flat: Any, held: Held, batch: Tree, seed: Any) -> Tree:
-        """The state after a batch, in training."""
-        return self._made(flat, held, batch, seed, train=True)[1]
+    def stepped(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> Tree:
+        """Return the state after a batch, in training."""
+        return self._compute(flat, held, batch, seed, train=True)[1]
 
-    def at(self, flat: Any, held: Held, *, train: bool = False) -> Any:
+    def at(self, flat: JaxArray, held: Held, *, train: bool = False) -> Any:
         """Return the user's model with the parameters of a flat vector."""
         key = key_of(SEED) if self.random else None
         return self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=train)
 
-    def pieces(self, flat: Any) -> list[Any]:
-        """A flat vector as the arrays that are trained."""
+    def pieces(self, flat: JaxArray) -> list[Any]:
+        """Return the trained arrays that a flat vector consists of."""
         import jax.numpy as jnp
 
-        if isinstance(flat, np.ndarray):  # outside of what is compiled, where JAX would compile every split
+        if isinstance(flat, np.ndarray):  # outside of compiled functions, where JAX would compile every split
             parts = [jnp.array(part) for part in np.split(flat, self._sizes)]
         else:
             parts = jnp.split(flat, self._sizes)
         return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
-    def _made(self, flat: Any, held: Held, batch: Tree, seed: Any, *, train: bool) -> tuple[Any, Tree, dict[str, Any]]:
+    def _compute(
+        self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, *, train: bool
+    ) -> tuple[Any, Tree, dict[str, Any]]:
         key = key_of(seed) if self.random else None
         whole = self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=train)
         options = {"key": key, "state": held.state, "train": train}
@@ -105,7 +105,7 @@ class Network:
             check_state(state, held.state)
         return (value * rows_of(batch) if self.mean else value), state, metrics
 
-    def _read(self, made: Any) -> tuple[Any, Tree, dict[str, Any]]:
+    def _read(self, result: Any) -> tuple[Any, Tree, dict[str, Any]]:
         """Return the value, state and metrics of a loss's result; :class:`~anyk.errors.BadInput` for other forms."""
         wanted = {
             (False, False): "one number for a batch, its mean or sum",
@@ -115,11 +115,11 @@ class Network:
         }[self._stateful, self._has_aux]
         state: Tree = None
         metrics: Any = {}
-        value, pair = made, isinstance(made, (tuple, list))
+        value, pair = result, isinstance(result, (tuple, list))
         if self._stateful or self._has_aux:
-            if not (pair and len(made) == 2):
-                raise BadInput(f"the loss must give {wanted}, got {_shown(made)}")
-            value, beside = made
+            if not (pair and len(result) == 2):
+                raise BadInput(f"the loss must give {wanted}, got {_shown(result)}")
+            value, beside = result
             if not self._has_aux:
                 state = beside
             elif not self._stateful:
@@ -130,7 +130,7 @@ class Network:
                 raise BadInput(f"the loss must give {wanted}, got beside the number {_shown(beside)}")
         elif pair:
             raise BadInput(
-                f"the loss must give {wanted}, got {_shown(made)}; for (number, metrics) say has_aux=True, and a new "
+                f"the loss must give {wanted}, got {_shown(result)}; for (number, metrics) say has_aux=True, and a new "
                 "state beside the number goes with state=…"
             )
         if getattr(value, "shape", () if isinstance(value, (int, float)) else None) != ():
@@ -148,17 +148,17 @@ SEED = np.zeros(2, dtype=np.uint32)
 
 
 def seed_of(number: int) -> NDArray[np.uint32]:
-    """A seed of 63 bits as the words of a key of JAX's."""
+    """Return a seed of 63 bits as the two words of a JAX key."""
     return np.array([number & 0xFFFF_FFFF, number >> 32], dtype=np.uint32)
 
 
 def seed_for(purpose: str, first: int) -> NDArray[np.uint32]:
-    """Return the seed of the draws for rows from ``first`` on, for a ``purpose`` other than training."""
+    """Return the seed of random numbers for rows from ``first`` on, for a ``purpose`` other than training."""
     return seed_of(keyed.integer(0, purpose, first))
 
 
-def key_of(seed: Any) -> Any:
-    """The key of a seed (:func:`seed_of`), the same on all devices and under all settings."""
+def key_of(seed: JaxArray) -> Any:
+    """Return the key of a seed (:func:`seed_of`), the same on all devices and under all settings."""
     import jax
 
     return jax.random.wrap_key_data(jax.numpy.asarray(seed), impl="threefry2x32")
@@ -171,18 +171,18 @@ def rows_of(batch: Tree) -> int:
     return int(jax.tree.leaves(batch)[0].shape[0])
 
 
-def taken(loss: Any, given: set[str]) -> set[str]:
-    """The names of what a loss takes beside model and batch: of what is ``given``, and ``train``.
+def arguments_of(loss: Any, given: set[str]) -> set[str]:
+    """Return the names of a loss's arguments beside model and batch: those ``given``, and ``train``.
 
-    Raises :class:`~anyk.errors.BadInput` where it takes none of these names or wants one that is not given.
+    Raises :class:`~anyk.errors.BadInput` if it does not take a given argument, or needs one that is not given.
 
-    >>> sorted(taken(lambda params, batch, key, train: 0.0, {"key"}))
+    >>> sorted(arguments_of(lambda params, batch, key, train: 0.0, {"key"}))
     ['key', 'train']
     """
     if not callable(loss):
         raise BadInput(f"the loss must be a function of (params, batch), got {type(loss).__name__}")
     parameters = names_of(loss)
-    if not parameters:  # one that is compiled says nothing of itself
+    if not parameters:  # a compiled function has no signature
         return given
     names = list(parameters)
     takes_more = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
@@ -208,7 +208,7 @@ def names_of(function: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def check_state(state: Tree, before: Tree) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where a new state is not formed as the one before."""
+    """Raise :class:`~anyk.errors.BadInput` if a new state has not the form of the one before."""
     import jax
 
     def form(tree: Tree) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Equinox modules of scripts and notebooks on their way to workers.
+"""Pickling of Equinox modules whose classes are defined in scripts and notebooks.
 
-cloudpickle makes a class anew in two steps: an empty one, then what is in it. Equinox tells JAX of a class's fields
-when the class is made, so that the empty one has to have them already.
+cloudpickle restores a class in two steps: an empty class, then its contents. Equinox tells JAX the fields of a class
+when the class is created, so that the empty class must have them already.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 
 def packed(value: Any) -> tuple[Callable[..., Any], tuple[bytes, list[pickle.PickleBuffer]]]:
-    """Return a value's result of ``__reduce__``: its bytes, and its arrays beside them."""
+    """Return the result of ``__reduce__`` for a value: its bytes, and its arrays beside them."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             reduced = super().reducer_override(obj)
             if isinstance(reduced, tuple) and isinstance(obj, type) and is_equinox(obj):
-                make, given, *rest = reduced
-                return _class_with_fields, (make, given, _own_fields(obj)), *rest
+                make, arguments, *further = reduced
+                return _class_with_fields, (make, arguments, _own_fields(obj)), *further
             return reduced
 
     raw: list[pickle.PickleBuffer] = []
@@ -34,7 +34,7 @@ def packed(value: Any) -> tuple[Callable[..., Any], tuple[bytes, list[pickle.Pic
 
 
 def is_equinox(kind: type) -> bool:
-    """Whether a class is one of Equinox modules."""
+    """Return whether a class is one of Equinox modules."""
     equinox = sys.modules.get("equinox")
     return equinox is not None and issubclass(kind, equinox.Module)
 
@@ -44,7 +44,7 @@ def _unpacked(main: bytes, buffers: Sequence[Any]) -> Any:
 
 
 def _own_fields(kind: Any) -> dict[str, dict[str, Any]]:
-    """The arguments of the fields that a class adds to those of its bases."""
+    """Return the arguments of the fields that a class adds to its bases."""
     own = inspect.get_annotations(kind)
     options = ("default", "default_factory", "init", "kw_only", "metadata")
     return {
@@ -59,7 +59,7 @@ def _own_fields(kind: Any) -> dict[str, dict[str, Any]]:
 
 
 def _class_with_fields(make: Callable[..., type], given: tuple[Any, ...], fields: dict[str, dict[str, Any]]) -> type:
-    constructor, name, bases, namespace, *rest = given
+    constructor, name, bases, namespace, *further = given
     namespace = namespace | {"__annotations__": dict.fromkeys(fields, object)}
     namespace |= {name: dataclasses.field(**options) for name, options in fields.items()}
-    return make(constructor, name, bases, namespace, *rest)
+    return make(constructor, name, bases, namespace, *further)

@@ -10,11 +10,13 @@ import numpy as np
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Array
 
-Tree = Any  # nested tuples, lists, dictionaries and what else JAX takes for a pytree
+Tree = Any  # nested tuples, lists, dictionaries and other pytrees of JAX
 Arrays = list[Array]
+Leaves = Sequence[Any]  # of a pytree
+JaxArray = Any  # which may be traced
 Trainable = Tree | Callable[[str], bool] | None
 
-# what Flax's linen calls state beside 'params', and names that everybody gives to running statistics
+# names of Flax's linen for state beside 'params', and usual names of running statistics
 _COLLECTIONS = {"batch_stats", "cache", "carry", "intermediates", "perturbations"}
 _RUNNING = {f"{kind}_{what}" for kind in ("running", "moving") for what in ("mean", "var", "variance")}
 _ALONE = (
@@ -24,10 +26,10 @@ _ALONE = (
 
 
 class Model:
-    """A pytree in which arrays that are trained, ``begin``, stand among others, ``fixed``, and what is no array.
+    """A pytree of trained arrays, whose initial values are ``begin``, other arrays, ``fixed``, and other objects.
 
-    ``switches``: whether it knows training from evaluation by itself. ``draws``: whether it needs random numbers of its
-    own in training. ``state``: what it keeps beside parameters and changes as it computes, None for nothing.
+    ``switches``: whether it distinguishes training from evaluation by itself. ``draws``: whether it needs random
+    numbers in training. ``state``: what it changes as it computes, beside parameters; None: nothing.
     """
 
     switches = draws = False
@@ -51,8 +53,8 @@ class Model:
         check_numbers(self.begin)
 
     def __getstate__(self) -> dict[str, Any]:
-        # what JAX knows of a tree's nodes is not always as it was after pickling (Equinox's), but the tree is;
-        # workers need no values: they come with the model and, of what is fixed, in the calls
+        # JAX's description of a tree does not always survive pickling (Equinox's does not), but the tree does;
+        # workers need no values: trained ones come with the model, fixed ones with each call
         tree = self._join([0] * self._kinds.count("trained"), [0] * self._kinds.count("fixed"))
         return self.__dict__ | {"_tree": tree, "begin": [], "fixed": [], "state": None}
 
@@ -62,53 +64,53 @@ class Model:
         self.__dict__.update(state)
         self._tree = jax.tree.structure(self._tree)
 
-    def whole(self, trained: Sequence[Any], fixed: Sequence[Any], state: Tree, key: Any, *, train: bool) -> Any:
+    def whole(self, trained: Leaves, fixed: Leaves, state: Tree, key: JaxArray, *, train: bool) -> Any:
         """Return the user's model with these arrays in it, for training or for evaluation."""
         del state, key, train
         return self._join(trained, fixed)
 
-    def named(self, trained: Sequence[Any], fixed: Sequence[Any]) -> dict[str, Any]:
-        """The arrays by their paths, as ``trainable`` gets them; raises where two have the same."""
+    def named(self, trained: Leaves, fixed: Leaves) -> dict[str, Any]:
+        """Return the arrays by their paths, as ``trainable`` receives them; raise if two have the same path."""
         import jax
 
         pairs = jax.tree_util.tree_flatten_with_path(self._join(trained, fixed))[0]
         return distinct((self._name(path), leaf) for path, leaf in pairs if _is_fixed(leaf))
 
-    def trained(self, arrays: Sequence[Any]) -> Tree:
-        """The pytree with only what is trained in it: None stands for the rest."""
+    def trained(self, arrays: Leaves) -> Tree:
+        """Return the pytree of trained arrays, with None for all others."""
         parts = iter(arrays)
         return self._tree.unflatten([next(parts) if kind == "trained" else None for kind in self._kinds])
 
     def state_after(self, whole: Any) -> Tree:
-        """The state that the model keeps, after it has computed."""
+        """Return the model's state after it has computed."""
         del whole
         return None
 
-    def _join(self, trained: Sequence[Any], fixed: Sequence[Any]) -> Tree:
+    def _join(self, trained: Leaves, fixed: Leaves) -> Tree:
         parts: dict[str, Iterator[Any]] = {"trained": iter(trained), "fixed": iter(fixed), "kept": iter(self._kept)}
         return self._tree.unflatten([next(parts[kind]) for kind in self._kinds])
 
-    def _of(self, kind: str, leaves: Sequence[Any]) -> list[Any]:
+    def _of(self, kind: str, leaves: Leaves) -> list[Any]:
         return [leaf for one, leaf in zip(self._kinds, leaves, strict=True) if one == kind]
 
-    def _name(self, path: Sequence[Any]) -> str:
-        """The path of a leaf, as ``trainable`` gets it."""
+    def _name(self, path: Leaves) -> str:
+        """Return the path of a leaf, as ``trainable`` receives it."""
         import jax
 
         return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
     def _is_parameter(self, leaf: Any) -> bool:
-        """Whether a leaf is trained if nobody says otherwise."""
+        """Return whether a leaf is trained by default."""
         del leaf
         return True
 
     def _check(self, given: Tree) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where something in the tree is not to be trained."""
+        """Raise :class:`~anyk.errors.BadInput` if something in the tree must not be trained."""
         import jax
 
         paths = jax.tree_util.tree_flatten_with_path(given)[0]
         frozen = {path for (path, _), move in zip(paths, self._moves, strict=True) if not move}
-        for path, node in jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda node: _state(node) is not None)[0]:
+        for path, node in _nodes(given):
             name = jax.tree_util.keystr(path)
             state = _state(node) or (path and _key(path[-1]) in _RUNNING and f"'{_key(path[-1])}'")
             if path in frozen or (state and not jax.tree.leaves(node)):
@@ -122,7 +124,7 @@ class Model:
                 )
 
     def _moving(self, given: Tree, trainable: Trainable) -> list[bool]:
-        """For each leaf whether the user lets it move."""
+        """Return, for each leaf, whether the user wants it to be trained."""
         import jax
 
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(given)[0]]
@@ -160,7 +162,7 @@ class EquinoxModel(Model):
 
     switches = True
 
-    def whole(self, trained: Sequence[Any], fixed: Sequence[Any], state: Tree, key: Any, *, train: bool) -> Any:
+    def whole(self, trained: Leaves, fixed: Leaves, state: Tree, key: JaxArray, *, train: bool) -> Any:
         """Return the complete model; in evaluation the module is in inference mode."""
         import equinox
 
@@ -176,7 +178,7 @@ class EquinoxModel(Model):
     def _check(self, given: Tree) -> None:
         import jax
 
-        for path, node in jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda node: _state(node) is not None)[0]:
+        for path, node in _nodes(given):
             if _state(node) is not None and jax.tree.leaves(node):
                 raise BadInput(
                     f"params{jax.tree_util.keystr(path)} holds {_state(node)}, which is not to be trained; make "
@@ -195,13 +197,13 @@ class NnxModel(Model):
 
         self._graph, params, streams, state = nnx.split(given, nnx.Param, nnx.RngState, ...)
         super().__init__(params, trainable)
-        # of keys only that they are some is kept, as booleans: they are made anew
+        # random keys are made anew: booleans mark their places
         self._streams = jax.tree.map(lambda leaf: np.zeros(leaf.shape, bool if _is_key(leaf) else leaf.dtype), streams)
         self.draws = bool(jax.tree.leaves(streams))
         self.state = jax.tree.map(np.asarray, state) if jax.tree.leaves(state) else None
         self._empty = state if self.state is None else None
 
-    def whole(self, trained: Sequence[Any], fixed: Sequence[Any], state: Tree, key: Any, *, train: bool) -> Any:
+    def whole(self, trained: Leaves, fixed: Leaves, state: Tree, key: JaxArray, *, train: bool) -> Any:
         """Return the complete model; in evaluation the module is in evaluation mode."""
         import jax
         from flax import nnx
@@ -212,14 +214,14 @@ class NnxModel(Model):
             own = jax.random.fold_in(key, place)
             fresh = jax.numpy.zeros_like(leaf) if leaf.dtype != bool else None
             leaves[place] = (jax.random.split(own, leaf.shape) if leaf.shape else own) if fresh is None else fresh
-        # mapped, as variables may be changed under the transformation alone in which they were made
+        # mapped, as variables may only be changed under the transformation in which they were made
         state = jax.tree.map(lambda leaf: leaf, state) if self._empty is None else self._empty
         merged = nnx.merge(self._graph, self._join(trained, fixed), tree.unflatten(leaves), state)
         if not train:
             merged.eval()
         return merged
 
-    def _name(self, path: Sequence[Any]) -> str:
+    def _name(self, path: Leaves) -> str:
         return super()._name(path[:-1])  # the last step is the variable's value
 
     def state_after(self, whole: Any) -> Tree:
@@ -229,7 +231,7 @@ class NnxModel(Model):
 
 
 def model_of(params: Any, trainable: Trainable) -> Model:
-    """Return the model in ``params``, by its kind; raises :class:`~anyk.errors.BadInput` if it cannot be trained."""
+    """Return the model in ``params``, by its kind; raise :class:`~anyk.errors.BadInput` if it cannot be trained."""
     import jax
 
     kind = _is_module(params)
@@ -246,18 +248,28 @@ def model_of(params: Any, trainable: Trainable) -> Model:
     return (EquinoxModel if any(_is_module(node) == "equinox" for node in nodes) else Model)(params, trainable)
 
 
+def _nodes(given: Tree) -> list[tuple[Any, Any]]:
+    """Return the leaves of a pytree and the nodes that are state of a library, with their paths."""
+    import jax
+
+    nodes: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(
+        given, is_leaf=lambda node: _state(node) is not None
+    )[0]
+    return nodes
+
+
 def distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Pairs of names and arrays as a dictionary; raises :class:`~anyk.errors.RunFailed` where two share a name."""
-    collections: dict[str, Any] = {}
+    """Return pairs of names and arrays as a dictionary; raise :class:`~anyk.errors.RunFailed` for equal names."""
+    arrays: dict[str, Any] = {}
     for name, array in pairs:
-        if name in collections:
+        if name in arrays:
             raise RunFailed(f"two arrays of the model are called '{name}', so that it cannot be written as safetensors")
-        collections[name] = np.ascontiguousarray(np.asarray(array))
-    return collections
+        arrays[name] = np.ascontiguousarray(np.asarray(array))
+    return arrays
 
 
 def check_numbers(arrays: Arrays) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where arrays are not all of the one kind that can be trained."""
+    """Raise :class:`~anyk.errors.BadInput` if arrays are not all of one type that can be trained."""
     kinds = {str(array.dtype) for array in arrays}
     if not kinds:
         raise BadInput("params has no array to train")
@@ -289,7 +301,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array of numbers, or a number."""
+    """Return whether a leaf is an array of numbers, or a number."""
     import jax
 
     if isinstance(leaf, (bool, str, bytes)):
@@ -301,7 +313,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def _is_fixed(leaf: Any) -> bool:
-    """Whether a leaf is an array, not only a number, of those that a compiled function takes."""
+    """Return whether a leaf is an array, and not a mere number, that a compiled function takes."""
     import jax
 
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and is_array(leaf)
@@ -331,5 +343,5 @@ def _state(node: Any) -> str | None:
 
 
 def _key(entry: Any) -> Any:
-    """The key or attribute that an entry of a path in a pytree stands for."""
+    """Return the key or attribute that an entry of a path in a pytree represents."""
     return getattr(entry, "key", getattr(entry, "name", None))

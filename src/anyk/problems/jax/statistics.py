@@ -1,11 +1,11 @@
-"""State that a JAX loss updates: the running statistics that suit a model, computed anew.
+"""State that a JAX loss updates: running statistics, computed anew for a model.
 
-A worker computes from the state that the problem was given, and what the loss makes of it is dropped: replies must not
-depend on what a worker did before. To evaluate, the state is taken to be what it would become if the training data
-were passed through the model again and again. Moving averages end where s = m s + (1 - m) x, at the mean x of what they
-are averages of, from wherever they begin; so one pass over the data is enough once m is known, and m is how much of a
-difference between two states is left in those that follow them (a derivative would miss it behind stop_gradient).
-Whole numbers, as the count by which Equinox and Haiku correct a young average, are taken to be far on.
+A worker computes from the problem's initial state, and drops the new state: replies must not depend on a worker's
+earlier tasks. For evaluation, the state is the limit to which it would converge if the training data were passed
+through the model again and again. A moving average s = m s + (1 - m) x converges to the mean of x, from any start; so
+one pass over the data is enough once m is known. The factor m is the share of a difference between two states that
+remains in the states after them (a derivative would miss it behind stop_gradient). Integers, such as the count by which
+Equinox and Haiku correct young averages, are set to a large number.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from anyk.problems.base import Array, Floats
 from anyk.problems.jax.pytrees import Arrays, Tree
 
 Step = Callable[[Tree], Tree]  # a state after a batch
-_FAR = 2**20  # batches that a counter has seen when its averages have forgotten how they began
-_ASIDE = np.float32(2**20)  # how far an average is moved to see how much of it stays: far above what it is rounded to
-_APART = 0.02  # how much, relative to its size, an average may move where it should be at rest
+_FAR = 2**20  # batches that a counter has counted when its averages no longer depend on their start
+_ASIDE = np.float32(2**20)  # change of an average that shows how much of it remains: far above its rounding
+_APART = 0.02  # change, relative to its size, that an average may show at its limit
 
 
 class Averages(NamedTuple):
@@ -33,7 +33,7 @@ class Averages(NamedTuple):
 
     @classmethod
     def of(cls, step: Step, state: Tree) -> Averages:
-        """Learn it from one batch; raises :class:`~anyk.errors.BadInput` where the state is something else.
+        """Learn the averages from one batch; raise :class:`~anyk.errors.BadInput` if the state is something else.
 
         >>> import jax.numpy as jnp
         >>> of = Averages.of(lambda state: {"mean": 0.9 * state["mean"] + 0.1 * 5.0}, {"mean": jnp.zeros(())})
@@ -63,7 +63,7 @@ class Averages(NamedTuple):
         return linear
 
     def at(self, states: Iterable[Tree]) -> Tree:
-        """The state for evaluation, from what each batch of the data makes of ``start``."""
+        """Return the state for evaluation, given the states that the batches of the data make of ``start``."""
         import jax
 
         tree: Any = jax.tree.structure(self.start)
@@ -76,13 +76,13 @@ class Averages(NamedTuple):
         factors = iter(self.factors)
         return tree.unflatten(
             [
-                _rest(np.asarray(old), total / count, next(factors)) if old.dtype.kind == "f" else new
+                _limit_of(np.asarray(old), total / count, next(factors)) if old.dtype.kind == "f" else new
                 for old, total, new in zip(begin, sums, last, strict=True)
             ]
         )
 
     def _check(self, step: Step, floats: list[int]) -> None:
-        """Refuse a state that does not rest where moving averages would."""
+        """Refuse a state that still changes at the limit of moving averages."""
         import jax
 
         limit = self.at([step(self.start)])
@@ -101,7 +101,7 @@ class Averages(NamedTuple):
                 )
 
 
-def _rest(old: Array, new: Floats, factor: Floats) -> Array:
+def _limit_of(old: Array, new: Floats, factor: Floats) -> Array:
     """Return the limit of an average that went from ``old`` to ``new`` and keeps ``factor`` of the old."""
     moves = np.abs(1.0 - factor) > 1e-5
     limit = (new - factor * old.astype(np.float64)) / np.where(moves, 1.0 - factor, 1.0)

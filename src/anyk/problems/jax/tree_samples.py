@@ -15,14 +15,15 @@ from anyk.problems.data.shards.samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
 from anyk.problems.jax.pytrees import Tree
+from anyk.problems.network_problem import check_lengths, number_array
 
-TOGETHER = 1024  # rows computed with at once, at most, where they need not all fit into memory, or are evaluated
+TOGETHER = 1024  # rows of a computation, at most, for evaluation and for data that need not fit into memory
 
 
 class TreeForm:
     """The form of batches that are pytrees.
 
-    It keeps a pytree without rows, not JAX's description of it: nodes like Equinox's cannot be pickled in that.
+    It stores a pytree without rows, and not JAX's description of it, in which some nodes cannot be pickled (Equinox's).
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -50,7 +51,7 @@ class NamedForm:
 
 
 def data_of(data: Any, name: str, dtype: DType) -> Samples:
-    """Return a user's data as samples; raises :class:`~anyk.errors.BadInput` if it cannot be one."""
+    """Return a user's data as samples; raise :class:`~anyk.errors.BadInput` if that is impossible."""
     import jax
 
     if isinstance(data, Stream):
@@ -61,13 +62,9 @@ def data_of(data: Any, name: str, dtype: DType) -> Samples:
         return ShardSamples(data, partial(_converted, dtype), NamedForm)
     tree = jax.tree.map(partial(_plain, name, dtype), data)
     arrays = jax.tree.leaves(tree)
-    lengths = [len(array) for array in arrays]
-    if not lengths:
+    if not arrays:
         raise BadInput(f"{name} must be a pytree of arrays with a row for each sample, got {type(data).__name__}")
-    if len(set(lengths)) != 1:
-        raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
-    if not lengths[0]:
-        raise BadInput(f"{name} has no rows")
+    check_lengths(arrays, name)
     return Arrays(arrays, TreeForm(tree))
 
 
@@ -89,19 +86,8 @@ def _converted(dtype: DType, named: dict[str, Array], where: str) -> dict[str, A
 
 
 def _plain(name: str, dtype: DType, leaf: Any) -> Array:
-    """Return an array as NumPy's, of the number types that JAX computes in."""
+    """Return a NumPy array of a number type in which JAX computes."""
     import jax
 
-    try:
-        array = np.asarray(leaf)
-    except (TypeError, ValueError):  # random keys, rows of different lengths
-        array = np.array(None)
-    if array.ndim == 0 or array.dtype.kind not in "biuf":
-        raise BadInput(
-            f"{name} must hold arrays of numbers with a row for each sample, got {array.dtype} {array.shape}"
-        )
-    if array.dtype.kind != "f":
-        return np.ascontiguousarray(array, dtype=jax.dtypes.canonicalize_dtype(array.dtype))
-    if not np.isfinite(array).all():
-        raise BadInput(f"{name} must hold finite numbers")
-    return np.ascontiguousarray(array, dtype=dtype)
+    array = number_array(leaf, name, dtype)
+    return array if array.dtype.kind == "f" else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)

@@ -27,8 +27,8 @@ class LinearPartitions(PartitionAbilities):
     """A linear model's training rows in partitions; see :class:`~anyk.problems.base.Partitions`.
 
     A sparse partition stores only the columns it touches, renumbered, so that products run in cache and a reply covers
-    nothing else. ``penalty``: the regulariser's factor of each coordinate, for local steps; ``weights``: those of the
-    rows.
+    nothing else. ``penalty``: the regulariser's factor of each coordinate, for local steps; ``weights``: the rows'
+    weights.
     """
 
     penalty: float | Vector

@@ -46,14 +46,8 @@ class Placed(Samples):
         if isinstance(rows, slice):
             complete = rows.stop - rows.start == self._samples
             return self._batch if complete else mapped(self._batch, lambda tensor: tensor[rows])
-        chosen: torch.Tensor | None = None
-
-        def taken(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal chosen
-            chosen = tensor_over(rows).to(tensor.device) if chosen is None else chosen
-            return tensor[chosen]
-
-        return mapped(self._batch, taken)
+        index = tensor_over(rows)
+        return mapped(self._batch, lambda tensor: tensor[index.to(tensor.device)])
 
 
 class TorchPartitions(Batches):

@@ -17,6 +17,7 @@ from anyk.problems.data.samples import Arrays, Batch, Rows, Samples
 from anyk.problems.data.shards.samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
+from anyk.problems.network_problem import check_lengths, number_array
 from anyk.problems.torch.generators import kept_generators, seed_all
 from anyk.problems.torch.loading import Readers, Transformed, read
 
@@ -68,11 +69,7 @@ def checked_arrays(arrays: Sequence[Any], name: str, dtype: DType, keys: Sequenc
     for place in Tensors(keys).target_places(len(checked)):
         if checked[place].dtype.kind in "iu":
             checked[place] = checked[place].astype(np.int64, copy=False)  # torch's losses demand this type
-    lengths = [len(array) for array in checked]
-    if len(set(lengths)) > 1:
-        raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
-    if not lengths[0]:
-        raise BadInput(f"{name} is empty")
+    check_lengths(checked, name)
     return checked
 
 
@@ -244,19 +241,7 @@ def _array(array: Any, name: str, dtype: DType) -> Array:
     if isinstance(array, torch.Tensor):
         array = array.detach().cpu()
         array = (array.to(torch.float32) if array.dtype in (torch.bfloat16, torch.float16) else array).numpy()
-    try:
-        array = np.asarray(array)
-    except ValueError:  # rows of different lengths
-        array = np.array(None)
-    if array.ndim == 0 or array.dtype.kind not in "biuf":
-        raise BadInput(
-            f"{name} must hold arrays of numbers with a row for each sample, got {array.dtype} {array.shape}"
-        )
-    if array.dtype.kind == "f":
-        if not np.isfinite(array).all():
-            raise BadInput(f"{name} must hold finite numbers")
-        array = array.astype(dtype, copy=False)
-    return np.ascontiguousarray(array)
+    return number_array(array, name, dtype)
 
 
 def samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
