@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.decompile import Source, compile_source
+from anyk.decompile import compile_source
 from anyk.errors import BadInput
 from anyk.problems.base import Array, DType, Index, PartitionAbilities, Vector
 
@@ -36,23 +36,11 @@ class DecompiledPartitions(PartitionAbilities):
         self.dtype = dtype
         self._functions: dict[int, Callable[..., Any]] = {}
 
-    @classmethod
-    def of(
-        cls, sources: dict[int, Source], arrays: Sequence[Array], ends: Sequence[int], initial: Vector
-    ) -> DecompiledPartitions:
-        """Return the partitions for these sources and models like the initial one."""
-        texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
-        return cls(texts, arrays, ends, initial.size, initial.dtype)
-
     def plain(self) -> tuple[dict[str, Any], list[Array]]:
         """Return the partitions as plain data and arrays."""
         texts = [[rows, *text] for rows, text in self._texts.items()]
-        return {
-            "texts": texts,
-            "ends": self._ends,
-            "dimension": self.dimension,
-            "dtype": self.dtype.str,
-        }, self._arrays
+        plain = {"texts": texts, "ends": self._ends, "dimension": self.dimension, "dtype": self.dtype.str}
+        return plain, self._arrays
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], arrays: Sequence[Array]) -> DecompiledPartitions:

@@ -241,7 +241,8 @@ class JaxProblem(NetworkProblem):
         sizes = set(np.diff(ends).tolist())
         wanted = sizes | {min(self._batch, size) for size in sizes if self._batch}
         sources = {rows: self.source(rows) for rows in sorted(wanted)}
-        return DecompiledPartitions.of(sources, data.arrays, ends.tolist(), self._initial)
+        texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
+        return DecompiledPartitions(texts, data.arrays, ends.tolist(), self.dimension, self.dtype)
 
     def source(self, rows: int) -> Source:
         """Return the NumPy source of the gradient of the summed losses of ``rows`` rows.

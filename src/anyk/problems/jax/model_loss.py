@@ -113,26 +113,19 @@ class Network:
             (False, True): "(number, metrics), as has_aux=True says",
             (True, True): "(number, (state, metrics)), as has_aux=True says and a state is given",
         }[self._stateful, self._has_aux]
-        state: Tree = None
+        value, state, hint = result, None, ""
         metrics: Any = {}
-        value, pair = result, isinstance(result, (tuple, list))
-        if self._stateful or self._has_aux:
-            if not (pair and len(result) == 2):
-                raise BadInput(f"the loss must give {wanted}, got {_shown(result)}")
-            value, beside = result
-            if not self._has_aux:
-                state = beside
-            elif not self._stateful:
-                metrics = beside
-            elif isinstance(beside, (tuple, list)) and len(beside) == 2:
-                state, metrics = beside
-            else:
-                raise BadInput(f"the loss must give {wanted}, got beside the number {_shown(beside)}")
-        elif pair:
-            raise BadInput(
-                f"the loss must give {wanted}, got {_shown(result)}; for (number, metrics) say has_aux=True, and a new "
-                "state beside the number goes with state=…"
-            )
+        match self._stateful, self._has_aux, result:
+            case True, True, [value, [state, metrics]]:
+                pass
+            case True, False, [value, state]:
+                pass
+            case False, True, [value, metrics]:
+                pass
+            case False, False, [*_]:
+                hint = "; for (number, metrics) say has_aux=True, and a new state beside the number goes with state=…"
+        if value is result and (self._stateful or self._has_aux or hint):
+            raise BadInput(f"the loss must give {wanted}, got {_shown(result)}{hint}")
         if getattr(value, "shape", () if isinstance(value, (int, float)) else None) != ():
             raise BadInput(f"the loss must give {wanted}, got {_shown(value)}")
         return value, state, _numbers(metrics)

@@ -47,13 +47,13 @@ class Readers:
         from torch import Generator
         from torch.utils.data import DataLoader
 
-        self._portions: list[list[tuple[int, int]]] = []
+        self._portions: list[list[tuple[int, int]]] = []  # keys and numbers of the items that are read next
         self._processes = processes
         items: Any = _Keyed(cloudpickle.dumps(data))
         own = Generator()  # the loader draws a seed that is not used, which must not come from the global generator
         self._loader: Any = DataLoader(
             items,
-            batch_sampler=_Portions(self._portions),
+            batch_sampler=self._portions,
             num_workers=processes,
             collate_fn=list,
             persistent_workers=True,
@@ -72,16 +72,6 @@ class Readers:
             if error:
                 raise RunFailed(error)
         return [pickle.loads(body) for _, body in items]
-
-
-class _Portions:
-    """The keys and numbers of the items that the loader reads next."""
-
-    def __init__(self, portions: list[list[tuple[int, int]]]) -> None:
-        self._portions = portions
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return iter(list(self._portions))
 
 
 class _Keyed:

@@ -145,14 +145,15 @@ class Driver:
         if self.problem is not None:
             partitions = partitions_of(self.problem, self.layout, compared=not self.cluster.recorded)
             self.ledger.sizes = partitions.sizes
-            exact = not partition_abilities(partitions).tolerance and not self.layout.voting
+            tolerance = partition_abilities(partitions).tolerance
+            exact = not tolerance and not self.layout.voting
             self.equal_bits = exact and replicated(self.layout)
             if (
                 replicated(self.layout)
                 and self.layout.blocks == 1
                 and not (self.layout.voting or self.cluster.recorded)
             ):
-                tolerance = tolerance_of(self.cluster, getattr(partitions, "tolerance", 0.0), partitions.dtype)
+                tolerance = tolerance_of(self.cluster, tolerance, partitions.dtype)
                 note = None if self.log is None else self.log.note
                 self._agreement = Agreement(self.layout, self.cluster, self.ledger, tolerance, note)
             if self._asked:
