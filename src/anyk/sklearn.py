@@ -303,7 +303,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
         return LogisticRegression if self.classes_.size == 2 else SoftmaxRegression
 
     def _weights_of(self, sample_weight: Any, numbers: NDArray[np.intp]) -> Floats | None:
-        """Return the weights of the rows times those of their classes, shape (rows,); None if all count alike."""
+        """Return the weights of the rows times the weights of their classes, shape (rows,); None if all count alike."""
         weights = self._weights(sample_weight, len(numbers))
         if self.class_weight is None:
             return weights

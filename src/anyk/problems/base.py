@@ -48,7 +48,7 @@ class Partitions(Protocol):
         ...
 
     def support(self, partition: int) -> Index | None:
-        """Return the sorted coordinates that the partition's gradient can touch; None: all of them."""
+        """Return the sorted coordinates that the partition's gradient can touch; None: all coordinates."""
         ...
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
@@ -254,7 +254,7 @@ def some_rows(rows: int, samples: int, of: str) -> Index | slice:
 
 
 def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | None:
-    """Return the rows of a partition that :func:`some_rows` picks from all training rows; None: all of them.
+    """Return the rows of a partition that :func:`some_rows` picks from all training rows; None: all rows.
 
     >>> [len(rows_within((500, 500), j, 10)) for j in range(2)], rows_within((2, 2), 0, 4)
     ([3, 7], None)

@@ -65,7 +65,7 @@ class Trial(NamedTuple):
 
 
 def sketch(gradient: Vector) -> Floats:
-    """Return signed sums of a gradient; norms of sketches and of their differences estimate those of gradients."""
+    """Return signed sums of a gradient; norms of sketches and of their differences estimate the norms for gradients."""
     random = keyed.generator(0, "sketch", gradient.size)
     sums = np.zeros(_SKETCH)
     for part in _parts(gradient):

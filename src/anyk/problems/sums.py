@@ -63,7 +63,7 @@ def adds_up(measure: Measure, count: int, *, tolerance: float, alone: Index | No
         return np.array([abs(measured[0]), norms.max()])
 
     def measure_singly() -> tuple[Floats, Floats]:
-        """Return the sum over single samples, of which one is in memory at a time, and the sizes of each."""
+        """Return the sum over single samples, one in memory at a time, and the sizes of each."""
         total, each = np.zeros_like(whole), []
         for place in places:
             own = measure(every[place : place + 1], None)
@@ -91,7 +91,7 @@ def nudge_signs(size: int, nudge: int) -> Floats:
 
 
 def not_a_sum(samples: str, advice: str, *, mean: bool) -> BadInput:
-    """Return the error for a loss whose value or gradient for several ``samples`` is not that of their losses."""
+    """Return the error for a loss of several ``samples`` that is not the mean, or the sum, of their losses."""
     return BadInput(
         f"the loss of {samples} together is not the {'mean' if mean else 'sum'} of their losses: it weighs or leaves "
         f"out targets, or looks at several samples at once; {advice}"

@@ -290,7 +290,7 @@ class JaxProblem(NetworkProblem):
     def params_at(self, w: Vector) -> Any:
         """Return ``params`` with the parameters ``w`` (length d): a pytree, or a module for evaluation.
 
-        A module of nnx has matching running statistics; :meth:`state_at` returns those of other models.
+        A module of nnx has matching running statistics; :meth:`state_at` returns the state for other models.
         """
         state = self._held_at(w) if self._network.model.state is not None else self._held
         return self._network.at(self._vector(w), state)

@@ -335,8 +335,8 @@ class LinearProblem(ProblemAbilities):
         """Return the largest curvature L of the objective: steps with learning rate 1 / L never overshoot.
 
         L is the largest eigenvalue of X'X / N (rows times their weights) times the loss's largest curvature (1/4
-        logistic, 1/2 softmax, 1 squares), to a relative precision of ``tol`` (0: that of the number type), plus the
-        largest penalty. For shards with more than 1,024 columns the sum of the eigenvalues bounds the largest one.
+        logistic, 1/2 softmax, 1 squares), to a relative precision of ``tol`` (0: the number type's), plus the largest
+        penalty. For shards with more than 1,024 columns the sum of the eigenvalues bounds the largest one.
         """
         from scipy.sparse import issparse
         from scipy.sparse.linalg import svds

@@ -40,7 +40,7 @@ class Scaling:
     ) -> Scaling:
         """Return the scaling to mean 0 and variance 1 (columns without a center: variance 1); constant columns stay.
 
-        ``X``: rows x columns, dense or sparse; ``weights``: those of the rows; ``categories``, ``ridge``: see
+        ``X``: rows x columns, dense or sparse; ``weights``: of the rows; ``categories``, ``ridge``: see
         :meth:`from_moments`. Raises :class:`~anyk.errors.BadInput` if the numbers are too large to be squared.
         """
         from sklearn.preprocessing import StandardScaler

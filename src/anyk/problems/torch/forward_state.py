@@ -80,7 +80,7 @@ def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
 
 
 def _roots(network: Network) -> list[tuple[str, torch.nn.Module]]:
-    """Return the module and, if it is a module too, the loss, with what is appended to the names of their parts."""
+    """Return the module and, if it is a module too, the loss, with a suffix for the names of their parts."""
     import torch
 
     loss = [(" of the loss", network.loss)] if isinstance(network.loss, torch.nn.Module) else []

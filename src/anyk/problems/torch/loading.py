@@ -30,7 +30,7 @@ def read(data: Any, key: int, numbers: Sequence[int]) -> list[Any]:
 
 
 class Transformed:
-    """A data set whose items are those of another data set, changed by a function."""
+    """A data set whose items are the items of another data set, changed by a function."""
 
     def __init__(self, data: Any, transform: Callable[[Any], Any]) -> None:
         self._data, self._transform = data, transform

@@ -30,7 +30,7 @@ _SAMPLES_ADVICE = (
 
 
 def has_entries(outputs: Any, count: int) -> bool:
-    """Return whether a module's outputs are tensors, or tuples or dictionaries of them, with one entry per sample."""
+    """Return whether a module's outputs are tensors, perhaps in tuples or dictionaries, with one entry per sample."""
     import torch
     from torch.utils import _pytree as pytree
 
@@ -41,7 +41,7 @@ def has_entries(outputs: Any, count: int) -> bool:
 def check_loss(network: Network, outputs: Any, targets: torch.Tensor, samples: str) -> None:
     """Refuse a loss of a batch that is not the mean, or the sum, of its samples' losses, as far as can be found out.
 
-    The loss of the batch and its gradients with respect to the module's outputs are compared with those of up to 8
+    The loss of the batch and its gradients with respect to the module's outputs are compared with the same for up to 8
     single samples. Nothing is compared if the outputs have no entry per sample (:func:`has_entries`), or if the loss
     draws random numbers, is not finite, or fails for a single sample.
     """
