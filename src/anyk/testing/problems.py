@@ -103,7 +103,7 @@ def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -
         parts = [np.asarray(pieces.partial_gradient(j, w, part)) for part in (rows[::2], rows[1::2])]
         assert _near(parts[0] + parts[1], gradient, tolerance), f"the rows do not add up to partition {j}; {_SUMS}"
     only = partition_abilities(pieces).only
-    if only is not None:
+    if only:
         alone = only([j])
         alone.load([j])
         same = np.array_equal(alone.partial_gradient(j, w), gradient)
@@ -113,11 +113,12 @@ def _checked_gradient(pieces: Partitions, j: int, w: Vector, tolerance: float) -
 
 def _check_losses(problem: Problem, pieces: Partitions, w: Vector, tolerance: float) -> None:
     """Check that the losses of partitions, if workers can evaluate them, add up to the loss."""
+    abilities = partition_abilities(pieces)
     try:
-        partition_abilities(pieces).check_partial_loss()
+        abilities.check_partial_loss()
     except BadInput:
         return
-    partial_loss: Any = partition_abilities(pieces).partial_loss
+    partial_loss: Any = abilities.partial_loss
     losses = [partial_loss(j, w) for j in range(len(pieces.sizes))]
     total = sum(losses) / problem.samples + 0.5 * float((penalty_of(problem) * w) @ w)
     expected = problem.loss(w)
