@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from anyk.clusters import Cluster
 from anyk.errors import BadInput, describe_error
-from anyk.problems.base import Problem, abilities_of, endless
+from anyk.problems.base import Problem, abilities_of
 from anyk.problems.data.streams import NO_PASS
 from anyk.protocol import Strategy
 from anyk.specs import parse
