@@ -418,7 +418,7 @@ class WindowCode(StragglersCode):
     def finish_times(self, arrivals: ArrayLike) -> Floats:
         """Return the (n - s)-th arrival of each round."""
         last = self.workers - self.tolerates - 1
-        return np.asarray(np.partition(self._arrivals(arrivals), last, axis=1)[:, last])
+        return np.partition(self._arrivals(arrivals), last, axis=1)[:, last]
 
 
 def windows(workers: int, load: int) -> tuple[tuple[int, ...], ...]:

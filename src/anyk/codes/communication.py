@@ -132,5 +132,4 @@ class CommunicationEfficient(WindowCode):
 
     def expected_error(self, replies: int, *, decoder: str = "own") -> float | None:
         """Return None: no closed form is known."""
-        del replies, decoder
         return None

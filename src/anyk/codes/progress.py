@@ -95,7 +95,6 @@ class ProgressCode(Code):
         ``seconds``: time of each worker for all its partitions, ``each``: for one of them, shape (rounds, workers). The
         partitions are finished one after another at the end.
         """
-        del seconds, each
         return None
 
 

@@ -69,4 +69,4 @@ class Removal(ReadOnly):
         if self._null.shape[1] and len(lost):
             left, singular, _ = np.linalg.svd(self._null[lost], full_matrices=True)
             vectors = vectors @ left[:, int((singular > _SPANNED).sum()) :]
-        return np.asarray(np.linalg.qr(vectors)[0])
+        return np.linalg.qr(vectors)[0]

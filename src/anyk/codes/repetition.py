@@ -88,7 +88,6 @@ class RepetitionCode(Code):
         >>> Uncoded(3).cut([2, 1, 1]).spec, FractionalRepetition(4, load=2).cut([3, 1]).rows[0][0]
         ('uncoded:shares=2/1/1', (0, 1, 2))
         """
-        del sizes
         raise NotImplementedError(f"'{self.spec}' has blocks of equal size only")
 
     @fixed_property

@@ -128,7 +128,6 @@ class QSGD(Compressor):
             raise BadInput(f"levels of 'qsgd' must be 1 to 127 (a byte a number), got {self.levels}")
 
     def size(self, length: int, itemsize: int) -> int:
-        del itemsize
         return _padded(8 + length)
 
     def pack(self, vector: Vector, key: Key) -> Payload:
@@ -141,7 +140,6 @@ class QSGD(Compressor):
         return _words(np.array([norm]), (np.sign(vector) * steps).astype(np.int8))
 
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
-        del key
         norm = float(payload[:8].view(np.float64)[0])
         return (payload[8 : 8 + length].view(np.int8) * (norm / self.levels)).astype(dtype)
 
@@ -154,17 +152,14 @@ class Half(Compressor):
     promise: ClassVar[Literal["linear", "unbiased", "contractive"]] = "unbiased"
 
     def size(self, length: int, itemsize: int) -> int:
-        del itemsize
         return _padded(8 + 2 * length)
 
     def pack(self, vector: Vector, key: Key) -> Payload:
-        del key
         top = float(np.abs(vector).max(initial=0.0))
         scaled = vector / top if 0.0 < top < np.inf else np.zeros_like(vector)
         return _words(np.array([top]), (scaled * 2.0**10).astype(np.float16))
 
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
-        del key
         top = float(payload[:8].view(np.float64)[0])
         values = payload[8 : 8 + 2 * length].view(np.float16).astype(np.float64)
         return np.asarray(values * (top * 2.0**-10), dtype=dtype)
@@ -194,7 +189,6 @@ class TopK(Compressor):
         return _padded(_count(self.share, length) * (4 + itemsize))
 
     def pack(self, vector: Vector, key: Key) -> Payload:
-        del key
         count = _count(self.share, vector.size)
         if not count:
             return np.empty(0, dtype=np.uint8)
@@ -202,7 +196,6 @@ class TopK(Compressor):
         return _words(vector[places], places)
 
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
-        del key
         count, item = _count(self.share, length), np.dtype(dtype).itemsize
         out = np.zeros(length, dtype=dtype)
         out[payload[count * item : count * (item + 4)].view(np.int32)] = payload[: count * item].view(dtype)
@@ -222,16 +215,13 @@ class Sign(Compressor):
     feedback: ClassVar[bool] = True
 
     def size(self, length: int, itemsize: int) -> int:
-        del itemsize
         return _padded(8 + -(-length // 8))
 
     def pack(self, vector: Vector, key: Key) -> Payload:
-        del key
         mean = float(np.abs(vector, dtype=np.float64).mean()) if vector.size else 0.0
         return _words(np.array([mean]), np.packbits(vector < 0.0))
 
     def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
-        del key
         mean = float(payload[:8].view(np.float64)[0])
         negative = np.unpackbits(payload[8:], count=length).astype(bool)
         return np.asarray(np.where(negative, -mean, mean), dtype=dtype)

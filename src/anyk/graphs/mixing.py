@@ -380,7 +380,7 @@ class Matcha:
         """Return the matrix of round ``k``, shape (n, n); it is the same at all nodes."""
         draws = keyed.uniforms(seed, "matcha", start=k * len(self.groups), count=len(self.groups))
         active = [edge for group, u, p in zip(self.groups, draws, self.chances, strict=True) if u < p for edge in group]
-        return np.asarray(np.eye(self.workers) - self.step * laplacian(active, self.workers))
+        return np.eye(self.workers) - self.step * laplacian(active, self.workers)
 
 
 def matcha(spec: str, *, workers: int, budget: float) -> Matcha:

@@ -131,7 +131,6 @@ class Strategy(ABC):
 
     def planned(self, steps: int | None) -> Strategy:
         """Return the strategy for a run of ``steps`` steps of each model (None: no limit); by default itself."""
-        del steps
         return self
 
     @property

@@ -152,16 +152,13 @@ class CrewStrategy(Strategy):
 
     def worker_returned(self, state: Any, worker: int) -> Commands:
         """Return the commands that follow when a worker has joined."""
-        del state, worker
         return ()
 
     def worker_left(self, state: Any, worker: int) -> Commands:
         """Return the commands that follow when a worker has been lost."""
-        del worker
         commands: Commands = state.crew.stop_if_hopeless()
         return commands
 
 
 def _ignore(strategy: Strategy, state: Any, event: Event) -> Commands:
-    del strategy, state, event
     return ()

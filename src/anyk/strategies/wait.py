@@ -81,7 +81,6 @@ class Wait:
 
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
         """Seconds after the start of this round at which the rule wants to be asked again."""
-        del waiting
         return ()
 
     def counts(self) -> tuple[int, ...]:
@@ -97,7 +96,6 @@ class Wait:
 
         ``residual_of(k)``: the residual of k replies.
         """
-        del workers, seconds, residual_of
         return None
 
     def __str__(self) -> str:

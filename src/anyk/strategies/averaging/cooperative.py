@@ -92,7 +92,6 @@ class CooperativeSGD(Neighbours):
 
     def weights(self, s: GossipState, k: int) -> Weights:
         """Return the weights among workers."""
-        del s
         return self.mixing.at(k)[: self.workers, : self.workers]
 
     def may_begin(self, s: GossipState, node: int) -> bool:

@@ -83,7 +83,6 @@ class Gossip(CrewStrategy):
         return StrategyFacts(check_compressor=self._check_compressor)
 
     def _check_compressor(self, by: Compressor) -> None:
-        del by
         raise BadInput(f"'{self.spec}' does not compose with compressed messages: workers use each other's models")
 
     @abstractmethod
@@ -92,7 +91,6 @@ class Gossip(CrewStrategy):
 
     def readers(self, s: GossipState, node: int, k: int) -> Iterable[int]:
         """The nodes that may be able to begin, now that a node has ended round k."""
-        del s, node, k
         return range(self.workers)
 
     @abstractmethod
@@ -101,7 +99,6 @@ class Gossip(CrewStrategy):
 
     def drawn_to(self, node: int) -> str:
         """The slot of which :meth:`beginning` gives the share: by default the run's model."""
-        del node
         return "model"
 
     def mixed(self, ended: Mapping[int, int]) -> Commands:
@@ -259,7 +256,6 @@ class DecentralisedSGD(Neighbours):
         return show("dpsgd", values | {"barrier": self.barrier}, DEFAULTS)
 
     def weights(self, s: GossipState, k: int) -> Weights:
-        del s
         return self.mixing.at(k)
 
 

@@ -128,12 +128,10 @@ class Growth(ABC):
 
     def start(self, s: KState) -> tuple[Any, list[Command]]:
         """The rule's own state, and what comes first in a run."""
-        del s
         return NoState(), []
 
     def on(self, family: KFamily, s: KState, event: Event) -> Commands:
         """An answer to what the rule asked, or its alarm."""
-        del family, s, event
         return ()
 
     def dispatched(self, s: KState, tasks: range) -> None:
@@ -146,12 +144,10 @@ class Growth(ABC):
 
     def stepping(self, s: KState, used: Sequence[tuple[int, int]]) -> list[Command]:
         """Commands before the step that uses these messages."""
-        del s, used
         return []
 
     def stepped(self, family: KFamily, s: KState) -> list[Command]:
         """Commands after a step."""
-        del family, s
         return []
 
 

@@ -231,7 +231,6 @@ class KFamily(CrewStrategy):
         return StrategyFacts(pace=self._pace, check_compressor=self._check_compressor)
 
     def _check_compressor(self, by: Compressor) -> None:
-        del by  # a message is one worker's own
         if self.compensate:
             raise BadInput("delay compensation needs uncompressed gradients; leave out compensate")
 

@@ -74,7 +74,6 @@ class TreeRounds(CrewStrategy):
 
     def _durations(self, seconds: Floats, whole: Floats) -> Floats | None:
         """Seconds until the driver decodes: from the leaves up, a parent's own share and its children's messages."""
-        del whole
         if self.cancel != "preempt":
             return None
         children = len(self.code.children_of(ROOT))
@@ -88,7 +87,7 @@ class TreeRounds(CrewStrategy):
             parents = slice(first - children ** (layer - 1), first)
             ready[:, parents] = np.maximum(ready[:, parents], decoded)
             below = first
-        return np.asarray(decoded[:, 0])
+        return decoded[:, 0]
 
     @cached_property
     def layout(self) -> Layout:

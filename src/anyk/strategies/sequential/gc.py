@@ -45,11 +45,9 @@ class OneCode(SequentialRounds):
         return Layout(self.workers, self.workers, self.code.assignment, self.slots, minibatches=self.batch > 0)
 
     def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        del piece
         return self.code.rows[worker]
 
     def _deliver(self, s: OneCodeState, worker: int, job: int, piece: int, place: Place) -> None:
-        del piece
         s.results.setdefault(job, {})[worker] = place
 
     def _job_done(self, s: OneCodeState, job: int) -> bool:

@@ -48,7 +48,6 @@ class StragglerModel(ABC):
 
     def _busiest(self, workers: int) -> tuple[int, int]:
         """Rounds of a pattern that can be repeated without end, and worker-rounds in it without a straggler."""
-        del workers
         return 0, 0
 
     @abstractmethod
@@ -203,7 +202,6 @@ class GilbertElliott(StragglerModel):
 
     def draw(self, rounds: int, workers: int, *, seed: int = 0, density: float = 0.5) -> Pattern:
         """A pattern drawn from the chain; ``density`` does not matter."""
-        del density
         draws = np.stack(
             [keyed.uniforms(seed, "gilbert-elliott", worker, start=0, count=rounds) for worker in range(workers)],
             axis=1,

@@ -184,7 +184,6 @@ class SequentialRounds(CrewStrategy):
 
     def _durations(self, seconds: Floats, whole: Floats) -> Floats | None:
         """Seconds of rounds without an end of jobs."""
-        del whole
         if self.waits != self.usual_wait or self.late != "drop":
             return None
         groups = self.within.group_of
@@ -244,7 +243,6 @@ class SequentialRounds(CrewStrategy):
 
     def _skips(self, s: Any, t: int) -> bool:
         """Whether nothing is left to do in round t."""
-        del s, t
         return False
 
     @abstractmethod
