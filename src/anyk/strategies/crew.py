@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,7 +11,6 @@ from anyk.protocol import (
     Alarm,
     Command,
     Commands,
-    Dispatch,
     DriftMeasured,
     Event,
     Failed,
@@ -25,7 +24,6 @@ from anyk.protocol import (
     Reply,
     Stop,
     Strategy,
-    Task,
 )
 
 RETRIES = 2  # how often a worker whose message was unusable is asked again in a round
@@ -139,12 +137,6 @@ class CrewStrategy(Strategy):
         """Strike a worker off the crew."""
         state.crew.lose(event)
         return self.worker_left(state, event.worker)
-
-    def dispatch(self, state: Any, workers: Sequence[int], tasks: Sequence[Task]) -> list[Command]:
-        """Return the command that gives workers these tasks, and enter them as the newest of each."""
-        first = state.crew.number(len(workers))
-        state.task_of.update(zip(workers, range(first, state.crew.next), strict=True))
-        return [Dispatch(first, tuple(workers), tasks)]
 
     def cannot_step(self, state: Any, why: str) -> list[Command]:
         """Return the command that ends a run in which the present step cannot be taken."""

@@ -1,0 +1,122 @@
+"""The common part of rounds whose workers keep what they computed until they are asked for a message."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyk.codes.progress import Ask
+from anyk.protocol import (
+    Cancel,
+    CancelMode,
+    Combine,
+    Command,
+    Commands,
+    Dispatch,
+    Event,
+    Failed,
+    Progress,
+    Reply,
+    RequestMessage,
+    Task,
+)
+from anyk.strategies.crew import RETRIES, Crew, CrewStrategy
+
+
+@dataclass(slots=True)
+class RequestState:
+    """The crew of a run, and the progress of the present round by worker."""
+
+    crew: Crew
+    now: float
+    version: int = 0
+    first: int = 0  # the round's first task
+    began: float = 0.0
+    task_of: dict[int, int] = field(default_factory=dict)  # the newest task of each worker in this round
+    done: dict[int, int] = field(default_factory=dict)  # number of partitions that the worker has finished
+    asked: dict[int, float] = field(default_factory=dict)  # weight of the requested message; empty before the requests
+    got: dict[int, int] = field(default_factory=dict)  # workers whose message has arrived, and the task that gave it
+
+
+class RequestRounds(CrewStrategy):
+    """Rounds in which workers report progress, and some of them are then asked for one message each.
+
+    Events of a task that is not the newest of its worker change nothing.
+    """
+
+    cancel: CancelMode = "preempt"
+
+    @abstractmethod
+    def task(self, s: Any, worker: int) -> Task:
+        """Return the task of a worker in this round."""
+
+    def set_alarms(self, s: Any) -> list[Command]:
+        """Return the commands that follow the dispatch of a round; by default none."""
+        return []
+
+    @abstractmethod
+    def combine(self, s: Any) -> Combine:
+        """Return the step made of the requested messages."""
+
+    def on(self, state: Any, event: Event) -> Commands:
+        state.now = event.time
+        if isinstance(event, (Progress, Reply, Failed)) and state.task_of.get(event.worker) != event.task:
+            return ()
+        return super().on(state, event)
+
+    def on_reply(self, state: Any, event: Reply) -> Commands:
+        if event.worker not in state.asked:
+            return ()
+        state.got[event.worker] = event.task
+        return self.step_if_complete(state)
+
+    def begin(self, s: Any) -> list[Command]:
+        """Start a round with all workers that are able, or stop if none is and none can join."""
+        crew = s.crew
+        s.first, s.began = crew.next, s.now
+        s.task_of, s.done, s.asked, s.got = {}, {}, {}, {}
+        self.rebuild(s)
+        able = sorted(filter(crew.able, crew.present))
+        if not able and crew.complete:
+            return self.stop_without_workers(s)
+        return [*self.dispatch(s, able), *self.set_alarms(s)]
+
+    def stop_without_workers(self, s: Any) -> list[Command]:
+        """End the run if no worker can give a usable message."""
+        failed = f"no usable messages in {RETRIES + 1} attempts"
+        return self.cannot_step(s, "every worker has been given up" if s.crew.hopeless else failed)
+
+    def restart(self, s: Any) -> list[Command]:
+        """Cancel the tasks of this round and start another."""
+        return [Cancel(range(s.first, s.crew.next), self.cancel), *self.begin(s)]
+
+    def dispatch(self, s: Any, workers: Iterable[int]) -> list[Command]:
+        """Return the command that gives workers their tasks; none without workers."""
+        workers = tuple(workers)
+        if not workers:
+            return []
+        first = s.crew.number(len(workers))
+        s.task_of.update(zip(workers, range(first, s.crew.next), strict=True))
+        return [Dispatch(first, workers, [self.task(s, worker) for worker in workers])]
+
+    def request(self, s: Any, asks: Sequence[Ask]) -> list[Command]:
+        """Request messages of some workers, and cancel the tasks of the others."""
+        s.asked = {ask.worker: ask.weight for ask in asks}
+        others = tuple(task for worker, task in s.task_of.items() if worker not in s.asked)
+        commands: list[Command] = [Cancel(others, self.cancel)] if others else []
+        for ask in asks:
+            commands.append(RequestMessage(ask.worker, s.task_of[ask.worker], 0, ask.partitions, ask.coefficients))
+        return commands
+
+    def step_if_complete(self, s: Any) -> Commands:
+        """Take the step if all requested messages have arrived."""
+        return self.step(s) if len(s.got) == len(s.asked) else ()
+
+    def step(self, s: Any) -> list[Command]:
+        """Take the step and start the next round."""
+        combine = self.combine(s)
+        s.version += 1
+        s.crew.failures = {}
+        return [combine, *self.restart(s)]
