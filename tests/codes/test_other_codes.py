@@ -40,9 +40,9 @@ pytestmark = pytest.mark.in_process
 
 
 def test_the_golden_number_of_replies_needed() -> None:
-    assert BatchedCoupons(40, batches=10).needed == pytest.approx(29.2896825)
+    assert BatchedCoupons(40, batches=10).expected_replies == pytest.approx(29.2896825)
     for b in (1, 2, 7):
-        assert BatchedCoupons(40, batches=b).needed == pytest.approx(float(b * harmonic(b)))
+        assert BatchedCoupons(40, batches=b).expected_replies == pytest.approx(float(b * harmonic(b)))
 
 
 @settings(deadline=None, max_examples=150)
@@ -65,7 +65,7 @@ def test_the_mean_number_of_replies_needed_of_many_workers() -> None:
         for seed in range(800):
             code = BatchedCoupons(400, batches=b, seed=seed)
             needed.append(float(code.finish_times(np.arange(1.0, 401.0))[0]))
-        assert abs(np.mean(needed) - code.needed) < 4 * np.std(needed) / 800**0.5
+        assert abs(np.mean(needed) - code.expected_replies) < 4 * np.std(needed) / 800**0.5
 
 
 def test_picks_are_uniform_and_their_gaps_filled_as_often_as_counted() -> None:

@@ -150,11 +150,11 @@ def test_a_race_keeps_where_its_matrices_and_traces_are(tmp_path, monkeypatch):
 
 def test_files_are_found_in_specs_inside_specs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    spec = anyk.strategies.settled("compressed:of=(dpsgd:graph=(file:w.csv),tau=2),by=(top-k:share=0.01)")
+    spec = anyk.strategies.resolve_paths("compressed:of=(dpsgd:graph=(file:w.csv),tau=2),by=(top-k:share=0.01)")
     inner = f"dpsgd:graph=(file:file={tmp_path}/w.csv),tau=2"
     assert spec == f"compressed:of=({inner}),by=(top-k:share=0.01)"
     for same in (spec, "frc:load=3,wait=11", "frc:load=3,wait=(4|0.2s)&2", "k-sync", "nobody:knows=w.csv"):
-        assert anyk.strategies.settled(same) == same
+        assert anyk.strategies.resolve_paths(same) == same
     assert anyk.delays.settled("trace:t.npz,by=round") == f"trace:file={tmp_path}/t.npz,by=round"
 
 
@@ -163,11 +163,11 @@ def test_names_of_files_that_a_spec_cannot_hold_are_refused(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path / "a(b")
     ring("w.csv")
     with pytest.raises(anyk.BadInput, match="a spec cannot hold the names of files in 'file:w.csv'"):
-        anyk.strategies.settled("dpsgd:graph=(file:w.csv)")
+        anyk.strategies.resolve_paths("dpsgd:graph=(file:w.csv)")
     (tmp_path / "a, b").mkdir()
     monkeypatch.chdir(tmp_path / "a, b")
     ring("w.csv")
-    spec = anyk.strategies.settled("dpsgd:graph=(file:w.csv),tau=2")
+    spec = anyk.strategies.resolve_paths("dpsgd:graph=(file:w.csv),tau=2")
     assert spec == f"dpsgd:graph=(file:file=({tmp_path}/a, b/w.csv)),tau=2"
     assert anyk.strategies.strategy(spec, workers=4).spec == spec
 

@@ -738,7 +738,7 @@ def test_facts_come_from_the_code() -> None:
     [
         ({"scaling": "mean"}, r"scaling must be none, marginal, conditional or None, got 'mean'"),
         ({"cancel": "stop"}, r"cancel must be preempt or discard, got 'stop'"),
-        ({"wait": 5}, r"wait must be 1 to 4 \(the replies there can be\), got 5"),
+        ({"wait": 5}, r"wait must be 1 to 4 \(the number of replies\), got 5"),
         (
             {"scaling": "marginal"},
             r"scaling=marginal needs a fixed number of replies, as in wait=11; got wait=decodable",

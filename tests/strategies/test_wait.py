@@ -195,10 +195,10 @@ FORMS = "wait should be a number of replies, 'decodable', 'all', a residual such
 @pytest.mark.parametrize(
     ("wait", "sentence"),
     [
-        (0, "wait must be 1 to 8 (the replies there can be), got 0"),
-        (9, "wait must be 1 to 8 (the replies there can be), got 9"),
-        ("-1", "wait must be 1 to 8 (the replies there can be), got -1"),
-        ("5%|9", "wait must be 1 to 8 (the replies there can be), got 9"),
+        (0, "wait must be 1 to 8 (the number of replies), got 0"),
+        (9, "wait must be 1 to 8 (the number of replies), got 9"),
+        ("-1", "wait must be 1 to 8 (the number of replies), got -1"),
+        ("5%|9", "wait must be 1 to 8 (the number of replies), got 9"),
         ("0%", "a residual to wait for must be above 0% and at most 100%, got '0%'"),
         ("101%", "a residual to wait for must be above 0% and at most 100%, got '101%'"),
         ("nan%", "a residual to wait for must be above 0% and at most 100%, got 'nan%'"),

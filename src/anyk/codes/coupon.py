@@ -29,7 +29,7 @@ class BatchedCoupons(RegisteredCode, RepetitionCode):
     workers.
 
     >>> code = BatchedCoupons(40, batches=10)
-    >>> code.groups, round(code.needed, 2)
+    >>> code.groups, round(code.expected_replies, 2)
     (10, 29.29)
     """
 
@@ -55,7 +55,7 @@ class BatchedCoupons(RegisteredCode, RepetitionCode):
         return int(self.batches or 1)
 
     @property
-    def needed(self) -> float:
+    def expected_replies(self) -> float:
         """Mean number of replies needed if there are many workers: ``b H_b``."""
         return self.groups * _harmonic(self.groups)
 

@@ -14,7 +14,7 @@ from anyk.graphs.mixing import (
     metropolis,
     register,
     registry,
-    settled,
+    resolve_paths,
     zeta,
 )
 from anyk.graphs.regular import adjacency, edges_of_regular, second_eigenvalue
@@ -36,6 +36,6 @@ __all__ = [
     "register",
     "registry",
     "second_eigenvalue",
-    "settled",
+    "resolve_paths",
     "zeta",
 ]

@@ -142,10 +142,10 @@ def graph(spec: str, *, workers: int) -> Mixing:
     >>> graph("one-peer", workers=4).zeta
     0.0
     """
-    return Mixing(settled(spec), registry.build(spec, workers=workers).rounds)
+    return Mixing(resolve_paths(spec), registry.build(spec, workers=workers).rounds)
 
 
-def settled(spec: str) -> str:
+def resolve_paths(spec: str) -> str:
     """Return a graph's spec that is valid in any folder: files have absolute paths."""
     return with_files(spec, absolute, registry)
 

@@ -44,7 +44,7 @@ from anyk.runs.limits import (
     plan,
 )
 from anyk.runs.run import Run
-from anyk.strategies import completed, settled
+from anyk.strategies import complete_spec, resolve_paths
 from anyk.strategies import strategy as build_strategy
 
 
@@ -109,7 +109,11 @@ class RunSpec:
                 limits = limits._replace(steps=first_step + usual)
             check_clock(cluster, limits)
             strategy, callbacks = plan(strategy, limits.steps, first_step), check_callbacks(spec.callbacks)
-            text = completed(spec.strategy, strategy) if isinstance(spec.strategy, str) else settled(strategy.spec)
+            text = (
+                complete_spec(spec.strategy, strategy)
+                if isinstance(spec.strategy, str)
+                else resolve_paths(strategy.spec)
+            )
             config = describe(
                 RunConfig,
                 problem,

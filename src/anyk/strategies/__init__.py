@@ -5,7 +5,7 @@ from anyk.strategies.averaging.cooperative import CooperativeSGD
 from anyk.strategies.averaging.gossip import DecentralisedSGD, ElasticSGD, Gossip, MatchaSGD
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.averaging.pairwise import PairwiseGossip
-from anyk.strategies.building import completed, register, registry, rounds, settled, strategy
+from anyk.strategies.building import complete_spec, register, registry, resolve_paths, rounds, strategy
 from anyk.strategies.catalogue import adacomm, adasync, fedbuff, gradual, hierarchical, pasgd
 from anyk.strategies.closed_forms import discard_seconds
 from anyk.strategies.compressed import Compressed
@@ -86,7 +86,7 @@ __all__ = [
     "adapted_k",
     "adapted_tau",
     "adasync",
-    "completed",
+    "complete_spec",
     "discard_seconds",
     "fedbuff",
     "gradual",
@@ -99,7 +99,7 @@ __all__ = [
     "register_wait",
     "registry",
     "rounds",
-    "settled",
+    "resolve_paths",
     "smallest_arbitrary",
     "smallest_bursty",
     "stragglers",

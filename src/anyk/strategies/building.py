@@ -1,4 +1,4 @@
-"""Strategies from specs: their registry, and rounds of any code."""
+"""Strategies built from specs: the registry of strategies, and rounds of any code."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ registry: specs.Registry[Strategy] = specs.Registry("strategy", supplied=("worke
 register = registry.register
 StrategySpec = Annotated[str, registry, codes.registry]
 Auto = Literal["auto"] | None
-_ROUNDS = {"coded": Rounds, "progress": ProgressRounds, "tree": TreeRounds}  # by what a code's policy asks for
+_ROUNDS = {"coded": Rounds, "progress": ProgressRounds, "tree": TreeRounds}  # by the policy of a code
 
 
 def balance_of(how: Auto) -> Balance | None:
-    """The rule that ``balance=`` names."""
+    """Return the rule of the setting ``balance``."""
     return None if how is None else Balance()
 
 
 def usual_k(workers: int, k: int | None) -> int:
-    """k, or half the workers."""
+    """Return k; by default half the workers."""
     return max(1, workers // 2) if k is None else k
 
 
-# the keys that a code's spec gains as a strategy
+# keys that a code's spec may have in addition as a strategy
 _KEYS = {
     "wait": str,
     "scaling": Scaling,
@@ -48,7 +48,7 @@ _KEYS = {
 
 
 def rounds(code: codes.Code, **keys: Any) -> Strategy:
-    """The strategy that runs a code: :class:`Rounds`, or rounds of its own where its policy asks for them.
+    """Return the strategy that runs a code: :class:`Rounds`, or the kind of rounds in its policy.
 
     >>> type(rounds(codes.NestedCode(8))).__name__
     'ProgressRounds'
@@ -64,20 +64,18 @@ def rounds(code: codes.Code, **keys: Any) -> Strategy:
     return strategy
 
 
-def settled(spec: str, change: Callable[[str], str] = specs.absolute) -> str:
-    """A strategy's spec that means the same in any folder: files have absolute paths (or what ``change`` makes)."""
+def resolve_paths(spec: str, change: Callable[[str], str] = specs.absolute) -> str:
+    """Return a strategy's spec that is valid in any folder: files have absolute paths, or those of ``change``."""
     return specs.with_files(spec, change, registry, codes.registry)
 
 
-def completed(spec: str, built: Strategy) -> str:
-    """Return a spec with the numbers that it leaves open, as they are in the strategy built from it.
+def complete_spec(spec: str, built: Strategy) -> str:
+    """Return a spec with absolute paths, and with the numbers that it omits taken from the strategy built from it.
 
-    Files in it get their absolute paths.
-
-    >>> completed("k-sync", strategy("k-sync", workers=30)), completed("frc", strategy("frc", workers=30))
+    >>> complete_spec("k-sync", strategy("k-sync", workers=30)), complete_spec("frc", strategy("frc", workers=30))
     ('k-sync:k=15', 'frc:load=3')
     """
-    spec = settled(spec)
+    spec = resolve_paths(spec)
     (name, values), (built_name, chosen_values) = specs.parse(spec), specs.parse(built.spec)
     if name == "k-sync":
         return specs.with_keys(spec, {"k": usual_k(built.layout.workers, None)})
@@ -87,10 +85,10 @@ def completed(spec: str, built: Strategy) -> str:
 
 
 def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -> Strategy:
-    """Build a strategy from its spec for ``workers`` workers, or of a code; a strategy is taken as it is.
+    """Return the strategy of a spec for ``workers`` workers, or of a code; a strategy is returned unchanged.
 
-    Every code is a strategy of rounds and then also takes ``wait``, ``scaling``, ``cancel`` and ``decoder``.
-    Raises :class:`~anyk.errors.BadInput` when the spec is wrong, and when a code or strategy is for another number of
+    The spec of a code is a strategy of rounds, with the further keys ``wait``, ``scaling``, ``cancel`` and ``decoder``.
+    Raises :class:`~anyk.errors.BadInput` if the spec is wrong, or if a code or strategy is for another number of
     workers.
 
     >>> strategy("agc:load=3,wait=11", workers=30).spec
@@ -107,13 +105,13 @@ def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -
 
 
 def from_spec(spec: str, workers: int) -> Strategy:
-    """Build a strategy from its spec, as :func:`strategy` does, without suggestions where that fails."""
+    """Return the strategy of a spec, as :func:`strategy` does, but without suggestions if that fails."""
     name, values = specs.parse(spec)
     if name in registry:
         return registry.build(spec, workers=workers)
-    codes_known = tuple(entry.name for entry in codes.registry)
-    if name not in codes_known:
-        registry.entry(name, also=codes_known)
+    names = tuple(entry.name for entry in codes.registry)
+    if name not in names:
+        registry.entry(name, also=names)
     if "" in values:
         raise BadInput(f"'{values['']}' in '{spec}' should be key=value, as in name:key=value,key=value")
     own: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Closed forms that several strategies share."""
+"""Closed forms of the pace of several strategies."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from anyk.strategies.wait import Wait
 
 
 def discard_seconds(k: int, workers: int, mean: float, *, batch: bool = False) -> float:
-    """Expected seconds of a step when workers finish in vain (``cancel=discard``), exponential delays.
+    """Return the expected seconds of a step if workers finish in vain (``cancel=discard``), for exponential delays.
 
-    Of the chain whose state is (workers on the current version, gradients collected): after a step of K-sync the k
-    workers that made it begin at once, after one of K-batch-sync (``batch``) the last of them; the others follow as
-    they finish.
+    They follow from the Markov chain with states (workers on the current version, gradients collected). After a step
+    of K-sync, its k workers start on the new version immediately; after a step of K-batch-sync (``batch``), the last
+    one does. The others follow when they finish.
 
     >>> round(discard_seconds(4, 8, 1.0), 7), round(discard_seconds(4, 8, 1.0, batch=True), 7)
     (1.0343494, 1.0756072)
     """
     n = workers
-    after = np.zeros(n + 2)  # expected time left with c + 1 collected, by workers on the current version
+    after = np.zeros(n + 2)  # expected remaining time with c + 1 collected, by workers on the current version
     for c in reversed(range(k)):
         busy = n if batch else n - c
         now = np.zeros(n + 2)
@@ -34,20 +34,20 @@ def discard_seconds(k: int, workers: int, mean: float, *, batch: bool = False) -
 
 
 def finishing_in_vain(k: int, workers: int, delays: DelayLaw, *, batch: bool) -> Pace:
-    """The pace of steps whose stragglers finish in vain."""
+    """Return the pace of steps whose stragglers finish in vain."""
     mean = delays.expected() if delays.memoryless else None
     seconds = None if mean is None else discard_seconds(k, workers, mean, batch=batch)
     return Pace(seconds, 0.0, "a Markov chain for exponential delays, else simulate; workers finish in vain")
 
 
 def _ordinal(k: int) -> str:
-    """A place in an order: 1st, 2nd, …"""
+    """Return a place in an order: 1st, 2nd, …"""
     ending = "th" if k // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(k % 10, "th")
     return f"{k}{ending}"
 
 
 def mean_interval(delays: DelayLaw, workers: int) -> float | None:
-    """Mean seconds between two replies of workers that never wait: 1 over the sum of their rates."""
+    """Return the mean seconds between two replies of workers that never wait: 1 over the sum of their rates."""
     means = [delays.expected(worker) for worker in range(workers)]
     if None in means:
         return None
@@ -56,18 +56,18 @@ def mean_interval(delays: DelayLaw, workers: int) -> float | None:
 
 
 def uncoded_pace(code: Code, rule: Wait, method: Method, delays: DelayLaw, *, in_vain: bool) -> Pace:
-    """The pace of rounds of an uncoded sum, which any replies may end; ``in_vain``: stragglers finish in vain.
+    """Return the pace of rounds of an uncoded sum; ``in_vain``: stragglers finish in vain.
 
-    At each moment the rule asks for a number of replies, which changes only at its deadlines. A round's mean duration
-    is the integral of the chance that there are fewer.
+    At each moment the rule requires a number of replies, which changes only at its deadlines. A round's mean duration
+    is the integral of the probability that fewer have arrived.
     """
     n = code.workers
 
-    def residual_of(count: int) -> float:  # all sets of so many replies are alike
+    def residual_of(count: int) -> float:  # equal for all sets of replies of this size
         return float(code.decode(range(count), decoder=method).residual)
 
     ends = sorted({0.0, *rule.changes()})
-    needs = [rule.needed(n, seconds, residual_of) for seconds in ends]
+    needs = [rule.required_replies(n, seconds, residual_of) for seconds in ends]
     if None in needs:
         return Pace(None, 0.0, f"no closed form for wait={rule}; simulate")
     counts = [n if need is None else min(need, n) for need in needs]

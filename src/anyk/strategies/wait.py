@@ -1,4 +1,4 @@
-"""When is there enough: rules that say a round may end, and their combinations."""
+"""Wait rules, which determine when a round may end, and their combinations."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from anyk.strategies.ranges import Finite, FiniteOrZero
 
 Rule = TypeVar("Rule", bound="Wait")
 
-_SEEN = 30  # arrivals without which a deadline that adapts would be a guess
+_SEEN = 30  # arrivals that an adapting deadline needs
 
 
 def _digits(value: float) -> str:
-    """A number with every digit it takes to read it back."""
+    """Return a number as text that is read back as the same number."""
     return repr(float(value)).removesuffix(".0")
 
 
 class Waiting(Protocol):
-    """The view of a round that a wait rule has."""
+    """The view of a round that a wait rule gets."""
 
     @property
     def replies(self) -> int:
-        """The number of usable replies."""
+        """Number of usable replies."""
         ...
 
     @property
     def decodable(self) -> bool:
-        """Whether they give the exact sum."""
+        """Whether the replies give the exact sum."""
         ...
 
     @property
     def residual(self) -> float:
-        """The residual if the step were taken now."""
+        """Residual if the step were taken now."""
         ...
 
     @property
@@ -51,50 +51,50 @@ class Waiting(Protocol):
 
     @property
     def replied(self) -> tuple[int, ...]:
-        """The workers that replied, in order of arrival."""
+        """Workers that replied, in order of arrival."""
         ...
 
     @property
     def recent(self) -> Sequence[float]:
-        """Seconds from a round's start to each reply, of the last rounds, where a rule remembers them."""
+        """Seconds from a round's start to each reply in the last rounds, if a rule remembers them."""
         ...
 
 
 class Wait:
-    """A rule; ``a | b`` ends the round when one of the rules is met, ``a & b`` when both are."""
+    """A rule; ``a | b`` ends the round when one of the two is met, ``a & b`` when both are."""
 
-    name: ClassVar[str] = ""  # under which it is registered
+    name: ClassVar[str] = ""  # in specs
 
     @property
     def approximate(self) -> bool:
-        """Whether it may end a round without the exact sum."""
+        """Whether the rule may end a round without the exact sum."""
         return True
 
     @property
     def remembers(self) -> bool:
-        """Whether it looks at a round's ``recent``: seconds to each reply of the rounds before."""
+        """Whether the rule uses ``recent``, the seconds to each reply in the last rounds."""
         return False
 
     def enough(self, waiting: Waiting) -> bool:
-        """Whether the round may end."""
-        raise NotImplementedError("a wait rule says when there is enough")
+        """Return whether the round may end."""
+        raise NotImplementedError("a wait rule defines enough()")
 
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
-        """Seconds after the start of this round at which the rule wants to be asked again."""
+        """Return the seconds after the start of this round at which ``enough`` is to be called again."""
         return ()
 
     def counts(self) -> tuple[int, ...]:
-        """The numbers of replies that the rule names."""
+        """Return the numbers of replies in the rule."""
         return ()
 
     def changes(self) -> tuple[float, ...]:
-        """The seconds at which the rule begins to ask for fewer replies."""
+        """Return the seconds after which the rule requires fewer replies."""
         return ()
 
-    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        """The replies that end an uncoded round so many seconds old, above n where none do; None: not known beforehand.
+    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+        """Return the number of replies that end an uncoded round after ``seconds``; None if it is not known beforehand.
 
-        ``residual_of(k)``: the residual of k replies.
+        Above ``workers`` if no number does. ``residual_of(k)``: the residual of k replies.
         """
         return None
 
@@ -145,7 +145,7 @@ class Decodable(Wait):
     def enough(self, waiting: Waiting) -> bool:
         return waiting.decodable
 
-    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
         return workers
 
 
@@ -163,7 +163,7 @@ class Count(Wait):
     def counts(self) -> tuple[int, ...]:
         return (self.number,)
 
-    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
         return self.number
 
     def __str__(self) -> str:
@@ -181,7 +181,7 @@ class ResidualBelow(Wait):
     def enough(self, waiting: Waiting) -> bool:
         return waiting.residual < self.bound
 
-    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
         counts = range(1, workers + 1)
         return next((k for k in counts if residual_of(k) < self.bound), workers + 1)
 
@@ -207,16 +207,16 @@ class Deadline(Wait):
     def changes(self) -> tuple[float, ...]:
         return (self.seconds,)
 
-    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
         return 1 if seconds >= self.seconds else workers + 1
 
     def __str__(self) -> str:
         return f"{_digits(self.seconds)}s"
 
 
-@lru_cache(maxsize=64)  # a round asks at every reply, and what it remembers changes once a round
+@lru_cache(maxsize=64)  # called at every reply, while ``recent`` changes once a round
 def _past_median(recent: tuple[float, ...], times: float) -> float:
-    """So many median absolute deviations past the median."""
+    """Return the median plus ``times`` median absolute deviations."""
     middle = median(recent)
     return float(middle + times * median([abs(value - middle) for value in recent]))
 
@@ -225,29 +225,25 @@ def _past_median(recent: tuple[float, ...], times: float) -> float:
 @typed
 @dataclass(frozen=True)
 class Adaptive(Wait):
-    """Wait until ``times`` median absolute deviations past the median of recent arrivals, and at least one reply.
+    """Wait until ``times`` median absolute deviations after the median of recent arrivals, and for at least one reply.
 
-    A deadline that nobody has to guess (``3mad`` in a spec; ``15&3mad`` waits for 15 replies in any case). Until 30
-    arrivals of earlier rounds have been seen it waits for all.
+    A deadline that adapts to the workers (``3mad`` in a spec; ``15&3mad`` waits for 15 replies in any case). It waits
+    for all workers until 30 arrivals are known from earlier rounds.
     """
 
     times: FiniteOrZero
     remembers = True
 
     def after(self, recent: Sequence[float]) -> float | None:
-        """The deadline in seconds that follows from recent arrivals; None while they are too few."""
+        """Return the deadline in seconds that follows from recent arrivals; None if they are too few."""
         return None if len(recent) < _SEEN else _past_median(tuple(recent), self.times)
 
-    def bound(self, waiting: Waiting) -> float | None:
-        """The deadline of this round, in seconds; None while too little has been seen."""
-        return self.after(waiting.recent)
-
     def enough(self, waiting: Waiting) -> bool:
-        bound = self.bound(waiting)
+        bound = self.after(waiting.recent)
         return bound is not None and waiting.replies > 0 and waiting.elapsed >= bound - 1e-6
 
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
-        bound = self.bound(waiting)
+        bound = self.after(waiting.recent)
         return () if bound is None else (bound,)
 
     def __str__(self) -> str:
@@ -278,12 +274,10 @@ class AnyOf(Wait):
 
     @property
     def approximate(self) -> bool:
-        """Whether one of them is."""
         return any(rule.approximate for rule in self.rules)
 
     @property
     def remembers(self) -> bool:
-        """Whether one of them does."""
         return any(rule.remembers for rule in self.rules)
 
     def enough(self, waiting: Waiting) -> bool:
@@ -298,12 +292,12 @@ class AnyOf(Wait):
     def changes(self) -> tuple[float, ...]:
         return tuple(t for rule in self.rules for t in rule.changes())
 
-    def needed(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        parts = [rule.needed(workers, seconds, residual_of) for rule in self.rules]
-        known = [part for part in parts if part is not None]
-        return None if len(known) < len(parts) else self._of_all(known)
+    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+        counts = [rule.required_replies(workers, seconds, residual_of) for rule in self.rules]
+        valid = [count for count in counts if count is not None]
+        return self._join(valid) if len(valid) == len(counts) else None
 
-    def _of_all(self, counts: list[int]) -> int:
+    def _join(self, counts: list[int]) -> int:
         return min(counts)
 
     def __str__(self) -> str:
@@ -315,13 +309,12 @@ class AllOf(AnyOf):
 
     @property
     def approximate(self) -> bool:
-        """Whether all of them are."""
         return all(rule.approximate for rule in self.rules)
 
     def enough(self, waiting: Waiting) -> bool:
         return all(rule.enough(waiting) for rule in self.rules)
 
-    def _of_all(self, counts: list[int]) -> int:
+    def _join(self, counts: list[int]) -> int:
         return max(counts)
 
     def __str__(self) -> str:
@@ -356,14 +349,12 @@ def _rule(text: str, replies: int) -> Wait:
         except BadInput:
             raise BadInput(f"{requirement}, got '{text}'") from None
     if not 1 <= number <= replies:
-        raise BadInput(f"wait must be 1 to {replies} (the replies there can be), got {number}")
+        raise BadInput(f"wait must be 1 to {replies} (the number of replies), got {number}")
     return Count(int(number))
 
 
 def wait_rule(wait: WaitLike, *, replies: int) -> Wait:
-    """Make a rule of what a user may write; ``replies`` is how many there can be.
-
-    A rule with a number in it also ends when the exact sum can be had: waiting on would gain nothing.
+    """Return the rule that a setting specifies; ``replies``: the largest number of replies in a round.
 
     >>> str(wait_rule("11", replies=30)), str(wait_rule("5%|0.5s", replies=30))
     ('11', '5%|0.5s')
@@ -382,7 +373,7 @@ def wait_rule(wait: WaitLike, *, replies: int) -> Wait:
 
 
 def _either(tokens: list[str], text: str, replies: int) -> Wait:
-    """``a | b | …`` from the front of the ``tokens``."""
+    """Read ``a | b | …`` from the front of the ``tokens``."""
     rules = [_both(tokens, text, replies)]
     while tokens and tokens[0] == "|":
         tokens.pop(0)
@@ -391,7 +382,7 @@ def _either(tokens: list[str], text: str, replies: int) -> Wait:
 
 
 def _both(tokens: list[str], text: str, replies: int) -> Wait:
-    """``a & b & …``, which binds tighter."""
+    """Read ``a & b & …``, which binds tighter."""
     rules = [_single(tokens, text, replies)]
     while tokens and tokens[0] == "&":
         tokens.pop(0)

@@ -22,7 +22,7 @@ from anyk.problems.base import Problem
 from anyk.runs.folder.config import Config, Digests, Recipe, SharedConfig, recipe_of
 from anyk.runs.folder.promise import torch_named
 from anyk.specs import absolute
-from anyk.strategies import settled
+from anyk.strategies import resolve_paths
 
 
 def digests_of(problem: Problem, cluster: Cluster, config: SharedConfig) -> Digests:
@@ -85,7 +85,7 @@ def files_of(strategies: Iterable[str]) -> dict[str, str]:
         return file
 
     for spec in strategies:
-        settled(spec, seen)
+        resolve_paths(spec, seen)
     digests = {file: file_digest(file) for file in named}
     return {file: digest for file, digest in digests.items() if digest is not None}
 

@@ -43,7 +43,7 @@ from anyk.runs.run import Run, setup
 from anyk.runs.training import resume, train
 from anyk.specs import parse as split
 from anyk.specs import with_keys
-from anyk.strategies import settled
+from anyk.strategies import resolve_paths
 from anyk.strategies import strategy as build_strategy
 
 _TRIES = 9
@@ -378,7 +378,7 @@ def charged(cluster: str, problem: Problem, *, workers: int) -> str:
 def _with_models(spec: str, models: int, workers: int) -> str:
     """A strategy's spec for so many models; raises where it does not exist for so many workers and models."""
     build_strategy(spec, workers=workers)
-    spec = settled(spec)
+    spec = resolve_paths(spec)
     if models == 1:
         return spec
     completed_spec = with_keys(spec, {"models": models})

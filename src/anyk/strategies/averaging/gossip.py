@@ -12,7 +12,7 @@ import numpy as np
 
 from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
 from anyk.errors import BadInput
-from anyk.graphs import GraphSpec, Matcha, Mixing, graph, matcha, settled
+from anyk.graphs import GraphSpec, Matcha, Mixing, graph, matcha, resolve_paths
 from anyk.plain import derived
 from anyk.protocol import (
     Chunk,
@@ -278,7 +278,7 @@ class MatchaSGD(Neighbours):
     @cached_property
     def plan(self) -> Matcha:
         """The matchings, and how often each is active."""
-        return matcha(settled(self.graph), workers=self.workers, budget=self.budget)
+        return matcha(resolve_paths(self.graph), workers=self.workers, budget=self.budget)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -286,7 +286,7 @@ class MatchaSGD(Neighbours):
 
     @cached_property
     def spec(self) -> str:
-        values: dict[str, Any] = {"graph": bracketed(settled(self.graph)), "budget": self.budget, "tau": self.tau}
+        values: dict[str, Any] = {"graph": bracketed(resolve_paths(self.graph)), "budget": self.budget, "tau": self.tau}
         values |= {"batch": self.batch, "barrier": self.barrier, "seed": self.seed}
         return show("matcha", values, DEFAULTS)
 

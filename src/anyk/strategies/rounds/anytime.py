@@ -139,7 +139,7 @@ class Anytime(RequestRounds):
 
     def start(self, fleet: Fleet) -> tuple[AnytimeState, Commands]:
         s = AnytimeState(Crew.of(fleet), fleet.time, before=fleet.rounds)
-        return s, self.begin(s)
+        return s, self._begin(s)
 
     def rebuild(self, state: AnytimeState) -> None:
         state.orders = self._sample_orders(state)
@@ -163,12 +163,12 @@ class Anytime(RequestRounds):
         if not s.asked:
             return self._ask(s)
         if not s.got:
-            return self._set_alarm(s)
+            return self._alarm_at_deadline(s)
         s.asked = {worker: weight for worker, weight in s.asked.items() if worker in s.got}
-        return self.step_if_complete(s)
+        return self._step_if_complete(s)
 
     def worker_returned(self, state: AnytimeState, worker: int) -> Commands:
-        return () if state.asked else self.dispatch(state, (worker,))
+        return () if state.asked else self._dispatch(state, (worker,))
 
     def worker_left(self, state: AnytimeState, worker: int) -> Commands:
         """Continue without the parts of a lost worker, or of one with an unusable message; its message stays."""
@@ -179,31 +179,31 @@ class Anytime(RequestRounds):
         s.done.pop(worker, None)
         if s.asked:
             s.asked.pop(worker, None)
-            return self.step_if_complete(s) if s.asked else self.restart(s)
+            return self._step_if_complete(s) if s.asked else self._restart(s)
         if task is not None and s.crew.able(worker):
-            return self.dispatch(s, (worker,))
+            return self._dispatch(s, (worker,))
         if s.crew.complete and not any(map(s.crew.able, s.crew.present)):
-            return self.stop_without_workers(s)
+            return self._stop_without_workers(s)
         return self._ask_if_all_done(s)
 
     # ------------------------------------------------------------------------------------------- commands
 
-    def begin(self, s: AnytimeState) -> list[Command]:
+    def _begin(self, s: AnytimeState) -> list[Command]:
         s.arrivals = []
-        return super().begin(s)
+        return super()._begin(s)
 
-    def task(self, s: AnytimeState, worker: int) -> Task:
+    def _task(self, s: AnytimeState, worker: int) -> Task:
         return (Chunk(s.orders[worker], (1.0,) * self.parts, send="request", batch=self.batch),)
 
-    def set_alarms(self, s: AnytimeState) -> list[Command]:
+    def _set_alarms(self, s: AnytimeState) -> list[Command]:
         """Set the alarm of the deadline, after a note if the deadline starts or ceases to adapt."""
         what = "adapts" if self._seconds(s) is not None else "waits for all parts until enough times have been seen"
         if isinstance(self.rule, Deadline) or what == s.noted:
-            return self._set_alarm(s)
+            return self._alarm_at_deadline(s)
         s.noted = what
-        return [Note(f"deadline={self.rule} {what}"), *self._set_alarm(s)]
+        return [Note(f"deadline={self.rule} {what}"), *self._alarm_at_deadline(s)]
 
-    def _set_alarm(self, s: AnytimeState) -> list[Command]:
+    def _alarm_at_deadline(self, s: AnytimeState) -> list[Command]:
         seconds = self._seconds(s)  # 0 on a virtual clock without delays, on which all workers finish immediately
         return [SetAlarm("deadline", s.now + seconds if seconds else None)]
 
@@ -221,13 +221,13 @@ class Anytime(RequestRounds):
             note = f"nobody had finished anything at the deadline of {self._seconds(s):.3g} s; such a step goes on"
             first = [] if s.extended else [Note(f"{note} for another (this is noted once)")]
             s.extended = True
-            return [*first, *self._set_alarm(s)]
+            return [*first, *self._alarm_at_deadline(s)]
         if isinstance(self.rule, Adaptive):  # a worker that is cut off takes at least as long as the step
             late = [s.now - s.began] * (len(s.task_of) - len(s.arrivals))
             s.recent = (*s.recent, *s.arrivals, *late)[-_ROUNDS_SEEN * self.workers :]
-        return [*self.request(s, asks), *self._set_alarm(s)]
+        return [*self._request(s, asks), *self._alarm_at_deadline(s)]
 
-    def combine(self, s: AnytimeState) -> Combine:
+    def _combine(self, s: AnytimeState) -> Combine:
         workers = sorted(s.asked)
         parts, finished = self.layout.partitions, sum(s.done[worker] for worker in workers)
         messages = [(s.got[worker], 0) for worker in workers]

@@ -49,15 +49,15 @@ class RequestRounds(CrewStrategy):
     cancel: CancelMode = "preempt"
 
     @abstractmethod
-    def task(self, s: Any, worker: int) -> Task:
+    def _task(self, s: Any, worker: int) -> Task:
         """Return the task of a worker in this round."""
 
-    def set_alarms(self, s: Any) -> list[Command]:
+    def _set_alarms(self, s: Any) -> list[Command]:
         """Return the commands that follow the dispatch of a round; by default none."""
         return []
 
     @abstractmethod
-    def combine(self, s: Any) -> Combine:
+    def _combine(self, s: Any) -> Combine:
         """Return the step made of the requested messages."""
 
     def on(self, state: Any, event: Event) -> Commands:
@@ -70,9 +70,9 @@ class RequestRounds(CrewStrategy):
         if event.worker not in state.asked:
             return ()
         state.got[event.worker] = event.task
-        return self.step_if_complete(state)
+        return self._step_if_complete(state)
 
-    def begin(self, s: Any) -> list[Command]:
+    def _begin(self, s: Any) -> list[Command]:
         """Start a round with all workers that are able, or stop if none is and none can join."""
         crew = s.crew
         s.first, s.began = crew.next, s.now
@@ -80,28 +80,28 @@ class RequestRounds(CrewStrategy):
         self.rebuild(s)
         able = sorted(filter(crew.able, crew.present))
         if not able and crew.complete:
-            return self.stop_without_workers(s)
-        return [*self.dispatch(s, able), *self.set_alarms(s)]
+            return self._stop_without_workers(s)
+        return [*self._dispatch(s, able), *self._set_alarms(s)]
 
-    def stop_without_workers(self, s: Any) -> list[Command]:
+    def _stop_without_workers(self, s: Any) -> list[Command]:
         """End the run if no worker can give a usable message."""
         failed = f"no usable messages in {RETRIES + 1} attempts"
         return self.cannot_step(s, "every worker has been given up" if s.crew.hopeless else failed)
 
-    def restart(self, s: Any) -> list[Command]:
+    def _restart(self, s: Any) -> list[Command]:
         """Cancel the tasks of this round and start another."""
-        return [Cancel(range(s.first, s.crew.next), self.cancel), *self.begin(s)]
+        return [Cancel(range(s.first, s.crew.next), self.cancel), *self._begin(s)]
 
-    def dispatch(self, s: Any, workers: Iterable[int]) -> list[Command]:
+    def _dispatch(self, s: Any, workers: Iterable[int]) -> list[Command]:
         """Return the command that gives workers their tasks; none without workers."""
         workers = tuple(workers)
         if not workers:
             return []
         first = s.crew.number(len(workers))
         s.task_of.update(zip(workers, range(first, s.crew.next), strict=True))
-        return [Dispatch(first, workers, [self.task(s, worker) for worker in workers])]
+        return [Dispatch(first, workers, [self._task(s, worker) for worker in workers])]
 
-    def request(self, s: Any, asks: Sequence[Ask]) -> list[Command]:
+    def _request(self, s: Any, asks: Sequence[Ask]) -> list[Command]:
         """Request messages of some workers, and cancel the tasks of the others."""
         s.asked = {ask.worker: ask.weight for ask in asks}
         others = tuple(task for worker, task in s.task_of.items() if worker not in s.asked)
@@ -110,13 +110,13 @@ class RequestRounds(CrewStrategy):
             commands.append(RequestMessage(ask.worker, s.task_of[ask.worker], 0, ask.partitions, ask.coefficients))
         return commands
 
-    def step_if_complete(self, s: Any) -> Commands:
+    def _step_if_complete(self, s: Any) -> Commands:
         """Take the step if all requested messages have arrived."""
-        return self.step(s) if len(s.got) == len(s.asked) else ()
+        return self._step(s) if len(s.got) == len(s.asked) else ()
 
-    def step(self, s: Any) -> list[Command]:
+    def _step(self, s: Any) -> list[Command]:
         """Take the step and start the next round."""
-        combine = self.combine(s)
+        combine = self._combine(s)
         s.version += 1
         s.crew.failures = {}
-        return [combine, *self.restart(s)]
+        return [combine, *self._restart(s)]

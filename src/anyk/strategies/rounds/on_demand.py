@@ -157,7 +157,7 @@ class ProgressRounds(RequestRounds):
 
     def start(self, fleet: Fleet) -> tuple[ProgressState, Commands]:
         s = ProgressState(Crew.of(fleet), fleet.time)
-        return s, self.begin(s)
+        return s, self._begin(s)
 
     def rebuild(self, state: ProgressState) -> None:
         watch: ProgressWatch = self.code.watch()
@@ -185,7 +185,7 @@ class ProgressRounds(RequestRounds):
         return self._ask(state) if not state.asked and self._is_enough(state) else ()
 
     def worker_returned(self, state: ProgressState, worker: int) -> Commands:
-        return [] if state.asked else [*self.dispatch(state, (worker,)), *self._stuck(state)]
+        return [] if state.asked else [*self._dispatch(state, (worker,)), *self._stuck(state)]
 
     def worker_left(self, state: ProgressState, worker: int) -> Commands:
         s = state
@@ -198,10 +198,10 @@ class ProgressRounds(RequestRounds):
 
     # ------------------------------------------------------------------------------------------- commands
 
-    def task(self, s: ProgressState, worker: int) -> Task:
+    def _task(self, s: ProgressState, worker: int) -> Task:
         return self._tasks[worker]
 
-    def set_alarms(self, s: ProgressState) -> list[Command]:
+    def _set_alarms(self, s: ProgressState) -> list[Command]:
         deadlines = self.enough.deadlines(_SeenProgress(s))
         return [SetAlarm(f"wait {number}", s.now + seconds) for number, seconds in enumerate(deadlines)]
 
@@ -212,7 +212,7 @@ class ProgressRounds(RequestRounds):
         """Start another round for the same version, without workers that failed too often."""
         if max(map(len, s.crew.failures.values()), default=0) > RETRIES * self.code.workers:
             return self.cannot_step(s, "unusable messages")
-        return self.restart(s)
+        return self._restart(s)
 
     def _ask(self, s: ProgressState) -> list[Command]:
         asks = [ask for ask in s.watch.asks() if ask.partitions]
@@ -220,9 +220,9 @@ class ProgressRounds(RequestRounds):
             return []
         s.missing = 0.0 if s.watch.ready else s.watch.residual
         s.gain = sum((ask.weight**2 * sum(c * c for c in ask.coefficients)) for ask in asks) ** 0.5
-        return self.request(s, asks)
+        return self._request(s, asks)
 
-    def combine(self, s: ProgressState) -> Combine:
+    def _combine(self, s: ProgressState) -> Combine:
         covered = 1.0 - s.missing**2
         workers = sorted(s.asked)
         # weights are divided by the covered share; the residual is the spread of the coefficients around 1
@@ -240,7 +240,7 @@ class ProgressRounds(RequestRounds):
         if self.enough.approximate and s.done:
             return self._ask(s)
         if s.crew.hopeless:
-            return self.stop_without_workers(s)
+            return self._stop_without_workers(s)
         return self.cannot_step(
             s,
             f"what {len(s.task_of)} of {self.code.workers} workers can finish does not give the sum; a code that "

@@ -101,7 +101,7 @@ class TreeRounds(RequestRounds):
 
     def start(self, fleet: Fleet) -> tuple[TreeState, Commands]:
         s = TreeState(Crew.of(fleet), fleet.time)
-        return s, self.begin(s)
+        return s, self._begin(s)
 
     def on_progress(self, state: TreeState, event: Progress) -> Commands:
         worker = event.worker
@@ -115,16 +115,16 @@ class TreeRounds(RequestRounds):
         parent = self.code.parents[event.worker]
         if parent != ROOT:
             return self._ask(state, parent)
-        return [] if self._weights_below(state, ROOT) is None else self.step(state)
+        return [] if self._weights_below(state, ROOT) is None else self._step(state)
 
     def on_failed(self, state: TreeState, event: Failed) -> Commands:
         worker = event.worker
         state.crew.fail(worker, event.task)
         self._drop(state, worker)
-        return self.dispatch(state, (worker,)) if state.crew.able(worker) else self._stuck(state)
+        return self._dispatch(state, (worker,)) if state.crew.able(worker) else self._stuck(state)
 
     def worker_returned(self, state: TreeState, worker: int) -> Commands:
-        commands = [] if worker in state.got else self.dispatch(state, (worker,))
+        commands = [] if worker in state.got else self._dispatch(state, (worker,))
         return commands + self._stuck(state)
 
     def worker_left(self, state: TreeState, worker: int) -> Commands:
@@ -133,12 +133,12 @@ class TreeRounds(RequestRounds):
 
     # ------------------------------------------------------------------------------------------- commands
 
-    def begin(self, s: TreeState) -> list[Command]:
+    def _begin(self, s: TreeState) -> list[Command]:
         s.finished, s.inside = set(), {}
-        commands = super().begin(s)
+        commands = super()._begin(s)
         return self._stuck(s) or commands
 
-    def task(self, s: TreeState, worker: int) -> Task:
+    def _task(self, s: TreeState, worker: int) -> Task:
         return self._tasks[worker]
 
     def _drop(self, s: TreeState, worker: int) -> None:
@@ -165,7 +165,7 @@ class TreeRounds(RequestRounds):
         task = s.task_of[node]
         return [RequestMessage(node, task, 0, share.partitions, share.coefficients, messages, tuple(weights.values()))]
 
-    def combine(self, s: TreeState) -> Combine:
+    def _combine(self, s: TreeState) -> Combine:
         weights = self._weights_below(s, ROOT) or {}
         total, pending = np.zeros(self.code.workers), dict(weights)
         while pending:
@@ -179,7 +179,7 @@ class TreeRounds(RequestRounds):
     def _stuck(self, s: TreeState) -> list[Command]:
         """Stop if the messages that can still come do not decode, and no worker can join any more."""
         if s.crew.hopeless:
-            return self.stop_without_workers(s)
+            return self._stop_without_workers(s)
         if not s.crew.complete:
             return []
         hopeful: set[int] = set()  # nodes whose message is there or can come

@@ -1,8 +1,8 @@
 """Coding over time: gradient codes across workers and rounds, for stragglers that come in bursts.
 
-Job t, a step of model t mod M, begins in round t and is done by the end of round t + T. In a round every worker gets
-one task; whoever is not done when it ends, by ``1 + mu`` times the fastest or as soon as there is enough, is a
-straggler, if the code can do with that.
+Job t, a step of model t mod M, starts in round t and is done by the end of round t + T. In a round every worker gets
+one task. A round ends at ``1 + mu`` times its first completion, or as soon as the code can do without the other
+workers, which are then stragglers.
 (Krishnan, Ebrahimi and Khisti, *Sequential gradient coding for straggler mitigation*, ICLR 2023.)
 """
 

@@ -1,14 +1,12 @@
-"""The settings of schemes that are made for stragglers in bursts."""
+"""Settings of schemes for stragglers in bursts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from anyk.errors import BadInput
-from anyk.specs import show
-from anyk.strategies.sequential.rounds import DEFAULTS, Late, SequentialRounds
+from anyk.strategies.sequential.rounds import Late, SequentialRounds
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -18,7 +16,7 @@ class ForBursts(SequentialRounds):
     B: int
     W: int
     lambda_: int
-    late: Late = "drop"  # a setting here, and fixed elsewhere
+    late: Late = "drop"  # a setting of these schemes only
 
     def __post_init__(self) -> None:
         B, W = self.B, self.W
@@ -28,9 +26,10 @@ class ForBursts(SequentialRounds):
             raise BadInput(f"lambda of '{self.name}' must be 0 to {self.workers} workers, got {self.lambda_}")
         super().__post_init__()
 
-    @cached_property
-    def spec(self) -> str:
-        values: dict[str, Any] = {"B": self.B, "W": self.W, "lambda": self.lambda_, "end": self.end}
-        values |= {"mu": self.mu, "wait": self.waits, "late": self.late, "inner": self.inner}
-        values |= {"models": self.trained, "jobs": self.jobs, "batch": self.batch}
-        return show(self.name, values, DEFAULTS | {"models": self.T + 1, "wait": self.usual_wait})
+    @property
+    def _own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"B": self.B, "W": self.W, "lambda": self.lambda_}, {"late": self.late}
+
+    @property
+    def _past_rounds(self) -> int:
+        return self.W

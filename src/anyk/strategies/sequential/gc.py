@@ -7,25 +7,25 @@ from functools import cached_property
 from typing import Any
 
 from anyk.checks import typed
+from anyk.codes.base import Row
 from anyk.errors import BadInput
 from anyk.protocol import Layout
-from anyk.specs import show
 from anyk.strategies.sequential.inner import Flags
 from anyk.strategies.sequential.jobs import Place, SequentialState
 from anyk.strategies.sequential.replay import Decided, End, KnownRounds, gradient_coding
-from anyk.strategies.sequential.rounds import DEFAULTS, SequentialRounds
+from anyk.strategies.sequential.rounds import SequentialRounds
 
 
 @dataclass(slots=True)
 class OneCodeState(SequentialState):
-    """The rounds, and the messages that are in."""
+    """The rounds, and the messages that have arrived."""
 
     results: dict[int, dict[int, Place]] = field(default_factory=dict)  # job -> worker -> its message
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class OneCode(SequentialRounds):
-    """Schemes with one code of n partitions for every job, and one message a worker and round."""
+    """Schemes with one code of n partitions for every job, and one message per worker and round."""
 
     State = OneCodeState
 
@@ -44,8 +44,9 @@ class OneCode(SequentialRounds):
     def layout(self) -> Layout:
         return Layout(self.workers, self.workers, self.code.assignment, self.slots, minibatches=self.batch > 0)
 
-    def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        return self.code.rows[worker]
+    @cached_property
+    def piece_rows(self) -> tuple[tuple[Row], ...]:
+        return tuple((row,) for row in self.code.rows)
 
     def _deliver(self, s: OneCodeState, worker: int, job: int, piece: int, place: Place) -> None:
         s.results.setdefault(job, {})[worker] = place
@@ -54,7 +55,7 @@ class OneCode(SequentialRounds):
         return self.within.bears(self._missing(s, job))
 
     def _missing(self, s: OneCodeState, job: int) -> Flags:
-        """The workers of which there is no result of a job."""
+        """Return flags of the workers whose result of a job is missing."""
         return self._without(s.results.get(job, ()))
 
     def _job_sum(self, s: OneCodeState, job: int) -> tuple[list[Place], list[float], float, float]:
@@ -68,11 +69,11 @@ class OneCode(SequentialRounds):
 @typed
 @dataclass(frozen=True, repr=False, kw_only=True)
 class GradientCodingRounds(OneCode):
-    """Gradient coding round by round, T = 0: what the sequential codes are compared with.
+    """Gradient coding round by round, T = 0: the baseline of the sequential codes.
 
-    Any ``stragglers`` workers may be late. No round depends on the one before, so none gains by waiting: by default one
-    ends when it is decodable. ``strict``: only fewer stragglers than that, counted, as the code published with the
-    sequential codes has it. ``inner``: frc, cyclic or binary (auto: frc where it fits, else cyclic).
+    Any ``stragglers`` workers may be late. Rounds are independent, so none gains by waiting longer: by default a round
+    ends when it is decodable. ``strict``: only fewer than ``stragglers`` workers may be late, as in the implementation
+    published with the sequential codes. ``inner``: frc, cyclic or binary (auto: frc where it fits, else cyclic).
 
     >>> GradientCodingRounds(30, stragglers=2).spec
     'gc:stragglers=2'
@@ -80,6 +81,7 @@ class GradientCodingRounds(OneCode):
 
     name = "gc"
     T = 0
+    _past_rounds = 0
 
     stragglers: int
     end: End = "decodable"
@@ -89,12 +91,9 @@ class GradientCodingRounds(OneCode):
     def tolerated(self) -> int:
         return self.stragglers
 
-    @cached_property
-    def spec(self) -> str:
-        values: dict[str, Any] = {"stragglers": self.stragglers, "end": self.end, "mu": self.mu, "wait": self.waits}
-        values |= {"strict": self.strict, "inner": self.inner, "models": self.trained, "jobs": self.jobs}
-        usual = {"end": "decodable", "wait": self.usual_wait, "models": 1}
-        return show(self.name, values | {"batch": self.batch}, DEFAULTS | usual)
+    @property
+    def _own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"stragglers": self.stragglers}, {"strict": self.strict}
 
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
         return gradient_coding(
@@ -109,6 +108,3 @@ class GradientCodingRounds(OneCode):
 
     def _feasible(self, s: OneCodeState, late: Flags) -> bool:
         return self.within.bears(late)
-
-    def _end_round(self, s: OneCodeState, late: Flags) -> None:
-        self._forget_late(s, 0)

@@ -1,4 +1,4 @@
-"""The code within a job, and which workers it can do without."""
+"""The code within a job, and the sets of workers that may be missing from its sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Flags = NDArray[np.bool_]
 
 @lru_cache(maxsize=64)
 def inner_code(name: str, workers: int, tolerates: int) -> Code:
-    """The code within a job: any ``tolerates`` workers may be missing."""
+    """Return the code within a job, from which any ``tolerates`` workers may be missing."""
     if name == "auto":
         name = "frc" if workers % (tolerates + 1) == 0 else "cyclic"
     inner = code(f"{name}:stragglers={tolerates}", workers=workers)
@@ -30,9 +30,9 @@ def inner_code(name: str, workers: int, tolerates: int) -> Code:
 
 @dataclass(frozen=True)
 class Inner:
-    """A code of ``workers`` partitions within each job, which bears that any ``tolerates`` workers are missing.
+    """A code of ``workers`` partitions within each job that tolerates any ``tolerates`` missing workers.
 
-    ``grouped``: of a repetition code any workers may be missing that leave one of each group.
+    ``grouped``: a repetition code tolerates any missing workers that leave one of each group.
 
     >>> Inner("frc", 4, 1, grouped=True).bears(np.array([True, False, False, True]))
     True
@@ -47,18 +47,18 @@ class Inner:
 
     @cached_property
     def code(self) -> Code:
-        """The code itself."""
+        """The code."""
         return inner_code(self.name, self.workers, self.tolerates)
 
     @cached_property
     def group_of(self) -> NDArray[np.int64] | None:
-        """The group of each worker, where groups count."""
+        """Group of each worker if groups count, else None."""
         if self.grouped and isinstance(self.code, RepetitionCode):
             return np.array(self.code.group_of, dtype=np.int64)
         return None
 
     def bears(self, missing: Flags) -> bool:
-        """Whether a sum can be had without these workers; shape (workers,)."""
+        """Return whether the sum is available without these workers; ``missing``: shape (workers,)."""
         if self.group_of is None:
             return int(missing.sum()) <= self.tolerates
         return len(np.unique(self.group_of[~missing])) == int(self.group_of[-1]) + 1

@@ -1,4 +1,4 @@
-"""M-SGC: every worker works on several jobs at once."""
+"""M-SGC: every worker works on several jobs in each round."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.checks import typed
+from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
 from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.inner import Flags, Inner
@@ -19,7 +20,7 @@ from anyk.strategies.sequential.replay import Decided, KnownRounds, multiplexed
 
 @dataclass(slots=True)
 class MultiplexedState(SequentialState):
-    """The rounds, and what of each job is in."""
+    """The rounds, and the messages of each job that have arrived."""
 
     own: dict[int, Any] = field(default_factory=dict)  # job -> place of each worker's own pieces: task (or -1), chunk
     groups: dict[int, list[dict[int, Place]]] = field(default_factory=dict)  # job -> group -> worker -> its message
@@ -28,16 +29,16 @@ class MultiplexedState(SequentialState):
 @typed
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Multiplexed(ForBursts):
-    """M-SGC: every worker works on W - 1 + B jobs at once, each a small part; a burst is made up for in later rounds.
+    """M-SGC: a worker computes a small part of W - 1 + B jobs in each round, and repeats lost parts in later rounds.
 
-    For (``B``, ``W``, ``lambda``)-bursty stragglers; T = W - 2 + B. Of a job, worker i has W - 1 pieces of its own that
-    are tried again in the last B rounds where they did not come, and a share in B groups of pieces that a code protects
-    against lambda stragglers. All pieces cost the same, (lambda + 1) / Q of the data with
+    For (``B``, ``W``, ``lambda``)-bursty stragglers; T = W - 2 + B. In a job, worker i has W - 1 pieces of its own,
+    which it repeats in the last B rounds if they are missing, and a share in B groups of pieces that a code protects
+    against lambda stragglers. All pieces take the same time, (lambda + 1) / Q of that of the data with
     ``Q = n (B + (W - 1) (lambda + 1))``; a worker's load is W - 1 + B pieces. A piece of its own is one
     partition; the partitions of the groups are lambda + 1 times smaller (``shares``).
 
-    Where groups of workers count (``inner=frc``), more than lambda workers may straggle in W rounds, as long as one of
-    each group of workers does not.
+    If groups of workers count (``inner=frc``), more than lambda workers may straggle in W rounds, as long as each
+    group of workers has one that does not.
 
     >>> round(Multiplexed(256, B=1, W=2, lambda_=27).load, 7)
     0.0075431
@@ -57,7 +58,7 @@ class Multiplexed(ForBursts):
 
     @property
     def _each(self) -> int:
-        """Size of a piece of a worker's own, in partitions of the groups."""
+        """Size of one of a worker's own pieces, relative to a partition of the groups."""
         return self.lambda_ + 1 if self.coded else 1
 
     @cached_property
@@ -73,7 +74,7 @@ class Multiplexed(ForBursts):
 
     @property
     def facts(self) -> StrategyFacts:
-        # all of its own pieces, and its part of every group; W - 1 + B jobs in each task
+        # a worker stores all its own pieces, and its part of every group
         stored = ((self.W - 1) * self._each + (self.B * self.code.load if self.coded else 0)) / sum(self.shares)
         return replace(super().facts, share_stored=stored, vectors_sent=2.0 * self.workers * (self.W - 1 + self.B))
 
@@ -87,37 +88,29 @@ class Multiplexed(ForBursts):
 
     @cached_property
     def layout(self) -> Layout:
-        pieces = self.W - 1 + (self.B if self.coded else 0)
-        assignment = tuple(
-            tuple(sorted({j for piece in range(pieces) for j in self._rows(i, piece)[0]})) for i in range(self.workers)
-        )
+        assignment = tuple(tuple(sorted({j for own, _ in rows for j in own})) for rows in self.piece_rows)
         minibatches = self.batch > 0
         return Layout(
             self.workers, len(self.shares), assignment, self.slots, shares=self.shares, minibatches=minibatches
         )
+
+    @cached_property
+    def piece_rows(self) -> tuple[tuple[Row, ...], ...]:
+        """Partitions and coefficients of each worker's own pieces, then of its parts of the groups."""
+        n, own = self.workers, self.W - 1
+        groups = range(n * own, n * (own + self.B), n) if self.coded else ()
+        rows: list[tuple[Row, ...]] = []
+        for worker, (partitions, coefficients) in enumerate(self.code.rows):
+            pieces: list[Row] = [((worker * own + piece,), (1.0,)) for piece in range(own)]
+            pieces += [(tuple(first + j for j in partitions), coefficients) for first in groups]
+            rows.append(tuple(pieces))
+        return tuple(rows)
 
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
         return multiplexed(known, known.count, B=self.B, W=self.W, most=self.lambda_, end=self.end, groups=groups)
 
     def rebuild(self, state: MultiplexedState) -> None:
         state.own = {job: np.array(own, dtype=np.int64) for job, own in state.own.items()}
-
-    @cached_property
-    def _rows_cache(self) -> dict[tuple[int, int], tuple[tuple[int, ...], tuple[float, ...]]]:
-        """Rows worked out before."""
-        return {}
-
-    def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        key = worker, piece
-        if key not in self._rows_cache:
-            n, own = self.workers, self.W - 1
-            if piece < own:
-                self._rows_cache[key] = (worker * own + piece,), (1.0,)
-            else:
-                base = n * own + (piece - own) * n
-                partitions, coefficients = self.code.rows[worker]
-                self._rows_cache[key] = tuple(base + j for j in partitions), coefficients
-        return self._rows_cache[key]
 
     def _of(self, s: MultiplexedState, job: int) -> tuple[NDArray[np.int64], list[dict[int, Place]]]:
         if job not in s.own:
@@ -174,8 +167,8 @@ class Multiplexed(ForBursts):
 
     def _fits(self, s: MultiplexedState, late: Flags) -> bool:
         r = s.round
-        union = late | self._in(s, range(r + 1 - self.W, r))
-        again = self._in(s, range(r + 1 - self.W, r - self.B + 1)) & late
+        union = late | self._straggled(s, range(r + 1 - self.W, r))
+        again = self._straggled(s, range(r + 1 - self.W, r - self.B + 1)) & late
         return self.within.bears(union) and not again.any()
 
     def _feasible(self, s: MultiplexedState, late: Flags) -> bool:
@@ -198,7 +191,7 @@ class Multiplexed(ForBursts):
             short = missing.sum(axis=1)
             if (short > self.T - m).any():
                 return False
-            # pieces not tried yet come in their own rounds; those that were lost take the first of the last B
+            # pieces not computed yet come in their own rounds; lost pieces take the first of the last B rounds
             lost = missing[:, : m + 1].sum(axis=1) if m < self.W - 1 else short
             begin = max(m + 1, self.W - 1)
             for group in range(self.B if self.coded else 0):
@@ -206,6 +199,3 @@ class Multiplexed(ForBursts):
                 if not self.within.bears(absent[group] & (begin + lost > slot) if slot > m else absent[group]):
                     return False
         return True
-
-    def _end_round(self, s: MultiplexedState, late: Flags) -> None:
-        self._forget_late(s, self.W)

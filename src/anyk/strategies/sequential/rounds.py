@@ -1,4 +1,4 @@
-"""The common part of the sequential codes: rounds, the waiting rule, and when a job is done."""
+"""The common part of the sequential codes: rounds, the rule that ends them, and the jobs that they complete."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from anyk.checks import AtLeastZero
 from anyk.codes import Code
+from anyk.codes.base import Row
 from anyk.codes.decoders import Floats
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -36,6 +37,7 @@ from anyk.protocol import (
     Task,
     slot_names,
 )
+from anyk.specs import show
 from anyk.strategies.crew import Crew, CrewStrategy
 from anyk.strategies.ranges import FiniteOrZero
 from anyk.strategies.sequential.inner import Flags, Inner
@@ -45,45 +47,37 @@ from anyk.strategies.sequential.replay import Decided, End, KnownRounds, bits_of
 _ALARM = "cut-off"
 Waiting = Literal["all", "minimal", "feasible"]
 Late = Literal["drop", "keep"]
-DEFAULTS: dict[str, Any] = {
-    "end": "cutoff",
-    "mu": 1.0,
-    "models": None,
-    "jobs": 0,
-    "batch": 0,
-    "inner": "auto",
-    "strict": False,
-    "late": "drop",
-}
 
 
 @dataclass(frozen=True, repr=False)
 class SequentialRounds(CrewStrategy):
-    """The common part of the sequential codes: rounds, the waiting rule, and when a job is done.
+    """The common part of the sequential codes: rounds, the rule that ends them, and the jobs that they complete.
 
-    ``models``: M, at least T + 1 (the default). ``jobs``: how many there are in all, so that the last rounds carry no
-    new ones (0: no end).
+    ``models``: M, at least T + 1 (the default). ``jobs``: their total number; the rounds after the last one start no
+    new job (0: no end).
 
-    ``end`` says when a round may end: with ``cutoff`` at ``1 + mu`` times its first completion, with ``decodable`` as
-    soon as those who are not done fit the straggler model, and so every job that is due has its sum. Whoever is not
-    done then has straggled, so that an early end leaves less of the model for the rounds that follow.
+    ``end`` is the earliest end of a round. With ``cutoff`` it is ``1 + mu`` times the first completion. With
+    ``decodable`` it is the moment at which the workers that are not done fit the straggler model, so that every job
+    that is due has its sum. Each worker that is not done has then straggled, so an early end uses up more of what the
+    model allows in the next rounds.
 
-    Where those late at the cut-off do not fit, ``wait`` says for whom to wait: ``all`` (the default with ``cutoff``),
-    ``minimal`` (in order of arrival, until the rest fits; the default with ``decodable``) or ``feasible`` (whatever the
-    model, until every job could still be done if nobody straggled any more; at any time in place of the model).
+    If the workers that are late at the cut-off do not fit, the round waits. With ``wait=all`` (the default with
+    ``cutoff``) it waits for all of them; with ``minimal`` (the default with ``decodable``), in order of arrival, until
+    the others fit; with ``feasible`` until every job could still be done if no worker straggled any more. ``feasible``
+    replaces the straggler model altogether.
 
-    ``inner`` is the code within a job. In the straggler model of ``frc`` groups count as such: any workers may be
-    missing that leave one of each group. With ``auto`` (``frc`` where it fits, else ``cyclic``) they do so with
-    ``end=decodable``, while ``end=cutoff`` goes by the number of workers only, as published.
+    ``inner`` is the code within a job. In the straggler model of ``frc`` groups of workers count: any workers may be
+    missing that leave one of each group. With ``auto`` (``frc`` if it exists, else ``cyclic``) groups count with
+    ``end=decodable``, while ``end=cutoff`` counts only workers, as published.
 
-    ``late`` says what becomes of a straggler's task when its round ends. ``drop``: it is cut off, its messages are
-    dropped, and the worker takes part in the next round. ``keep``: if a job in it is not done yet, the worker goes on
-    with it, and only when it has ended it is given a task again, that of the round then under way: rounds in between
-    pass without it, there is never a queue. When the last message of such a task has come, all of them count for jobs
-    not done by then, and what came is not tried again. In the straggler model it has straggled in every round that
-    ended before it had ended its task of that round, whatever came late.
+    ``late`` is the fate of a straggler's task when its round ends. ``drop``: it is cancelled, its messages are dropped,
+    and the worker takes part in the next round. ``keep``: if a job in it is not done yet, the worker continues with it.
+    When it has finished, it is given a task of the round that is then under way; the rounds in between pass without
+    it, so tasks never queue. When the last message of such a task has arrived, all its messages count for jobs that
+    are not done, and their pieces are not computed again. In the straggler model the worker has straggled in every
+    round that ended before it had finished its task of that round, even if the messages arrived later.
 
-    A worker that is lost is a straggler; when the others are not enough the round waits until it is back.
+    A worker that is lost is a straggler; if the others are not enough, the round waits until it is back.
     """
 
     State: ClassVar[type[Any]] = SequentialState
@@ -98,7 +92,7 @@ class SequentialRounds(CrewStrategy):
     models: int | None = None
     jobs: AtLeastZero = 0
     batch: AtLeastZero = 0
-    _planned: int = field(default=0, init=False, compare=False)  # jobs of the run, where ``jobs`` says nothing
+    _planned: int = field(default=0, init=False, compare=False)  # jobs of the run if ``jobs`` is 0
 
     def __post_init__(self) -> None:
         least = self.T + 1
@@ -109,30 +103,30 @@ class SequentialRounds(CrewStrategy):
 
     @property
     def late(self) -> Late:
-        """The fate of a straggler's task when its round ends."""
+        """Fate of a straggler's task when its round ends."""
         return "drop"
 
     @property
     @abstractmethod
     def T(self) -> int:
-        """Rounds after its own by whose end a job is done."""
+        """Number of rounds after its own that a job may take."""
 
     @property
     @abstractmethod
     def load(self) -> float:
-        """The share of the data that a worker computes in a round."""
+        """Share of the data that a worker computes in a round."""
 
     @property
     def facts(self) -> StrategyFacts:
         return StrategyFacts(
-            exact=True,  # a job is done when its sum can be had
+            exact=True,
             models=self.trained,
             shares_computed=(self.load,) * self.workers,
             vectors_sent=2.0 * self.workers,
-            # a job begins when the step before it on its model has been taken: there is no staleness
+            # a job starts after the step before it on its model, so staleness is 0
             pace=lambda delays: Pace(None, 0.0, "no closed form; simulate"),
             durations=self._durations,
-            for_jobs=self._for_jobs,
+            for_jobs=lambda jobs: replace(self, jobs=jobs),
             extra_rounds=self.T,
             round_seconds=lambda state: (state.durations, state.waits),
             check_further=self._check_further,
@@ -141,21 +135,34 @@ class SequentialRounds(CrewStrategy):
     @property
     @abstractmethod
     def tolerated(self) -> int:
-        """The workers that may be missing from a sum, whoever they are."""
+        """Number of workers that may be missing from a sum, whichever they are."""
+
+    @property
+    @abstractmethod
+    def _own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Settings of the scheme that stand before and after those of waiting in the spec."""
+
+    @cached_property
+    def spec(self) -> str:
+        first, then = self._own_settings
+        values = {**first, "end": self.end, "mu": self.mu, "wait": self.waits, **then, "inner": self.inner}
+        values |= {"models": self.trained, "jobs": self.jobs, "batch": self.batch}
+        usual = {"end": type(self).end, "mu": 1.0, "wait": self.usual_wait, "strict": False, "late": "drop"}
+        return show(self.name, values, usual | {"inner": "auto", "models": self.T + 1, "jobs": 0, "batch": 0})
 
     @property
     def waits(self) -> Waiting:
-        """For whom a round waits after its cut-off."""
+        """Rule for the workers that are late at the cut-off."""
         return self.wait or self.usual_wait
 
     @property
     def usual_wait(self) -> Waiting:
-        """The value of ``wait`` if it is left out."""
+        """Default of ``wait``."""
         return "all" if self.end == "cutoff" else "minimal"
 
     @cached_property
     def within(self) -> Inner:
-        """The code within a job, and which workers it bears to miss."""
+        """The code within a job, and the sets of workers that may be missing from its sum."""
         return Inner(self.inner, self.workers, self.tolerated, self.inner == "frc" or self.end == "decodable")
 
     @property
@@ -165,25 +172,22 @@ class SequentialRounds(CrewStrategy):
 
     @property
     def trained(self) -> int:
-        """M, the number of models."""
+        """Number of models, M."""
         return self.T + 1 if self.models is None else self.models
 
     @property
     def limit(self) -> int:
-        """The number of jobs in all; 0: no end."""
+        """Total number of jobs; 0: no end."""
         return self.jobs or self._planned
 
     def planned(self, steps: int | None) -> Strategy:
-        """The rounds of a run in which no job begins that is beyond so many steps of each model."""
+        """Return the rounds of a run that starts no job beyond ``steps`` steps of each model."""
         strategy = copy.copy(self)
         object.__setattr__(strategy, "_planned", 0 if steps is None else steps * self.trained)
         return strategy
 
-    def _for_jobs(self, jobs: int) -> Strategy:
-        return replace(self, jobs=jobs)
-
     def _durations(self, seconds: Floats, whole: Floats) -> Floats | None:
-        """Seconds of rounds without an end of jobs."""
+        """Return the seconds of each round of a run without an end."""
         if self.waits != self.usual_wait or self.late != "drop":
             return None
         groups = self.within.group_of
@@ -192,10 +196,10 @@ class SequentialRounds(CrewStrategy):
 
     @abstractmethod
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
-        """The rounds on known times."""
+        """Return the decisions of rounds whose times are known; ``groups``: as bits, none if they do not count."""
 
     def _check_further(self, state: Any, steps: int, begun: int) -> None:
-        """Raise if a state, saved in a run planned for ``steps`` steps, has begun rounds without further jobs."""
+        """Raise BadInput if the last rounds of a state, planned for ``steps`` steps, have started without new jobs."""
         if state.round >= (steps - begun) * self.trained:
             raise BadInput(
                 f"the run was planned for {steps} steps of each model, and its last rounds started no further jobs; "
@@ -204,50 +208,52 @@ class SequentialRounds(CrewStrategy):
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """The models."""
+        """Names of the models."""
         return slot_names(self.trained)
 
     def slot(self, job: int) -> str:
-        """The model that a job is a step of."""
+        """Return the name of the model that a job updates."""
         return self.slots[job % self.trained]
 
-    # ------------------------------------------------------------------------------------------- what a scheme is
+    # ------------------------------------------------------------------------------------------- what a scheme defines
+
+    @property
+    @abstractmethod
+    def _past_rounds(self) -> int:
+        """Number of rounds before the last one whose stragglers the scheme needs."""
+
+    @property
+    @abstractmethod
+    def piece_rows(self) -> Sequence[Sequence[Row]]:
+        """Partitions and coefficients of each piece of each worker."""
 
     @abstractmethod
     def _assign(self, s: Any, t: int) -> list[Work]:
-        """For each worker the (job, piece) pairs of round t; decided from what was delivered before it."""
-
-    @abstractmethod
-    def _rows(self, worker: int, piece: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Partitions and coefficients of a piece of a worker's."""
+        """Return the (job, piece) pairs of each worker in round t, given the messages delivered before."""
 
     @abstractmethod
     def _deliver(self, s: Any, worker: int, job: int, piece: int, place: Place) -> None:
-        """A worker has completed its round, and with it this piece of a job."""
+        """Note the message of a piece of a job, from a worker that has completed its task."""
 
     @abstractmethod
     def _job_done(self, s: Any, job: int) -> bool:
-        """Whether a job's sum can be had."""
+        """Return whether a job's sum is available."""
 
     @abstractmethod
     def _job_sum(self, s: Any, job: int) -> tuple[list[Place], list[float], float, float]:
-        """Messages and weights that give a job's sum, its residual and gain; and forget the job."""
+        """Return messages, weights, residual and gain of a job's sum, and forget the job."""
 
     @abstractmethod
     def _fits(self, s: Any, late: Flags) -> bool:
-        """Whether these stragglers of the current round, after those of the past, are within the straggler model."""
+        """Return whether these stragglers of the current round, after the past ones, fit the straggler model."""
 
     @abstractmethod
     def _feasible(self, s: Any, late: Flags) -> bool:
-        """Whether every job can still be done in time if these straggle now and nobody later."""
+        """Return whether every job can still be done in time if these workers straggle now and none does later."""
 
     def _skips(self, s: Any, t: int) -> bool:
-        """Whether nothing is left to do in round t."""
+        """Return whether round t has nothing left to do."""
         return False
-
-    @abstractmethod
-    def _end_round(self, s: Any, late: Flags) -> None:
-        """Note what a scheme needs to know of a round that ends."""
 
     # ------------------------------------------------------------------------------------------- rounds
 
@@ -256,7 +262,7 @@ class SequentialRounds(CrewStrategy):
         return s, self._begin(s)
 
     def _begin(self, s: SequentialState) -> list[Command]:
-        """The next round that has something to do."""
+        """Start the next round that has something to do."""
         while True:
             t = s.round
             if self.limit and t >= self.limit + self.T:
@@ -284,7 +290,9 @@ class SequentialRounds(CrewStrategy):
             work = s.assigned[worker]
             s.task[worker], s.worker[task] = task, worker
             s.work[task], s.missing[task] = list(work), set(range(max(1, len(work))))
-            chunks = [Chunk(*self._rows(worker, piece), slot=self.slot(job), batch=self.batch) for job, piece in work]
+            chunks = [
+                Chunk(*self.piece_rows[worker][piece], slot=self.slot(job), batch=self.batch) for job, piece in work
+            ]
             tasks.append(tuple(chunks) or (Chunk((), (), slot=self.slot(s.round), batch=self.batch),))
         return [Dispatch(first, tuple(workers), tasks, round=s.before + s.round)]
 
@@ -306,7 +314,7 @@ class SequentialRounds(CrewStrategy):
         return self._look(s, first=len(s.done) == 1)
 
     def on_alarm(self, state: Any, event: Alarm) -> Commands:
-        s, late = state, self._late_now(state)
+        s, late = state, self._without(state.done)
         if self._enough(s, late):
             return self._end(s, late)
         s.waiting = True
@@ -315,11 +323,10 @@ class SequentialRounds(CrewStrategy):
 
     def on_failed(self, state: Any, event: Failed) -> Commands:
         s, task, worker = state, event.task, event.worker
-        if s.missing.pop(task, None) is None:
+        if task not in s.missing:
             return ()
-        s.work.pop(task, None)
         behind = task in s.behind
-        s.behind.discard(task)
+        self._drop(s, task)
         if not behind:
             s.crew.fail(worker, task)
         again = self._dispatch(s, [worker]) if behind or s.crew.able(worker) else self._look(s)
@@ -329,53 +336,54 @@ class SequentialRounds(CrewStrategy):
         return self._look(state) if worker in state.done else self._dispatch(state, [worker])
 
     def worker_left(self, state: Any, worker: int) -> Commands:
-        s, task = state, state.task.get(worker)
+        s, task = state, state.task.get(worker, -1)
         dropped: list[Command] = []
-        if task is not None and task in s.missing:
-            s.missing.pop(task)
-            s.work.pop(task, None)
-            s.behind.discard(task)
-            dropped = [Cancel((task,))]  # what has come of it is not used
+        if task in s.missing:
+            self._drop(s, task)
+            dropped = [Cancel((task,))]  # messages of it that have arrived are not used
         return super().worker_left(s, worker) or dropped + self._look(s)
 
+    def _drop(self, s: SequentialState, task: int) -> None:
+        """Forget a task under way."""
+        del s.missing[task]
+        s.work.pop(task, None)
+        s.behind.discard(task)
+
     def _catch_up(self, s: SequentialState, worker: int, task: int) -> list[Command]:
-        """A worker has ended its task of an earlier round: what it gives counts, and it joins the round under way."""
+        """Count the messages of a task of an earlier round, and let its worker join the round under way."""
         s.behind.discard(task)
         self._take(s, worker, task)
-        if self._may_end(s) and self._enough(s, self._late_now(s)):  # it may have been what was missing
-            return self._end(s, self._late_now(s))
-        s.assigned[worker] = self._assign(s, s.round)[worker]  # which need not try again what has come
+        if self._may_end(s) and self._enough(s, self._without(s.done)):  # its messages may have been missing
+            return self._end(s, self._without(s.done))
+        s.assigned[worker] = self._assign(s, s.round)[worker]  # without the pieces that have arrived
         return self._dispatch(s, [worker])
 
     def _take(self, s: SequentialState, worker: int, task: int) -> None:
-        """The messages of a task that is complete count for the jobs that are not done."""
+        """Count the messages of a complete task for the jobs that are not done."""
         s.reusable.setdefault(s.round, []).append(task)
         for chunk, (job, piece) in enumerate(s.work.pop(task)):
             if job >= s.combined:
                 self._deliver(s, worker, job, piece, (task, chunk))
 
     def _look(self, s: SequentialState, *, first: bool = False) -> list[Command]:
-        """After a completion or a loss: has the round ended, or can it never?"""
+        """End the round after a completion or a loss if it may end, and the run if the round can never end."""
         if len(s.done) < self.workers and s.missing and not self._may_end(s) and not first:
             return []
-        late = self._late_now(s)
+        late = self._without(s.done)
         if not late.any() or (self._may_end(s) and self._enough(s, late)):
             return self._end(s, late)
         if first:
             s.cut = (1.0 + self.mu) * (s.now - s.began)
-            # who completes at the cut-off itself is in time
+            # a worker that completes at the cut-off itself is in time
             return [SetAlarm(_ALARM, nextafter(s.began + s.cut, float("inf")))]
         if s.missing or not s.crew.complete:
             return []
-        # nobody is left to wait for: what fits will have to do, whether or not the cut-off has passed
+        # no worker is left to wait for: the round ends if the stragglers fit, even before its cut-off
         if self._feasible(s, late) if self.waits == "feasible" else self._fits(s, late):
             return self._end(s, late)
         names = ", ".join(map(str, np.flatnonzero(late)[:10]))
         why = f"round {s.round} of '{self.spec}' cannot end: workers {names} give nothing, which is more than it bears"
         return [Stop(why, failed=True)]
-
-    def _late_now(self, s: SequentialState) -> Flags:
-        return self._without(s.done)
 
     def _without(self, workers: Iterable[int]) -> Flags:
         """Return flags of all other workers."""
@@ -384,11 +392,11 @@ class SequentialRounds(CrewStrategy):
         return missing
 
     def _may_end(self, s: SequentialState) -> bool:
-        """Whether a round may end without everybody, now that someone is done."""
+        """Return whether a round may now end without all workers."""
         return s.waiting or (self.end == "decodable" and bool(s.done))
 
     def _enough(self, s: SequentialState, late: Flags) -> bool:
-        """Whether a round may end with these stragglers."""
+        """Return whether a round may end with these stragglers."""
         if self.waits == "feasible":
             return self._feasible(s, late)
         if self.waits == "minimal" or not s.waiting:
@@ -396,13 +404,12 @@ class SequentialRounds(CrewStrategy):
         return False
 
     def _end(self, s: SequentialState, late: Flags) -> list[Command]:
-        if self.limit:  # of a run without an end they would be too many to keep
+        if self.limit:  # without an end they would fill the memory
             seconds = s.now - s.began
             s.durations.append(seconds if s.waiting else min(seconds, s.cut))
         for worker in sorted(s.done):
             self._take(s, worker, s.task[worker])
-        t = s.round
-        done = s.combined
+        t, done = s.round, s.combined
         sums: list[Command] = []
         while (not self.limit or done < self.limit) and done <= t and self._job_done(s, done):
             messages, weights, residual, gain = self._job_sum(s, done)
@@ -423,23 +430,21 @@ class SequentialRounds(CrewStrategy):
             return [*commands, Stop(why, failed=True)]
         s.combined = done
         for old in [r for r in s.reusable if r <= t - self.T]:
-            commands.append(Cancel(tuple(s.reusable.pop(old))))  # nobody needs the rest of their messages
+            commands.append(Cancel(tuple(s.reusable.pop(old))))  # no job needs their other messages
         self._finish_round(s, late)
         return commands + self._begin(s)
 
     def _finish_round(self, s: SequentialState, late: Flags) -> None:
-        self._end_round(s, late)
+        """Note the stragglers of a round that has ended, and forget those of rounds too long ago to matter."""
         s.late.append(np.flatnonzero(late).tolist())
+        del s.late[: -1 - self._past_rounds]
         s.round += 1
 
-    def _in(self, s: SequentialState, rounds: range) -> Flags:
-        """The workers that straggled in any of these past rounds."""
+    def _straggled(self, s: SequentialState, rounds: Iterable[int]) -> Flags:
+        """Return flags of the workers that straggled in any of these past rounds."""
         flags = np.zeros(self.workers, dtype=bool)
         first = s.round - len(s.late)
         for r in rounds:
             if first <= r < s.round:
                 flags[s.late[r - first]] = True
         return flags
-
-    def _forget_late(self, s: SequentialState, keep: int) -> None:
-        del s.late[: max(0, len(s.late) - keep)]

@@ -1,4 +1,4 @@
-"""SR-SGC: missing results beyond what a code tolerates are computed again."""
+"""SR-SGC: missing results that a code does not tolerate are computed again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from anyk.errors import BadInput
 from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.gc import OneCode, OneCodeState
 from anyk.strategies.sequential.inner import Flags
+from anyk.strategies.sequential.jobs import SequentialState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, selective
 
 
 @dataclass(slots=True)
 class RepetitionState(OneCodeState):
-    """The rounds, and which of the last count for nothing."""
+    """The rounds, and the last ones that do not count in the straggler model."""
 
-    all_on: list[bool] = field(default_factory=list)  # of the last rounds: whether they count for nothing in the model
+    all_on: list[bool] = field(default_factory=list)  # whether each of the last rounds does not count
 
 
 @typed
@@ -26,13 +27,13 @@ class RepetitionState(OneCodeState):
 class SelectiveRepetition(ForBursts, OneCode):
     """SR-SGC: a job's missing results beyond what the code tolerates are computed again B rounds later.
 
-    For (``B``, ``W``, ``lambda``)-bursty stragglers, W = x B + 1: one code that tolerates
-    ``s = ceil(B lambda / (W - 1 + B))`` for every job, of load (s + 1) / n; T = B. Of the workers that did not return
-    job t - B in its round, those beyond s repeat it in round t, in order of their numbers; all others do job t.
+    For (``B``, ``W``, ``lambda``)-bursty stragglers, W = x B + 1: every job has a code that tolerates
+    ``s = ceil(B lambda / (W - 1 + B))`` stragglers, of load (s + 1) / n; T = B. If more than s workers did not return
+    job t - B in its round, all but s of them, in order of their numbers, repeat it in round t; all others do job t.
 
-    Where groups count (``inner=frc``), one worker repeats it for each group of which nobody returned it: one that was
-    late, and not busy with a repetition. That is enough for any stragglers as long as these are in time B rounds later,
-    and this is then the straggler model: W and lambda only say how large groups are.
+    If groups count (``inner=frc``), one worker of each group without a result repeats the job, if possible one that was
+    late instead of busy with a repetition. That suffices for any stragglers that are in time B rounds later, which is
+    then the straggler model: W and lambda only determine the size of the groups.
 
     >>> SelectiveRepetition(256, B=2, W=3, lambda_=23).tolerated
     12
@@ -67,17 +68,17 @@ class SelectiveRepetition(ForBursts, OneCode):
         )
 
     def _repeating(self, s: RepetitionState, t: int) -> list[int]:
-        """Return the workers beyond s that have not returned job t - B; a job that is done needs none."""
+        """Return the workers that repeat job t - B in round t; none if it is done."""
         if t - self.B < s.combined:
             return []
         miss = self._missing(s, t - self.B)
         group_of = self.within.group_of
         if group_of is None:
             return [int(i) for i in np.flatnonzero(miss)[: max(0, int(miss.sum()) - self.tolerated)]]
-        late = self._in(s, range(t - self.B, t - self.B + 1))
-        unheard = set(group_of.tolist()) - set(group_of[~miss].tolist())
+        late = self._straggled(s, [t - self.B])
+        silent = set(group_of.tolist()) - set(group_of[~miss].tolist())
         first = {int(group_of[i]): int(i) for i in [*np.flatnonzero(~late)[::-1], *np.flatnonzero(late)[::-1]]}
-        return sorted(first[group] for group in unheard)
+        return sorted(first[group] for group in silent)
 
     def _skips(self, s: RepetitionState, t: int) -> bool:
         return bool(self.limit) and t >= self.limit and t - self.B < s.combined
@@ -91,19 +92,13 @@ class SelectiveRepetition(ForBursts, OneCode):
         if self.within.group_of is not None:
             return self._feasible(s, late)
         r = s.round
-        first = r - len(s.all_on)
-        counted = [q for q in range(max(0, r + 1 - self.W), r) if q < first or not s.all_on[q - first]]
-        union = late.copy()
-        before = np.zeros(self.workers, dtype=bool)
-        for q in counted:
-            straggled = self._in(s, range(q, q + 1))
-            union |= straggled
-            if q <= r - self.B:
-                before |= straggled
-        return int(union.sum()) <= self.lambda_ and not (before & late).any()
+        counted = [q for q in range(max(0, r + 1 - self.W), r) if not s.all_on[q - r]]
+        union = late | self._straggled(s, counted)
+        again = late & self._straggled(s, [q for q in counted if q <= r - self.B])
+        return int(union.sum()) <= self.lambda_ and not again.any()
 
     def _feasible(self, s: RepetitionState, late: Flags) -> bool:
-        """The job that ends now is done, and each begun can be, all of its missing results being repeated."""
+        """Return whether the job that is due now is done; jobs of later rounds can repeat all missing results."""
         due = s.round - self.B
         if due < s.combined:
             return True
@@ -111,8 +106,9 @@ class SelectiveRepetition(ForBursts, OneCode):
         missing[[i for i, work in enumerate(s.assigned) if work and work[0][0] == due and not late[i]]] = False
         return self.within.bears(missing)
 
-    def _end_round(self, s: RepetitionState, late: Flags) -> None:
+    def _finish_round(self, s: SequentialState, late: Flags) -> None:
+        assert isinstance(s, RepetitionState)
         again = [i for i, work in enumerate(s.assigned) if work and work[0][0] < s.round]
         s.all_on.append(int(late.sum()) <= self.tolerated and all(late[i] for i in again))
-        del s.all_on[: max(0, len(s.all_on) - self.W)]
-        self._forget_late(s, self.W)
+        del s.all_on[: -self.W]
+        super()._finish_round(s, late)
