@@ -239,12 +239,12 @@ def test_an_adapting_deadline_is_median_plus_deviations_of_what_was_seen() -> No
     seen = tuple(
         1.0 + 0.1 * (i % 5) for i in range(40)
     )  # median 1.2, absolute deviations 0.2 0.1 0 0.1 0.2: median 0.1
-    assert rule.bound(Remembering(1, False, 1.0, 0.0, (0,), seen)) == pytest.approx(1.5)
+    assert rule.after(seen) == pytest.approx(1.5)
     assert not rule.enough(Remembering(1, False, 1.0, 1.49, (0,), seen))
     assert rule.enough(Remembering(1, False, 1.0, 1.5, (0,), seen))
     assert not rule.enough(Remembering(0, False, 1.0, 1.5, (), seen))  # and a reply
     assert rule.deadlines(Remembering(1, False, 1.0, 0.0, (0,), seen)) == pytest.approx((1.5,))
-    assert rule.bound(Remembering(1, False, 1.0, 9.0, (0,), seen[:29])) is None  # too few to say
+    assert rule.after(seen[:29]) is None  # too few to say
     assert not rule.enough(Remembering(1, False, 1.0, 9.0, (0,), seen[:29]))
     assert str(wait_rule("15&3mad", replies=30)) == "15&3mad"
     with pytest.raises(BadInput, match="median absolute deviations must be at least 0mad, got '-1mad'"):

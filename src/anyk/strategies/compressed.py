@@ -1,4 +1,4 @@
-"""Smaller messages for any strategy that allows them."""
+"""Compressed messages for any strategy that permits them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ from anyk.specs import bracketed, show
 
 @dataclass(slots=True)
 class CompressedState:
-    """The state of the strategy inside, and what workers' error feedback goes on from."""
+    """The state of the strategy inside, and the tasks from which workers' error feedback continues."""
 
     of: Any = part()
-    last: dict[int, int] = field(default_factory=dict)  # worker -> its last task whose message came and was not dropped
-    tasks: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> worker, and the task it goes on from
+    last: dict[int, int] = field(
+        default_factory=dict
+    )  # worker -> its last task whose message arrived and was not dropped
+    tasks: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # task -> worker, and the task from which it continues
 
 
 @typed
@@ -43,19 +47,19 @@ class CompressedState:
 class Compressed(Strategy):
     """A strategy whose messages are compressed by a compressor (``anyk compression`` lists them).
 
-    It decides as the strategy inside does. Local work is compressed as the change from the version it began at. With
-    error feedback a worker adds to each message what the last one left out; if a message arrived and was dropped, the
-    worker learns of it with its next task, and continues from what the message before had left out. Raises
-    :class:`~anyk.errors.BadInput` where the two do not compose:
+    It takes the decisions of the strategy inside. Local work is compressed as the change from its initial version. With
+    error feedback a worker adds to each message the part omitted from the last one. If a message arrived and was
+    dropped, the next task tells the worker to continue from the part omitted from the message before. Raises
+    :class:`~anyk.errors.BadInput` if the two do not compose:
 
-    - linear compressors (``random-k``) compose exactly with everything below, every code included, where messages cover
-      the same coordinates (of sparse data, whose messages do not, in expectation);
-    - unbiased ones (``qsgd``, ``half``) in expectation, noise times the size of the decoding weights;
-    - contractive ones (``top-k``, ``sign``) where a message is one worker's own: rounds of ``uncoded``, the K family,
-      ``pasgd`` and its kin, ``fedbuff``.
+    - linear compressors (``random-k``) compose exactly with all the following, including every code, if messages cover
+      the same coordinates (for sparse data, whose messages do not, in expectation);
+    - unbiased compressors (``qsgd``, ``half``) compose in expectation; decoding weights multiply the noise;
+    - contractive compressors (``top-k``, ``sign``) compose if a message is that of a single worker: rounds of
+      ``uncoded``, the K family, ``pasgd`` and the like, ``fedbuff``.
 
-    Averaging among neighbours, trees, rounds that collect on request and codes against Byzantine
-    workers do not compose.
+    Averaging among neighbours, trees, rounds that collect messages on request and codes against Byzantine workers do
+    not compose.
 
     >>> import anyk
     >>> anyk.strategy("compressed:of=(k-sync:k=3),by=(top-k:share=0.1)", workers=8).spec
@@ -78,7 +82,7 @@ class Compressed(Strategy):
 
     @cached_property
     def compressor(self) -> Compressor:
-        """The compressor of the messages."""
+        """Compressor of the messages."""
         return compressor(self.by)
 
     @cached_property
@@ -107,7 +111,7 @@ class Compressed(Strategy):
     def on(self, state: CompressedState, event: Event) -> Commands:
         s = state
         if isinstance(event, Lost):
-            s.last.pop(event.worker, None)  # what it had left out is gone with it
+            s.last.pop(event.worker, None)  # the part that it had omitted is lost
             s.tasks = {task: at for task, at in s.tasks.items() if at[0] != event.worker}
         elif isinstance(event, Failed):
             s.tasks.pop(event.task, None)
@@ -126,7 +130,7 @@ class Compressed(Strategy):
             elif isinstance(command, Cancel) and s.tasks:
                 for task in command.tasks:
                     worker, before = s.tasks.pop(task, (-1, -1))
-                    if s.last.get(worker) == task:  # it had come, and is not used
+                    if s.last.get(worker) == task:  # it had arrived and is not used
                         s.last[worker] = before
             changed.append(command)
         return changed

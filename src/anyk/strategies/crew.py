@@ -1,4 +1,4 @@
-"""The crew of a run: workers present and given up, unusable messages, and the number of the next task."""
+"""The crew of a run, and the base class of strategies that have one."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from anyk.protocol import (
     Strategy,
 )
 
-RETRIES = 2  # how often a worker whose message was unusable is asked again in a round
+RETRIES = 2  # times that a worker with an unusable message is asked again in a round
 
 
 @typed
 @dataclass(slots=True)
 class Crew:
-    """The workers of a run, as every strategy has to know them.
+    """The workers of a run: present and given up, their unusable messages, and the number of the next task.
 
-    ``size``: n. ``gone``: workers that have been given up. ``next``: the number of the next task. ``failures``: tasks
-    of this round that gave an unusable message, by worker.
+    ``size``: n. ``gone``: workers that have been given up. ``next``: number of the next task. ``failures``: tasks
+    of this round with an unusable message, by worker.
 
     >>> crew = Crew.of(Fleet(3, (0, 1)))
     >>> crew.join(2), crew.join(2), crew.number(2), crew.number(1)
@@ -50,11 +50,11 @@ class Crew:
 
     @classmethod
     def of(cls, fleet: Fleet) -> Crew:
-        """The crew at the start of a run."""
+        """Return the crew at the start of a run."""
         return cls(fleet.workers, set(fleet.present))
 
     def join(self, worker: int) -> bool:
-        """Take a worker in; False if it is present already, which may be told twice."""
+        """Add a worker; return whether it was absent, as events may be repeated."""
         if worker in self.present:
             return False
         self.present.add(worker)
@@ -62,7 +62,7 @@ class Crew:
         return True
 
     def lose(self, event: Lost) -> None:
-        """Strike a worker off, for good if it has been given up."""
+        """Remove a worker, for good if it has been given up."""
         self.present.discard(event.worker)
         if event.gone:
             self.gone.add(event.worker)
@@ -78,23 +78,23 @@ class Crew:
 
     @property
     def complete(self) -> bool:
-        """Whether everybody who can come is present."""
+        """Whether all workers that have not been given up are present."""
         return len(self.present) + len(self.gone) >= self.size
 
     def number(self, count: int) -> int:
-        """The first of so many task numbers in a row."""
+        """Reserve ``count`` consecutive task numbers, and return the first."""
         first = self.next
         self.next = first + count
         return first
 
     def fail(self, worker: int, task: int) -> None:
-        """Note an unusable message; two of one task are one failure."""
+        """Note an unusable message; several messages of one task are one failure."""
         tasks = self.failures.setdefault(worker, [])
         if task not in tasks:
             tasks.append(task)
 
     def able(self, worker: int) -> bool:
-        """Whether a worker is present and has not failed too often in this round."""
+        """Return whether a worker is present and has not failed too often in this round."""
         return worker in self.present and len(self.failures.get(worker, ())) <= RETRIES
 
 
@@ -113,11 +113,11 @@ _METHODS = {
 
 
 class CrewStrategy(Strategy):
-    """A strategy whose state has a ``crew`` and that handles each kind of event by a method of its own.
+    """A strategy whose state has a ``crew`` and that handles each kind of event by a separate method.
 
-    These are ``on_reply``, ``on_progress``, ``on_failed``, ``on_alarm``, ``on_projected``, ``on_loss``, ``on_noise``
-    and ``on_drift``; each has the state and the event as arguments and returns commands. Events without a method change
-    nothing. The crew is told of workers that leave and return before :meth:`worker_left` and :meth:`worker_returned`.
+    The methods are ``on_reply``, ``on_progress``, ``on_failed``, ``on_alarm``, ``on_projected``, ``on_loss``,
+    ``on_noise`` and ``on_drift``; each takes the state and the event and returns commands. Events without a method
+    change nothing. The crew is updated before :meth:`worker_left` and :meth:`worker_returned` are called.
     """
 
     handlers: ClassVar[Mapping[type[Any], Callable[[Any, Any, Any], Commands]]]
@@ -130,11 +130,11 @@ class CrewStrategy(Strategy):
         return self.handlers[type(event)](self, state, event)
 
     def on_joined(self, state: Any, event: Joined) -> Commands:
-        """Enter a worker that has joined in the crew, unless it is present already."""
+        """Add a worker to the crew, unless it is present already."""
         return self.worker_returned(state, event.worker) if state.crew.join(event.worker) else ()
 
     def on_lost(self, state: Any, event: Lost) -> Commands:
-        """Strike a worker off the crew."""
+        """Remove a worker from the crew."""
         state.crew.lose(event)
         return self.worker_left(state, event.worker)
 

@@ -13,45 +13,43 @@ from numpy.typing import NDArray
 from anyk.codes import Code, RepetitionCode
 from anyk.errors import BadInput
 
-_PARTS = 16  # pieces that an even share is cut into
-_FEWEST = 8  # and at least, where a mini-batch is to be spread over them
-_COLD = 2  # rounds that are not measured: caches are cold, functions are being compiled
-_ROUNDS = 10  # after so many rounds shares are thought over
-_REMEMBERED = 50  # rounds that are looked back on
-_CHANCE = 0.002  # at most, that workers which are alike would look as different
-_GAIN = 0.05  # of a round's seconds that other shares must save, in either half of those rounds
-_APART = 0.2  # relative change of a share from which its effect can be told from noise
-_LEAST = 0.1  # of a share's seconds that are taken to be in proportion to its size, whatever was measured
-_OFF = 0.1  # how far the samples of a step may be from what was asked for
+_PARTS = 16  # partitions of an even share
+_FEWEST = 8  # and at least, if a mini-batch is distributed over them
+_COLD = 2  # rounds that are not measured, as caches are cold and functions are compiled
+_ROUNDS = 10  # rounds after which shares are reconsidered
+_REMEMBERED = 50  # rounds whose times are kept
+_CHANCE = 0.002  # significance level of the test that groups differ
+_GAIN = 0.05  # share of a round's seconds that other shares must save, in either half of the rounds
+_APART = 0.2  # relative change of a share whose effect stands out from noise
+_LEAST = 0.1  # smallest part of a share's seconds that is assumed to be proportional to its size
+_OFF = 0.1  # largest relative deviation of the samples of a step
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class BalanceState:
-    """The partitions of each group's block, and what rounds under them took."""
+    """Number of partitions in each group's block, and the times of rounds with them."""
 
     sizes: list[int]
-    cold: int = _COLD  # rounds still to be passed over
+    cold: int = _COLD  # rounds still to be ignored
     first_reply: dict[int, float] = field(default_factory=dict)  # group -> seconds to its first reply in this round
-    disturbed: bool = False  # somebody came or went in this round
-    seconds: list[list[float]] = field(
-        default_factory=list
-    )  # of each round, each group's; the round's where it was cut
-    rounds: int = 0  # measured under these shares
-    before: tuple[list[int], list[float]] | None = None  # sizes before the last change, and median seconds under them
+    disturbed: bool = False  # a worker joined or was lost in this round
+    seconds: list[list[float]] = field(default_factory=list)  # per round and group; of the round if it was cut off
+    rounds: int = 0  # measured with these shares
+    before: tuple[list[int], list[float]] | None = None  # sizes before the last change, and median seconds with them
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Cuts the data by the speed of workers, measured in the first rounds and again whenever it changes.
+    """Cuts the data by the speed of workers, measured in the first rounds and whenever it changes.
 
-    Every 10 rounds the seconds to each group's first reply are looked at, in the last 50 rounds of these shares (a
-    worker of an uncoded sum is a group; who was cut off took at least as long as the round). Shares are cut again when
-    groups differ (by the test of Friedman 1937, at 0.2 %) and it makes rounds at least 5 % shorter: the odd rounds by
-    shares chosen by the even ones, and the other way round. So a worker that is always slow is given less, and
-    stragglers that wander change nothing. A share's seconds are taken to be proportional to its size until two sizes
-    have been seen, from then on to be a fixed part and one in proportion.
+    Every 10 rounds the seconds to each group's first reply are compared, over the last 50 rounds with these shares (in
+    an uncoded sum each worker is a group; a worker that was cut off took at least as long as the round). The data are
+    cut again if groups differ (by the test of Friedman 1937, at 0.2 %) and rounds become at least 5 % shorter: the odd
+    rounds with shares chosen by the even ones, and vice versa. So a worker that is always slow is given less, and
+    random stragglers change nothing. The seconds of a share are assumed to be proportional to its size until two sizes
+    have been measured, then to have a fixed and a proportional part.
     """
 
     State: ClassVar[type[BalanceState]] = BalanceState
@@ -62,15 +60,15 @@ class Balance:
             raise BadInput(f"balance=auto cuts the data of uncoded and frc by speed; '{code.spec}' needs even blocks")
 
     def start(self, code: RepetitionCode) -> BalanceState:
-        """At the start of a run."""
+        """Return the state at the start of a run."""
         return BalanceState([len(block) for block in code.blocks_of])
 
     def reply(self, own: BalanceState, group: int, seconds: float) -> None:
-        """A group's reply has come, so long after the round began."""
+        """Note the first reply of a group, ``seconds`` after the round started."""
         own.first_reply.setdefault(group, seconds)
 
     def ended(self, own: BalanceState, seconds: float) -> list[int] | None:
-        """A round has ended after so long; the sizes of blocks from now on, None where they stay."""
+        """Note that a round has ended after ``seconds``; return new sizes of blocks, None to keep the present ones."""
         first_reply, own.first_reply = own.first_reply, {}
         disturbed, own.disturbed = own.disturbed, False
         if own.cold or disturbed:
@@ -90,7 +88,7 @@ class Balance:
 
 
 def even_parts(batch: int) -> int:
-    """The pieces that an even share is cut into; with mini-batches a number that spreads their samples evenly."""
+    """Return the number of partitions of an even share, for which the samples of a mini-batch distribute evenly."""
     if not batch:
         return _PARTS
     return min(range(min(batch, _FEWEST), min(batch, _PARTS) + 1), key=lambda parts: (abs(_each(batch, parts)), -parts))
@@ -101,7 +99,7 @@ def _each(batch: int, parts: int) -> float:
 
 
 def batch_of(batch: int, workers: int, partitions: int) -> int:
-    """The samples drawn of each partition, so that a step has as many as ``batch`` of each worker would give.
+    """Return the samples per partition for which a step has about ``batch`` samples per worker.
 
     >>> batch_of(32, workers=4, partitions=6)
     21
@@ -118,7 +116,7 @@ def batch_of(batch: int, workers: int, partitions: int) -> int:
 
 
 def settled_sizes(code: RepetitionCode, seconds: Floats, slopes: Floats, load: float) -> list[int]:
-    """Return the sizes of blocks to which balance comes on a fleet.
+    """Return the sizes of blocks at which balance settles on a fleet.
 
     ``seconds``: shape (rounds, workers), of tasks that cover the share ``load`` of the data; ``slopes``: seconds for
     the whole data, shape (workers,).
@@ -141,9 +139,9 @@ def settled_sizes(code: RepetitionCode, seconds: Floats, slopes: Floats, load: f
 
 
 def better(seconds: Floats, sizes: NDArray[np.int_], growing: Floats) -> list[int] | None:
-    """Sizes under which rounds would be shorter; None where that is not sure.
+    """Return sizes with which rounds would be shorter; None if the measurements do not support a change.
 
-    ``seconds``: shape (rounds, groups); ``growing``: the part of each group's that is in proportion to its size.
+    ``seconds``: shape (rounds, groups); ``growing``: the part of each group's seconds proportional to its size.
 
     >>> steady, sizes = np.tile([2.0, 1.0, 1.0], (10, 1)), np.array([16, 16, 16])
     >>> better(steady, sizes, np.ones(3))
@@ -152,11 +150,11 @@ def better(seconds: Floats, sizes: NDArray[np.int_], growing: Floats) -> list[in
     >>> better(wandering, sizes, np.ones(3)) is None
     True
     """
-    if len(seconds) < _ROUNDS or not (seconds > 0.0).all():  # too few to tell, or nothing can be shorter
+    if len(seconds) < _ROUNDS or not (seconds > 0.0).all():  # too few rounds, or no time to save
         return None
 
     def mean_seconds(rows: Floats, changed: Sequence[int]) -> float:
-        """Mean seconds of these rounds under other sizes."""
+        """Return the mean seconds of these rounds with other sizes."""
         factors = 1.0 - growing + growing * np.asarray(changed) / sizes
         return float((rows * factors).max(axis=1).mean())
 
@@ -173,16 +171,16 @@ def better(seconds: Floats, sizes: NDArray[np.int_], growing: Floats) -> list[in
 
 
 def _chance(seconds: Floats) -> float:
-    """The chance that groups which are alike would differ as much in their ranks within rounds."""
+    """Return the p-value of the hypothesis that all groups are equally fast, from their ranks within rounds."""
     from scipy import stats
 
-    if seconds.shape[1] == 2:  # for which Friedman's test is not made
+    if seconds.shape[1] == 2:  # Friedman's test needs three
         return float(stats.wilcoxon(seconds[:, 0], seconds[:, 1]).pvalue)
     return float(stats.friedmanchisquare(*seconds.T).pvalue)
 
 
 def _growing(median: Floats, sizes: NDArray[np.int_], before: tuple[list[int], list[float]] | None) -> Floats:
-    """The part of each group's seconds that is in proportion to its size."""
+    """Return the part of each group's seconds that is proportional to its size, shape (groups,)."""
     if before is None:
         return np.ones(len(sizes))
     change = sizes - np.array(before[0])
@@ -193,8 +191,9 @@ def _growing(median: Floats, sizes: NDArray[np.int_], before: tuple[list[int], l
 
 
 def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: int) -> list[int]:
-    """Sizes, of at least 1, under which the slowest group is soonest done: one partition after another goes to the
-    group that is first done with it.
+    """Return sizes of at least 1 that minimise the time of the slowest group.
+
+    One partition after another goes to the group that finishes it first.
     """
     each = median * growing / sizes
     fixed = median * (1.0 - growing)
@@ -209,10 +208,10 @@ def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: i
 
 
 def shares_of(code: Code) -> tuple[int, ...]:
-    """The shares that a code was given; none where its blocks are as even as possible."""
+    """Return the shares in a code's settings; none if its blocks are as even as possible."""
     return code.shares if isinstance(code, RepetitionCode) else ()
 
 
 def owners(code: RepetitionCode) -> list[int]:
-    """The group of each partition."""
+    """Return the group of each partition."""
     return [group for group, block in enumerate(code.blocks_of) for _ in block]

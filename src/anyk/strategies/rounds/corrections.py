@@ -16,11 +16,11 @@ Scaling = Literal["none", "marginal", "conditional"]
 
 
 def rescale(decoding: Selection, factor: float, mean: float | None = None) -> Selection:
-    """A decoding with all weights times ``factor``; ``mean`` is the mean coefficient ``sum(a B) / m``.
+    """Return a decoding with all weights times ``factor``; ``mean``: its mean coefficient ``sum(a B) / m``.
 
     With ``p = a B`` the residual before is ``R^2 = p.p / m - 2 mean + 1``, after scaling by f
     ``f^2 (R^2 - 1 + 2 mean) - 2 f mean + 1``. For least squares p is the projection of the all-ones vector and the
-    mean ``1 - R^2``, which is taken where none is given.
+    mean is ``1 - R^2``, the default.
     """
     if factor == 1.0:
         return decoding
@@ -33,10 +33,10 @@ def rescale(decoding: Selection, factor: float, mean: float | None = None) -> Se
 
 
 def scaling_of(scaling: Scaling, code: Code, rule: Wait) -> Callable[[Selection, Floats], Selection]:
-    """The correction of a decoding, given the row sums of the code in use, under rounds with a wait rule.
+    """Return the function that corrects a decoding, given the row sums of the current code.
 
-    Raises :class:`~anyk.errors.BadInput` for ``marginal`` scaling of a code, or under a rule, for which the expected
-    coefficients are not known.
+    Raises :class:`~anyk.errors.BadInput` for ``marginal`` scaling if the expected coefficients under the code and the
+    wait rule are unknown.
     """
     if scaling == "conditional" and code.blocks == 1:
         return lambda decoding, row_sums: _conditional(decoding, row_sums, code.partitions)
@@ -53,7 +53,7 @@ def scaling_of(scaling: Scaling, code: Code, rule: Wait) -> Callable[[Selection,
 
 
 def _conditional(decoding: Selection, row_sums: Floats, partitions: int) -> Selection:
-    """Divided by the mean coefficient."""
+    """Return a decoding divided by its mean coefficient."""
     if decoding.residual > EXACT:
         mean = float(np.array(decoding.weights) @ row_sums[decoding.replies]) / partitions
         if mean > 0:
@@ -62,7 +62,7 @@ def _conditional(decoding: Selection, row_sums: Floats, partitions: int) -> Sele
 
 
 def _by_group(decoding: Selection, factors: Floats, code: Code) -> Selection:
-    """Each reply times the factor of its own group: groups of different size are covered with different chances."""
+    """Return a decoding with each reply times the factor of its group, as the chance of a reply depends on its size."""
     weights = np.zeros(code.replies)
     for reply, weight in zip(decoding.replies, decoding.weights, strict=True):
         weights[reply] = weight * factors[code.rows[reply][0][0]]

@@ -1,4 +1,4 @@
-"""StrategyFacts of rounds: their pace and durations in closed form, and which compressors they bear."""
+"""Facts of rounds: their pace and durations in closed form, and the compressors that they accept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def facts_of(rounds: Rounds) -> StrategyFacts:
     """Return the facts of rounds."""
     code, exact = rounds.code, rounds.work is None and not rounds.enough.approximate
     computed = None
-    if rounds.balance is not None:  # at first
+    if rounds.balance is not None:  # at the start
         computed = [len(part) / rounds.first_code.partitions for part in rounds.first_code.assignment]
     vectors = float(code.workers + code.replies) if code.messages > 1 else code.workers * (1.0 + 1.0 / code.blocks)
     return StrategyFacts(
@@ -38,6 +38,7 @@ def facts_of(rounds: Rounds) -> StrategyFacts:
 
 
 def _check_compressor(rounds: Rounds, by: Compressor) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if these messages must not be compressed by this compressor."""
     spec, code = rounds.spec, rounds.code
     if rounds.policy.projected:
         raise BadInput(f"'{spec}' finds Byzantine workers by comparing messages, and cannot compare compressed ones")
@@ -55,12 +56,12 @@ def _check_compressor(rounds: Rounds, by: Compressor) -> None:
 
 
 def _durations(rounds: Rounds, seconds: Floats, whole: Floats) -> Floats | None:
-    """Seconds until the k-th reply, or until the code can be decoded."""
+    """Return the seconds until the k-th reply, or until the replies decode."""
     code, rule = rounds.code, rounds.rule
     plain = rounds.cancel == "preempt" and rounds.own_decoder and not rounds.snapshot
     if not plain or rounds.work is not None or rounds.balance is not None:
         return None
-    if code.messages > 1:  # each comes when all but the worker's later ones is done
+    if code.messages > 1:  # each arrives when all but the worker's later messages are done
         if not isinstance(rule, Decodable):
             return None
         sizes = np.array([len(partitions) for partitions, _ in code.rows]).reshape(-1, code.messages)
@@ -74,7 +75,7 @@ def _durations(rounds: Rounds, seconds: Floats, whole: Floats) -> Floats | None:
 
 
 def _adapted(rounds: Rounds, seconds: Floats, slopes: Floats, load: float) -> Strategy:
-    """Return rounds with the shares that balance comes to."""
+    """Return rounds with the shares at which balance settles."""
     code = rounds.balanced_code
     return replace(rounds, code=code.cut(settled_sizes(code, seconds, slopes, load)), balance=None)
 

@@ -1,4 +1,4 @@
-"""Rounds: every worker works on the same version; the step is taken at the reply that makes it possible."""
+"""Rounds: all workers compute on the same version; the step is taken at the reply that makes it possible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from anyk.strategies.rounds.settings import RoundSettings
 from anyk.strategies.rounds.snapshots import corrected
 from anyk.strategies.rounds.state import RoundState, Seen
 
-_ROUNDS_SEEN = 10  # rounds that an adapting deadline looks back on
+_ROUNDS_SEEN = 10  # rounds whose arrivals an adapting deadline uses
 
 
 @typed
@@ -49,46 +49,43 @@ _ROUNDS_SEEN = 10  # rounds that an adapting deadline looks back on
 class Rounds(RoundSettings):
     """Synchronous rounds under any code, ended by any wait rule.
 
-    Each round all workers get the newest version. When ``wait`` is met the replies are decoded, the model steps, the
-    rest is cancelled (``cancel="preempt"``: interrupted; ``"discard"``: left to finish in vain) and the next round
-    begins. ``wait`` (default: until decodable) is a number of replies, ``"decodable"``, a residual ``"5%"``, a
+    In each round all workers get the newest version. When ``wait`` is met, the replies are decoded, the model steps,
+    the other tasks are cancelled (``cancel="preempt"``: interrupted; ``"discard"``: left to finish in vain) and another
+    round starts. ``wait`` (default: until decodable) is a number of replies, ``"decodable"``, a residual ``"5%"``, a
     deadline ``"0.5s"``, combinations with ``|`` and ``&``, a :class:`~anyk.strategies.wait.Wait` or a predicate; the
-    round also ends as soon as the sum is exact. Stopped early this is ErasureHead's approximate gradient coding
-    (Wang, Charles and Papailiopoulos 2019), of an uncoded sum it is K-sync SGD.
+    round also ends as soon as the sum is exact. If rounds end early, this is ErasureHead's approximate gradient coding
+    (Wang, Charles and Papailiopoulos 2019), or K-sync SGD if the sum is uncoded.
 
-    A code that is meant to be approximate waits, by default, for all but a tenth of the workers. ``decoder`` is how
-    the replies are decoded, if not in the code's ``own`` way: ``exact``, ``least-squares``, ``one-step``,
-    ``algorithmic`` or a :class:`~anyk.codes.Method`.
+    The rounds of a code that is meant to be approximate wait, by default, for all but a tenth of the workers.
+    ``decoder`` is the method that decodes the replies: the code's ``own`` way, ``exact``, ``least-squares``,
+    ``one-step``, ``algorithmic`` or a :class:`~anyk.codes.Method`.
 
     ``scaling`` corrects a sum with partitions missing: ``conditional`` divides by the mean coefficient (the covered
-    share, of a repetition code), given who replied (unbiased when workers and groups are alike, exact when complete);
+    share, under a repetition code), given who replied (unbiased if workers and groups are alike, exact if complete);
     ``marginal`` always divides by the expected share ``1 - p`` (needs a repetition code and a number in ``wait``);
-    ``none`` leaves it. Left out it is conditional, but none for codes and decoders that are unbiased as they are.
+    ``none`` changes nothing. The default is conditional, but none for codes and decoders that are unbiased already.
 
-    ``check``: in this share of the rounds, sampled by the round's number, every sum is waited for twice (or for one
-    reply more than the code needs), so that the driver can compare messages and find those with wrong numbers.
+    ``batch``: samples in the mini-batch of each partition (0: all samples); replicas sample the same mini-batch.
+    ``models``: number of models that are trained simultaneously, one round each in turn.
 
-    ``batch``: of each partition a mini-batch of so many samples stands for all (0: all); replicas draw the same.
-    ``models``: so many models are trained at once, one after another in turn, a round each.
-
-    ``snapshot``: of every so many rounds the first waits until its sum is exact, and steps of the others are corrected
-    by its messages (:func:`~anyk.strategies.rounds.snapshots.corrected`; 0: never), which the driver holds, one a
+    ``snapshot``: every ``snapshot`` rounds one waits until its sum is exact, and the steps of the others are corrected
+    by its messages (:func:`~anyk.strategies.rounds.snapshots.corrected`; 0: never), of which the driver stores one per
     group. For repetition codes.
 
     ``balance``: the shares of the data that workers compute follow their measured speed
-    (:class:`~anyk.strategies.rounds.balance.Balance`); for uncoded and frc. With shares of different size, given or
-    measured, a step has as many samples as ``batch`` of each worker, spread by the shares.
+    (:class:`~anyk.strategies.rounds.balance.Balance`); for uncoded and frc. If shares differ in size, given or
+    measured, a step has ``batch`` samples per worker on average, distributed in proportion to the shares.
 
     ``work``: local steps in place of gradients (periodic averaging, of an uncoded sum only); ``adapt``: a rule that
     adapts their number.
 
-    A code states its further needs itself (:meth:`~anyk.codes.Code.policy`): replies under a code against Byzantine
-    workers are projected when they arrive, and count only then; a code that learns hands out new coefficients now and
-    then.
+    A code states its further needs itself (:meth:`~anyk.codes.Code.policy`): under a code against Byzantine workers
+    replies are projected when they arrive, and count only then; a code that learns gives workers new coefficients at
+    intervals.
 
-    A worker that joins in mid-round is given the round's work at once; one whose reply is unusable is set aside for
-    the round. When nobody is left to wait for, it is asked again, twice; then the step is taken with what there is
-    where the rule allows an approximation, else the run stops.
+    A worker that joins during a round is given its task immediately; a worker whose reply is unusable is set aside for
+    the round. When no other worker is left to wait for, it is asked again, twice. Then the step is taken with the
+    replies so far if the rule allows an approximation; else the run stops.
 
     >>> import anyk
     >>> Rounds(anyk.codes.FractionalRepetition(workers=30, load=3), wait=11).spec
@@ -140,7 +137,7 @@ class Rounds(RoundSettings):
             if self.work is not None:
                 self.work.note_speed(s, worker, task)
             if s.open.pop(task if messages == 1 else task * messages + event[3], None) is None:
-                return ()  # late, or told twice
+                return ()  # late or repeated
             if self.policy.projected:
                 s.measuring[task] = worker
                 return (ProjectMessage(worker, task, event[3]),)
@@ -152,7 +149,7 @@ class Rounds(RoundSettings):
         s, worker = state, event.worker
         if s.measuring.pop(event.task, None) is None:
             return ()
-        if not isnan(s.values.get(worker, 0.0)):  # who has once sent what is not finite has lied
+        if not isnan(s.values.get(worker, 0.0)):  # a reply that is not finite was a lie
             s.values[worker] = event.value
             s.decoder.measure(worker, event.value)
         return self._arrived(s, worker, event.task)
@@ -169,7 +166,7 @@ class Rounds(RoundSettings):
             del s.task_of[worker * self.code.messages + event.chunk]  # its message contradicts another
             self._restart_decoder(s)
         s.crew.fail(worker, event.task)
-        if self.policy.projected and event.reason.startswith("not finite"):  # no honest worker says that
+        if self.policy.projected and event.reason.startswith("not finite"):  # honest replies are finite
             s.values[worker] = float("nan")
             s.decoder.measure(worker, float("nan"))
             if s.decoder.add(worker):
@@ -181,21 +178,21 @@ class Rounds(RoundSettings):
         return self._step(state) if enough else self._waited(state)
 
     def worker_left(self, state: RoundState, worker: int) -> Commands:
-        self._disturbed(state)
+        self._ignore_times(state)
         state.open = {message: other for message, other in state.open.items() if other != worker}
         if self.work is not None:
             self.work.lost(state.work, worker)
         return self._waited(state)
 
     def worker_returned(self, state: RoundState, worker: int) -> Commands:
-        self._disturbed(state)
+        self._ignore_times(state)
         busy = worker in state.measuring.values() or self._has_replied(state, worker)
         return ([] if busy else self._dispatch(state, (worker,))) or self._waited(state)
 
     def _arrived(self, s: RoundState, reply: int, task: int) -> Commands:
-        """A reply counts from now on."""
+        """Count a reply."""
         task_of = s.task_of
-        if reply in task_of:  # asked again for a sister message; this one is in already
+        if reply in task_of:  # this message was counted before the worker was asked again for another
             return self._waited(s)
         task_of[reply] = task
         if self.balance is not None:
@@ -220,9 +217,7 @@ class Rounds(RoundSettings):
         return all(count > 1 or not expected[group] for group, count in replies.items())
 
     def _waited(self, s: RoundState) -> Commands:
-        """The commands when no more replies of this round are expected; none while they are."""
-        if s.checking and s.decoder.decodable and self._compared(s):
-            return self._step(s)
+        """Return the commands that follow if no more replies of this round are expected."""
         return () if s.open or s.measuring else self._stuck(s)
 
     def _has_replied(self, s: RoundState, worker: int) -> bool:
@@ -242,19 +237,12 @@ class Rounds(RoundSettings):
             for number, worker in enumerate(workers, task):
                 s.open.update(dict.fromkeys(range(number * messages, (number + 1) * messages), worker))
         if self.work is not None:
-            return [
-                Dispatch(
-                    task,
-                    workers,
-                    [
-                        (self.work.chunk(s.work, worker, self._samples, s.code.assignment[worker]),)
-                        for worker in workers
-                    ],
-                )
-            ]
+            work, assignment = self.work, s.code.assignment
+            own = [(work.chunk(s.work, worker, self._samples, assignment[worker]),) for worker in workers]
+            return [Dispatch(task, workers, own)]
         tasks = s.tasks[s.version % self.models]
         chunks = tasks if len(workers) == len(tasks) else tuple(tasks[i] for i in workers)
-        # of several models the versions do not count the rounds
+        # with several models, versions differ from rounds
         return [Dispatch(task, workers, chunks, None if self.models == 1 else s.before + s.version)]
 
     def _begin(self, s: RoundState) -> list[Command]:
@@ -302,7 +290,7 @@ class Rounds(RoundSettings):
             combine = Combine(slot, used, decoding.weights, "all", 1.0, decoding.residual, decoding.gain)
         else:
             combine = self.work.averaged(s, used)
-        if self.enough.remembers:  # who was cut off took at least as long as the round
+        if self.enough.remembers:  # a worker that is cut off takes at least as long as the round
             late = [s.now - s.began] * (self.code.replies - len(s.arrivals))
             s.recent = (*s.recent, *s.arrivals, *late)[-_ROUNDS_SEEN * self.code.replies :]
         s.version += 1
@@ -312,12 +300,12 @@ class Rounds(RoundSettings):
             if s.version % policy.every == 0:
                 s.learned = list(s.missed)
                 self._use_code(s, policy.relearned(s.missed, s.version))
-        questions = [] if self.adapt is None else self.adapt.before_round(s)  # the next round waits for the answers
+        questions = [] if self.adapt is None else self.adapt.before_round(s)  # the next round waits for their answers
         notes = [] if self.balance is None else self._balanced(s)
         return [combine, Cancel(done, self.cancel), *notes, *(questions or self._begin(s))]
 
     def _balanced(self, s: RoundState) -> list[Command]:
-        """Cut the data again where that makes rounds shorter; says what changes hands."""
+        """Cut the data again if that makes rounds shorter; return a note about it."""
         assert self.balance is not None
         old = s.code
         sizes = self.balance.ended(s.balance, s.now - s.began)
@@ -329,8 +317,8 @@ class Rounds(RoundSettings):
         shown = "/".join(map(str, s.code.shares))
         return [Note(f"shares={shown} from step {s.version} on: {share:.0f} % of the samples change hands")]
 
-    def _disturbed(self, s: RoundState) -> None:
-        """Leave the seconds of this round out of what is known of the workers' speed."""
+    def _ignore_times(self, s: RoundState) -> None:
+        """Ignore the times of this round when the workers' speed is measured."""
         if s.balance is not None:
             s.balance.disturbed = True
 
@@ -348,7 +336,7 @@ class Rounds(RoundSettings):
     def _tasks_of(self, code: Code) -> tuple[tuple[Task, ...], ...]:
         """Return the tasks per model and worker."""
         c = code.messages
-        rows = [(tuple(map(int, p)), tuple(map(float, w))) for p, w in code.rows]  # a user's may be arrays
+        rows = [(tuple(map(int, p)), tuple(map(float, w))) for p, w in code.rows]  # a custom code may have arrays
         return tuple(
             tuple(
                 tuple(Chunk(p, w, slot, batch=self._samples) for p, w in rows[i * c : i * c + c])
@@ -367,7 +355,7 @@ class Rounds(RoundSettings):
     # ------------------------------------------------------------------------------------------- when stuck
 
     def _stuck(self, s: RoundState) -> list[Command]:
-        """Nobody is left to wait for in this round, and there is not enough."""
+        """Ask again, step or stop, as no worker is left to wait for and there is not enough."""
         if self.work is not None:
             others = self.work.others(s)
             if others and (replacements := self._dispatch(s, others)):
@@ -379,7 +367,7 @@ class Rounds(RoundSettings):
         if again:
             return self._dispatch(s, tuple(again))
         if not crew.complete:
-            return []  # someone may still join
+            return []  # a worker may still join
         if s.task_of and self.enough.approximate:
             return self._step(s)
         why = []

@@ -1,4 +1,4 @@
-"""The settings of rounds, and what follows from them before a run begins."""
+"""The settings of rounds, with the layout and other facts that follow from them before a run starts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from anyk.checks import AtLeastOne, AtLeastZero, Share
 from anyk.codes import Code, Method, Policy, RepetitionCode, Selection
 from anyk.codes.decoders import METHODS, Floats, method
 from anyk.errors import BadInput
-from anyk.protocol import (
-    CancelMode,
-    Layout,
-    slot_names,
-)
+from anyk.protocol import CancelMode, Layout, slot_names
 from anyk.strategies.averaging.adapting import AdaptingSteps
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.crew import CrewStrategy
@@ -29,13 +25,13 @@ from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
 
 
 def with_keys(code: str, parts: Sequence[str]) -> str:
-    """A code's spec with keys of its rounds' own."""
+    """Return a code's spec with the keys of its rounds added."""
     return code + ((":" if ":" not in code else ",") + ",".join(parts) if parts else "")
 
 
 @dataclass(frozen=True, repr=False)
 class RoundSettings(CrewStrategy):
-    """The settings of rounds with their layout and spec; :class:`~anyk.strategies.Rounds` decides."""
+    """Settings of rounds with their layout and spec; :class:`~anyk.strategies.Rounds` makes the decisions."""
 
     State = RoundState
 
@@ -99,18 +95,18 @@ class RoundSettings(CrewStrategy):
                     f"check needs a code with redundant replies, such as frc, cyclic or mds, got '{code.spec}'"
                 )
         _ = self._samples
-        _ = self._scaled  # what cannot be scaled is refused here, not in the first step
+        _ = self._scaled  # refuse scaling that is not possible here, not in the first step
 
     # ------------------------------------------------------------------------------------------- settings
 
     @cached_property
     def policy(self) -> Policy:
-        """The code's further duties."""
+        """Further duties of the code's rounds."""
         return self.code.policy()
 
     @cached_property
     def first_code(self) -> Code:
-        """The code that a run begins with."""
+        """The code at the start of a run."""
         return self.code if self.balance is None else self.balanced_code
 
     @cached_property
@@ -124,18 +120,18 @@ class RoundSettings(CrewStrategy):
 
     @cached_property
     def _samples(self) -> int:
-        """The samples drawn of each partition; 0: all."""
+        """Number of samples in the mini-batch of a partition; 0: all samples."""
         code = self.first_code
         return batch_of(self.batch, code.workers, code.partitions) if self.together else self.batch
 
     @cached_property
     def together(self) -> bool:
-        """Whether the partitions of a block stand for one, of a size of its own."""
+        """Whether the partitions of a block are computed together, as blocks differ in size."""
         return self.balance is not None or bool(shares_of(self.code))
 
     @cached_property
     def method(self) -> Method:
-        """The method that decodes replies."""
+        """Method that decodes replies."""
         return method(self.decoder)
 
     @cached_property
@@ -145,7 +141,7 @@ class RoundSettings(CrewStrategy):
 
     @cached_property
     def rule(self) -> Wait:
-        """When a round may end, apart from ending when the sum is exact."""
+        """The rule that ends a round before the sum is exact."""
         wait = self.wait
         if wait is None and self.work is not None and self.work.clients is not None:
             wait = self.work.clients
@@ -155,12 +151,12 @@ class RoundSettings(CrewStrategy):
 
     @cached_property
     def enough(self) -> Wait:
-        """When a round ends."""
+        """The rule that ends a round."""
         return self.rule if isinstance(self.rule, Decodable) else self.rule | Decodable()
 
     @cached_property
     def _count(self) -> int | None:
-        """The common rules, kept where they are fast: so many replies, or (more than there are) until decodable."""
+        """The fast form of common rules: a number of replies, too large to reach for "decodable"; None for others."""
         if self.snapshot:
             return None
         if isinstance(self.rule, Count):
@@ -168,7 +164,7 @@ class RoundSettings(CrewStrategy):
         return self.code.replies + 1 if isinstance(self.rule, Decodable) else None
 
     def _enough_of(self, s: RoundState) -> Wait:
-        """When this round ends."""
+        """Return the rule that ends this round."""
         return Decodable() if at_snapshot(s, self.snapshot) else self.enough
 
     @cached_property
@@ -179,7 +175,7 @@ class RoundSettings(CrewStrategy):
 
     @cached_property
     def scaling_used(self) -> Scaling:
-        """The correction of sums in which partitions are missing."""
+        """Correction of sums in which partitions are missing."""
         return self.scaling or self._default_scaling
 
     @cached_property
@@ -188,7 +184,7 @@ class RoundSettings(CrewStrategy):
 
     @cached_property
     def slots(self) -> tuple[str, ...]:
-        """The models."""
+        """Names of the models."""
         return slot_names(self.models) if self.adapt is None else self.adapt.slots
 
     @cached_property
@@ -250,7 +246,7 @@ class RoundSettings(CrewStrategy):
 
 
 def _in_words(code: Code, wait: str | None, snapshot: int) -> str:
-    """Rounds of a code in a few words; ``wait``: the rule if it is not to wait until the sum is exact."""
+    """Return a short description of rounds; ``wait``: the rule, None if they wait until the sum is exact."""
     n = code.workers
     each = "" if code.load == 1 else f"; each computes {code.load} of {code.partitions} parts"
     if wait is not None:

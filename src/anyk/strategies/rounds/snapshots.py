@@ -13,7 +13,7 @@ from anyk.strategies.wait import Decodable, Wait
 
 
 def check_snapshot(every: int, code: Code, rule: Wait) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where rounds of a code cannot have a snapshot every so many."""
+    """Raise :class:`~anyk.errors.BadInput` if rounds of a code cannot have a snapshot every ``every`` rounds."""
     if every < 2:
         raise BadInput(f"snapshot must be at least 2 rounds (0: no snapshots), got {every}")
     if not isinstance(code, RepetitionCode):
@@ -28,22 +28,22 @@ def check_snapshot(every: int, code: Code, rule: Wait) -> None:
 
 
 def at_snapshot(s: RoundState, every: int) -> bool:
-    """Whether this round is one of those, one of ``every`` so many (0: none), whose sum is exact."""
+    """Return whether this round, one in ``every`` (0: none), waits for the exact sum."""
     return every > 0 and s.version % every == 0
 
 
 def corrected(s: RoundState, code: Code, decoding: Selection, every: int) -> tuple[Combine, Sequence[int]]:
-    """The step of a round that is over, corrected, and the tasks that it leaves to be cancelled.
+    """Return the corrected step of a round that is over, and the tasks to be cancelled after it.
 
-    With ``a_u`` the weight of group u in this round's decoding (0: silent), ``g_u(w)`` the sum of its partial gradients
-    and ``v`` the version of its last snapshot, the gradient is taken to be
+    With ``a_u`` the weight of group u in this round's decoding (0: no reply), ``g_u(w)`` the sum of its partial
+    gradients and ``v`` the version of its last snapshot, the estimate of the gradient is
 
         sum_u g_u(v) + sum_u a_u (g_u(w) - g_u(v)),
 
-    the messages of the snapshot held by the driver being used again. So its error is ``sum_u (a_u - 1)
-    (g_u(w) - g_u(v))``: it vanishes as the model comes to rest, where that of the decoding alone does not (Johnson and
-    Zhang 2013, with groups of workers in place of samples). In a round :func:`at_snapshot` each group that has
-    replied gets a new message that is stored.
+    for which the messages of the snapshot, stored on the driver, are used again. Its error is
+    ``sum_u (a_u - 1) (g_u(w) - g_u(v))``: it vanishes as the model converges, unlike that of the decoding alone
+    (Johnson and Zhang 2013, with groups of workers in place of samples). In a round :func:`at_snapshot` the new message
+    of each group that has replied is stored.
     """
     assert isinstance(code, RepetitionCode)
     snapshot, tasks = at_snapshot(s, every), range(s.first, s.crew.next)

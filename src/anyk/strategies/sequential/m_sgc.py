@@ -98,13 +98,12 @@ class Multiplexed(ForBursts):
     def piece_rows(self) -> tuple[tuple[Row, ...], ...]:
         """Partitions and coefficients of each worker's own pieces, then of its parts of the groups."""
         n, own = self.workers, self.W - 1
-        groups = range(n * own, n * (own + self.B), n) if self.coded else ()
-        rows: list[tuple[Row, ...]] = []
-        for worker, (partitions, coefficients) in enumerate(self.code.rows):
-            pieces: list[Row] = [((worker * own + piece,), (1.0,)) for piece in range(own)]
-            pieces += [(tuple(first + j for j in partitions), coefficients) for first in groups]
-            rows.append(tuple(pieces))
-        return tuple(rows)
+        rows: list[list[Row]] = [[((i * own + piece,), (1.0,)) for piece in range(own)] for i in range(n)]
+        if self.coded:
+            for pieces, (partitions, coefficients) in zip(rows, self.code.rows, strict=True):
+                for first in range(n * own, n * (own + self.B), n):
+                    pieces.append((tuple(first + j for j in partitions), coefficients))
+        return tuple(map(tuple, rows))
 
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
         return multiplexed(known, known.count, B=self.B, W=self.W, most=self.lambda_, end=self.end, groups=groups)
