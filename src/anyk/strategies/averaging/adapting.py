@@ -37,10 +37,10 @@ def adapted_tau(
     gamma: float = 0.5,
     least: int = 1,
 ) -> int:
-    """AdaComm's next number of local steps (Wang and Joshi 2019).
+    """Return AdaComm's next number of local steps (Wang and Joshi 2019).
 
-    ``ceil(sqrt(F / (F_0 r)) tau_0)``, with r the learning rate over that at the beginning, where that is less than
-    ``tau``; else ``floor(gamma tau)`` where the loss has ``stalled``. At least ``least``, and never more than ``tau``.
+    It is ``ceil(sqrt(F / (F_0 r)) tau_0)``, with r the learning rate over the initial one, if that is less than
+    ``tau``; else ``floor(gamma tau)`` if the loss has ``stalled``. At least ``least``, and never more than ``tau``.
 
     >>> [adapted_tau(20, 2.3, loss, 20) for loss in (1.6, 1.0, 0.5, 0.2, 0.05)]
     [17, 14, 10, 6, 3]
@@ -57,9 +57,9 @@ def adapted_tau(
 class AdaptingState:
     """AdaComm's record of losses."""
 
-    due: float  # when the loss is looked at next
-    tried: list[float] = field(default_factory=list)  # losses that the numbers probed so far came to
-    origin: tuple[float, float] | None = None  # loss and learning rate at the beginning
+    due: float  # when the loss is evaluated next
+    tried: list[float] = field(default_factory=list)  # final losses of the numbers probed so far
+    origin: tuple[float, float] | None = None  # loss and learning rate at the start
     last_loss: float = float("inf")
 
 
@@ -68,14 +68,14 @@ class AdaptingState:
 class AdaptingSteps:
     """AdaComm's rule: the number of local steps falls with the loss (Wang and Joshi 2019).
 
-    At the first averaging after every ``interval`` seconds the objective is looked at and ``tau`` set by
-    :func:`adapted_tau`: it is best to average seldom at first, for speed, and often later, for accuracy. ``gamma`` is
-    the factor where that asks for no fewer steps and the loss has stalled: it is above ``guard`` times what it was an
-    interval ago. ``guard=0`` is the published rule, which counts every loss as stalled. ``loss_floor`` is the least
-    value that the objective can have, ``least`` that of ``tau``. Each change is a note in the run's log.
+    At the first averaging after every ``interval`` seconds the objective is evaluated and ``tau`` set by
+    :func:`adapted_tau`: averaging seldom at first is fast, averaging often later is accurate. If this does not lower
+    ``tau`` although the loss has stalled (it is above ``guard`` times the loss one interval before), ``tau`` is
+    multiplied by ``gamma``. ``guard=0`` is the published rule, which counts every loss as stalled. ``loss_floor`` is
+    the least possible value of the objective, ``least`` the smallest ``tau``. Each change is a note in the run's log.
 
-    ``probe``: numbers of local steps, as 1/5/20/100, that are tried first, an interval each from the same initial
-    model; the one with the least loss is where it begins (in place of ``tau``), from the model that it came to.
+    ``probe``: numbers of local steps, as 1/5/20/100, that are tried first, one interval each from the same initial
+    model. Training continues with the number of the least loss (in place of ``tau``), and with its model.
     """
 
     State: ClassVar[type[AdaptingState]] = AdaptingState
@@ -89,7 +89,7 @@ class AdaptingSteps:
     probe: tuple[AtLeastOne, ...] = ()
 
     def check(self, work: LocalSteps) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where this cannot adapt such work."""
+        """Raise :class:`~anyk.errors.BadInput` if the rule cannot adapt this work."""
         if self.probe and work.outer is not None:
             raise BadInput(
                 "probe of 'adacomm' starts again and again, which an outer optimiser's state would outlive; "
@@ -102,24 +102,24 @@ class AdaptingSteps:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The model, and those that probing needs besides."""
+        """Names of the model and of the further models that probing needs."""
         return ("model", _START, _BEST) if self.probe else ("model",)
 
     def show(self, work: LocalSteps, rounds: Mapping[str, Any]) -> str:
-        """The spec of rounds of this work, adapted."""
+        """Return the spec of rounds of this work with the rule."""
         values: dict[str, Any] = {"tau": work.tau, "interval": self.interval, "gamma": self.gamma}
         values |= {"guard": self.guard, "loss_floor": self.loss_floor, "least": self.least, "probe": self.probe}
         usual = {"gamma": 0.5, "guard": 0.99, "loss_floor": 0.0, "least": 1, "probe": ()}
         return show("adacomm", values | work.values(rounds), LOCAL_DEFAULTS | usual)
 
     def start(self, s: RoundState) -> tuple[AdaptingState, list[Command]]:
-        """At the start of a run: the loss has to be known."""
+        """Return the state at the start of a run, and the request for the loss."""
         if self.probe:
             s.work.tau = self.probe[0]
         return AdaptingState(s.now + self.interval), [EvaluateLoss("model", 0)]
 
     def before_round(self, s: RoundState) -> list[Command]:
-        """Commands that hold the next round back until they are answered; none if it may begin."""
+        """Return requests that the next round waits for; none if it may start."""
         own: AdaptingState = s.adapt
         if own.origin is None or s.now < own.due:
             return []
@@ -128,7 +128,7 @@ class AdaptingSteps:
         return [EvaluateLoss("model", s.work.iterations)]
 
     def on_loss(self, s: RoundState, event: LossEvaluated) -> list[Command] | None:
-        """Adapt; what is to be done before the next round begins, None if it has begun already."""
+        """Adapt tau; return the commands before the next round, None if that has started already."""
         own: AdaptingState = s.adapt
         loss = event.loss - self.loss_floor
         if own.origin is None:
@@ -159,7 +159,7 @@ class AdaptingSteps:
         return int(self.probe[tried.index(min(tried))]) if self.probe else int(s.work.first_tau)
 
     def _probed(self, s: RoundState, loss: float) -> list[Command]:
-        """After an interval with one of the numbers that are tried: the next, or the best of all."""
+        """Try the next number after an interval with one, or choose the best after the last."""
         tried: list[float] = s.adapt.tried
         loss = loss if loss == loss else float("inf")
         commands: list[Command] = []
@@ -172,7 +172,6 @@ class AdaptingSteps:
         else:
             best = tried.index(min(tried))
             s.work.tau = self.probe[best]
-            # as if it had begun there: what follows is compared with the loss of the beginning
             s.adapt.last_loss = tried[best]
             commands.append(Mix("model", (), (), others=((_BEST, 1.0),)))
             losses = ", ".join(f"{tau}: {tried_loss:.4g}" for tau, tried_loss in zip(self.probe, tried, strict=True))

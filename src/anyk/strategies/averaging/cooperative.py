@@ -1,4 +1,4 @@
-"""Cooperative averaging: any mixing matrix over the workers' models and models that nobody trains."""
+"""Cooperative averaging: any mixing matrix over the workers' models and auxiliary models."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from anyk.strategies.averaging.gossip import DEFAULTS, GossipState, Neighbours, 
 class CooperativeSGD(Neighbours):
     """Cooperative SGD (Wang and Joshi 2018): models X of n workers and v ``auxiliary`` ones, mixed by any matrix W.
 
-    ``X <- (X - lr G) W`` after ``tau`` local steps; no gradient is taken of an auxiliary model. ``matrix`` is the spec
-    of a graph over n + v nodes, the workers first: ``file:file=W.csv`` holds W, where W[i, j] is the weight of i in j's
-    next model. Rows and columns add up to 1, which keeps the mean of all models, and zeta = ``||W - J||_2`` is below 1,
-    so that they come together; their theorem is for symmetric W. Workers who read an auxiliary model wait for it, and
-    may be one round ahead of it.
+    ``X <- (X - lr G) W`` after ``tau`` local steps; auxiliary models have no gradients. ``matrix`` is the spec of a graph
+    over n + v nodes, the workers first; ``file:file=W.csv`` reads W, where W[i, j] is the weight of i in j's next model.
+    Rows and columns add up to 1, which preserves the mean of all models, and zeta = ``||W - J||_2`` is below 1, so that
+    models converge to each other; the theorem of the paper is for symmetric W. Workers that read an auxiliary model
+    wait for it, and may be one round ahead of it.
 
-    The run's model is the mean of the auxiliary models, without any that of the workers'. Elastic averaging (``easgd``)
-    is ``auxiliary=1`` with :func:`anyk.graphs.elastic`, D-PSGD (``dpsgd``) is ``auxiliary=0``, periodic averaging
-    (``pasgd``) is that with ``matrix=complete``. With several auxiliary models the driver keeps up to three vectors for
-    each.
+    The run's model is the mean of the auxiliary models, or of the workers' models if there are none. Elastic averaging
+    (``easgd``) is ``auxiliary=1`` with :func:`anyk.graphs.elastic`; D-PSGD (``dpsgd``) is ``auxiliary=0``, and periodic
+    averaging (``pasgd``) is that with ``matrix=complete``. With several auxiliary models the driver stores up to three
+    vectors for each.
 
     >>> CooperativeSGD(8, matrix="exp", tau=2).spec
     'coop:matrix=exp,tau=2'
@@ -62,7 +62,7 @@ class CooperativeSGD(Neighbours):
 
     @cached_property
     def mixing(self) -> Mixing:
-        """The matrix, or the matrices taken in turn, over workers and auxiliary models."""
+        """The matrix, or a cycle of matrices, over workers and auxiliary models."""
         return graph(self.matrix, workers=self.workers + self.auxiliary)
 
     @cached_property
@@ -72,12 +72,12 @@ class CooperativeSGD(Neighbours):
 
     @cached_property
     def _pulls(self) -> Weights:
-        """The auxiliary models' weights in the workers' next ones, shape (auxiliary, workers)."""
+        """Weights of the auxiliary models in the workers' next models, shape (auxiliary, workers)."""
         return self.mixing.at(0)[self.workers :, : self.workers]
 
     @cached_property
     def _means(self) -> tuple[tuple[float, ...], ...]:
-        """The different means of auxiliary models that workers are drawn to, as weights of these."""
+        """Weights of the auxiliary models in each of the different means that workers read."""
         columns = [column / column.sum() for column in self._pulls.T if column.any()]
         return tuple(dict.fromkeys(tuple(column.tolist()) for column in columns))
 
@@ -102,7 +102,7 @@ class CooperativeSGD(Neighbours):
         mix, _ = super().beginning(s, node, k)
         return mix, float(self._pulls[:, node].sum())
 
-    def drawn_to(self, node: int) -> str:
+    def centre_slot(self, node: int) -> str:
         """Return the mean of auxiliary models with the node's weights."""
         column = self._pulls[:, node]
         if self.auxiliary < 2 or not column.any():

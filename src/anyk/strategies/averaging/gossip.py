@@ -1,4 +1,4 @@
-"""Decentralised averaging: every worker has a model of its own and mixes it with its neighbours' after local steps."""
+"""Decentralised averaging: every worker has its own model, and mixes it with its neighbours' after local steps."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class GossipState:
     """The progress of each node: rounds under way and ended."""
 
     crew: Crew
-    at: list[int]  # the round that a node is in, or is to begin
+    at: list[int]  # the present or next round of each node
     version: int = 0
     under_way: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> node, round
     ended: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> node -> task that ended it
-    anew: set[int] = field(default_factory=set)  # nodes that have lost their model
+    anew: set[int] = field(default_factory=set)  # nodes without a model, which start again
     mixing: dict[int, Weights] = derived()  # W_k, by round
 
 
@@ -53,14 +53,14 @@ class GossipState:
 class Gossip(CrewStrategy):
     """Rounds of ``tau`` local steps, after each of which every node averages with its neighbours only.
 
-    Worker i holds partition i and a model of its own. After round k node j begins round k + 1 at the average of the
-    models x_i at the end of round k with weights W_k[i, j] (first step, then mix), read where they lie: no model passes
-    through the driver to another worker. With ``barrier="local"`` it does so as soon as its neighbours' models are
-    there, ``"global"`` waits for all. The run's model is the mean of all, a version for every round that all have
-    ended; with a ``centre`` (elastic averaging) it is the centre, which takes part in the mixing.
+    Worker i has partition i and its own model. Node j starts round k + 1 at the average of the models x_i at the end of
+    round k with weights W_k[i, j] (first step, then mix). It reads them from their workers; no model passes through the
+    driver to another worker. With ``barrier="local"`` it starts as soon as its neighbours' models are available,
+    with ``"global"`` it waits for all. The run's model is the mean of all models, with a version for every round that
+    all have ended; in elastic averaging it is the centre, which takes part in the mixing.
 
-    A node that is lost begins again at the newest version of the run's model. When it has been given up, its weight
-    goes to those who would have read it.
+    A node that is lost starts again at the newest version of the run's model. If it has been given up, the nodes that
+    would have read its model add its weight to their own.
     """
 
     State = GossipState
@@ -87,18 +87,21 @@ class Gossip(CrewStrategy):
 
     @abstractmethod
     def may_begin(self, s: GossipState, node: int) -> bool:
-        """Whether what a node's next round begins from is there."""
+        """Return whether the models from which a node's next round starts are available."""
 
     def readers(self, s: GossipState, node: int, k: int) -> Iterable[int]:
-        """The nodes that may be able to begin, now that a node has ended round k."""
+        """Return the nodes that may be able to start a round, now that a node has ended round k."""
         return range(self.workers)
 
     @abstractmethod
     def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
-        """The models, with weights, and the share of the run's model that a node begins round k at."""
+        """Return the models with weights, and the share of the centre, at which a node starts round k.
 
-    def drawn_to(self, node: int) -> str:
-        """The slot of which :meth:`beginning` gives the share: by default the run's model."""
+        A model is (worker, task, chunk, weight).
+        """
+
+    def centre_slot(self, node: int) -> str:
+        """Return the slot of the centre whose share :meth:`beginning` returns; by default the run's model."""
         return "model"
 
     def mixed(self, ended: Mapping[int, int]) -> Commands:
@@ -128,14 +131,14 @@ class Gossip(CrewStrategy):
         node, _ = state.under_way.pop(event.task, (-1, 0))
         if node == -1:
             return ()
-        state.anew.add(node)  # what it began from may be gone by now
+        state.anew.add(node)  # the models from which it started may be gone
         return self._go(state, (node,))
 
     def on_joined(self, state: GossipState, event: Joined) -> Commands:
         worker, given_up = event.worker, event.worker in state.crew.gone
         if not state.crew.join(worker):
             return ()
-        if given_up:  # the others have gone on without it
+        if given_up:  # the others have continued without it
             state.at[worker] = max(state.at[worker], state.version)
             state.anew.add(worker)
         return self._go(state)
@@ -146,16 +149,16 @@ class Gossip(CrewStrategy):
         return super().worker_left(state, worker) or self._go(state)
 
     def _go(self, s: GossipState, nodes: Iterable[int] | None = None) -> list[Command]:
-        """Whatever can be done now: nodes begin their next rounds, and rounds that all have ended become versions.
+        """Start the rounds of nodes that are ready, and make a version of each round that all have ended.
 
-        ``nodes``: those for which something has changed; all, if left out.
+        ``nodes``: the nodes that may have become ready; by default all.
         """
         commands: list[Command] = []
         while True:
             idle = s.crew.present if nodes is None else s.crew.present.intersection(nodes)
             busy = {node for node, _ in s.under_way.values()}
             ready = [i for i in sorted(idle - busy) if self._ready(s, i)]
-            if ready:  # before the next version: they begin at the centre of this one
+            if ready:  # before the next version, as they start at the centre of this one
                 commands.append(self._dispatch(s, ready))
             if not self._all_ended(s, s.version):
                 return commands
@@ -164,7 +167,7 @@ class Gossip(CrewStrategy):
             nodes = None
 
     def _all_ended(self, s: GossipState, k: int) -> bool:
-        """Whether round k has been ended by every node that has not been given up, and by one at least."""
+        """Return whether all nodes that have not been given up, at least one, have ended round k."""
         ended, gone = s.ended.get(k), s.crew.gone
         if not ended or len(ended) + len(gone) < self.workers:
             return False
@@ -182,15 +185,9 @@ class Gossip(CrewStrategy):
             anew = k == 0 or node in s.anew
             s.anew.discard(node)
             mix, share = ((), 1.0) if anew else self.beginning(s, node, k)
-            slot = "model" if anew else self.drawn_to(node)
-            first_step = k * self.tau
-            tasks.append(
-                (
-                    Chunk(
-                        (node,), (1.0,), slot, batch=self.batch, repeat=first_step, steps=self.tau, mix=mix, share=share
-                    ),
-                )
-            )
+            slot = "model" if anew else self.centre_slot(node)
+            chunk = Chunk((node,), (1.0,), slot, "done", self.batch, k * self.tau, self.tau, mix, share)
+            tasks.append((chunk,))
         return Dispatch(first, tuple(nodes), tasks)
 
 
@@ -202,7 +199,7 @@ class Neighbours(Gossip):
 
     @abstractmethod
     def weights(self, s: GossipState, k: int) -> Weights:
-        """W_k, shape (n, n): column j says how node j begins round k + 1."""
+        """Return W_k, shape (n, n): column j has the weights at which node j starts round k + 1."""
 
     def may_begin(self, s: GossipState, node: int) -> bool:
         k = s.at[node]
@@ -233,7 +230,7 @@ class DecentralisedSGD(Neighbours):
     """D-PSGD (Lian et al. 2017): every node averages with its neighbours in a ``graph`` after ``tau`` local steps.
 
     ``graph`` is a spec (``anyk graphs`` lists them): ring, torus, exp, one-peer, complete, star, regular:degree=4,
-    file:file=W.csv. Otherwise as :class:`Gossip`: first the local steps, then the mixing.
+    file:file=W.csv. As in :class:`Gossip`, the local steps precede the mixing.
 
     >>> DecentralisedSGD(8, graph="ring").spec
     'dpsgd:graph=ring'
@@ -248,7 +245,7 @@ class DecentralisedSGD(Neighbours):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.mixing  # refused here, not in the first round
+        _ = self.mixing  # an invalid graph is refused here, not in the first round
 
     @cached_property
     def spec(self) -> str:
@@ -262,10 +259,10 @@ class DecentralisedSGD(Neighbours):
 @typed
 @dataclass(frozen=True, repr=False, kw_only=True)
 class MatchaSGD(Neighbours):
-    """MATCHA (Wang, Sahu, Yang, Joshi and Kar 2019): a graph's edges in matchings, some of which are active in a round.
+    """MATCHA (Wang, Sahu, Yang, Joshi and Kar 2019): a graph's edges in matchings, some of them active in each round.
 
-    Edges that hold the graph together are active more often. ``budget`` is the mean share of matchings active, so that
-    a round's communication costs so much of the whole graph's; which are is drawn by (``seed``, round).
+    Edges that connect the graph are active more often. ``budget`` is the mean share of matchings that are active, and
+    so a round's communication relative to the complete graph's; they are sampled by (``seed``, round).
 
     >>> MatchaSGD(8, graph="ring", budget=0.5).spec
     'matcha:graph=ring,budget=0.5'
@@ -277,12 +274,12 @@ class MatchaSGD(Neighbours):
 
     @cached_property
     def plan(self) -> Matcha:
-        """The matchings, and how often each is active."""
+        """Matchings, and the probability of each to be active."""
         return matcha(resolve_paths(self.graph), workers=self.workers, budget=self.budget)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.plan  # refused here, not in the first round
+        _ = self.plan  # an invalid graph is refused here, not in the first round
 
     @cached_property
     def spec(self) -> str:
@@ -303,8 +300,8 @@ class ElasticSGD(Gossip):
     """Elastic averaging (Zhang, Choromanska and LeCun 2015), in rounds: workers and a centre pull each other.
 
     After ``tau`` local steps a worker's model moves by ``alpha`` towards the centre, and the centre by ``alpha``
-    towards each of them. It averages for 0 < alpha < 2 / (n + 1) and fastest for 2 / (n + 2), the default;
-    alpha = n / (n + 2), which a well-known talk prints, is the zeta of that best value and diverges for n of 3 or more.
+    towards each worker's. It averages for 0 < alpha < 2 / (n + 1) and fastest for 2 / (n + 2), the default;
+    alpha = n / (n + 2), as a well-known talk has it, is the zeta of that best value and diverges for n of 3 or more.
     A worker may be one round ahead of the centre.
 
     >>> ElasticSGD(8).spec
@@ -324,7 +321,7 @@ class ElasticSGD(Gossip):
 
     @property
     def pull(self) -> float:
-        """The share of the difference by which models approach each other in a round: ``alpha``, or the best."""
+        """Share of their difference by which models approach each other in a round: ``alpha``, or the best value."""
         return 2.0 / (self.workers + 2.0) if self.alpha is None else self.alpha
 
     @cached_property
@@ -332,7 +329,7 @@ class ElasticSGD(Gossip):
         return show("easgd", {"alpha": self.pull, "tau": self.tau, "batch": self.batch}, DEFAULTS)
 
     def may_begin(self, s: GossipState, node: int) -> bool:
-        # the centre must be that of the round before, neither older nor newer
+        # the version of the centre must be that of the round before
         return s.version == s.at[node] - 1
 
     def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:

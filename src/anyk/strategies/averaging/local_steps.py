@@ -1,4 +1,4 @@
-"""Local steps: what workers do on their own before their models are averaged."""
+"""Local steps of workers before their models are averaged."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ class LocalState:
 
     first_tau: int
     tau: int
-    iterations: int = 0  # local steps of all rounds so far, of the worker that took most
-    most: int = 0  # of this round
-    last_task: dict[int, int] = field(default_factory=dict)  # the task that left a worker's optimiser state
-    steps_taken: dict[int, int] = field(default_factory=dict)  # worker -> local steps of this round
-    speed: dict[int, float] = field(default_factory=dict)  # local steps a second
+    iterations: int = 0  # local steps in all rounds so far, of the worker with most in each
+    most: int = 0  # largest number of local steps in this round
+    last_task: dict[int, int] = field(default_factory=dict)  # the task that saved a worker's optimiser state
+    steps_taken: dict[int, int] = field(default_factory=dict)  # worker -> local steps in this round
+    speed: dict[int, float] = field(default_factory=dict)  # local steps per second
 
 
 @typed
 @dataclass(frozen=True)
 class LocalSteps:
-    """Periodic averaging: each worker takes ``tau`` steps of its own from the newest version, then models are averaged.
+    """Periodic averaging: each worker takes ``tau`` local steps from the newest version, then models are averaged.
 
-    Worker i holds partition i and steps with the run's optimiser and learning rate, or with ``inner`` (an optimiser's
-    spec) in its place. ``tau=1`` with gradient descent is synchronous SGD, to rounding. Known as local SGD, FedAvg
+    Worker i has partition i and steps with the run's optimiser and learning rate, or with the optimiser of the spec
+    ``inner``. ``tau=1`` with gradient descent is synchronous SGD, up to rounding. Known as local SGD, FedAvg
     (McMahan et al. 2017), PASGD (Wang and Joshi 2018).
 
-    - ``clients``: only so many workers, drawn by (seed, round), take part in a round; ``weighted``: their models count
-      by their samples.
-    - ``outer``: an optimiser's spec; it steps by the change of the mean model as if that were a gradient, with learning
-      rate ``rate``: ``slowmo:momentum=0.5`` is SlowMo (Wang et al. 2020), ``nesterov:momentum=0.9`` with rate 0.7
-      DiLoCo's (Douillard et al. 2023).
+    - ``clients``: the number of workers that take part in a round, sampled by (seed, round); ``weighted``: models are
+      weighted by the workers' samples.
+    - ``outer``: the spec of an optimiser that steps by the change of the mean model as if that were a gradient, with
+      learning rate ``rate``: ``slowmo:momentum=0.5`` is SlowMo (Wang et al. 2020), ``nesterov:momentum=0.9`` with rate
+      0.7 is that of DiLoCo (Douillard et al. 2023).
     - ``keep``: workers keep the inner optimiser's state from round to round (it is never averaged; a worker that dies
-      begins with a fresh one); else it begins afresh.
-    - ``speeds``: a worker's steps are in proportion to its speed so far, the fastest takes ``tau`` (at least one each).
+      starts with a new one); otherwise each round starts with a new state.
+    - ``speeds``: the number of a worker's steps is proportional to its speed so far, at least 1; the fastest worker
+      takes ``tau``.
 
     >>> LocalSteps(tau=5, outer="slowmo").show({})
     'pasgd:tau=5,outer=slowmo'
@@ -65,23 +66,23 @@ class LocalSteps:
     seed: int = 0
 
     def check(self, workers: int) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where rounds of so many workers cannot do with this."""
+        """Raise :class:`~anyk.errors.BadInput` if the settings are invalid for this number of workers."""
         if self.rate != 1.0 and self.outer is None:
             raise BadInput("rate is the learning rate of an outer optimiser; give outer=gd, or leave rate out")
         if self.clients is not None and not 1 <= self.clients <= workers:
             raise BadInput(f"clients must be 1 to {workers} workers, got {self.clients}")
 
     def values(self, rounds: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys of a spec besides ``tau``: those of the ``rounds`` stand before the work's own."""
+        """Return the keys of a spec besides ``tau``: those of the ``rounds``, then those of the work."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "tau"}
         return {**rounds, **own, "outer": bracketed(self.outer), "inner": bracketed(self.inner)}
 
     def show(self, rounds: Mapping[str, Any]) -> str:
-        """The spec of rounds of this work."""
+        """Return the spec of rounds of this work."""
         return show("pasgd", {"tau": self.tau, **self.values(rounds)}, LOCAL_DEFAULTS)
 
     def start(self) -> LocalState:
-        """At the start of a run."""
+        """Return the state at the start of a run."""
         return LocalState(self.tau, self.tau)
 
     # ------------------------------------------------------------------------------------------- a round of it
@@ -96,7 +97,7 @@ class LocalSteps:
         return tuple(worker for worker in workers if worker in part)
 
     def chunk(self, own: LocalState, worker: int, batch: int, partitions: tuple[int, ...]) -> Chunk:
-        """A worker's chunk of this round."""
+        """Return a worker's chunk in this round."""
         steps = own.tau
         if self.speeds and worker in own.speed:
             steps = max(1, floor(own.tau * own.speed[worker] / max(own.speed.values()) + 1e-9))
@@ -111,14 +112,14 @@ class LocalSteps:
             s.work.speed[worker] = s.work.steps_taken[worker] / (s.now - s.began)
 
     def lost(self, own: LocalState, worker: int) -> None:
-        """A worker's optimiser state is gone with it."""
+        """Forget the optimiser state and speed of a lost worker."""
         own.last_task.pop(worker, None)
         own.speed.pop(worker, None)
 
     def averaged(self, s: RoundState, used: Sequence[tuple[int, int]]) -> Mix:
-        """The step made of the models that are in."""
+        """Return the step made of the models that have arrived."""
         own: LocalState = s.work
-        if self.speeds:  # who was cut off is at most this fast
+        if self.speeds:  # a worker that is cut off is at most this fast
             for worker in s.open.values():
                 most = own.steps_taken[worker] / max(s.now - s.began, 1e-9)
                 own.speed[worker] = min(own.speed.get(worker, most), most)
@@ -133,14 +134,14 @@ class LocalSteps:
         return mix
 
     def others(self, s: RoundState) -> list[int]:
-        """Workers from which one is drawn in place of a client that has been given up."""
+        """Return workers that can replace a client that has been given up."""
         if self.clients is None:
             return []
         busy = {*s.open.values(), *s.task_of, *s.crew.failures}
         return [i for i in sorted(s.crew.present) if i not in busy]
 
     def done_without(self, s: RoundState) -> bool:
-        """Whether no client is left to wait for, so that a step is taken with those that are in."""
+        """Return whether no client is left to wait for, so that a step is taken without the others."""
         if self.clients is None or not s.task_of:
             return False
         return not set(self.select_clients(s, range(s.crew.size))) - set(s.task_of) - set(s.crew.failures)

@@ -1,4 +1,4 @@
-"""Averaging in pairs, without waiting."""
+"""Averaging in pairs of workers, without waiting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from anyk.strategies.crew import Crew, CrewStrategy
 
 @dataclass(slots=True)
 class PairState:
-    """Tasks under way, and how far everybody has come."""
+    """The tasks under way, and the progress of each node."""
 
     crew: Crew
     steps_taken: list[int]  # local steps of each node so far
@@ -37,12 +37,13 @@ class PairState:
 @typed
 @dataclass(frozen=True, repr=False)
 class PairwiseGossip(CrewStrategy):
-    """AD-PSGD (Lian, Zhang, Zhang and Liu 2018): after its steps a node averages with a random other; none waits.
+    """AD-PSGD (Lian, Zhang, Zhang and Liu 2018): after its local steps a node averages with a random other node.
 
-    Node i, done with ``tau`` local steps from its model, takes the mean of its own and node j's newest models, j drawn
-    by (``seed``, how many times before), which becomes node j's; its own becomes that plus what its steps have changed.
-    Node j goes on with its steps, which then count from the model they began at. The nodes' models live side by side on
-    the driver's machine, where this mean is taken; the run's model is the mean of all, a version every n times.
+    No node waits. When node i has taken ``tau`` local steps, node j is sampled by (``seed``, number of averages so
+    far). The mean of their newest models becomes the model of node j; the mean plus the change made by its local steps
+    becomes that of node i. Node j continues its steps, whose change counts from the model at which they started. The
+    driver stores the models of all nodes and computes the means. The run's model is the mean over all nodes, with a new
+    version after every n averages.
 
     >>> PairwiseGossip(8).spec
     'ad-psgd'

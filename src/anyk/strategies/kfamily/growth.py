@@ -1,4 +1,4 @@
-"""Rules by which K of the K family grows: with loss, delays or noise, or by plan."""
+"""Rules by which K of the K family grows: by loss, delays or gradient noise, or by plan."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 Rule = Literal["loss", "delays", "noise"]
 _ALARM = "adasync"
-_SMOOTHING = 0.9  # of the gradient noise scale, a step
+_SMOOTHING = 0.9  # factor of the past gradient noise scale in each step
 
 
 def adapted_k(first_k: int, first_loss: float, loss: float, workers: int, *, linear: bool, rate: float = 1.0) -> float:
-    """K for a loss, not rounded: what minimises error against time over the next interval.
+    """Return K for a loss, not rounded, which minimises the error as a function of time over the next interval.
 
-    With ``F`` the excess loss and K_0, F_0 where it began: if a step takes time proportional to K (the batch kinds,
+    With ``F`` the excess loss and initial values K_0, F_0: if a step takes time proportional to K (the batch kinds,
     ``linear``), ``K = K_0 r sqrt(F_0 / F)``; if proportional to ``log(P / (P - K))`` (the others, exponential delays),
     ``K = (-C + sqrt(C^2 + 4 C P)) / 2`` with ``C = K_0^2 / (P - K_0) r^2 F_0 / F``. ``rate`` r is the learning rate
-    over that at the beginning. (AdaSync, Dutta, Wang and Joshi 2021; the constants cancel.)
+    over the initial one. (AdaSync, Dutta, Wang and Joshi 2021; the constants cancel.)
 
     >>> adapted_k(2, 1.0, 0.25, 8, linear=True), round(adapted_k(2, 1.0, 0.25, 8, linear=False), 4)
     (4.0, 3.4741)
@@ -60,11 +60,11 @@ def adapted_k(first_k: int, first_loss: float, loss: float, workers: int, *, lin
 
 
 def k_for_delays(first_k: int, first_loss: float, loss: float, seconds: ArrayLike, *, rate: float = 1.0) -> int:
-    """K for a loss under any delays: the minimiser of ``F R(K) + A r^2 / K`` over K = 1, …, P.
+    """Return K for a loss under any delays: the minimiser of ``F R(K) + A r^2 / K`` over K = 1, …, P.
 
-    ``seconds[K - 1]`` is the mean time of a step with K, R(K) that over its value at K_0, and A such that K_0 is the
-    minimiser at F_0: the middle of the interval of such A, or its lower end where there is none. (AdaSync, Dutta, Wang
-    and Joshi 2021, for measured delays.)
+    ``seconds[K - 1]`` is the mean time of a step with K, and R(K) its ratio to that with K_0. A is the middle of the
+    interval in which K_0 is the minimiser at F_0, or the lower end if that interval is empty. (AdaSync, Dutta, Wang and
+    Joshi 2021, for measured delays.)
 
     >>> k_for_delays(2, 9.0, 1.0, [1, 2, 3, 4, 5, 6, 7, 8])
     6
@@ -80,7 +80,7 @@ def k_for_delays(first_k: int, first_loss: float, loss: float, seconds: ArrayLik
     low = float(least.max()) if least.size else None
     high = float(most.min()) if most.size else None
     if low is None:
-        a = 0.5 * (high or 0.0)  # everything from 0 to its upper end
+        a = 0.5 * (high or 0.0)  # the interval starts at 0
     elif high is None or high < low:
         a = low
     else:
@@ -89,7 +89,7 @@ def k_for_delays(first_k: int, first_loss: float, loss: float, seconds: ArrayLik
 
 
 def k_for_noise(noise: float, seconds: ArrayLike) -> int:
-    """K for a gradient noise scale: the minimiser of ``(1 + noise / K) T(K)`` over K = 1, …, P.
+    """Return K for a gradient noise scale: the minimiser of ``(1 + noise / K) T(K)`` over K = 1, …, P.
 
     ``noise`` is the variance of one worker's gradient over the squared norm of the true one (McCandlish et al. 2018),
     ``seconds[K - 1]`` the mean time T(K) of a step with K.
@@ -103,51 +103,51 @@ def k_for_noise(noise: float, seconds: ArrayLike) -> int:
 
 @dataclass(slots=True)
 class NoState:
-    """Nothing to remember."""
+    """The state of a rule without one."""
 
 
 class Growth(ABC):
-    """A rule by which K of the K family grows; hooks that a rule does not need do nothing."""
+    """A rule by which K of the K family grows; by default its hooks do nothing."""
 
     name: ClassVar[str]
-    why: ClassVar[str]  # there is no closed form for its pace
+    why: ClassVar[str]  # reason why its pace has no closed form
     State: ClassVar[type[Any]] = NoState
 
     @property
     def losses(self) -> bool:
-        """Whether the rule asks for the training loss."""
+        """Whether the rule evaluates the training loss."""
         return False
 
     def check(self, family: KFamily) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where K of this family cannot grow so."""
+        """Raise :class:`~anyk.errors.BadInput` if K of this family cannot grow by this rule."""
         del family
 
     @abstractmethod
     def show(self, family: KFamily) -> str:
-        """The spec of the family with this rule."""
+        """Return the spec of the family with this rule."""
 
     def start(self, s: KState) -> tuple[Any, list[Command]]:
-        """The rule's own state, and what comes first in a run."""
+        """Return the rule's state and the first commands of a run."""
         return NoState(), []
 
     def on(self, family: KFamily, s: KState, event: Event) -> Commands:
-        """An answer to what the rule asked, or its alarm."""
+        """Return the commands that follow a measurement for the rule, or its alarm."""
         return ()
 
     def dispatched(self, s: KState, tasks: range) -> None:
-        """Tasks begin now."""
+        """Note that tasks start now."""
         del s, tasks
 
     def ended(self, s: KState, task: int, *, whole: bool) -> None:
-        """A task has ended now, or been cut off (``whole=False``)."""
+        """Note that a task has ended now, or been cancelled (``whole=False``)."""
         del s, task, whole
 
     def stepping(self, s: KState, used: Sequence[tuple[int, int]]) -> list[Command]:
-        """Commands before the step that uses these messages."""
+        """Return the commands before the step that uses these messages."""
         return []
 
     def stepped(self, family: KFamily, s: KState) -> list[Command]:
-        """Commands after a step."""
+        """Return the commands after a step."""
         return []
 
 
@@ -155,9 +155,9 @@ class Growth(ABC):
 class AdaSyncState:
     """AdaSync's record of losses, durations and noise."""
 
-    seen: Durations
+    durations: Durations
     first: tuple[float, float] | None = None  # loss and learning rate
-    began: dict[int, float] = field(default_factory=dict)  # of tasks under way, where durations matter
+    began: dict[int, float] = field(default_factory=dict)  # task under way -> its start, if durations matter
     variance: float = 0.0  # of a gradient, smoothed
     square: float = 0.0  # squared norm of the true gradient, smoothed
 
@@ -165,19 +165,19 @@ class AdaSyncState:
 @typed
 @dataclass(frozen=True)
 class AdaSync(Growth):
-    """AdaSync's rule: K grows as the loss falls, or as noise drowns the gradient (Dutta, Wang and Joshi 2021).
+    """AdaSync's rule: K grows as the loss falls, or as noise exceeds the gradient (Dutta, Wang and Joshi 2021).
 
-    Every ``interval`` seconds K is set anew, only upwards, at most to the number of workers; each change is a note in
-    the run's log. ``rule`` says how:
+    Every ``interval`` seconds K may grow, at most to the number of workers; each change is a note in the run's log.
+    ``rule`` determines K:
 
     - ``loss``: :func:`adapted_k` of the objective at the newest version, rounded to the nearest number; right for
       exponential delays.
-    - ``delays``: :func:`k_for_delays` of the same, with step times from the durations of tasks seen so far.
+    - ``delays``: :func:`k_for_delays` of the objective, with step times from the durations of tasks observed so far.
     - ``noise``: :func:`k_for_noise`, which needs no loss: the gradient noise scale is measured from the gradients of
       each step (k must be at least 2), smoothed over steps.
 
-    ``loss_floor`` is the least value that the objective can have (its excess over that is what counts). A learning rate
-    that falls by a schedule makes gradients less noisy in effect, and K smaller, as the rules say.
+    ``loss_floor`` is the least possible value of the objective, whose excess over it enters the rules. A learning rate
+    that falls by a schedule reduces the effect of noise, and so K.
     """
 
     name = "adasync"
@@ -219,7 +219,7 @@ class AdaSync(Growth):
         again = SetAlarm(_ALARM, event.time + self.interval)
         return [again, *self._by_noise(family, s)] if self.rule == "noise" else [EvaluateLoss("model"), again]
 
-    # ------------------------------------------------------------------------------------------- what is measured
+    # ------------------------------------------------------------------------------------------- measurements
 
     def dispatched(self, s: KState, tasks: range) -> None:
         if self.rule != "loss":
@@ -228,7 +228,7 @@ class AdaSync(Growth):
     def ended(self, s: KState, task: int, *, whole: bool) -> None:
         began = s.growth.began.pop(task, None)
         if began is not None:
-            s.growth.seen.add(s.now - began, ended=whole)
+            s.growth.durations.add(s.now - began, ended=whole)
 
     def stepping(self, s: KState, used: Sequence[tuple[int, int]]) -> list[Command]:
         return [MeasureNoise(used)] if self.rule == "noise" and len(used) > 1 else []
@@ -238,7 +238,7 @@ class AdaSync(Growth):
         return []
 
     def _weigh(self, own: AdaSyncState, event: NoiseMeasured) -> None:
-        """Take in how gradients differed: ``S = k / (k-1) (mean |g|^2 - |mean g|^2)``, ``|F'|^2 = |mean g|^2 - S / k``.
+        """Update the noise from a measurement: ``S = k / (k-1) (mean |g|^2 - |mean g|^2)``, ``|F'|^2 = |mean g|^2 - S / k``.
 
         Numerator and denominator are smoothed before they are divided.
         """
@@ -249,13 +249,13 @@ class AdaSync(Growth):
         own.square = _SMOOTHING * own.square + (1.0 - _SMOOTHING) * square
 
     def _times(self, family: KFamily, s: KState) -> Any:
-        """Mean seconds of a step for K = 1, …, P; None until enough has been seen."""
-        seen, n = s.growth.seen, family.workers
-        if seen.all < 2 * n or len(seen) < max(4, n // 4):
+        """Return the mean seconds of a step for K = 1, …, P; None until enough durations are known."""
+        durations, n = s.growth.durations, family.workers
+        if durations.all < 2 * n or len(durations) < max(4, n // 4):
             return None
-        return seen.mean() / n * np.arange(1, n + 1) if family.batches else seen.means(n)
+        return durations.mean() / n * np.arange(1, n + 1) if family.batches else durations.means(n)
 
-    # ------------------------------------------------------------------------------------------- what follows
+    # ------------------------------------------------------------------------------------------- changes of K
 
     def _adapt(self, family: KFamily, s: KState, event: LossEvaluated) -> Commands:
         loss, own = event.loss - self.loss_floor, s.growth
@@ -299,7 +299,7 @@ class AdaSync(Growth):
 @typed
 @dataclass(frozen=True)
 class Gradual(Growth):
-    """A K that grows by plan: by so much after every so many steps, to ``last`` (all workers if left out)."""
+    """A K that grows by plan: by ``by`` after every ``every`` steps, up to ``last`` (default: all workers)."""
 
     name = "gradual"
     why = "k changes by plan"

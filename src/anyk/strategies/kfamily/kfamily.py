@@ -1,4 +1,4 @@
-"""The K family: how many gradients make a step, what their workers do meanwhile, and how stale they may be."""
+"""The K family: steps made of K gradients, which may be stale."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from anyk.strategies.kfamily.growth import Growth
 from anyk.strategies.ranges import Finite, FiniteOrZero
 
 Kind = Literal["async", "k-sync", "k-async", "k-batch-async", "k-batch-sync"]
-Base = Literal["k-sync", "k-async", "k-batch-sync", "k-batch-async"]  # kinds whose k may grow
+Base = Literal["k-sync", "k-async", "k-batch-sync", "k-batch-async"]  # kinds with a k that may grow
 Stale = Literal["constant", "inverse", "sqrt", "distance"]
 
 _WEIGHT: dict[str, Callable[[int], float]] = {
@@ -66,7 +66,7 @@ _ONE = (1.0,)
 
 @dataclass(slots=True)
 class KState:
-    """A run of the K family: gradients under way, and those that wait for the next step."""
+    """A run of the K family: gradients under way, and gradients that wait for the next step."""
 
     crew: Crew
     k: int
@@ -74,11 +74,17 @@ class KState:
     steps_taken: list[int]  # local steps of each worker so far
     version: int = 0
     under_way: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> worker, version
-    repeats: dict[int, tuple[int, int]] = field(default_factory=dict)  # worker -> version, its tasks on it so far
-    weights: dict[int, float] = field(default_factory=dict)  # of gradients in the buffer, by the drift of the model
-    buffer: list[tuple[int, int, int]] = field(default_factory=list)  # worker, task, version of gradients not used yet
+    repeats: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # worker -> version, number of its tasks on that version
+    weights: dict[int, float] = field(
+        default_factory=dict
+    )  # task in the buffer -> weight, if weights depend on the drift of the model
+    buffer: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  # worker, task and version of gradients that wait for the step
     growth: Any = part()
-    cache: dict[tuple[int, int], Task] = derived()  # tasks made before, by worker and repeat
+    cache: dict[tuple[int, int], Task] = derived()  # tasks by worker and repeat
 
 
 @typed
@@ -86,37 +92,38 @@ class KState:
 class KFamily(CrewStrategy):
     """K-async, K-batch-async and K-batch-sync SGD (Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018); K = 1 is ``async``.
 
-    Worker i holds partition i. A step takes the mean of the ``k`` gradients that come first.
+    Worker i has partition i. A step takes the mean of the ``k`` gradients that come first.
 
     =============  ==========================================  ==============================================
     kind           a worker that replied before the step       at the step
     =============  ==========================================  ==============================================
-    k-async        waits                                       those k workers get the new version, the others go on
+    k-async        waits                                       these k workers get the new version, the others continue
     k-batch-async  gets the current version again              the worker that completed the step gets the new version
-    k-batch-sync   gets the same version again (a new batch)   the others are cut off, all get the new version
+    k-batch-sync   gets the same version again (a new batch)   the others are cancelled, all get the new version
     =============  ==========================================  ==============================================
 
     In the asynchronous kinds nothing is cancelled, and gradients are stale: on average by ``(n - k) / k`` versions
-    under k-async and ``(n - 1) / k`` under k-batch-async, whatever the delays, since at each step so many unfinished
-    tasks grow one version older. A learning rate that is stable for synchronous steps is too large by about as much;
-    ``lr_scale`` multiplies it. The remaining two of the family are rounds: ``sync`` is ``uncoded``, ``k-sync:k=K`` is
-    ``uncoded:wait=K``.
+    under k-async and ``(n - 1) / k`` under k-batch-async, whatever the delays, since each step makes n - k or n - 1
+    unfinished tasks one version older. A learning rate that is stable for synchronous steps is too large by about the
+    same factor; ``lr_scale`` multiplies it. The remaining two of the family are rounds: ``sync`` is ``uncoded``,
+    ``k-sync:k=K`` is ``uncoded:wait=K``.
 
-    ``batch``: samples of a mini-batch, drawn by (version, worker, how often on that version); 0: the whole partition.
+    ``batch``: samples of a mini-batch, sampled by (version, worker, number of its tasks on that version); 0: the
+    complete partition.
     ``stale``: the weight of a gradient that is s versions old, ``constant`` 1, ``inverse`` 1 / max(1, s) (Zhang, Gupta,
     Lian and Liu 2016) or ``sqrt`` (1 + s)^-1/2 (as FedBuff does); or ``distance``: min(1, ``bound`` / d^2) for a model
-    that has moved by d since the gradient's version, so that far moves make small steps (Dutta et al. 2018, with bound
-    = C / eta_max). ``cutoff``: a gradient that old or older is dropped, and its worker starts on the newest version
-    (0: none is; Maranjyan, Tyurin and Richtarik 2025). ``compensate``: lambda of delay compensation; a stale gradient g
-    counts as ``g + lambda g g (w - w_old)``, elementwise, its value at the newest model to first order with the
-    squared gradient for the curvature (DC-ASGD-c, Zheng et al. 2017).
+    that has moved by d since the gradient's version, so that steps shrink with the distance (Dutta et al. 2018, with
+    bound = C / eta_max). ``cutoff``: a gradient of this staleness or more is dropped, and its worker starts on the
+    newest version (0: no limit; Maranjyan, Tyurin and Richtarik 2025). ``compensate``: lambda of delay compensation; a
+    stale gradient g counts as ``g + lambda g g (w - w_old)``, elementwise, a first-order estimate of its value at the
+    newest model, with the squared gradient for the curvature (DC-ASGD-c, Zheng et al. 2017).
 
     ``growth``: a rule by which k grows (:class:`~anyk.strategies.kfamily.growth.AdaSync`,
-    :class:`~anyk.strategies.kfamily.growth.Gradual`). ``work``: k-batch-async whose workers send what local steps have
-    changed, which is FedBuff (Nguyen et al. 2022); the model moves by ``rate`` times the mean of the k changes, or,
-    with ``outer``, steps by it.
+    :class:`~anyk.strategies.kfamily.growth.Gradual`). ``work``: k-batch-async whose workers send the change made by
+    local steps, which is FedBuff (Nguyen et al. 2022); the model moves by ``rate`` times the mean of the k changes, or
+    takes a step of the optimiser ``outer`` by it.
 
-    When nobody is left to wait for, because workers have been given up, a step is taken with fewer than k.
+    If no worker is left to wait for, because workers have been given up, a step is taken with fewer than k gradients.
 
     >>> KFamily(8, kind="k-async", k=3).spec, KFamily(4, kind="async", lr_scale=0.25).spec
     ('k-async:k=3', 'async:lr_scale=0.25')
@@ -169,12 +176,12 @@ class KFamily(CrewStrategy):
 
     @property
     def synchronous(self) -> bool:
-        """Whether a step cuts off what is still under way."""
+        """Whether a step cancels the tasks under way."""
         return self.kind in ("k-sync", "k-batch-sync")
 
     @property
     def batches(self) -> bool:
-        """Whether a worker may give several gradients of a step."""
+        """Whether a worker may contribute several gradients to a step."""
         return self.kind in ("k-batch-sync", "k-batch-async")
 
     @cached_property
@@ -185,7 +192,7 @@ class KFamily(CrewStrategy):
 
     @cached_property
     def _full_tasks(self) -> list[tuple[Task]]:
-        """The task of each worker that takes its whole partition."""
+        """Task of each worker with its complete partition."""
         return [((Chunk((i,), (1.0,)),),) for i in range(self.workers)]
 
     @cached_property
@@ -284,7 +291,7 @@ class KFamily(CrewStrategy):
 
     def worker_returned(self, state: KState, worker: int) -> Commands:
         if not self.batches and any(other == worker for other, _, _ in state.buffer):
-            return self._short_of(state)  # its gradient is in already: it waits for the step like the others
+            return self._short_of(state)  # its gradient has arrived: it waits for the step like the others
         return self._dispatch(state, [worker])
 
     def worker_left(self, state: KState, worker: int) -> Commands:
@@ -339,20 +346,20 @@ class KFamily(CrewStrategy):
     def _combined(
         self, used: Sequence[tuple[int, int, int]], messages: list[tuple[int, int]], weights: list[float]
     ) -> Command:
-        """The step made of gradients."""
+        """Return the step made of gradients."""
         m, count = self.workers, len(used)
         coefficients = [0.0] * m
         for (worker, _, _), weight in zip(used, weights, strict=True):
             coefficients[worker] += weight * m / count
         residual = (sum((c - 1.0) ** 2 for c in coefficients) / m) ** 0.5
         gain = sum((weight * m / count) ** 2 for weight in weights) ** 0.5
-        if self.synchronous:  # as rounds do: an estimate of the whole sum
+        if self.synchronous:  # an estimate of the complete sum, as in rounds
             weights = [weight * (1.0 / (count / m)) for weight in weights]
             return Combine("model", messages, weights, "all", self.lr_scale, residual, gain)
         return Combine("model", messages, weights, "counted", self.lr_scale, residual, gain, self.compensate)
 
     def _mixed(self, s: KState, messages: list[tuple[int, int]], weights: list[float]) -> Command:
-        """The step made of what local steps have changed."""
+        """Return the step made of the changes by local steps."""
         work = self.work
         assert work is not None
         scale = (1.0 if work.outer else work.rate) / len(messages)

@@ -1,4 +1,4 @@
-"""Durations of tasks as a strategy sees them, those cut off included, and the order statistics that follow."""
+"""Durations of tasks that a strategy observes, including cancelled tasks, and their order statistics."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_TAIL = 50  # points that stand for what lies beyond the longest time seen
+_TAIL = 50  # points that represent the tail beyond the longest time observed
 
 
 def order_means(seconds: ArrayLike, workers: int, masses: ArrayLike | None = None) -> NDArray[np.float64]:
-    """Mean of the k-th smallest of ``workers`` draws from a sample, for k = 1, …, workers; shape (workers,).
+    """Return the mean of the k-th smallest of ``workers`` draws from a sample, for k = 1, …, workers; shape (workers,).
 
-    ``masses``: the probability of each value (alike if left out). The sum over the sorted sample of
-    ``x_i (I(F_i; k, n-k+1) - I(F_(i-1); k, n-k+1))``, I the regularised incomplete beta function.
+    ``masses``: the probability of each value (default: equal). It is the sum over the sorted sample of
+    ``x_i (I(F_i; k, n-k+1) - I(F_(i-1); k, n-k+1))``, with I the regularised incomplete beta function.
 
     >>> order_means([0.0, 1.0], 2).round(6).tolist()
     [0.25, 0.75]
@@ -32,58 +32,58 @@ def order_means(seconds: ArrayLike, workers: int, masses: ArrayLike | None = Non
 
 @dataclass(slots=True)
 class Durations:
-    """The last ``keep`` durations of tasks in seconds, some known only to be longer than something.
+    """The last ``keep`` durations of tasks in seconds, of which some are only lower bounds, as the task was cancelled.
 
-    The law is the product-limit estimate of Kaplan and Meier (1958); what lies beyond the longest duration that was
-    seen to its end is taken to be exponential, with the mean of the total time on test.
+    Their distribution is the product-limit estimate of Kaplan and Meier (1958). Beyond the longest complete duration it
+    is assumed to be exponential, with the mean of the total time on test.
 
-    >>> seen = Durations(keep=100)
+    >>> durations = Durations(keep=100)
     >>> for seconds in (1.0, 2.0, 3.0):
-    ...     seen.add(seconds)
-    >>> seen.means(3).round(3).tolist()
+    ...     durations.add(seconds)
+    >>> durations.means(3).round(3).tolist()
     [1.333, 2.0, 2.667]
     """
 
     keep: int
-    seen: list[tuple[float, bool]] = field(default_factory=list)  # seconds, and whether seen to the end
+    entries: list[tuple[float, bool]] = field(default_factory=list)  # seconds, and whether the task ended
 
     def add(self, seconds: float, *, ended: bool = True) -> None:
         """Add a duration; ``ended=False``: the task was cancelled then."""
-        self.seen.append((seconds, ended))
-        del self.seen[: -self.keep]
+        self.entries.append((seconds, ended))
+        del self.entries[: -self.keep]
 
     def __len__(self) -> int:
-        """Return the number of durations that were seen to their end."""
-        return sum(ended for _, ended in self.seen)
+        """Return the number of complete durations."""
+        return sum(ended for _, ended in self.entries)
 
     @property
     def all(self) -> int:
-        """The number of durations, including those of tasks that were cut off."""
-        return len(self.seen)
+        """Number of durations, including those of cancelled tasks."""
+        return len(self.entries)
 
     def law(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Durations and the probability of each."""
-        rows = sorted((seconds, not ended) for seconds, ended in self.seen)
+        """Return durations and the probability of each."""
+        rows = sorted((seconds, not ended) for seconds, ended in self.entries)
         seconds = np.array([row[0] for row in rows])
         ended = np.array([not row[1] for row in rows])
         at_risk = np.arange(len(rows), 0, -1)
         survival = np.cumprod(np.where(ended, 1.0 - 1.0 / at_risk, 1.0))
         masses = np.concatenate(([1.0], survival[:-1])) - survival
-        values, left = seconds[ended], float(survival[-1])
-        if left > 1e-12:
+        values, tail = seconds[ended], float(survival[-1])
+        if tail > 1e-12:
             mean = seconds.sum() / max(1, int(ended.sum()))
             quantiles = (np.arange(_TAIL) + 0.5) / _TAIL
             last = seconds[ended].max() if ended.any() else 0.0
             values = np.concatenate((values, last - mean * np.log1p(-quantiles)))
-            return values, np.concatenate((masses[ended], np.full(_TAIL, left / _TAIL)))
+            return values, np.concatenate((masses[ended], np.full(_TAIL, tail / _TAIL)))
         return values, masses[ended]
 
     def mean(self) -> float:
-        """Mean duration."""
+        """Return the mean duration."""
         values, masses = self.law()
         return float(values @ masses)
 
     def means(self, workers: int) -> NDArray[np.float64]:
-        """Mean of the k-th smallest of ``workers`` durations, for k = 1, …, workers."""
+        """Return the mean of the k-th smallest of ``workers`` durations, for k = 1, …, workers; shape (workers,)."""
         values, masses = self.law()
         return order_means(values, workers, masses)
