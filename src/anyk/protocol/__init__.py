@@ -1,11 +1,11 @@
 """The language of strategies and clusters: events one way, commands the other.
 
-A *strategy* is told what happened (events) and answers with what to do (commands). It holds no array, reads no clock
-and draws no number of its own, so the same object runs on a virtual clock, on real machines and from a log.
-A *cluster* carries commands out and reports events. The driver in :mod:`anyk.runs` stands between them.
+A *strategy* receives events and returns commands. It has no arrays, clock or random numbers of its own, so the same
+object runs on a virtual clock, on real machines and from a log. A *cluster* carries out commands and reports events.
+The driver in :mod:`anyk.runs` stands between them.
 
-Events and commands are made by the million: they are named tuples of plain data, and a command speaks of many
-workers at once. Tasks are numbered by the strategy, upwards from 0, and never reused.
+Runs have millions of events and commands: they are named tuples of plain data, and a command concerns many workers
+together. Tasks are numbered by the strategy, upwards from 0; numbers are never reused.
 """
 
 from anyk.protocol.commands import (

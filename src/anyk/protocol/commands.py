@@ -1,4 +1,4 @@
-"""Commands: what is to be done, told by the strategy."""
+"""Commands: the orders of a strategy to the driver and the cluster."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ CancelMode: TypeAlias = Literal["preempt", "discard"]
 
 
 class Dispatch(NamedTuple):
-    """Give ``workers[i]`` the task ``chunks[i]`` under the number ``task + i``.
+    """Give ``workers[i]`` the task ``chunks[i]`` with the number ``task + i``.
 
-    ``round``: the number by which delays that go by rounds are drawn, where that is not the model's version.
+    ``round``: the number by which delays per round are sampled, if that is not the model's version.
     """
 
     task: int
@@ -23,7 +23,7 @@ class Dispatch(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """End ``tasks``: messages not yet used, or kept, are dropped, work not finished is cut off.
+    """End ``tasks``: unused and kept messages are dropped, unfinished work is cancelled.
 
     ``preempt``: the worker stops between two partitions or inside an injected delay. ``discard``: it finishes, and
     the result is dropped.
@@ -34,10 +34,10 @@ class Cancel(NamedTuple):
 
 
 class RequestMessage(NamedTuple):
-    """Ask for the message of a chunk that is sent on request: finished ``partitions`` with ``coefficients``.
+    """Request the message of a chunk that is sent on request: finished ``partitions`` with ``coefficients``.
 
-    ``messages`` (task, chunk) that have arrived are added to it by the worker, with ``weights``: they go from worker to
-    worker, and only their sum to the driver.
+    The worker adds ``messages`` (task, chunk) that have arrived, with ``weights``. They are sent from worker to worker,
+    and only their sum to the driver.
     """
 
     worker: int
@@ -50,14 +50,14 @@ class RequestMessage(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> RequestMessage:
-        """Read back what JSON made of one."""
+        """Return the command read from JSON."""
         worker, task, chunk, partitions, coefficients, messages, weights = plain
         places = tuple((other, index) for other, index in messages)
         return cls(worker, task, chunk, tuple(partitions), tuple(coefficients), places, tuple(weights))
 
 
 class ProjectMessage(NamedTuple):
-    """Ask for the projection of a message that has arrived on the vector of ``key`` (normal draws with mean 1)."""
+    """Request the projection of a message that has arrived on the vector of ``key`` (normal draws with mean 1)."""
 
     worker: int
     task: int
@@ -66,14 +66,14 @@ class ProjectMessage(NamedTuple):
 
 
 class Combine(NamedTuple):
-    """Add up messages with weights, and let the optimiser take the slot to its next version with the sum.
+    """Add up messages with weights, and step the slot's optimiser with the sum to its next version.
 
-    ``divisor``: ``all`` divides by the number of samples N (rounds that estimate the whole sum), ``counted`` by the
-    samples that the messages cover. ``scale`` multiplies the learning rate. ``residual`` and ``gain`` of the decode
-    are for the receipt. With ``all``, a residual that is not that of the coefficients dispatched ends the run, and
-    None has it worked out. ``compensation``: a message g (a mean over its samples) that was computed on an older model
-    counts as ``g + compensation * g * g * (w - w_old)``, elementwise. ``keep``: those of the messages that stay, and
-    may be used again, until their tasks are cancelled.
+    ``divisor``: ``all`` divides by the number of samples N (for rounds that estimate the complete sum), ``counted`` by
+    the samples that the messages cover. ``scale`` multiplies the learning rate. ``residual`` and ``gain`` of the
+    decoding are stored in the receipt. With ``all``, a residual that differs from that of the dispatched coefficients
+    ends the run; None is replaced by it. ``compensation``: a message g (a mean over its samples) that was computed on
+    an older model counts as ``g + compensation * g * g * (w - w_old)``, elementwise. ``keep``: messages that are stored
+    and may be used again until their tasks are cancelled.
     """
 
     slot: str
@@ -90,11 +90,11 @@ class Combine(NamedTuple):
 class Mix(NamedTuple):
     """Take a slot to its next version without a gradient: ``share`` times itself plus a weighted sum of models.
 
-    Messages are those of local work. ``relative``: instead of a model its change since the version it began from is
-    added. ``others``: other slots' newest versions, with weights, that are added, too. ``by_samples``: weights are
-    multiplied by the samples that a message covers, and add up to what they did before. ``outer``: an optimiser's spec
-    and learning rate; it then steps by the difference, as if that were a gradient, to the point that it makes of it.
-    ``keep``: as of :class:`Combine`.
+    Messages are models after local steps. ``relative``: the change from a model's initial version is added instead of
+    the model. ``others``: slots whose newest versions are added with weights. ``by_samples``: weights are multiplied by
+    the samples that a message covers, and then scaled to the same sum. ``outer``: the spec and learning rate of an
+    optimiser that steps by the difference from the slot's version, as if that were a gradient. ``keep``: as in
+    :class:`Combine`.
     """
 
     slot: str
@@ -105,21 +105,21 @@ class Mix(NamedTuple):
     others: tuple[tuple[str, float], ...] = ()
     by_samples: bool = False
     outer: tuple[str, float] | None = None
-    number: int = 0  # local steps before it, by which learning rates go
+    number: int = 0  # of local steps before it, which determines learning rates
     keep: Sequence[tuple[int, int]] = ()
 
 
 class SetAlarm(NamedTuple):
-    """Ring ``name`` at ``time``; an alarm already set under that name is moved, a time of None takes it back."""
+    """Set the alarm ``name`` to ``time``, instead of any former time of that alarm; None cancels it."""
 
     name: str
     time: float | None
 
 
 class EvaluateLoss(NamedTuple):
-    """Ask for the objective at a slot's newest version; without a problem the answer is NaN.
+    """Request the objective at a slot's newest version; without a problem the answer is NaN.
 
-    ``number``: of the step whose learning rate is told with it, if that is not the version's.
+    ``number``: the step whose learning rate is reported with it, by default the version.
     """
 
     slot: str
@@ -127,7 +127,7 @@ class EvaluateLoss(NamedTuple):
 
 
 class MeasureDrift(NamedTuple):
-    """Ask for the squared distance between a slot's newest version and the one that a task's chunk was given."""
+    """Request the squared distance between a slot's newest version and that of a task's chunk."""
 
     worker: int
     task: int
@@ -135,19 +135,19 @@ class MeasureDrift(NamedTuple):
 
 
 class MeasureNoise(NamedTuple):
-    """Ask how far apart messages that have arrived are; asked before the combine that uses them up."""
+    """Request the spread of messages that have arrived; precedes the ``Combine`` that uses them."""
 
     messages: Sequence[tuple[int, int]]
 
 
 class Note(NamedTuple):
-    """Something a reader of the log should know of what the strategy does."""
+    """Write a text for readers into the log."""
 
     text: str
 
 
 class Stop(NamedTuple):
-    """End the run; ``failed`` when it could not go on."""
+    """End the run; ``failed``: it cannot continue."""
 
     reason: str
     failed: bool = False

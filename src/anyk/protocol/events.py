@@ -1,4 +1,4 @@
-"""Events: what happened, told to the strategy."""
+"""Events that the strategy receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from anyk.protocol.work import Timing
 
 
 class Reply(NamedTuple):
-    """A whole, finite message arrived: chunk ``chunk`` of ``task``."""
+    """A complete, finite message arrived: that of chunk ``chunk`` of ``task``."""
 
     time: float
     worker: int
@@ -28,11 +28,7 @@ class Progress(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A chunk gave no usable message: it was not finite, had the wrong length, or raised; ``reason`` specifies which.
-
-    It may follow the :class:`Reply` of the same chunk if its message contradicts another; the message must then not be
-    used. A strategy that has used it as one of several for a step to come takes it back and asks again.
-    """
+    """A chunk gave no usable message: it was not finite, had the wrong length, or raised an error (``reason``)."""
 
     time: float
     worker: int
@@ -51,14 +47,14 @@ class Lost(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A worker came (back); it has its partitions and is idle."""
+    """A worker joined, possibly again; it has its partitions and is idle."""
 
     time: float
     worker: int
 
 
 class Alarm(NamedTuple):
-    """The alarm called ``name`` rang."""
+    """The time of the alarm ``name`` has come."""
 
     time: float
     name: str
@@ -95,7 +91,7 @@ class DriftMeasured(NamedTuple):
 
 
 class NoiseMeasured(NamedTuple):
-    """The answer to a :class:`MeasureNoise`: of mean gradients, mean squared norm and squared norm of the mean."""
+    """The answer to a :class:`MeasureNoise`: mean squared norm of mean gradients, and squared norm of their mean."""
 
     time: float
     replies: int
@@ -109,7 +105,7 @@ Event: TypeAlias = (
 
 
 class Cut(NamedTuple):
-    """The end of a cancelled chunk, where the cluster learns it: bookkeeping, not shown to strategies.
+    """The end of a cancelled chunk as far as the cluster knows it, for the ledger; strategies do not receive it.
 
     ``done`` partitions were finished; the message would have been, or was, ready at ``due`` (None: unknown).
     """

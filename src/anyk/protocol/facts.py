@@ -1,4 +1,4 @@
-"""StrategyFacts of a strategy that planners and compressors need without running it."""
+"""Facts of a strategy that planners and compressors need without running it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Compressor(Protocol):
-    """StrategyFacts of a compressor of messages that a strategy may depend on."""
+    """The properties of a compressor of messages on which a strategy may depend."""
 
     @property
     def spec(self) -> str:
@@ -33,24 +33,25 @@ class Compressor(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyFacts:
-    """StrategyFacts that make a strategy easier to plan; each may be left out.
+    """Optional facts that make a strategy easier to plan.
 
-    ``exact``: every step is the exact sum. ``models``: the number of models trained at once, if the layout takes long
-    to build. ``shares_computed``: the share of the data that each worker computes in a step, and ``share_stored``: the
-    largest share that a worker stores (None: all that is assigned). ``vectors_sent``: the largest number of vectors, as
-    long as the model, that workers receive and send in a step (None: unknown).
+    ``exact``: every step is the exact sum. ``models``: the number of models trained simultaneously, if the layout takes
+    long to build. ``shares_computed``: the share of the data that each worker computes in a step (None: its
+    partitions). ``share_stored``: the largest share that a worker stores (None: its partitions). ``vectors_sent``: the
+    largest number of vectors of the model's length that workers receive and send in a step (None: unknown).
 
     ``pace(delays)``: seconds and staleness of an update under a delay model. ``durations(seconds, whole)``: seconds of
-    each round if workers take ``seconds`` for their tasks and ``whole`` for all of the data, of which each partition
-    takes its share, one after another at the end of a task; both of shape (rounds, workers). None: simulate.
-    ``adapted(seconds, slopes, load)``: the strategy after it has adapted to workers that take ``seconds``, shape
-    (rounds, workers), for the share ``load`` of the data, and ``slopes``, shape (workers,), for all of it.
+    each round, shape (rounds,), if workers take ``seconds`` for their tasks and ``whole`` for all of the data, both of
+    shape (rounds, workers); a partition takes its share of ``whole``, and partitions are computed in order at the end
+    of a task. None: simulate. ``adapted(seconds, slopes, load)``: the strategy after it has adapted to workers that
+    take ``seconds``, shape (rounds, workers), for the share ``load`` of the data, and ``slopes``, shape (workers,), for
+    all of it.
 
     ``for_jobs(jobs)``: the strategy for a number of steps of all models together, which take ``extra_rounds`` more
-    rounds. ``round_seconds(state)``: seconds of each round so far, and in how many stragglers were waited for.
+    rounds. ``round_seconds(state)``: seconds of each round so far, and the number of rounds that waited for stragglers.
     ``check_further(state, steps, begun)`` raises :class:`~anyk.errors.BadInput` if a state cannot continue beyond the
-    ``steps`` that it was planned for, of which an earlier run took ``begun``. ``check_compressor(by)`` raises it if
-    messages must not be compressed by this compressor; without it no compressor is accepted.
+    planned ``steps``, of which an earlier run took ``begun``. ``check_compressor(by)`` raises it if messages must not
+    be compressed by this compressor; without it no compressor is accepted.
     """
 
     exact: bool = False
@@ -69,7 +70,7 @@ class StrategyFacts:
 
 
 def models_trained(strategy: Strategy) -> int:
-    """Return the number of models that a strategy trains at once."""
+    """Return the number of models that a strategy trains simultaneously."""
     return strategy.facts.models or len(strategy.layout.trained)
 
 

@@ -1,4 +1,4 @@
-"""The speed of strategies, and the facts of delay laws that it follows from."""
+"""The pace of strategies, and the facts of delay models from which it follows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Pace:
-    """The pace of a strategy: expected ``seconds`` of an update and mean ``staleness``; None where unknown.
+    """The pace of a strategy: expected ``seconds`` of an update and mean ``staleness``; None if unknown.
 
-    ``why``: the formula, and what it assumes.
+    ``why``: the formula and its assumptions.
     """
 
     seconds: float | None
@@ -19,7 +19,7 @@ class Pace:
 
 
 class DelayLaw(Protocol):
-    """Facts of a delay law; see :class:`anyk.delays.DelayModel`."""
+    """Facts of a delay model, such as :class:`anyk.delays.DelayModel`."""
 
     @property
     def spec(self) -> str:
@@ -28,26 +28,26 @@ class DelayLaw(Protocol):
 
     @property
     def memoryless(self) -> bool:
-        """Whether what is left of a delay under way is distributed as a new one."""
+        """Whether the remaining delay has the same distribution as a new delay."""
         ...
 
     @property
     def uninterruptible(self) -> bool:
-        """Whether a worker cannot be preempted while it is held up."""
+        """Whether a worker cannot be preempted during a delay."""
         ...
 
     def expected(self, worker: int = 0) -> float | None:
-        """Mean delay of a worker in seconds."""
+        """Return the mean delay of a worker in seconds."""
         ...
 
     def order_statistic(self, k: int, workers: int) -> float | None:
-        """Mean of the k-th smallest delay of the workers, in seconds."""
+        """Return the mean of the k-th smallest delay of the workers in seconds."""
         ...
 
     def longest_sum(self, terms: int, workers: int) -> float | None:
-        """Mean of the largest of the workers' sums of so many delays, in seconds."""
+        """Return the mean of the largest of the workers' sums of ``terms`` delays in seconds."""
         ...
 
     def short_of(self, k: int, workers: int, begin: float, end: float) -> float | None:
-        """Mean time between ``begin`` and ``end`` in which fewer than k of the workers' delays are over, in seconds."""
+        """Return the mean time between ``begin`` and ``end`` with fewer than k delays over, in seconds."""
         ...

@@ -1,4 +1,4 @@
-"""Strategies: who works on what, and what follows from an event."""
+"""Strategies: the assignment of work, and the commands that follow from events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyk.protocol.facts import StrategyFacts
 
 
 def slot_names(models: int) -> tuple[str, ...]:
-    """The slots of so many models trained at once.
+    """Return the names of the slots of models that are trained simultaneously.
 
     >>> slot_names(1), slot_names(2)
     (('model',), ('model 0', 'model 1'))
@@ -25,20 +25,18 @@ def slot_names(models: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The lasting set-up of a strategy: workers, partitions and models, which do not change while it runs.
+    """The fixed set-up of a strategy: workers, partitions and models.
 
-    ``workers``: n. ``partitions``: m. ``assignment``: the partitions each worker may be asked for. ``slots``: the
-    models it trains, by name; those of them that are ``auxiliary`` are neither counted as steps nor evaluated.
-    ``covers``: the partitions that each worker's longest message covers, if not those assigned to it. ``shares``: sizes
-    of the partitions relative to each other (None: even). ``blocks``: each message is one of so many parts of the
-    vector. ``inner``: that workers take local steps, with this optimiser's spec, or with the run's own where it is
-    empty (None: they compute gradients). ``voting``: messages of the same partitions are compared, and one that differs
-    is outvoted. ``together``: each message is the plain sum of consecutive partitions, which are computed at once, as
-    if they were one (a mini-batch is drawn from all of them). ``replicated``: whether several workers compute gradients
-    of the same partition in a step (None: if it is assigned to several). ``losses``: the strategy asks for the training
-    loss. ``minibatches``: every chunk draws a mini-batch, so that the data may be a stream without an end.
-    ``spanning``: once so many different sums have arrived, the rows of all further ones are combinations of theirs, by
-    which they are checked (0: never).
+    ``workers``: n. ``partitions``: m. ``assignment``: the partitions that each worker may be asked for. ``slots``: the
+    names of the models; steps of those that are ``auxiliary`` are not counted, nor are they evaluated. ``covers``: the
+    partitions that each worker's longest message covers, by default those assigned to it. ``shares``: sizes of the
+    partitions relative to each other (None: even). ``blocks``: each message is a fraction 1 / ``blocks`` of the vector.
+    ``inner``: the spec of the optimiser of local steps, empty for that of the run (None: workers compute gradients).
+    ``voting``: messages of the same partitions are compared, and a message that differs is outvoted. ``together``: each
+    message is the plain sum of consecutive partitions, which are computed as if they were one (a mini-batch is sampled
+    from all of them). ``replicated``: whether several workers compute gradients of the same partition in a step (None:
+    if it is assigned to several). ``losses``: the strategy evaluates the training loss. ``minibatches``: every chunk
+    samples a mini-batch, so that the data may be an endless stream.
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)
@@ -62,26 +60,26 @@ class Layout:
 
     @property
     def unit(self) -> float:
-        """The share of a worker's work that a partition is: 1, but less for pieces computed together."""
+        """Share of an average worker's work in a partition if partitions are computed together, else 1."""
         return self.workers / self.partitions if self.together else 1.0
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """The slots that are trained for their own sake."""
+        """Slots that are not auxiliary."""
         return tuple(slot for slot in self.slots if slot not in self.auxiliary)
 
     @property
     def shares_assigned(self) -> list[float]:
-        """The share of the data that each worker is assigned."""
+        """Share of the data that each worker is assigned, shape (workers,)."""
         sizes = self.shares or (1,) * self.partitions
         total = sum(sizes)
         return [sum(sizes[j] for j in partitions) / total for partitions in self.assignment]
 
 
 class Fleet(NamedTuple):
-    """The workers at the start of a run: how many there can be, and who is present at which time.
+    """The workers at the start of a run: their largest number, and those present at ``time``.
 
-    ``rounds``: steps that its models have had before, all together, where the run goes on from another.
+    ``rounds``: total number of steps that an earlier run took, if this run continues from it.
     """
 
     workers: int
@@ -93,19 +91,20 @@ class Fleet(NamedTuple):
 class Strategy(ABC):
     """The decisions of a run: when to step, which messages to combine, what to cancel and what to dispatch next.
 
-    A strategy is a value: its settings, which never change. What changes in a run is a *state*, a dataclass (best with
-    ``slots=True``) of the class :attr:`State` that :meth:`start` makes and :meth:`on` changes in place. Of a state's
-    fields only plain data is saved (:mod:`anyk.plain`): numbers, texts, lists, tuples, sets, dicts and dataclasses of
-    such; a field that is :func:`~anyk.plain.derived` from the others is left out and made again by :meth:`rebuild`.
+    A strategy is an immutable value that consists of its settings. The changing part of a run is a *state*, a dataclass
+    (preferably with ``slots=True``) of the class :attr:`State`, which :meth:`start` returns and :meth:`on` changes in
+    place. Checkpoints save states as plain data (:mod:`anyk.plain`): numbers, texts, lists, tuples, sets, dicts and
+    dataclasses of these. A field that is :func:`~anyk.plain.derived` from the others is not saved, but computed again
+    by :meth:`rebuild`.
 
-    A worker is given a task only while it is present and has none that is open: a task ends with the last of its
-    messages, with its cancellation or with its worker. Events may come late or twice: a message of a task that was
-    cancelled or whose worker was lost, a present worker that joins, an absent one that is lost; they change nothing
-    but who has been given up (:func:`anyk.testing.check_strategy` checks all this).
+    A worker is given a task only if it is present and has no open task: a task ends with its last message, its
+    cancellation or its worker. Events may be late or repeated, such as a message of a cancelled task or of a lost
+    worker, or a present worker that joins, or an absent worker that is lost. They change nothing except who has been
+    given up (:func:`anyk.testing.check_strategy` checks all this).
     """
 
     State: ClassVar[type[Any]]
-    duck_typed: ClassVar[bool] = True  # an argument may be a spec, too: it is looked at where it is used
+    duck_typed: ClassVar[bool] = True  # an argument may also be a spec, which is checked where it is used
 
     @property
     @abstractmethod
@@ -115,7 +114,7 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def layout(self) -> Layout:
-        """Workers, partitions and who is assigned which, slots."""
+        """Workers, partitions, their assignment, and slots."""
 
     @abstractmethod
     def start(self, fleet: Fleet) -> tuple[Any, Commands]:
@@ -135,12 +134,12 @@ class Strategy(ABC):
 
     @property
     def summary(self) -> str:
-        """A description in a few words; by default the first line of the class's documentation."""
+        """Short description; by default the first line of the class's documentation."""
         return (type(self).__doc__ or "").partition("\n")[0].replace("``", "")
 
     @property
     def facts(self) -> StrategyFacts:
-        """StrategyFacts that planners and compressors need without running the strategy."""
+        """Facts that planners and compressors need without running the strategy."""
         return StrategyFacts()
 
     def __repr__(self) -> str:
@@ -148,7 +147,7 @@ class Strategy(ABC):
 
 
 class Running:
-    """A strategy at work: told one event after another, saved and restored.
+    """A strategy with its state, which receives one event after another, and can be saved and restored.
 
     >>> import anyk
     >>> from anyk.protocol import Fleet, Reply
@@ -159,25 +158,25 @@ class Running:
     ['Combine', 'Dispatch']
     """
 
-    on: Callable[[Event], Commands]  #: React to one event.
+    on: Callable[[Event], Commands]  #: Update the state by an event and return the commands that follow.
 
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
         self.state: Any = None
 
     def start(self, fleet: Fleet) -> Commands:
-        """Begin anew; the first commands."""
+        """Start a new run; return the first commands."""
         self.state, commands = self.strategy.start(fleet)
         self.on = partial(self.strategy.on, self.state)
         return commands
 
     def save(self) -> dict[str, Any]:
-        """The state as plain data, which JSON can hold."""
+        """Return the state as plain data for JSON."""
         plain: dict[str, Any] = to_plain(self.state)
         return plain
 
     def restore(self, plain: dict[str, Any]) -> None:
-        """Go on from what :meth:`save` returned, in place of :meth:`start`."""
+        """Restore a state that :meth:`save` returned, in place of :meth:`start`."""
         self.state = from_plain(self.strategy.State, plain, self.strategy)
         self.strategy.rebuild(self.state)
         self.on = partial(self.strategy.on, self.state)

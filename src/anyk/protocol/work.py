@@ -1,4 +1,4 @@
-"""Work: what a worker is asked for, and when its message passed its stations."""
+"""Work: the tasks of workers, and the times of their messages."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ class Chunk(NamedTuple):
     """A piece of work: the partial gradients of ``partitions``, added up with ``coefficients``, at a slot's model.
 
     The model version is the slot's newest when the task is dispatched. ``send="done"``: the message is sent when the
-    last partition is finished. ``send="request"``: finished partial gradients stay with the worker, which reports
-    progress after each, until a :class:`RequestMessage` asks for one message made of them. ``batch``: that many
-    samples of each partition, drawn by (seed, model version, partition, ``repeat``), stand for all of them, scaled up;
-    0: all.
+    last partition is finished. ``send="request"``: the worker stores finished partial gradients and reports progress
+    after each, until a :class:`RequestMessage` requests one message made of them. ``batch``: the number of samples of
+    each partition, sampled by (seed, model version, partition, ``repeat``), whose gradient is scaled up to that of all
+    samples; 0: all samples.
 
-    With ``steps`` it is local work instead: so many steps of the run's optimiser on the partitions' mean gradient, and
-    the message is the model they end at. They begin at ``share`` times the slot's version plus the weighted sum of
-    the messages (worker, task, chunk, weight) in ``mix``, read where they lie, and are numbered from ``repeat`` on,
-    which draws their mini-batches and sets their learning rates. ``state`` is the worker's task whose optimiser state
-    they go on with (-1: a fresh one; so is that of a worker that has died since).
+    With ``steps`` it is local work instead: this number of steps of the run's optimiser on the partitions' mean
+    gradient; the message is the final model. The initial model is ``share`` times the slot's version plus the weighted
+    sum of the messages (worker, task, chunk, weight) in ``mix``, read from their workers. Steps are numbered from
+    ``repeat``, which determines their mini-batches and learning rates. ``state`` is the worker's task whose optimiser
+    state they continue (-1: a new state, as if the worker has died since).
 
-    ``compress``: the compressor's spec of a message that is sent compressed, of local work as the change from the
-    slot's version. What its error feedback left out is part of ``state``.
+    ``compress``: the spec of the compressor of the message; local work is compressed as the change from the slot's
+    version. The part that error feedback has omitted belongs to ``state``.
     """
 
     partitions: tuple[int, ...]
@@ -39,22 +39,22 @@ class Chunk(NamedTuple):
 
     @property
     def covers(self) -> tuple[int, ...]:
-        """The partitions whose coordinates the message has; of a model, which has all, none need be named."""
+        """Partitions whose coordinates the message contains; none for a model, which has all coordinates."""
         return () if self.steps else self.partitions
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Chunk:
-        """Read back what JSON made of one."""
+        """Return the chunk read from JSON."""
         chunk = cls(*plain)
         mix = tuple((i, task, index, weight) for i, task, index, weight in chunk.mix)
         return chunk._replace(partitions=tuple(chunk.partitions), coefficients=tuple(chunk.coefficients), mix=mix)
 
 
-Task: TypeAlias = tuple[Chunk, ...]  # what a worker is given: an ordered list of chunks
+Task: TypeAlias = tuple[Chunk, ...]  # the chunks that a worker computes in order
 
 
 class Timing(NamedTuple):
-    """When a message's life passed its stations, in seconds of the run's clock, stamped where it happened."""
+    """Times of the stages of a message, in seconds of the run's clock, taken by the worker."""
 
     started: float  # the worker took the task
     computing: float  # the injected delay was over

@@ -1,4 +1,4 @@
-"""The strategies by name: each a function from settings to a value, and what a plan tries of it."""
+"""The strategies by name, each with the settings that a plan tries."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from anyk.strategies.wait import WaitLike
 
 
 def _shares(workers: int) -> list[int]:
-    """Half, three quarters and nine tenths of the workers."""
+    """Return half, three quarters and nine tenths of the workers."""
     return sorted({max(1, round(share * workers)) for share in (0.5, 0.75, 0.9)})
 
 
 def _bursty(name: str, workers: int) -> Iterator[str]:
-    """Settings for bursts of up to 3 rounds, of jobs that last 5 rounds at most, with both ends of a round."""
+    """Yield specs for bursts of up to 3 rounds and jobs of up to 5 rounds, with both ends of a round."""
     repeated = [(B, x * B + 1) for B in (1, 2, 3) for x in (1, 2)]
     multiplexed = [(B, W) for W in (2, 3, 4) for B in range(1, W) if W - 1 + B <= 5]
     for B, W in repeated if name == "sr-sgc" else multiplexed:
         for end in ("", ",end=decodable"):
             for number in rising(1, workers):
                 yield f"{name}:B={B},W={W},lambda={number}{end}"
-            for size in rising(2, workers // 2):  # of groups that count
+            for size in rising(2, workers // 2):  # the size of groups that count
                 stragglers = size - 1 if name == "m-sgc" else -(-(size - 1) * (W - 1 + B) // B)
                 if workers % size == 0 and stragglers <= workers:
                     yield f"{name}:B={B},W={W},lambda={stragglers},inner=frc{end}"
@@ -48,11 +48,11 @@ def _bursty(name: str, workers: int) -> Iterator[str]:
 
 
 def _balanced(workers: int) -> list[str]:
-    """Shares that follow the workers' speed, without and with replicas."""
+    """Return specs with shares that follow the workers' speed, without and with replicas."""
     return ["uncoded:balance=auto", *(f"frc:stragglers={s},balance=auto" for s in (1, 2, 3) if s < workers)]
 
 
-@register("sync", grid=_balanced)  # itself is uncoded by another name
+@register("sync", grid=_balanced)  # sync without settings is uncoded
 def _sync(workers: int, *, batch: int = 0, shares: tuple[int, ...] = (), balance: Auto = None) -> Strategy:
     """Synchronous SGD: every worker's gradient, every step (the same as uncoded)."""
     return Rounds(codes.Uncoded(workers, shares), batch=batch, balance=balance_of(balance))
@@ -68,7 +68,7 @@ def _k_sync(
     shares: tuple[int, ...] = (),
     balance: Auto = None,
 ) -> Strategy:
-    """K-sync SGD: the k gradients that come first, the others are cut off (the same as uncoded:wait=k)."""
+    """K-sync SGD: the k gradients that come first, the others are cancelled (the same as uncoded:wait=k)."""
     code, wait = codes.Uncoded(workers, shares), usual_k(workers, k)
     return Rounds(code, wait=wait, batch=batch, cancel=cancel, balance=balance_of(balance))
 
@@ -99,7 +99,7 @@ def agc(
 def _k_batch_sync(
     workers: int, *, k: int | None = None, lr_scale: float = 1.0, batch: int = 0, cancel: CancelMode = "preempt"
 ) -> Strategy:
-    """K-batch-sync SGD: the k mini-batches that come first, a worker may give several; the others are cut off."""
+    """K-batch-sync SGD: the first k mini-batches, of which a worker may give several; the others are cancelled."""
     k = usual_k(workers, k)
     return KFamily(workers, kind="k-batch-sync", k=k, lr_scale=lr_scale, batch=batch, cancel=cancel)
 
@@ -115,7 +115,7 @@ def _async(
     bound: float | None = None,
     compensate: float = 0.0,
 ) -> Strategy:
-    """Asynchronous SGD: each reply steps the model at once; its worker goes on from the newest version."""
+    """Asynchronous SGD: each reply is a step immediately; its worker continues from the newest version."""
     return KFamily(
         workers,
         kind="async",
@@ -158,8 +158,8 @@ def _asynchronous(kind: Kind, summary: str) -> None:
     register(kind)(build)
 
 
-_asynchronous("k-async", "K-async SGD: a step for every k gradients; their workers wait for it, the others go on.")
-_asynchronous("k-batch-async", "K-batch-async SGD: a step for every k gradients; nobody waits.")
+_asynchronous("k-async", "K-async SGD: a step for every k gradients; their workers wait for it, the others continue.")
+_asynchronous("k-batch-async", "K-batch-async SGD: a step for every k gradients; no worker waits.")
 
 
 @register("adasync")
@@ -176,7 +176,7 @@ def adasync(
     batch: int = 0,
     cancel: CancelMode = "preempt",
 ) -> KFamily:
-    """AdaSync: one of the K family whose K grows as the loss falls, or as noise drowns the gradient.
+    """AdaSync: one of the K family whose K grows as the loss falls, or as noise exceeds the gradient.
 
     See :class:`~anyk.strategies.kfamily.growth.AdaSync`.
 
@@ -202,7 +202,7 @@ def gradual(
     batch: int = 0,
     cancel: CancelMode = "preempt",
 ) -> KFamily:
-    """A K that grows by plan: from ``k``, ``by`` more after each ``every`` steps, to ``last`` (all if left out).
+    """A K that grows by plan: from ``k``, by ``by`` after every ``every`` steps, up to ``last`` (default: all workers).
 
     >>> gradual(8, base="k-sync", k=2, every=50).spec
     'gradual:base=k-sync,k=2,every=50'
@@ -227,10 +227,10 @@ def fedbuff(
 ) -> KFamily:
     """FedBuff (Nguyen et al. 2022): K-batch-async whose workers send the change made by ``tau`` local steps.
 
-    The model moves by ``rate`` times the mean of the ``k`` changes that come first, each weighted by its staleness s,
-    ``(1 + s)^-1/2`` by default; their workers go on from the newest version and nobody waits. ``k=1`` is FedAsync-like
-    (Xie, Koyejo and Gupta 2019). ``outer``: an optimiser's spec that steps by the mean change, with learning rate
-    ``rate``. Mean staleness is (n - 1) / k, whatever the delays.
+    The model moves by ``rate`` times the mean of the first ``k`` changes, each weighted by its staleness s,
+    ``(1 + s)^-1/2`` by default; their workers continue from the newest version and no worker waits. ``k=1`` resembles
+    FedAsync (Xie, Koyejo and Gupta 2019). ``outer``: the spec of an optimiser that steps by the mean change, with
+    learning rate ``rate``. Mean staleness is (n - 1) / k, whatever the delays.
 
     >>> fedbuff(8, tau=5, k=4).spec
     'fedbuff:tau=5,k=4'
@@ -262,10 +262,11 @@ def pasgd(
     shares: tuple[int, ...] = (),
     balance: Auto = None,
 ) -> Rounds:
-    """Periodic averaging: each worker takes ``tau`` steps of its own from the newest version, then models are averaged.
+    """Periodic averaging: each worker takes ``tau`` local steps from the newest version, then models are averaged.
 
-    The settings are those of :class:`~anyk.strategies.averaging.local_steps.LocalSteps` and, ``wait`` and ``cancel``,
-    of :class:`~anyk.strategies.rounds.rounds.Rounds`: a step is taken with whoever is in, the others are cut off.
+    The settings are described at :class:`~anyk.strategies.averaging.local_steps.LocalSteps`, ``wait`` and ``cancel`` at
+    :class:`~anyk.strategies.rounds.rounds.Rounds`: a step averages the models that have arrived when ``wait`` is met,
+    and cancels the others.
 
     >>> pasgd(8, tau=10).spec, pasgd(8, tau=5, outer="slowmo", rate=1.0).spec
     ('pasgd:tau=10', 'pasgd:tau=5,outer=slowmo')
@@ -305,7 +306,7 @@ def adacomm(
 ) -> Rounds:
     """AdaComm: periodic averaging whose number of local steps falls with the loss.
 
-    See :class:`~anyk.strategies.averaging.adapting.AdaptingSteps`. All else as for ``pasgd``;
+    The rule is :class:`~anyk.strategies.averaging.adapting.AdaptingSteps`; the other settings are those of ``pasgd``.
     ``outer=(slowmo:momentum=0.3)`` is the paper's block momentum.
 
     >>> adacomm(8, tau=20, interval=5.0).spec
@@ -320,7 +321,7 @@ def adacomm(
 def _fedavg(
     workers: int, *, tau: int = 10, clients: int | None = None, wait: str | None = None, batch: int = 0, seed: int = 0
 ) -> Strategy:
-    """FedAvg: periodic averaging weighted by samples, of some clients drawn each round (the same as pasgd)."""
+    """FedAvg: periodic averaging weighted by samples, of clients sampled in each round (the same as pasgd)."""
     return pasgd(workers, tau=tau, clients=clients, wait=wait, batch=batch, seed=seed, weighted=True)
 
 
@@ -335,10 +336,10 @@ def hierarchical(
     batch: int = 0,
     barrier: Barrier = "local",
 ) -> DecentralisedSGD:
-    """Hierarchical averaging: groups average after ``tau`` local steps, all workers ``every`` so many times.
+    """Hierarchical averaging: groups average after ``tau`` local steps, every ``every``-th time all workers.
 
-    So that most averaging stays inside a rack or a machine. It is ``dpsgd:graph=(groups:groups=…,every=…)``; groups are
-    consecutive workers, in sizes as even as possible, about sqrt(n) of them if left out. With ``groups=1`` or
+    So most averaging stays inside a rack or a machine. It is ``dpsgd:graph=(groups:groups=…,every=…)``. Groups are
+    consecutive workers, with sizes as even as possible; by default there are about sqrt(n) groups. With ``groups=1`` or
     ``every=1`` it is ``pasgd``. (PyTorch's ``HierarchicalModelAverager``, with two levels.)
 
     >>> hierarchical(8, groups=4, tau=2, every=8).spec
@@ -377,7 +378,9 @@ def _diloco(
 
 register("anytime", grid=lambda workers: ("anytime", "anytime:deadline=1mad"))(Anytime)
 register("dpsgd")(DecentralisedSGD)
-register("matcha", grid=lambda workers: ("matcha",) if workers <= 64 else ())(MatchaSGD)  # more take long to set up
+register("matcha", grid=lambda workers: ("matcha",) if workers <= 64 else ())(
+    MatchaSGD
+)  # larger graphs take long to set up
 register("easgd")(ElasticSGD)
 register("coop")(CooperativeSGD)
 register("ad-psgd")(PairwiseGossip)
@@ -386,7 +389,7 @@ register("sr-sgc", grid=lambda workers: _bursty("sr-sgc", workers))(SelectiveRep
 register("m-sgc", grid=lambda workers: _bursty("m-sgc", workers))(Multiplexed)
 
 
-@register("compressed", grid=lambda workers: ())  # of another strategy
+@register("compressed", grid=lambda workers: ())  # needs another strategy
 def _compressed(workers: int, *, of: StrategySpec = "sync", by: str = "qsgd") -> Strategy:
     """A strategy whose messages are compressed: of=(SPEC), by=(SPEC of 'anyk compression')."""
     return Compressed(from_spec(of, workers=workers), by)

@@ -22,11 +22,11 @@ from anyk.strategies.averaging.gossip import DEFAULTS, GossipState, Neighbours, 
 class CooperativeSGD(Neighbours):
     """Cooperative SGD (Wang and Joshi 2018): models X of n workers and v ``auxiliary`` ones, mixed by any matrix W.
 
-    ``X <- (X - lr G) W`` after ``tau`` local steps; auxiliary models have no gradients. ``matrix`` is the spec of a graph
-    over n + v nodes, the workers first; ``file:file=W.csv`` reads W, where W[i, j] is the weight of i in j's next model.
-    Rows and columns add up to 1, which preserves the mean of all models, and zeta = ``||W - J||_2`` is below 1, so that
-    models converge to each other; the theorem of the paper is for symmetric W. Workers that read an auxiliary model
-    wait for it, and may be one round ahead of it.
+    ``X <- (X - lr G) W`` after ``tau`` local steps; auxiliary models have no gradients. ``matrix`` is the spec of a
+    graph over n + v nodes, the workers first; ``file:file=W.csv`` reads W, where W[i, j] is the weight of i in j's next
+    model. Rows and columns add up to 1, which preserves the mean of all models, and zeta = ``||W - J||_2`` is below 1,
+    so that models converge to each other; the theorem of the paper is for symmetric W. Workers that read an auxiliary
+    model wait for it, and may be one round ahead of it.
 
     The run's model is the mean of the auxiliary models, or of the workers' models if there are none. Elastic averaging
     (``easgd``) is ``auxiliary=1`` with :func:`anyk.graphs.elastic`; D-PSGD (``dpsgd``) is ``auxiliary=0``, and periodic

@@ -238,9 +238,9 @@ class AdaSync(Growth):
         return []
 
     def _weigh(self, own: AdaSyncState, event: NoiseMeasured) -> None:
-        """Update the noise from a measurement: ``S = k / (k-1) (mean |g|^2 - |mean g|^2)``, ``|F'|^2 = |mean g|^2 - S / k``.
+        """Update the noise from a measurement; numerator and denominator are smoothed before they are divided.
 
-        Numerator and denominator are smoothed before they are divided.
+        ``S = k / (k-1) (mean |g|^2 - |mean g|^2)``, ``|F'|^2 = |mean g|^2 - S / k``.
         """
         k = event.replies
         variance = max(0.0, k / (k - 1.0) * (event.mean_square - event.square_of_mean))
