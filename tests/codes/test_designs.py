@@ -41,7 +41,6 @@ def test_tables_obey_the_axioms_of_a_field(q: int) -> None:
     assert np.array_equal(times[:, plus], plus[times[:, :, None], times[:, None, :]])  # a (b + c) = a b + a c
     assert (np.sort(plus, axis=1) == every).all()  # everything has a negative
     assert (np.sort(times[1:, 1:], axis=1) == every[1:]).all()  # and everything but 0 an inverse
-    assert all(plus[a, F.minus(a)] == 0 for a in range(q))
     p, e = prime_power(q) or (0, 0)
     assert p**e == q
     total = every.copy()

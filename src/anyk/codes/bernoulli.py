@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from anyk import keyed
 from anyk.checks import typed
@@ -30,13 +31,6 @@ class _RandomCode(MatrixCode):
     approximate = True
     _most: int | None = None  # partitions that a worker may hold
 
-    def drawn_error(self, replies: int) -> float:
-        """Return the mean of ``err = m x residual^2`` of one-step decoding with ``rho = m / (r d)`` over seeds.
-
-        d is the expected load. The formula ignores that partitions without a holder are assigned to a random worker.
-        """
-        raise NotImplementedError("a random code knows its error")
-
     def _complete(self, assignment: list[list[int]], random: np.random.Generator) -> scipy.sparse.csr_array:
         """Return the encoding, after giving each partition without a holder to a random worker."""
         missing = set(range(self.partitions)).difference(*assignment)
@@ -51,8 +45,8 @@ class _RandomCode(MatrixCode):
 class BernoulliCode(_RandomCode):
     """Bernoulli gradient code (BGC): each worker holds each partition with the same probability, load / m.
 
-    Hard to attack without knowledge of the draw; with random stragglers fractional repetition is better (Charles,
-    Papailiopoulos and Ellenberg 2017). One-step decoding has mean error ``m (m - d) / (r d)`` over draws. A partition
+    Hard to attack without knowledge of the sample; with random stragglers fractional repetition is better (Charles,
+    Papailiopoulos and Ellenberg 2017). One-step decoding has mean error ``m (m - d) / (r d)`` over seeds. A partition
     without a holder is given to one random worker (this changes the distribution slightly: about ``m (1 - d/m)^n``
     partitions are affected).
 
@@ -87,7 +81,11 @@ class BernoulliCode(_RandomCode):
         return self._complete(assignment, random)
 
     def drawn_error(self, replies: int) -> float:
-        """Return ``m (m - d) / (r d)``, the mean error of one-step decoding over seeds."""
+        """Return ``m (m - d) / (r d)``, the mean of ``err = m x residual^2`` of one-step decoding over seeds.
+
+        Decoding is with ``rho = m / (r d)``, where d is the expected load. The formula ignores that partitions without
+        a holder are assigned to a random worker.
+        """
         self._check_count(replies)
         m, d = self.partitions, self.expected_load
         return m * (m - d) / (replies * d)
@@ -136,7 +134,7 @@ class StochasticBlockCode(_RandomCode):
     workers: int
     expected_load: float = LEFT_OUT
     block: int = LEFT_OUT
-    inside: float = 0.8
+    inside: Annotated[float, Meta(gt=0, le=1)] = 0.8
     outside: float = LEFT_OUT
     seed: int = 0
 
@@ -150,8 +148,6 @@ class StochasticBlockCode(_RandomCode):
         block = min(n, max(1, round(load))) if self.block is LEFT_OUT else self.block
         if not 1 <= block <= n:
             raise BadInput(f"sbc:block={block} does not exist for {n} workers; block must be 1 to {n}")
-        if not 0 < self.inside <= 1:
-            raise BadInput(f"sbc:inside={self.inside:g} must be above 0 and at most 1")
         outside = self.outside
         if outside is LEFT_OUT:
             outside = (load - block * self.inside) / (n - block) if block < n else 0.0

@@ -58,7 +58,9 @@ def hyperplanes(q: int, dimension: int) -> Incidence:
     """
     F = field(q)
     points = [
-        (0,) * lead + (1, *rest) for lead in range(dimension + 1) for rest in product(range(q), repeat=dimension - lead)
+        (0,) * zeros + (1, *other)
+        for zeros in range(dimension + 1)
+        for other in product(range(q), repeat=dimension - zeros)
     ]
     x = np.array(points)
     total = F.times[x[:, None, 0], x[None, :, 0]]
@@ -214,8 +216,8 @@ class BlockDesignCode(MatrixCode):
         fitting = [d for d in existing if self.family in (None, d.family) and self.load in (LEFT_OUT, d.load)]
         if not fitting:
             there = ", ".join(f"family={d.family} (load={d.load})" for d in existing)
-            asked = f"family={self.family}" if self.load is LEFT_OUT else f"load={self.load}"
-            raise BadInput(f"bibd:{asked} does not exist for {n} workers; there is {there}")
+            setting = f"family={self.family}" if self.load is LEFT_OUT else f"load={self.load}"
+            raise BadInput(f"bibd:{setting} does not exist for {n} workers; there is {there}")
         self._resolve(family=fitting[0].family, load=fitting[0].load)
 
     @fixed_property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyk.checks import typed
-from anyk.codes.base import Floats, Indices, MatrixCode, check_workers, usual_load
+from anyk.codes.base import Floats, Indices, MatrixCode, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import edges_of_regular
@@ -75,10 +75,7 @@ class EdgeCode(MatrixCode):
         return edges_of_regular(self.partitions, self.degree, seed=self.seed)
 
     def _matrix(self) -> scipy.sparse.csr_array:
-        from scipy.sparse import csr_array
-
-        n = self.workers
-        return csr_array((np.ones(2 * n), self.edges.ravel(), np.arange(n + 1) * 2), shape=(n, self.partitions))
+        return incidence(self.edges.tolist(), self.partitions)
 
     def _solve(self, replies: Indices) -> Floats:
         weights = np.zeros(self.workers)

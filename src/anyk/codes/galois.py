@@ -40,10 +40,6 @@ class Field:
         """Squares except 0."""
         return frozenset(np.diagonal(self.times)[1:].tolist())
 
-    def minus(self, a: int) -> int:
-        """Return the negative of ``a``."""
-        return int(np.flatnonzero(self.plus[a] == 0)[0])
-
 
 @cache
 def field(q: int) -> Field:

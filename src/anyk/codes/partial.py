@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk.checks import typed
-from anyk.codes.base import Code, Decoder, Decoding, Floats, Indices, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
+from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.codes.repetition import FractionalRepetition
 from anyk.errors import BadInput
@@ -106,30 +107,18 @@ class PartialStragglers(Code):
         return weights
 
 
-class _TwoPartDecoder(Decoder):
-    """Waits for all first messages and for second messages that the inner code can decode."""
+class _TwoPartDecoder(SetDecoder):
+    """Decodes when all first messages and enough second messages for the inner code have arrived."""
 
     def __init__(self, code: PartialStragglers) -> None:
-        self._code = code
+        super().__init__(code)
         self._inner = code.code.decoder()
-        self._private: set[int] = set()
+        self._missing = code.workers  # first messages
 
-    def add(self, worker: int) -> bool:
-        """Add reply 2 i, the private part of worker i, or 2 i + 1, its coded part."""
-        owner, part = divmod(worker, 2)
+    def _may_suffice(self) -> bool:
+        worker, part = divmod(self._replied[-1], 2)
         if part:
-            self._inner.add(owner)
+            self._inner.add(worker)
         else:
-            self._private.add(owner)
-        self.decodable = self._inner.decodable and len(self._private) == self._code.workers
-        return self.decodable
-
-    @property
-    def residual(self) -> float:
-        return 0.0 if self.decodable else self.decode().residual
-
-    def decode(self) -> Decoding:
-        weights = np.zeros(self._code.replies)
-        weights[[2 * worker for worker in self._private]] = 1.0
-        weights[1::2] = self._inner.decode().weights
-        return self._code.judge(weights)
+            self._missing -= 1
+        return self._inner.decodable and not self._missing

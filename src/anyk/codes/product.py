@@ -10,7 +10,7 @@ import numpy as np
 from anyk.checks import typed
 from anyk.codes.base import Code, Floats, Indices, MatrixCode
 from anyk.codes.decoders import LeastSquares
-from anyk.codes.regular import second_singular
+from anyk.codes.regular import adversarial_bound, second_singular
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ class KroneckerCode(MatrixCode):
         """Return the bound for biregular factors, see :class:`KroneckerCode`; None for other factors."""
         if stragglers <= self.tolerates and self.tolerates:
             return 0.0, True
-        n = self.workers
         factors = []
         for code in (self.left, self.right):
             rows, columns = (np.asarray(code.encoding.sum(axis=axis)).ravel() for axis in (1, 0))
@@ -93,8 +92,5 @@ class KroneckerCode(MatrixCode):
                 return None
             largest = float(np.sqrt(rows[0] * columns[0]))
             factors.append((largest, second_singular(code.encoding), float(columns[0])))
-        if not 0 <= stragglers < n:
-            return None
         (t1, s1, c1), (t2, s2, c2) = factors
-        bound = (max(s1 * t2, t1 * s2) / (c1 * c2)) ** 2 * n * stragglers / (n - stragglers)
-        return min(bound, float(self.partitions)), stragglers == 0
+        return adversarial_bound(self, stragglers, max(s1 * t2, t1 * s2) / (c1 * c2))

@@ -1,4 +1,4 @@
-"""Regular codes: all workers hold the same number of partitions, and all partitions have that of holders."""
+"""Regular codes: all workers have the same number of partitions, and all partitions the same number of holders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.checks import AtLeastOne, typed
-from anyk.codes.base import Indices, MatrixCode, RegisteredCode, check_load, check_workers, incidence, usual_load
+from anyk.codes.base import Code, Indices, MatrixCode, RegisteredCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
@@ -33,6 +33,14 @@ def second_singular(matrix: scipy.sparse.csr_array) -> float:
     return float(np.sort(svds(matrix, k=2, v0=start, return_singular_vectors=False, tol=1e-6))[0])
 
 
+def adversarial_bound(code: Code, stragglers: int, ratio: float) -> tuple[float, bool] | None:
+    """Return ``ratio^2 n f / (n - f)``, at most m, and whether it is attained; None for an invalid f."""
+    n = code.workers
+    if not 0 <= stragglers < n:
+        return None
+    return min(ratio**2 * n * stragglers / (n - stragglers), float(code.partitions)), stragglers == 0
+
+
 class BiregularCode(MatrixCode):
     """Rows and columns with constant sums, for which one-step decoding has a bound against any adversary.
 
@@ -50,12 +58,8 @@ class BiregularCode(MatrixCode):
 
     def worst_error(self, stragglers: int) -> tuple[float, bool] | None:
         """Return the bound of :class:`BiregularCode`."""
-        n = self.workers
-        if not 0 <= stragglers < n:
-            return None
         column = float(self.encoding.sum()) / self.partitions
-        bound = (self.second_singular / column) ** 2 * n * stragglers / (n - stragglers)
-        return min(bound, float(self.partitions)), stragglers == 0
+        return adversarial_bound(self, stragglers, self.second_singular / column)
 
 
 @typed

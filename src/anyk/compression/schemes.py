@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.checks import typed
-from anyk.errors import BadInput
 from anyk.specs import Registry, show
 
 Vector = NDArray[np.floating[Any]]
@@ -84,13 +84,9 @@ class RandomK(Compressor):
     40
     """
 
-    share: float = 0.1
-    name: ClassVar[str] = "random-k"
-    promise: ClassVar[Literal["linear", "unbiased", "contractive"]] = "linear"
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.share <= 1.0:
-            raise BadInput(f"share of 'random-k' must be above 0 and at most 1, got {self.share:g}")
+    share: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    name = "random-k"
+    promise = "linear"
 
     def size(self, length: int, itemsize: int) -> int:
         return _padded(_count(self.share, length) * itemsize)
@@ -113,19 +109,15 @@ class RandomK(Compressor):
 @typed
 @dataclass(frozen=True)
 class QSGD(Compressor):
-    """Random rounding to ``levels`` steps of the norm, a byte a number (Alistarh et al. 2017); unbiased.
+    """Random rounding to ``levels`` steps of the norm, one byte per number (Alistarh et al. 2017); unbiased.
 
     ``|x|_2 sign(x_i) l / levels`` with l one of the two integers around ``levels |x_i| / |x|_2``, so that the mean
     is right; ``E |C(x) - x|^2 <= min(d / levels^2, sqrt(d) / levels) |x|^2``. Replicas of the same message draw alike.
     """
 
-    levels: int = 64
-    name: ClassVar[str] = "qsgd"
-    promise: ClassVar[Literal["linear", "unbiased", "contractive"]] = "unbiased"
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.levels <= 127:
-            raise BadInput(f"levels of 'qsgd' must be 1 to 127 (a byte a number), got {self.levels}")
+    levels: Annotated[int, Meta(ge=1, le=127)] = 64
+    name = "qsgd"
+    promise = "unbiased"
 
     def size(self, length: int, itemsize: int) -> int:
         return _padded(8 + length)
@@ -148,8 +140,8 @@ class QSGD(Compressor):
 class Half(Compressor):
     """Half precision (16 bits a number), scaled by the largest; relative error at most 2^-11; nearly unbiased."""
 
-    name: ClassVar[str] = "half"
-    promise: ClassVar[Literal["linear", "unbiased", "contractive"]] = "unbiased"
+    name = "half"
+    promise = "unbiased"
 
     def size(self, length: int, itemsize: int) -> int:
         return _padded(8 + 2 * length)
@@ -173,17 +165,10 @@ class TopK(Compressor):
     ``|x - C(x)|^2 <= (1 - share) |x|^2``.
     """
 
-    share: float = 0.01
-    name: ClassVar[str] = "top-k"
-    promise: ClassVar[Literal["linear", "unbiased", "contractive"]] = "contractive"
-    feedback: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.share <= 0.5:
-            raise BadInput(
-                "share of 'top-k' must be above 0 and at most 0.5 (positions are sent as well as values), "
-                f"got {self.share:g}"
-            )
+    share: Annotated[float, Meta(gt=0, le=0.5)] = 0.01  # positions are sent as well as values
+    name = "top-k"
+    promise = "contractive"
+    feedback = True
 
     def size(self, length: int, itemsize: int) -> int:
         return _padded(_count(self.share, length) * (4 + itemsize))
@@ -210,9 +195,9 @@ class Sign(Compressor):
     ``|x - C(x)|^2 = (1 - |x|_1^2 / (d |x|_2^2)) |x|^2``.
     """
 
-    name: ClassVar[str] = "sign"
-    promise: ClassVar[Literal["linear", "unbiased", "contractive"]] = "contractive"
-    feedback: ClassVar[bool] = True
+    name = "sign"
+    promise = "contractive"
+    feedback = True
 
     def size(self, length: int, itemsize: int) -> int:
         return _padded(8 + -(-length // 8))

@@ -29,6 +29,8 @@ def edges_of_regular(vertices: int, degree: int, *, seed: int = 0, draw: int = 0
     >>> edges_of_regular(4, 3).tolist()
     [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     """
+    from scipy.sparse.csgraph import connected_components
+
     if not 1 <= degree < vertices or vertices * degree % 2:
         near = [d for d in (degree - 1, degree + 1, vertices - 1) if 1 <= d < vertices and vertices * d % 2 == 0]
         hint = f"; nearest: {' or '.join(map(str, dict.fromkeys(near)))}" if near else ""
@@ -47,7 +49,7 @@ def edges_of_regular(vertices: int, degree: int, *, seed: int = 0, draw: int = 0
             edges = np.argwhere(np.triu(missing, 1)).astype(np.int64)
         else:
             edges = _paired(vertices, degree, random)
-        if _connected(edges, vertices):
+        if connected_components(adjacency(edges, vertices), directed=False)[0] == 1:
             return edges
     raise BadInput(f"no connected graph on {vertices} vertices with degree {degree} was found; use a larger degree")
 
@@ -67,12 +69,6 @@ def _paired(vertices: int, degree: int, random: np.random.Generator) -> Edges:
         ends = random.integers(2, size=len(bad))
         for i, j, end in zip(bad.tolist(), other.tolist(), ends.tolist(), strict=True):
             pairs[i, 1], pairs[j, end] = pairs[j, end], pairs[i, 1]
-
-
-def _connected(edges: Edges, vertices: int) -> bool:
-    from scipy.sparse.csgraph import connected_components
-
-    return bool(connected_components(adjacency(edges, vertices), directed=False)[0] == 1)
 
 
 def adjacency(edges: Edges, vertices: int) -> scipy.sparse.csr_array:

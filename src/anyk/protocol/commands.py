@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 from anyk.protocol.work import Task
 
 CancelMode: TypeAlias = Literal["preempt", "discard"]
@@ -51,9 +53,7 @@ class RequestMessage(NamedTuple):
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> RequestMessage:
         """Return the command read from JSON."""
-        worker, task, chunk, partitions, coefficients, messages, weights = plain
-        places = tuple((other, index) for other, index in messages)
-        return cls(worker, task, chunk, tuple(partitions), tuple(coefficients), places, tuple(weights))
+        return msgspec.convert(plain, cls)
 
 
 class ProjectMessage(NamedTuple):

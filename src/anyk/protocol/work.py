@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
+
 
 class Chunk(NamedTuple):
     """A piece of work: the partial gradients of ``partitions``, added up with ``coefficients``, at a slot's model.
@@ -45,9 +47,7 @@ class Chunk(NamedTuple):
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Chunk:
         """Return the chunk read from JSON."""
-        chunk = cls(*plain)
-        mix = tuple((i, task, index, weight) for i, task, index, weight in chunk.mix)
-        return chunk._replace(partitions=tuple(chunk.partitions), coefficients=tuple(chunk.coefficients), mix=mix)
+        return msgspec.convert(plain, cls)
 
 
 Task: TypeAlias = tuple[Chunk, ...]  # the chunks that a worker computes in order

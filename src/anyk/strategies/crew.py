@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from anyk.checks import typed
@@ -25,6 +25,7 @@ from anyk.protocol import (
     Stop,
     Strategy,
 )
+from anyk.specs import show
 
 RETRIES = 2  # times that a worker with an unusable message is asked again in a round
 
@@ -110,6 +111,13 @@ _METHODS = {
     NoiseMeasured: "on_noise",
     DriftMeasured: "on_drift",
 }
+
+
+def spec_of(name: str, strategy: Any, first: Mapping[str, Any]) -> str:
+    """Return the spec of a strategy from ``first``, always shown, and its other fields if not at their default."""
+    values = {field.name: getattr(strategy, field.name) for field in fields(strategy) if field.name != "workers"}
+    usual = {field.name: field.default for field in fields(strategy) if field.name not in first}
+    return show(name, {**first, **values, **first}, usual)
 
 
 class CrewStrategy(Strategy):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import accumulate
 from statistics import median
 from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
@@ -365,38 +365,29 @@ def wait_rule(wait: WaitLike, *, replies: int) -> Wait:
         return wait
     if callable(wait):
         return Predicate(wait)
-    tokens = re.findall(r"[|&()]|[^|&()]+", str(wait).replace(" ", ""))
-    rule = _either(tokens, str(wait), replies)
-    if tokens:
+    text = str(wait).replace(" ", "")
+    depths = [0, *accumulate((character == "(") - (character == ")") for character in text)]
+    if min(depths) < 0 or depths[-1]:
         raise BadInput(f"the brackets of wait='{wait}' do not match; wait should be {_FORMS}")
-    return rule
+    return _parse(text, replies)
 
 
-def _either(tokens: list[str], text: str, replies: int) -> Wait:
-    """Read ``a | b | …`` from the front of the ``tokens``."""
-    rules = [_both(tokens, text, replies)]
-    while tokens and tokens[0] == "|":
-        tokens.pop(0)
-        rules.append(_both(tokens, text, replies))
-    return rules[0] if len(rules) == 1 else AnyOf(*rules)
+def _parse(text: str, replies: int) -> Wait:
+    """Return the rule of ``a | b & (c | d)``, in which ``&`` binds tighter."""
+    for sign, join in (("|", AnyOf), ("&", AllOf)):
+        parts = _split(text, sign)
+        if len(parts) > 1:
+            return join(*(_parse(part, replies) for part in parts))
+    return _parse(text[1:-1], replies) if text[:1] + text[-1:] == "()" else _rule(text, replies)
 
 
-def _both(tokens: list[str], text: str, replies: int) -> Wait:
-    """Read ``a & b & …``, which binds tighter."""
-    rules = [_single(tokens, text, replies)]
-    while tokens and tokens[0] == "&":
-        tokens.pop(0)
-        rules.append(_single(tokens, text, replies))
-    return rules[0] if len(rules) == 1 else AllOf(*rules)
-
-
-def _single(tokens: list[str], text: str, replies: int) -> Wait:
-    token = tokens.pop(0) if tokens else ""
-    if token == ")":
-        raise BadInput(f"the brackets of wait='{text}' do not match; wait should be {_FORMS}")
-    if token != "(":
-        return _rule("" if token in ("|", "&") else token, replies)
-    rule = _either(tokens, text, replies)
-    if not tokens or tokens.pop(0) != ")":
-        raise BadInput(f"the brackets of wait='{text}' do not match; wait should be {_FORMS}")
-    return rule
+def _split(text: str, sign: str) -> list[str]:
+    """Return the parts between signs outside of brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == sign and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from math import ceil, floor, sqrt
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -78,7 +78,7 @@ class AdaptingSteps:
     model. Training continues with the number of the least loss (in place of ``tau``), and with its model.
     """
 
-    State: ClassVar[type[AdaptingState]] = AdaptingState
+    State = AdaptingState
 
     _: KW_ONLY
     interval: Finite = 60.0

@@ -13,8 +13,9 @@ from anyk.checks import AtLeastZero, typed
 from anyk.errors import BadInput
 from anyk.graphs import GraphSpec, Mixing, graph
 from anyk.protocol import Cancel, Commands, Layout, Mix
-from anyk.specs import bracketed, show
-from anyk.strategies.averaging.gossip import DEFAULTS, GossipState, Neighbours, Weights
+from anyk.specs import bracketed
+from anyk.strategies.averaging.gossip import GossipState, Neighbours, Weights
+from anyk.strategies.crew import spec_of
 
 
 @typed
@@ -67,8 +68,8 @@ class CooperativeSGD(Neighbours):
 
     @cached_property
     def spec(self) -> str:
-        values: dict[str, Any] = {"matrix": bracketed(self.mixing.spec), "auxiliary": self.auxiliary, "tau": self.tau}
-        return show("coop", values | {"batch": self.batch, "barrier": self.barrier}, DEFAULTS | {"auxiliary": 0})
+        auxiliary = {"auxiliary": self.auxiliary} if self.auxiliary else {}
+        return spec_of("coop", self, {"matrix": bracketed(self.mixing.spec)} | auxiliary)
 
     @cached_property
     def _pulls(self) -> Weights:

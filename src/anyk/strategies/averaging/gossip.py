@@ -28,12 +28,11 @@ from anyk.protocol import (
     Reply,
     StrategyFacts,
 )
-from anyk.specs import bracketed, show
-from anyk.strategies.crew import Crew, CrewStrategy
+from anyk.specs import bracketed
+from anyk.strategies.crew import Crew, CrewStrategy, spec_of
 
 Barrier = Literal["local", "global"]
 Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
-DEFAULTS: dict[str, Any] = {"tau": 1, "batch": 0, "barrier": "local", "seed": 0}
 
 
 @dataclass(slots=True)
@@ -249,8 +248,7 @@ class DecentralisedSGD(Neighbours):
 
     @cached_property
     def spec(self) -> str:
-        values: dict[str, Any] = {"graph": bracketed(self.mixing.spec), "tau": self.tau, "batch": self.batch}
-        return show("dpsgd", values | {"barrier": self.barrier}, DEFAULTS)
+        return spec_of("dpsgd", self, {"graph": bracketed(self.mixing.spec)})
 
     def weights(self, s: GossipState, k: int) -> Weights:
         return self.mixing.at(k)
@@ -283,9 +281,7 @@ class MatchaSGD(Neighbours):
 
     @cached_property
     def spec(self) -> str:
-        values: dict[str, Any] = {"graph": bracketed(resolve_paths(self.graph)), "budget": self.budget, "tau": self.tau}
-        values |= {"batch": self.batch, "barrier": self.barrier, "seed": self.seed}
-        return show("matcha", values, DEFAULTS)
+        return spec_of("matcha", self, {"graph": bracketed(resolve_paths(self.graph)), "budget": self.budget})
 
     def weights(self, s: GossipState, k: int) -> Weights:
         if k not in s.mixing:
@@ -326,7 +322,7 @@ class ElasticSGD(Gossip):
 
     @cached_property
     def spec(self) -> str:
-        return show("easgd", {"alpha": self.pull, "tau": self.tau, "batch": self.batch}, DEFAULTS)
+        return spec_of("easgd", self, {"alpha": self.pull})
 
     def may_begin(self, s: GossipState, node: int) -> bool:
         # the version of the centre must be that of the round before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from math import floor
-from typing import Any, ClassVar
+from typing import Any
 
 from anyk import keyed
 from anyk.checks import AtLeastOne, typed
@@ -52,7 +52,7 @@ class LocalSteps:
     'pasgd:tau=5,outer=slowmo'
     """
 
-    State: ClassVar[type[LocalState]] = LocalState
+    State = LocalState
 
     tau: AtLeastOne = 10
     _: KW_ONLY

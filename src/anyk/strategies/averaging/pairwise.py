@@ -20,8 +20,7 @@ from anyk.protocol import (
     Mix,
     Reply,
 )
-from anyk.specs import show
-from anyk.strategies.crew import Crew, CrewStrategy
+from anyk.strategies.crew import Crew, CrewStrategy, spec_of
 
 
 @dataclass(slots=True)
@@ -70,8 +69,7 @@ class PairwiseGossip(CrewStrategy):
 
     @cached_property
     def spec(self) -> str:
-        values = {"tau": self.tau, "batch": self.batch, "seed": self.seed}
-        return show("ad-psgd", values, {"tau": 1, "batch": 0, "seed": 0})
+        return spec_of("ad-psgd", self, {})
 
     def start(self, fleet: Fleet) -> tuple[PairState, Commands]:
         s = PairState(Crew.of(fleet), [0] * self.workers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +51,7 @@ class Balance:
     have been measured, then to have a fixed and a proportional part.
     """
 
-    State: ClassVar[type[BalanceState]] = BalanceState
+    State = BalanceState
 
     def check(self, code: Code) -> None:
         """Raise :class:`~anyk.errors.BadInput` for a code whose blocks must be of equal size."""

@@ -27,9 +27,9 @@ from anyk.protocol import (
     StrategyFacts,
     Task,
 )
+from anyk.specs import with_keys
 from anyk.strategies.crew import RETRIES, Crew
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
-from anyk.strategies.rounds.settings import with_keys
 from anyk.strategies.rounds.state import Seen
 from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
 
@@ -135,8 +135,8 @@ class ProgressRounds(RequestRounds):
 
     @cached_property
     def spec(self) -> str:
-        parts = [] if self.rule == Decodable() else [f"wait={self.rule}"]
-        return with_keys(self.code.spec, parts + [f"cancel={self.cancel}"] * (self.cancel != "preempt"))
+        keys = {} if self.rule == Decodable() else {"wait": self.rule}
+        return with_keys(self.code.spec, keys if self.cancel == "preempt" else keys | {"cancel": self.cancel})
 
     @cached_property
     def _tasks(self) -> tuple[Task, ...]:

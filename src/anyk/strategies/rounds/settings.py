@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from anyk.codes import Code, Method, Policy, RepetitionCode, Selection
 from anyk.codes.decoders import METHODS, Floats, method
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Layout, slot_names
+from anyk.specs import with_keys
 from anyk.strategies.averaging.adapting import AdaptingSteps
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.crew import CrewStrategy
@@ -22,11 +23,6 @@ from anyk.strategies.rounds.corrections import Scaling, scaling_of
 from anyk.strategies.rounds.snapshots import at_snapshot, check_snapshot
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
-
-
-def with_keys(code: str, parts: Sequence[str]) -> str:
-    """Return a code's spec with the keys of its rounds added."""
-    return code + ((":" if ":" not in code else ",") + ",".join(parts) if parts else "")
 
 
 @dataclass(frozen=True, repr=False)
@@ -224,17 +220,13 @@ class RoundSettings(CrewStrategy):
             keys: dict[str, Any] = {"wait": wait if own else None, "cancel": self.cancel, "batch": self.batch}
             keys |= {"shares": shares_of(self.code), "balance": "auto" if self.balance else None}
             return self.work.show(keys) if self.adapt is None else self.adapt.show(self.work, keys)
-        parts = [] if wait is None else [f"wait={wait}"]
-        parts += [f"scaling={self.scaling_used}"] * (self.scaling_used != self._default_scaling)
-        names = [name for name, method in METHODS.items() if method == self.method and name != "own"]
-        parts += [f"decoder={name}" for name in names]
-        parts += [f"batch={self.batch}"] * (self.batch > 0)
-        parts += [f"models={self.models}"] * (self.models > 1)
-        parts += [f"snapshot={self.snapshot}"] * (self.snapshot > 0)
-        parts += [f"cancel={self.cancel}"] * (self.cancel != "preempt")
-        parts += ["balance=auto"] * (self.balance is not None)
-        parts += [f"check={self.check:g}"] * (self.check > 0)
-        return with_keys(self.code.spec, parts)
+        decoder = next((name for name, method in METHODS.items() if method == self.method), None)
+        values = {"wait": wait, "scaling": self.scaling_used, "decoder": decoder, "batch": self.batch}
+        values |= {"models": self.models, "snapshot": self.snapshot, "cancel": self.cancel}
+        usual = {"wait": None, "scaling": self._default_scaling, "decoder": "own", "batch": 0}
+        usual |= {"models": 1, "snapshot": 0, "cancel": "preempt"}
+        changed = {key: value for key, value in values.items() if value not in (None, usual[key])}
+        return with_keys(self.code.spec, changed | ({"balance": "auto"} if self.balance else {}))
 
     @property
     def summary(self) -> str:

@@ -25,9 +25,9 @@ from anyk.protocol import (
     StrategyFacts,
     Task,
 )
+from anyk.specs import with_keys
 from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
-from anyk.strategies.rounds.settings import with_keys
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class TreeRounds(RequestRounds):
 
     @cached_property
     def spec(self) -> str:
-        return with_keys(self.code.spec, [f"cancel={self.cancel}"] * (self.cancel != "preempt"))
+        return self.code.spec if self.cancel == "preempt" else with_keys(self.code.spec, {"cancel": self.cancel})
 
     @cached_property
     def _tasks(self) -> tuple[Task, ...]:
