@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk.cli import main
-from anyk.codes.files import proven_stragglers
+from anyk.codes.file_code import proven_stragglers
 from anyk.errors import BadInput
 from anyk.testing import check_code, check_strategy
 

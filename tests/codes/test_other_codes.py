@@ -31,7 +31,7 @@ from anyk.codes import (
     TreeCode,
     locate,
 )
-from anyk.codes.tree import ROOT
+from anyk.codes.tree_code import ROOT
 from anyk.errors import BadInput, NotDecodable
 
 pytestmark = pytest.mark.in_process

@@ -17,8 +17,8 @@ from anyk.papers import Lab, items
 from anyk.papers.items import coop_bound, coop_easgd
 from anyk.strategies.averaging import gossip
 from anyk.strategies.kfamily.kfamily import KFamily
-from anyk.strategies.rounds.rounds import Rounds
-from anyk.strategies.sequential.rounds import SequentialRounds
+from anyk.strategies.rounds.coded_rounds import Rounds
+from anyk.strategies.sequential.sequential_rounds import SequentialRounds
 
 pytestmark = [pytest.mark.in_process, pytest.mark.slow]
 

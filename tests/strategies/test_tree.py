@@ -14,7 +14,7 @@ from byhand import ByHand
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from anyk.codes.tree import ROOT
+from anyk.codes.tree_code import ROOT
 from anyk.errors import BadInput
 from anyk.protocol import (
     Cancel,

@@ -9,8 +9,9 @@ from anyk.checks import check
 from anyk.codes.base import Code, MatrixCode, Policy, check_workers
 from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
 from anyk.codes.binary import BinaryCode
+from anyk.codes.biregular import BiregularCode, ExpanderCode, RandomBiregularCode
 from anyk.codes.byzantine import DracoCode, locate
-from anyk.codes.communication import CommunicationEfficient
+from anyk.codes.communication_efficient import CommunicationEfficient
 from anyk.codes.coupon import BatchedCoupons
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import (
@@ -27,17 +28,16 @@ from anyk.codes.decoders import (
 )
 from anyk.codes.designs import BlockDesignCode, designs_for
 from anyk.codes.edges import EdgeCode
-from anyk.codes.files import FileCode
+from anyk.codes.file_code import FileCode
 from anyk.codes.heterogeneous import HeterogeneousCode
 from anyk.codes.made import LEFT_OUT
 from anyk.codes.mds import CyclicMDS
 from anyk.codes.partial import PartialStragglers
 from anyk.codes.product import KroneckerCode
-from anyk.codes.progress import ChunkOrderCode, NestedCode, ProgressCode
-from anyk.codes.regular import BiregularCode, ExpanderCode, RandomBiregularCode
+from anyk.codes.progress_codes import ChunkOrderCode, NestedCode, ProgressCode
 from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded
 from anyk.codes.search import worst_stragglers
-from anyk.codes.tree import TreeCode
+from anyk.codes.tree_code import TreeCode
 from anyk.errors import BadInput
 from anyk.specs import Registry, build_or_suggest
 

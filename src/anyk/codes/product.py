@@ -9,8 +9,8 @@ import numpy as np
 
 from anyk.checks import typed
 from anyk.codes.base import Code, Floats, Indices, MatrixCode
+from anyk.codes.biregular import adversarial_bound, second_singular
 from anyk.codes.decoders import LeastSquares
-from anyk.codes.regular import adversarial_bound, second_singular
 from anyk.errors import BadInput
 
 if TYPE_CHECKING:

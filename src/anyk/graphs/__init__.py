@@ -17,7 +17,7 @@ from anyk.graphs.mixing import (
     resolve_paths,
     zeta,
 )
-from anyk.graphs.regular import adjacency, edges_of_regular, second_eigenvalue
+from anyk.graphs.random_regular import adjacency, edges_of_regular, second_eigenvalue
 
 __all__ = [
     "GraphSpec",

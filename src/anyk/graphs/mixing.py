@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.graphs.regular import edges_of_regular
+from anyk.graphs.random_regular import edges_of_regular
 from anyk.matrices import read_matrix
 from anyk.specs import File, Registry, absolute, with_files
 from anyk.tables import shown

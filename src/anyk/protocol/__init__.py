@@ -39,9 +39,9 @@ from anyk.protocol.events import (
     Progress,
     Reply,
 )
-from anyk.protocol.facts import Compressor, StrategyFacts, models_trained, share_stored, shares_computed
 from anyk.protocol.pace import DelayLaw, Pace
 from anyk.protocol.strategy import Fleet, Layout, Running, Strategy, slot_names
+from anyk.protocol.strategy_facts import Compressor, StrategyFacts, models_trained, share_stored, shares_computed
 from anyk.protocol.work import Chunk, Task, Timing
 
 __all__ = [

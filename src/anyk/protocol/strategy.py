@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from anyk.plain import from_plain, to_plain
 from anyk.protocol.commands import Commands
 from anyk.protocol.events import Event
-from anyk.protocol.facts import StrategyFacts
+from anyk.protocol.strategy_facts import StrategyFacts
 
 
 def slot_names(models: int) -> tuple[str, ...]:

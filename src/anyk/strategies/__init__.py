@@ -5,18 +5,18 @@ from anyk.strategies.averaging.cooperative import CooperativeSGD
 from anyk.strategies.averaging.gossip import DecentralisedSGD, ElasticSGD, Gossip, MatchaSGD
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.averaging.pairwise import PairwiseGossip
-from anyk.strategies.building import complete_spec, register, registry, resolve_paths, rounds, strategy
 from anyk.strategies.catalogue import adacomm, adasync, fedbuff, gradual, hierarchical, pasgd
 from anyk.strategies.closed_forms import discard_seconds
 from anyk.strategies.compressed import Compressed
+from anyk.strategies.construction import complete_spec, register, registry, resolve_paths, rounds, strategy
 from anyk.strategies.crew import Crew
 from anyk.strategies.kfamily.growth import AdaSync, Gradual, Growth, adapted_k, k_for_delays, k_for_noise
 from anyk.strategies.kfamily.kfamily import KFamily
 from anyk.strategies.kfamily.observed import Durations, order_means
 from anyk.strategies.rounds.anytime import Anytime
+from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.rounds.on_demand import ProgressRounds
-from anyk.strategies.rounds.rounds import Rounds
-from anyk.strategies.rounds.tree import TreeRounds
+from anyk.strategies.rounds.tree_rounds import TreeRounds
 from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
 from anyk.strategies.sequential.patterns import (
     Arbitrary,

@@ -14,13 +14,13 @@ from anyk.strategies.averaging.cooperative import CooperativeSGD
 from anyk.strategies.averaging.gossip import Barrier, DecentralisedSGD, ElasticSGD, MatchaSGD
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.averaging.pairwise import PairwiseGossip
-from anyk.strategies.building import Auto, StrategySpec, balance_of, from_spec, register, usual_k
 from anyk.strategies.compressed import Compressed
+from anyk.strategies.construction import Auto, StrategySpec, balance_of, from_spec, register, usual_k
 from anyk.strategies.kfamily.growth import AdaSync, Gradual, Rule
 from anyk.strategies.kfamily.kfamily import Base, KFamily, Kind, Stale
 from anyk.strategies.rounds.anytime import Anytime
+from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.rounds.corrections import Scaling
-from anyk.strategies.rounds.rounds import Rounds
 from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition
 from anyk.strategies.wait import WaitLike
 
@@ -265,8 +265,8 @@ def pasgd(
     """Periodic averaging: each worker takes ``tau`` local steps from the newest version, then models are averaged.
 
     The settings are described at :class:`~anyk.strategies.averaging.local_steps.LocalSteps`, ``wait`` and ``cancel`` at
-    :class:`~anyk.strategies.rounds.rounds.Rounds`: a step averages the models that have arrived when ``wait`` is met,
-    and cancels the others.
+    :class:`~anyk.strategies.rounds.coded_rounds.Rounds`: a step averages the models that have arrived when ``wait`` is
+    met, and cancels the others.
 
     >>> pasgd(8, tau=10).spec, pasgd(8, tau=5, outer="slowmo", rate=1.0).spec
     ('pasgd:tau=10', 'pasgd:tau=5,outer=slowmo')

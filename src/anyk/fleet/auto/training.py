@@ -33,7 +33,7 @@ from anyk.runs.folder.folders import check_plain, new_folder
 from anyk.runs.folder.rebuilding import Rebuilt, describe, rebuild
 from anyk.runs.limits import LIMIT, STEPS, Limits
 from anyk.runs.many_models import combine
-from anyk.strategies.building import from_spec
+from anyk.strategies.construction import from_spec
 
 __all__ = ["Auto", "Part", "Settings", "continues", "left_out", "modes", "resume_auto", "train_auto"]
 

@@ -18,7 +18,7 @@ from anyk.protocol import Strategy, models_trained, share_stored
 from anyk.specs import parse, with_keys
 from anyk.strategies import registry
 from anyk.strategies import strategy as build_strategy
-from anyk.strategies.building import from_spec
+from anyk.strategies.construction import from_spec
 
 Floats = NDArray[np.float64]
 Tell = Callable[[str], None]

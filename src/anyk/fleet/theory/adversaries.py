@@ -17,8 +17,8 @@ from anyk import keyed
 from anyk.checks import AtLeastOne, typed
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import incidence
+from anyk.codes.biregular import second_singular
 from anyk.codes.decoders import Decoding, Indices, Method, Own, method
-from anyk.codes.regular import second_singular
 from anyk.codes.search import is_exhaustive, is_optimal
 from anyk.errors import BadInput
 

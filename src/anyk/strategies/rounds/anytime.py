@@ -9,7 +9,7 @@ from typing import Any
 
 from anyk import keyed
 from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
-from anyk.codes.progress import Ask
+from anyk.codes.progress_codes import Ask
 from anyk.errors import BadInput
 from anyk.plain import derived
 from anyk.protocol import (

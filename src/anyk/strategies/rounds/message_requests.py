@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyk.codes.progress import Ask
+from anyk.codes.progress_codes import Ask
 from anyk.protocol import (
     Cancel,
     CancelMode,

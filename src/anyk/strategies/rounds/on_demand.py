@@ -9,7 +9,7 @@ from typing import Any
 
 from anyk.checks import typed
 from anyk.codes.base import Floats
-from anyk.codes.progress import ProgressCode, ProgressWatch
+from anyk.codes.progress_codes import ProgressCode, ProgressWatch
 from anyk.errors import BadInput
 from anyk.plain import derived
 from anyk.protocol import (

@@ -9,7 +9,7 @@ workers, which are then stragglers.
 from anyk.strategies.sequential.gc import GradientCodingRounds
 from anyk.strategies.sequential.m_sgc import Multiplexed
 from anyk.strategies.sequential.replay import End
-from anyk.strategies.sequential.rounds import SequentialRounds
+from anyk.strategies.sequential.sequential_rounds import SequentialRounds
 from anyk.strategies.sequential.sr_sgc import SelectiveRepetition
 
 __all__ = ["End", "GradientCodingRounds", "Multiplexed", "SelectiveRepetition", "SequentialRounds"]

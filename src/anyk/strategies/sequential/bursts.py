@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyk.errors import BadInput
-from anyk.strategies.sequential.rounds import Late, SequentialRounds
+from anyk.strategies.sequential.sequential_rounds import Late, SequentialRounds
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

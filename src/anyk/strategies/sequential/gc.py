@@ -13,7 +13,7 @@ from anyk.protocol import Layout
 from anyk.strategies.sequential.inner import Flags
 from anyk.strategies.sequential.jobs import Place, SequentialState
 from anyk.strategies.sequential.replay import Decided, End, KnownRounds, gradient_coding
-from anyk.strategies.sequential.rounds import SequentialRounds
+from anyk.strategies.sequential.sequential_rounds import SequentialRounds
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from anyk.checks import typed
 from anyk.codes.base import Floats
-from anyk.codes.tree import ROOT, TreeCode
+from anyk.codes.tree_code import ROOT, TreeCode
 from anyk.protocol import (
     CancelMode,
     Chunk,

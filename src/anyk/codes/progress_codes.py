@@ -24,9 +24,9 @@ from anyk.codes.base import (
     usual_load,
     windows,
 )
+from anyk.codes.biregular import RandomBiregularCode
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.made import LEFT_OUT, fixed_property
-from anyk.codes.regular import RandomBiregularCode
 from anyk.codes.repetition import FractionalRepetition, Uncoded
 from anyk.errors import BadInput
 

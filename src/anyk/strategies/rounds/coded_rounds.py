@@ -36,8 +36,8 @@ from anyk.protocol import (
 )
 from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.balance import owners
-from anyk.strategies.rounds.facts import facts_of
-from anyk.strategies.rounds.settings import RoundSettings
+from anyk.strategies.rounds.round_facts import facts_of
+from anyk.strategies.rounds.round_settings import RoundSettings
 from anyk.strategies.rounds.snapshots import corrected
 from anyk.strategies.rounds.state import RoundState, Seen
 

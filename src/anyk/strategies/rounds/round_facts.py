@@ -16,7 +16,7 @@ from anyk.strategies.rounds.balance import settled_sizes
 from anyk.strategies.wait import Count, Decodable
 
 if TYPE_CHECKING:
-    from anyk.strategies.rounds.rounds import Rounds
+    from anyk.strategies.rounds.coded_rounds import Rounds
 
 
 def facts_of(rounds: Rounds) -> StrategyFacts:

@@ -11,10 +11,10 @@ from anyk.checks import check
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.rounds.balance import Balance
+from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.rounds.corrections import Scaling
 from anyk.strategies.rounds.on_demand import ProgressRounds
-from anyk.strategies.rounds.rounds import Rounds
-from anyk.strategies.rounds.tree import TreeRounds
+from anyk.strategies.rounds.tree_rounds import TreeRounds
 
 registry: specs.Registry[Strategy] = specs.Registry("strategy", supplied=("workers",))
 register = registry.register
