@@ -103,7 +103,7 @@ def test_files_that_are_no_code_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"b.npy' has 3 rows; a code for 4 workers has one for each"):
         saved(tmp_path, B, "npy")
         anyk.code(f"matrix:file={tmp_path / 'b.npy'}", workers=4)
-    with pytest.raises(BadInput, match="gives partition 3 to nobody; every column needs a value other than 0"):
+    with pytest.raises(BadInput, match="gives partition 3 to no worker; every column needs a value other than 0"):
         saved(tmp_path, np.hstack([B, np.zeros((3, 1))]), "npz coo")
     twice = scipy.sparse.coo_array(([1.0, 2.0, 1.0, 1.0], ([0, 0, 1, 2], [1, 1, 0, 2])), shape=(3, 3))
     scipy.sparse.save_npz(tmp_path / "twice.npz", twice)

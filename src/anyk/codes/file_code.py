@@ -78,7 +78,7 @@ class FileCode(RegisteredCode, MatrixCode):
         holders = np.bincount(matrix.indices, minlength=partitions)
         if not holders.size or not holders.all():
             bare = int(holders.argmin()) if holders.size else 0
-            raise BadInput(f"{where} gives partition {bare} to nobody; every column needs a value other than 0")
+            raise BadInput(f"{where} gives partition {bare} to no worker; every column needs a value other than 0")
         return matrix
 
 

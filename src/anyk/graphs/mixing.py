@@ -186,13 +186,13 @@ def _torus(workers: int, *, rows: int | None = None, weights: Weights = "metropo
 
 @register("complete")
 def _complete(workers: int) -> Mixing:
-    """Everybody with everybody: the exact average each round."""
+    """Every node with all others: the exact average in each round."""
     return Mixing("complete", (np.full((workers, workers), 1.0 / workers),))
 
 
 @register("star")
 def _star(workers: int, *, weights: Weights = "metropolis") -> Mixing:
-    """Everybody with node 0."""
+    """Every node with node 0."""
     return _of_edges("star", ((0, i) for i in range(1, workers)), workers, weights)
 
 
@@ -211,7 +211,7 @@ def _regular(workers: int, *, degree: int = 4, seed: int = 0, weights: Weights =
 
 @register("exp")
 def _exponential(workers: int) -> Mixing:
-    """Each node reads those 1, 2, 4, … places before it: log2 n neighbours, averages spread fast (directed)."""
+    """Each node reads the nodes 1, 2, 4, … places before it: log2 n neighbours, fast averaging (directed)."""
     hops = _hops(workers)
     matrix = sum((_shift(workers, hop) for hop in hops), np.eye(workers)) / (1 + len(hops))
     return Mixing("exp", (matrix,))
@@ -351,9 +351,6 @@ class _Colouring:
         for end in range(len(fan)):
             colours = [self.colour[min(u, y), max(u, y)] for y in fan[1 : end + 1]]
             if d not in self.at[fan[end]] and all(x not in self.at[y] for x, y in zip(colours, fan, strict=False)):
-                for y in fan[1 : end + 1]:
-                    old = self.colour.pop((min(u, y), max(u, y)))
-                    del self.at[u][old], self.at[y][old]
                 self.paint([(u, y, x) for x, y in zip([*colours, d], fan[: end + 1], strict=True)])
                 return
 
@@ -365,8 +362,8 @@ class Matcha:
     ``chances`` maximise the second eigenvalue of the mean Laplacian with at most ``budget`` of the matchings active on
     average; ``step`` a minimises ``||E[W^2] - J||_2`` of ``W = I - a sum of active Laplacians``, to ``rho``.
 
-    >>> made = matcha("ring", workers=4, budget=0.5)
-    >>> round(made.step, 6), round(made.rho, 6)
+    >>> plan = matcha("ring", workers=4, budget=0.5)
+    >>> round(plan.step, 6), round(plan.rho, 6)
     (0.5, 0.5)
     """
 

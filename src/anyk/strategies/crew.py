@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -113,11 +113,11 @@ _METHODS = {
 }
 
 
-def spec_of(name: str, strategy: Any, first: Mapping[str, Any]) -> str:
-    """Return the spec of a strategy from ``first``, always shown, and its other fields if not at their default."""
-    values = {field.name: getattr(strategy, field.name) for field in fields(strategy) if field.name != "workers"}
-    usual = {field.name: field.default for field in fields(strategy) if field.name not in first}
-    return show(name, {**first, **values, **first}, usual)
+def spec_of(name: str, strategy: Any, first: Mapping[str, Any], omit: Collection[str] = ("workers",)) -> str:
+    """Return the spec of a strategy: the keys ``first``, then its other fields that differ from their defaults."""
+    others = [field for field in fields(strategy) if field.name not in omit and field.name not in first]
+    values = {field.name: getattr(strategy, field.name) for field in others}
+    return show(name, {**first, **values}, {field.name: field.default for field in others})
 
 
 class CrewStrategy(Strategy):

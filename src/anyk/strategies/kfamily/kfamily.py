@@ -38,7 +38,7 @@ from anyk.protocol import (
 from anyk.specs import bracketed, show
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.closed_forms import finishing_in_vain, mean_interval
-from anyk.strategies.crew import Crew, CrewStrategy
+from anyk.strategies.crew import Crew, CrewStrategy, spec_of
 from anyk.strategies.kfamily.growth import Growth
 from anyk.strategies.ranges import Finite, FiniteOrZero
 
@@ -51,15 +51,6 @@ _WEIGHT: dict[str, Callable[[int], float]] = {
     "inverse": lambda staleness: 1.0 / max(1, staleness),
     "sqrt": lambda staleness: (1.0 + staleness) ** -0.5,
     "distance": lambda staleness: 1.0,
-}
-_DEFAULTS = {
-    "lr_scale": 1.0,
-    "batch": 0,
-    "stale": "constant",
-    "cutoff": 0,
-    "bound": None,
-    "compensate": 0.0,
-    "cancel": "preempt",
 }
 _ONE = (1.0,)
 
@@ -217,16 +208,13 @@ class KFamily(CrewStrategy):
     def spec(self) -> str:
         if self.growth is not None:
             return self.growth.show(self)
-        stale = {"stale": self.stale, "cutoff": self.cutoff, "bound": self.bound}
         if self.work is not None:
-            local: dict[str, Any] = {"tau": self.work.tau, "k": self.k, "rate": self.work.rate, "batch": self.batch}
+            values: dict[str, Any] = {"tau": self.work.tau, "k": self.k, "rate": self.work.rate, "batch": self.batch}
+            values |= {"stale": self.stale, "cutoff": self.cutoff, "bound": self.bound}
             usual = {"rate": 1.0, "batch": 0, "stale": "sqrt", "cutoff": 0, "bound": None, "outer": None}
-            return show("fedbuff", local | stale | {"outer": bracketed(self.work.outer)}, usual)
-        values: dict[str, Any] = {"k": self.k, "lr_scale": self.lr_scale, "batch": self.batch, **stale}
-        values |= {"compensate": self.compensate, "cancel": self.cancel}
-        if self.kind == "async":
-            del values["k"]
-        return show(self.kind, values, _DEFAULTS)
+            return show("fedbuff", values | {"outer": bracketed(self.work.outer)}, usual)
+        first = {} if self.kind == "async" else {"k": self.k}
+        return spec_of(self.kind, self, first, omit=("workers", "kind", "k"))
 
     @property
     def summary(self) -> str:

@@ -1,6 +1,6 @@
-"""Straggler models: which workers may straggle in which rounds, as objects that check, draw and fit patterns.
+"""Straggler models: sets of straggler patterns, as objects that check, sample and fit patterns.
 
-A pattern is a boolean table, rounds x workers, true where a worker straggles.
+A pattern is a boolean array, shape (rounds, workers), true if a worker straggles in a round.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class StragglerModel(ABC):
     @property
     @abstractmethod
     def spec(self) -> str:
-        """The model as text, from which :data:`registry` builds it again."""
+        """Text from which :data:`registry` builds the model again."""
 
     def load_bound(self, workers: int) -> float | None:
-        """Least relative load of any code that does one job a round whatever pattern of the model comes.
+        """Return the least relative load of any code that completes a job per round under all patterns of the model.
 
-        A pattern repeated without end leaves so many rounds of workers in each period, in which as many jobs as the
-        period has rounds must be computed at least once each (the lower bound of Krishnan, Ebrahimi and Khisti 2023);
-        jobs may end as late as they like. None for a model without such a pattern; inf where no load suffices.
+        In a pattern that is repeated without end, the jobs of a period must each be computed at least once by the
+        workers that do not straggle in it (the lower bound of Krishnan, Ebrahimi and Khisti 2023); jobs may end
+        arbitrarily late. None for a model without such a pattern; inf if no load suffices.
 
         >>> bound = Bursty(burst=1, window=2, most=27).load_bound(256)
         >>> round(bound or 0, 7)  # m-sgc:B=1,W=2,lambda=27 has 0.0075431
@@ -47,25 +47,25 @@ class StragglerModel(ABC):
         return None if not period else period / present if present else float("inf")
 
     def _busiest(self, workers: int) -> tuple[int, int]:
-        """Rounds of a pattern that can be repeated without end, and worker-rounds in it without a straggler."""
+        """Return the rounds of a pattern that can be repeated without end, and its worker-rounds without stragglers."""
         return 0, 0
 
     @abstractmethod
     def _allows(self, pattern: Pattern, row: int) -> bool:
-        """Whether the pattern conforms as far as row, if it did up to the row before."""
+        """Return whether the pattern conforms up to ``row``, given that it does up to the row before."""
 
     def conforms(self, pattern: ArrayLike) -> bool:
-        """Whether a pattern, rounds x workers, is one of the model's."""
+        """Return whether a pattern, shape (rounds, workers), belongs to the model."""
         table = _table(pattern)
         return all(self._allows(table, row) for row in range(len(table)))
 
     def draw(self, rounds: int, workers: int, *, seed: int = 0, density: float = 0.5) -> Pattern:
-        """A random pattern of the model: stragglers are tried one by one, round by round, and kept where they conform.
+        """Return a random pattern of the model: stragglers are tried in random order, and kept if they conform.
 
         ``density`` is the share of workers tried in a round.
 
-        >>> made = Bursty(2, 3, 2).draw(20, 6, seed=1)
-        >>> Bursty(2, 3, 2).conforms(made), made.any()
+        >>> pattern = Bursty(2, 3, 2).draw(20, 6, seed=1)
+        >>> Bursty(2, 3, 2).conforms(pattern), pattern.any()
         (True, np.True_)
         """
         random = keyed.generator(seed, "pattern", self.spec, rounds, workers)
@@ -110,7 +110,7 @@ class PerRound(StragglerModel):
 class Bursty(StragglerModel):
     """(B, W, lambda)-bursty (Krishnan, Ebrahimi and Khisti 2023).
 
-    In any ``window`` W of rounds at most ``most`` lambda workers straggle, and each of them within ``burst`` B rounds.
+    In any ``window`` of W rounds at most ``most`` (lambda) workers straggle, each within ``burst`` (B) rounds.
     """
 
     burst: AtLeastOne
@@ -127,7 +127,7 @@ class Bursty(StragglerModel):
         return show(self.name, {"burst": self.burst, "window": self.window, "most": self.most})
 
     def _busiest(self, workers: int) -> tuple[int, int]:
-        """Bursts of as many workers as may straggle, with window - 1 rounds between them."""
+        """Return the facts of bursts of ``most`` workers with window - 1 rounds between them."""
         quiet = self.window - 1
         return quiet + self.burst, quiet * workers + self.burst * (workers - min(self.most, workers))
 
@@ -164,10 +164,10 @@ class Arbitrary(StragglerModel):
 @typed
 @dataclass(frozen=True)
 class GilbertElliott(StragglerModel):
-    """Each worker goes from good to bad with chance ``fail`` a round and back with ``recover``; starts stationary.
+    """A Markov chain of each worker: it fails with probability ``fail`` per round, and recovers with ``recover``.
 
-    Any pattern has some chance, so all conform; bad with chance fail / (fail + recover), for 1 / recover rounds on
-    average, with lag-1 autocorrelation 1 - fail - recover.
+    It starts in the stationary distribution: a worker straggles with probability fail / (fail + recover), for
+    1 / recover rounds on average, with lag-1 autocorrelation 1 - fail - recover. All patterns are possible and conform.
 
     >>> model = GilbertElliott(fail=0.05, recover=0.25)
     >>> round(model.share, 7), model.burst, round(model.correlation, 3)
@@ -184,24 +184,24 @@ class GilbertElliott(StragglerModel):
 
     @property
     def share(self) -> float:
-        """The share of rounds in which a worker straggles."""
+        """Share of rounds in which a worker straggles."""
         return self.fail / (self.fail + self.recover)
 
     @property
     def burst(self) -> float:
-        """Mean rounds of a burst."""
+        """Mean number of rounds of a burst."""
         return 1.0 / self.recover
 
     @property
     def correlation(self) -> float:
-        """The correlation between one round and the next."""
+        """Correlation between one round and the next."""
         return 1.0 - self.fail - self.recover
 
     def _allows(self, pattern: Pattern, row: int) -> bool:
         return True
 
     def draw(self, rounds: int, workers: int, *, seed: int = 0, density: float = 0.5) -> Pattern:
-        """A pattern drawn from the chain; ``density`` does not matter."""
+        """Return a pattern sampled from the chain; ``density`` is ignored."""
         draws = np.stack(
             [keyed.uniforms(seed, "gilbert-elliott", worker, start=0, count=rounds) for worker in range(workers)],
             axis=1,
@@ -216,13 +216,13 @@ class GilbertElliott(StragglerModel):
 
 
 def stragglers(seconds: ArrayLike, mu: float) -> Pattern:
-    """Return which workers take more than ``1 + mu`` times the fastest of the round; ``seconds``: rounds x workers."""
+    """Return the pattern of workers above ``1 + mu`` times the fastest; ``seconds``: shape (rounds, workers)."""
     times = np.asarray(seconds, dtype=np.float64)
     return np.asarray(times > (1.0 + mu) * times.min(axis=1, keepdims=True))
 
 
 def smallest_bursty(pattern: ArrayLike, *, window: int) -> Bursty:
-    """The bursty model with this window, and the least burst and then most workers, that a pattern conforms to.
+    """Return the bursty model with this window and the smallest ``burst`` and ``most`` to which a pattern conforms.
 
     >>> smallest_bursty([[1, 0, 0], [1, 0, 0], [0, 0, 1]], window=3)
     Bursty(burst=2, window=3, most=2)
@@ -241,7 +241,7 @@ def smallest_bursty(pattern: ArrayLike, *, window: int) -> Bursty:
 
 
 def smallest_arbitrary(pattern: ArrayLike, *, window: int) -> Arbitrary:
-    """The arbitrary model with this window and the least numbers that a pattern conforms to."""
+    """Return the arbitrary model with this window and the smallest numbers to which a pattern conforms."""
     table = _table(pattern)
     times = most = 0
     for start in range(max(1, len(table) - window + 1)):

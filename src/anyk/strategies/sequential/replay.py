@@ -1,8 +1,8 @@
-"""Rounds of sequential codes on known times, quickly: their decisions on sets of workers as bits of whole numbers.
+"""Fast replays of sequential codes on known times, with sets of workers as the bits of integers.
 
-The strategies themselves decide from events; here are the same decisions (with the usual ``wait`` and stragglers' tasks
-dropped) for planners, which meet thousands of candidates. Each function yields seconds of a round, and whether those
-late at its cut-off did not fit.
+The strategies decide from events. These functions take the same decisions (with the default ``wait``, and dropping the
+tasks of stragglers) for planners, which compare thousands of candidates. They yield, for each round, its seconds and
+whether the workers that were late at its cut-off did not fit the straggler model.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 1e-6  # seconds that a load-adjusted delay takes at least
+LEAST = 1e-6  # smallest load-adjusted delay in seconds
 End = Literal["cutoff", "decodable"]
 Decided = Iterator[tuple[float, bool]]
 
 
 class KnownRounds:
-    """Times of tasks, seconds, rounds x workers, prepared for replaying; the cut-off is at 1 + mu times the fastest."""
+    """Seconds of tasks, shape (rounds, workers), prepared for replays; the cut-off is at 1 + mu times the fastest."""
 
     def __init__(self, table: NDArray[np.float64], mu: float) -> None:
         self.count, self.workers = table.shape
@@ -29,9 +29,12 @@ class KnownRounds:
         self._table = table
 
     def round(self, t: int, shift: float, end: End, model: Tolerance) -> tuple[float, int, bool]:
-        """Seconds of round t with ``shift`` more for all, who straggles, and whether those late did not fit."""
+        """Return the seconds of round t, its stragglers, and whether the late workers did not fit.
+
+        ``shift`` is added to all times.
+        """
         times, slower = self.rows[t]
-        if times[0] + shift < LEAST:  # clipped: some tie at the least
+        if times[0] + shift < LEAST:  # times are clipped at the least, so that some are equal
             times, slower = _sorted(np.maximum(LEAST, self._table[t : t + 1] + shift))[0]
             shift = 0.0
         cut = (1.0 + self.mu) * (times[0] + shift)
@@ -55,7 +58,7 @@ def gradient_coding(
     strict: bool = False,
     shift: float = 0.0,
 ) -> Decided:
-    """``gc``; ``groups``: those of the code within a job as bits, none where they do not count."""
+    """Replay ``gc``; ``groups``: the groups of the code within a job as bits, none if they do not count."""
     model = Tolerance(stragglers - 1, []) if strict else Tolerance(stragglers, groups)
     for t in range(count):
         seconds, _, waited = known.round(t, shift, end, model)
@@ -73,7 +76,7 @@ def multiplexed(
     groups: list[int],
     shift: float = 0.0,
 ) -> Decided:
-    """``m-sgc``; ``most`` is lambda."""
+    """Replay ``m-sgc``; ``most`` is lambda."""
     past: list[int] = []
     model = Tolerance(most, groups, past, B, W)
     for t in range(count):
@@ -95,8 +98,8 @@ def selective(
     jobs: int | None = None,
     shift: float = 0.0,
 ) -> Decided:
-    """``sr-sgc``; of the rounds from ``jobs`` on those that nobody needs are skipped (None: there are none)."""
-    past: list[int] = []  # stragglers, and 0 for rounds that count for nothing
+    """Replay ``sr-sgc``; rounds after ``jobs`` without work are skipped (None: no end of jobs)."""
+    past: list[int] = []  # stragglers, 0 in rounds that do not count
     lates: list[int] = []
     missing: list[int] = []
     model = Tolerance(tolerated, groups) if groups else Tolerance(most, [], past, B, W)
@@ -118,11 +121,11 @@ def selective(
 
 
 class Tolerance:
-    """The workers that may straggle in a round: none in ``again``; with those in ``union``, no more than a code bears.
+    """The sets of workers that may straggle in a round.
 
-    ``groups`` of workers of which one each must be left (none: any ``most`` may be missing). Of those who straggle only
-    the ones ``among`` these matter to it. With B and W, ``again`` and ``union`` are those who straggled in the last
-    rounds of the ``past``, a list that grows. Sets of workers are the bits of whole numbers.
+    No worker of ``again`` may straggle. The others and ``union`` together must leave one worker of each of ``groups``,
+    or number at most ``most``; only workers in ``among`` count here. With B and W, ``again`` and ``union`` follow from
+    the stragglers in the last rounds of ``past``, a list that grows. Sets of workers are the bits of integers.
     """
 
     __slots__ = ("_B", "_W", "_known", "_past", "again", "among", "groups", "most", "union")
@@ -132,7 +135,7 @@ class Tolerance:
         self._past, self._B, self._W, self._known = past, B, W, 0
 
     def fits(self, late: int) -> bool:
-        """Whether these may straggle."""
+        """Return whether these workers may straggle."""
         if len(self._past) != self._known:
             self._look_back()
         if late & self.again:
@@ -154,7 +157,7 @@ class Tolerance:
 
 
 def bits_of(groups: Sequence[int]) -> list[int]:
-    """Groups as bits of their workers, where ``groups`` names each worker's.
+    """Return each group as the bits of its workers; ``groups``: the group of each worker.
 
     >>> bits_of([0, 0, 1])
     [3, 4]
@@ -181,16 +184,16 @@ def _sorted(table: NDArray[np.float64]) -> list[tuple[list[float], list[int]]]:
 
 
 def _one_of_each(groups: list[int], late: int) -> int:
-    """The lowest worker of each group, if possible of those that were late."""
-    chosen = 0
+    """Return the lowest worker of each group, if possible one that was late."""
+    workers = 0
     for group in groups:
         among = group & late or group
-        chosen |= among & -among
-    return chosen
+        workers |= among & -among
+    return workers
 
 
 def _lowest(mask: int, count: int) -> int:
-    """The ``count`` lowest bits that are set."""
+    """Return the ``count`` lowest bits that are set."""
     higher = mask
     for _ in range(count):
         higher &= higher - 1

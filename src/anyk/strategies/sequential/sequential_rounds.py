@@ -382,7 +382,7 @@ class SequentialRounds(CrewStrategy):
         if self._feasible(s, late) if self.waits == "feasible" else self._fits(s, late):
             return self._end(s, late)
         names = ", ".join(map(str, np.flatnonzero(late)[:10]))
-        why = f"round {s.round} of '{self.spec}' cannot end: workers {names} give nothing, which is more than it bears"
+        why = f"round {s.round} of '{self.spec}' cannot end: workers {names} give nothing, more than it tolerates"
         return [Stop(why, failed=True)]
 
     def _without(self, workers: Iterable[int]) -> Flags:
