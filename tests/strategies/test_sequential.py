@@ -65,7 +65,7 @@ def test_golden_loads() -> None:
     assert {j for held in scheme.layout.assignment for j in held} == set(range(scheme.layout.partitions))
     for i in range(8):  # all pieces cost the same
         for piece in range(3 + 2):
-            assert sum(scheme.shares[j] for j in scheme.piece_rows[i][piece][0]) == 4
+            assert sum(scheme.shares[j] for j in scheme._piece_rows[i][piece][0]) == 4
 
 
 # ------------------------------------------------------------------------------------------- in time, always

@@ -144,7 +144,7 @@ def test_specs_and_loads() -> None:
     for spec in ("gc:stragglers=2,inner=frc", "gc:stragglers=2,inner=binary", "m-sgc:B=1,W=2,lambda=2,inner=frc"):
         made: Any = strategy(spec, workers=7)
         widest = max(
-            sum((made.layout.shares or [1] * 7)[j] for piece in pieces for j in made.piece_rows[i][piece][0])
+            sum((made.layout.shares or [1] * 7)[j] for piece in pieces for j in made._piece_rows[i][piece][0])
             for i in range(7) for pieces in ((0, 1) if spec.startswith("m") else (0,),)
         )  # fmt: skip
         assert made.load == pytest.approx(widest / sum(made.layout.shares or [1] * 7))

@@ -28,7 +28,11 @@ class Progress(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A chunk gave no usable message: it was not finite, had the wrong length, or raised an error (``reason``)."""
+    """A chunk gave no usable message: it was not finite, had the wrong length, or raised an error (``reason``).
+
+    It may follow the :class:`Reply` of the same chunk if its message contradicts another; the message must then not be
+    used. A strategy that has counted it for a step that is still to be taken drops it and asks again.
+    """
 
     time: float
     worker: int

@@ -36,7 +36,8 @@ class Layout:
     message is the plain sum of consecutive partitions, which are computed as if they were one (a mini-batch is sampled
     from all of them). ``replicated``: whether several workers compute gradients of the same partition in a step (None:
     if it is assigned to several). ``losses``: the strategy evaluates the training loss. ``minibatches``: every chunk
-    samples a mini-batch, so that the data may be an endless stream.
+    samples a mini-batch, so that the data may be an endless stream. ``spanning``: the number of different sums from
+    which all further ones follow, by which these are checked (0: no check).
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)

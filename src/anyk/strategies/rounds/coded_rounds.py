@@ -65,6 +65,9 @@ class Rounds(RoundSettings):
     ``marginal`` always divides by the expected share ``1 - p`` (needs a repetition code and a number in ``wait``);
     ``none`` changes nothing. The default is conditional, but none for codes and decoders that are unbiased already.
 
+    ``check``: the share of rounds, sampled by their numbers, that wait for every sum twice (or for one reply more than
+    the code needs), so that the driver can compare messages and find those with wrong numbers.
+
     ``batch``: samples in the mini-batch of each partition (0: all samples); replicas sample the same mini-batch.
     ``models``: number of models that are trained simultaneously, one round each in turn.
 
@@ -218,6 +221,8 @@ class Rounds(RoundSettings):
 
     def _waited(self, s: RoundState) -> Commands:
         """Return the commands that follow if no more replies of this round are expected."""
+        if s.checking and s.decoder.decodable and self._compared(s):
+            return self._step(s)
         return () if s.open or s.measuring else self._stuck(s)
 
     def _has_replied(self, s: RoundState, worker: int) -> bool:

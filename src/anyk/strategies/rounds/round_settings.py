@@ -221,10 +221,10 @@ class RoundSettings(CrewStrategy):
             keys |= {"shares": shares_of(self.code), "balance": "auto" if self.balance else None}
             return self.work.show(keys) if self.adapt is None else self.adapt.show(self.work, keys)
         decoder = next((name for name, method in METHODS.items() if method == self.method), None)
-        values = {"wait": wait, "scaling": self.scaling_used, "decoder": decoder, "batch": self.batch}
-        values |= {"models": self.models, "snapshot": self.snapshot, "cancel": self.cancel}
-        usual = {"wait": None, "scaling": self._default_scaling, "decoder": "own", "batch": 0}
-        usual |= {"models": 1, "snapshot": 0, "cancel": "preempt"}
+        values: dict[str, Any] = {"wait": wait, "scaling": self.scaling_used, "decoder": decoder, "batch": self.batch}
+        values |= {"models": self.models, "snapshot": self.snapshot, "cancel": self.cancel, "check": self.check}
+        usual: dict[str, Any] = {"wait": None, "scaling": self._default_scaling, "decoder": "own", "batch": 0}
+        usual |= {"models": 1, "snapshot": 0, "cancel": "preempt", "check": 0.0}
         changed = {key: value for key, value in values.items() if value not in (None, usual[key])}
         return with_keys(self.code.spec, changed | ({"balance": "auto"} if self.balance else {}))
 

@@ -23,11 +23,11 @@ class RoundState:
     open: dict[int, int] = field(default_factory=dict)  # expected message (task x messages + chunk) -> worker
     measuring: dict[int, int] = field(default_factory=dict)  # task whose reply is being projected -> worker
     values: dict[int, float] = field(default_factory=dict)  # the projection of each worker's reply
-    task_of: dict[int, int] = field(
-        default_factory=dict
-    )  # reply (worker x messages + message) -> task, in order of arrival
+    # reply (worker x messages + message) -> task, in order of arrival
+    task_of: dict[int, int] = field(default_factory=dict)
     arrivals: list[float] = field(default_factory=list)  # seconds to each reply of this round
     recent: tuple[float, ...] = ()  # the same for the last rounds, if the wait rule uses them
+    checking: bool = False  # whether this round waits until its replies can be compared
     noted: str = ""  # the last note in the log about an adapting deadline
     snapshot: dict[int, int] = field(default_factory=dict)  # group -> task whose message of the snapshot is stored
     missed: list[int] = field(default_factory=list)  # number of steps taken without each worker's reply

@@ -45,7 +45,7 @@ class OneCode(SequentialRounds):
         return Layout(self.workers, self.workers, self.code.assignment, self.slots, minibatches=self.batch > 0)
 
     @cached_property
-    def piece_rows(self) -> tuple[tuple[Row], ...]:
+    def _piece_rows(self) -> tuple[tuple[Row], ...]:
         return tuple((row,) for row in self.code.rows)
 
     def _deliver(self, s: OneCodeState, worker: int, job: int, piece: int, place: Place) -> None:

@@ -88,14 +88,14 @@ class Multiplexed(ForBursts):
 
     @cached_property
     def layout(self) -> Layout:
-        assignment = tuple(tuple(sorted({j for own, _ in rows for j in own})) for rows in self.piece_rows)
+        assignment = tuple(tuple(sorted({j for own, _ in rows for j in own})) for rows in self._piece_rows)
         minibatches = self.batch > 0
         return Layout(
             self.workers, len(self.shares), assignment, self.slots, shares=self.shares, minibatches=minibatches
         )
 
     @cached_property
-    def piece_rows(self) -> tuple[tuple[Row, ...], ...]:
+    def _piece_rows(self) -> tuple[tuple[Row, ...], ...]:
         """Partitions and coefficients of each worker's own pieces, then of its parts of the groups."""
         n, own = self.workers, self.W - 1
         rows: list[list[Row]] = [[((i * own + piece,), (1.0,)) for piece in range(own)] for i in range(n)]

@@ -224,7 +224,7 @@ class SequentialRounds(CrewStrategy):
 
     @property
     @abstractmethod
-    def piece_rows(self) -> Sequence[Sequence[Row]]:
+    def _piece_rows(self) -> Sequence[Sequence[Row]]:
         """Partitions and coefficients of each piece of each worker."""
 
     @abstractmethod
@@ -291,7 +291,7 @@ class SequentialRounds(CrewStrategy):
             s.task[worker], s.worker[task] = task, worker
             s.work[task], s.missing[task] = list(work), set(range(max(1, len(work))))
             chunks = [
-                Chunk(*self.piece_rows[worker][piece], slot=self.slot(job), batch=self.batch) for job, piece in work
+                Chunk(*self._piece_rows[worker][piece], slot=self.slot(job), batch=self.batch) for job, piece in work
             ]
             tasks.append(tuple(chunks) or (Chunk((), (), slot=self.slot(s.round), batch=self.batch),))
         return [Dispatch(first, tuple(workers), tasks, round=s.before + s.round)]
