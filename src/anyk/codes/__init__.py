@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 from anyk.checks import check
@@ -84,16 +84,28 @@ register("tree")(TreeCode)
 # approximate
 
 
-@register("bgc")
-def _bgc(workers: int, *, load: int = LEFT_OUT, seed: int = 0) -> Code:
-    """Bernoulli gradient code: each worker holds each partition with probability load / m."""
-    return BernoulliCode(workers, expected_load=load, seed=seed)
+def _register_random(name: str, kind: Callable[..., Code], load_key: str, summary: str) -> None:
+    """Register a random code with a parameter that is called ``load`` in a spec."""
+
+    def build(workers: int, *, load: int = LEFT_OUT, seed: int = 0) -> Code:
+        return kind(workers, seed=seed, **{load_key: load})
+
+    build.__doc__ = summary
+    register(name)(build)
 
 
-@register("rbgc")
-def _rbgc(workers: int, *, load: int = LEFT_OUT, seed: int = 0) -> Code:
-    """Regularised Bernoulli code: as bgc, but no worker holds more than twice the expected load."""
-    return RegularisedBernoulliCode(workers, expected_load=load, seed=seed)
+_register_random(
+    "bgc",
+    BernoulliCode,
+    "expected_load",
+    "Bernoulli gradient code: each worker holds each partition with probability load / m.",
+)
+_register_random(
+    "rbgc",
+    RegularisedBernoulliCode,
+    "expected_load",
+    "Regularised Bernoulli code: as bgc, but no worker holds more than twice the expected load.",
+)
 
 
 @register("sbc")
@@ -114,12 +126,12 @@ register("expander")(ExpanderCode)
 register("biregular")(RandomBiregularCode)
 
 
-@register("graph")
-def _graph(workers: int, *, load: int = LEFT_OUT, seed: int = 0) -> Code:
-    """Graph code: workers are the edges of a random regular graph of degree load, partitions its vertices."""
-    return EdgeCode(workers, degree=load, seed=seed)
-
-
+_register_random(
+    "graph",
+    EdgeCode,
+    "degree",
+    "Graph code: workers are the edges of a random regular graph of degree load, partitions its vertices.",
+)
 register("bibd")(BlockDesignCode)
 
 

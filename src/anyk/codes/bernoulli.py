@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
@@ -11,12 +11,9 @@ from msgspec import Meta
 from anyk import keyed
 from anyk.checks import typed
 from anyk.codes.base import MatrixCode, check_load, check_workers, incidence, usual_load
-from anyk.codes.made import LEFT_OUT, fixed_property
+from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
 from anyk.specs import show
-
-if TYPE_CHECKING:
-    import scipy.sparse
 
 
 def _sample_rows(random: np.random.Generator, rows: int, columns: int, chance: float) -> list[list[int]]:
@@ -31,7 +28,7 @@ class _RandomCode(MatrixCode):
     approximate = True
     _most: int | None = None  # partitions that a worker may hold
 
-    def _complete(self, assignment: list[list[int]], random: np.random.Generator) -> scipy.sparse.csr_array:
+    def _complete(self, assignment: list[list[int]], random: np.random.Generator) -> SparseMatrix:
         """Return the encoding, after giving each partition without a holder to a random worker."""
         missing = set(range(self.partitions)).difference(*assignment)
         for j in sorted(missing):
@@ -70,7 +67,7 @@ class BernoulliCode(_RandomCode):
     def spec(self) -> str:
         return f"bgc:load={self.expected_load}" + (f",seed={self.seed}" if self.seed else "")
 
-    def _matrix(self) -> scipy.sparse.csr_array:
+    def _matrix(self) -> SparseMatrix:
         n, most = self.workers, self._most
         random = keyed.generator(self.seed, "bgc", n, self.expected_load)
         assignment = _sample_rows(random, n, n, self.expected_load / n)
@@ -186,7 +183,7 @@ class StochasticBlockCode(_RandomCode):
         workers, partitions = random.permutation(n).tolist(), random.permutation(n).tolist()
         return tuple((tuple(workers[a : a + block]), tuple(partitions[a : a + block])) for a in range(0, n, block))
 
-    def _matrix(self) -> scipy.sparse.csr_array:
+    def _matrix(self) -> SparseMatrix:
         n = self.workers
         random = keyed.generator(self.seed, "sbc", n, self.block)
         assignment: list[list[int]] = [[] for _ in range(n)]

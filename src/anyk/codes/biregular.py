@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyk import keyed
 from anyk.checks import AtLeastOne, typed
 from anyk.codes.base import Code, Indices, MatrixCode, RegisteredCode, check_load, check_workers, incidence, usual_load
-from anyk.codes.made import LEFT_OUT, fixed_property
+from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
 from anyk.specs import show
 
-if TYPE_CHECKING:
-    import scipy.sparse
-
 _DENSE = 600  # size up to which singular values are computed densely
 
 
-def second_singular(matrix: scipy.sparse.csr_array) -> float:
+def second_singular(matrix: SparseMatrix) -> float:
     """Return the second largest singular value of a sparse matrix."""
     if max(matrix.shape) <= _DENSE:
         values = np.linalg.svd(matrix.toarray(), compute_uv=False)
@@ -100,7 +96,7 @@ class ExpanderCode(RegisteredCode, BiregularCode):
             )
         self._resolve(load=load)
 
-    def _matrix(self) -> scipy.sparse.csr_array:
+    def _matrix(self) -> SparseMatrix:
         n, d = self.workers, self.load
         samples = []
         for draw in range(20):
@@ -155,7 +151,7 @@ class RandomBiregularCode(BiregularCode):
         values = {"load": self.load, "partitions": self.partitions, "seed": self.seed}
         return show("biregular", values, {"partitions": self.workers, "seed": 0})
 
-    def _matrix(self) -> scipy.sparse.csr_array:
+    def _matrix(self) -> SparseMatrix:
         n, m, w = self.workers, self.partitions, self.load
         random = keyed.generator(self.seed, "biregular", n, m, w)
         if 2 * w <= m:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,8 @@ from anyk.checks import typed
 from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, check_workers
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.galois import field, prime_power
-from anyk.codes.made import LEFT_OUT, fixed_property
+from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
-
-if TYPE_CHECKING:
-    import scipy.sparse
 
 Family = Literal[
     "projective",
@@ -234,7 +231,7 @@ class BlockDesignCode(MatrixCode):
         """Number of partitions, m; more than workers in affine planes."""
         return self.design.partitions
 
-    def _matrix(self) -> scipy.sparse.csr_array:
+    def _matrix(self) -> SparseMatrix:
         from scipy.sparse import csr_array
 
         build = next(build for design, build in _buildable_designs(self.workers) if design.family == self.family)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyk.checks import typed
 from anyk.codes.base import Floats, Indices, MatrixCode, check_workers, incidence, usual_load
-from anyk.codes.made import LEFT_OUT, fixed_property
+from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import edges_of_regular
-
-if TYPE_CHECKING:
-    import scipy.sparse
 
 
 @typed
@@ -74,7 +70,7 @@ class EdgeCode(MatrixCode):
             return np.array([[0, 1]])
         return edges_of_regular(self.partitions, self.degree, seed=self.seed)
 
-    def _matrix(self) -> scipy.sparse.csr_array:
+    def _matrix(self) -> SparseMatrix:
         return incidence(self.edges.tolist(), self.partitions)
 
     def _solve(self, replies: Indices) -> Floats:

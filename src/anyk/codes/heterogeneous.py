@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyk.checks import AtLeastOne, AtLeastZero, typed
 from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, Policy, check_workers, usual_load
 from anyk.codes.decoders import SetDecoder
-from anyk.codes.made import LEFT_OUT, fixed_property
+from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
 from anyk.specs import show
-
-if TYPE_CHECKING:
-    import scipy.sparse
 
 _LEAST = 1e-9  # smallest probability to straggle, as no worker has been observed for long enough for less
 
@@ -123,7 +119,7 @@ class HeterogeneousCode(MatrixCode):
         sums = np.array([odds[list(own)].sum() for own in self.allocation])
         return np.divide(1.0, sums, out=np.zeros_like(sums), where=sums > 0), inverse
 
-    def _matrix(self) -> scipy.sparse.csr_array:
+    def _matrix(self) -> SparseMatrix:
         from scipy.sparse import csr_array
 
         c, inverse = self._coefficients

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sized
 from functools import cached_property, wraps
 from math import isfinite
 from numbers import Number, Real
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anyk.codes.base import Code
 
 T = TypeVar("T")
+SparseMatrix: TypeAlias = "scipy.sparse.csr_array"
 
 
 LEFT_OUT: Any = None  # default of a parameter that the code computes; afterwards it is a fact of the code
@@ -140,7 +141,7 @@ def _check_row(i: int, row: Any, partitions: int, blocks: int) -> None:
             raise BadInput(f"row {i} has coefficient {shown}; they must be finite numbers")
 
 
-def valid_matrix(matrix: Any, shape: tuple[int, int]) -> scipy.sparse.csr_array:
+def valid_matrix(matrix: Any, shape: tuple[int, int]) -> SparseMatrix:
     """Return a sparse copy of a matrix; raise :class:`~anyk.errors.BadInput` unless it can be an encoding."""
     from scipy.sparse import csr_array, issparse
 

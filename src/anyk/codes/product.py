@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +10,8 @@ from anyk.checks import typed
 from anyk.codes.base import Code, Floats, Indices, MatrixCode
 from anyk.codes.biregular import adversarial_bound, second_singular
 from anyk.codes.decoders import LeastSquares
+from anyk.codes.made import SparseMatrix
 from anyk.errors import BadInput
-
-if TYPE_CHECKING:
-    import scipy.sparse
 
 
 @typed
@@ -66,7 +63,7 @@ class KroneckerCode(MatrixCode):
             return 0
         return (self.left.tolerates + 1) * (self.right.tolerates + 1) - 1
 
-    def _matrix(self) -> scipy.sparse.csr_array:
+    def _matrix(self) -> SparseMatrix:
         from scipy.sparse import csr_array, kron
 
         return csr_array(kron(self.left.encoding, self.right.encoding, format="csr"))

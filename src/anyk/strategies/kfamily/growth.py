@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from math import floor, isfinite, sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -106,7 +105,7 @@ class NoState:
     """The state of a rule without one."""
 
 
-class Growth(ABC):
+class Growth:
     """A rule by which K of the K family grows; by default its hooks do nothing."""
 
     name: ClassVar[str]
@@ -120,11 +119,15 @@ class Growth(ABC):
 
     def check(self, family: KFamily) -> None:
         """Raise :class:`~anyk.errors.BadInput` if K of this family cannot grow by this rule."""
-        del family
 
-    @abstractmethod
     def show(self, family: KFamily) -> str:
-        """Return the spec of the family with this rule."""
+        """Return the spec of the family with this rule, whose first setting is always shown."""
+        first, *others = fields(cast(Any, self))
+        values: dict[str, Any] = {"base": family.kind, "k": family.k, first.name: getattr(self, first.name)}
+        values |= {field.name: getattr(self, field.name) for field in others}
+        values |= {"lr_scale": family.lr_scale, "batch": family.batch, "cancel": family.cancel}
+        usual = {field.name: field.default for field in others}
+        return show(self.name, values, usual | {"lr_scale": 1.0, "batch": 0, "cancel": "preempt"})
 
     def start(self, s: KState) -> tuple[Any, list[Command]]:
         """Return the rule's state and the first commands of a run."""
@@ -136,11 +139,9 @@ class Growth(ABC):
 
     def dispatched(self, s: KState, tasks: range) -> None:
         """Note that tasks start now."""
-        del s, tasks
 
     def ended(self, s: KState, task: int, *, whole: bool) -> None:
         """Note that a task has ended now, or been cancelled (``whole=False``)."""
-        del s, task, whole
 
     def stepping(self, s: KState, used: Sequence[tuple[int, int]]) -> list[Command]:
         """Return the commands before the step that uses these messages."""
@@ -199,12 +200,6 @@ class AdaSync(Growth):
     def losses(self) -> bool:
         return self.rule != "noise"
 
-    def show(self, family: KFamily) -> str:
-        values: dict[str, Any] = {"base": family.kind, "k": family.k, "interval": self.interval, "rule": self.rule}
-        values |= {"loss_floor": self.loss_floor, "lr_scale": family.lr_scale, "batch": family.batch}
-        usual = {"rule": "loss", "loss_floor": 0.0, "lr_scale": 1.0, "batch": 0, "cancel": "preempt"}
-        return show("adasync", values | {"cancel": family.cancel}, usual)
-
     def start(self, s: KState) -> tuple[AdaSyncState, list[Command]]:
         first: list[Command] = [] if self.rule == "noise" else [EvaluateLoss("model")]
         return AdaSyncState(Durations(max(400, 20 * s.crew.size))), [*first, SetAlarm(_ALARM, s.now + self.interval)]
@@ -251,7 +246,7 @@ class AdaSync(Growth):
     def _times(self, family: KFamily, s: KState) -> Any:
         """Return the mean seconds of a step for K = 1, …, P; None until enough durations are known."""
         durations, n = s.growth.durations, family.workers
-        if durations.all < 2 * n or len(durations) < max(4, n // 4):
+        if len(durations.entries) < 2 * n or len(durations) < max(4, n // 4):
             return None
         return durations.mean() / n * np.arange(1, n + 1) if family.batches else durations.means(n)
 
@@ -314,11 +309,7 @@ class Gradual(Growth):
             raise BadInput(f"last of 'gradual' must be k = {family.k} to {family.workers} workers, got {self.last}")
 
     def show(self, family: KFamily) -> str:
-        values: dict[str, Any] = {"base": family.kind, "k": family.k, "every": self.every, "by": self.by}
-        values |= {"last": self.last, "lr_scale": family.lr_scale, "batch": family.batch, "cancel": family.cancel}
-        last = family.workers if self.last == family.workers else None
-        usual = {"by": 1, "last": last, "lr_scale": 1.0, "batch": 0, "cancel": "preempt"}
-        return show("gradual", values, usual)
+        return super(Gradual, replace(self, last=None) if self.last == family.workers else self).show(family)
 
     def stepped(self, family: KFamily, s: KState) -> list[Command]:
         last = family.workers if self.last is None else self.last

@@ -56,11 +56,6 @@ class Durations:
         """Return the number of complete durations."""
         return sum(ended for _, ended in self.entries)
 
-    @property
-    def all(self) -> int:
-        """Number of durations, including those of cancelled tasks."""
-        return len(self.entries)
-
     def law(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return durations and the probability of each."""
         rows = sorted((seconds, not ended) for seconds, ended in self.entries)
