@@ -17,7 +17,7 @@ from anyk.specs import show
 
 
 def _sample_rows(random: np.random.Generator, rows: int, columns: int, chance: float) -> list[list[int]]:
-    """Return the sorted columns of each row, every one of which is included with this chance, independently."""
+    """Return the sorted columns of each row; each column is included with this chance, independently."""
     counts = random.binomial(columns, chance, size=rows).tolist()  # first how many, then which: linear in their number
     return [np.sort(random.choice(columns, k, replace=False, shuffle=False)).tolist() for k in counts]
 
@@ -93,8 +93,8 @@ class BernoulliCode(_RandomCode):
 class RegularisedBernoulliCode(BernoulliCode):
     """Regularised Bernoulli code (rBGC): as ``bgc``, but no worker holds more than twice the expected load.
 
-    A worker with more partitions keeps a random choice of 2 load of them (Charles, Papailiopoulos and Ellenberg 2017),
-    so even the slowest worker has a bounded amount of work.
+    A worker with more partitions keeps a random choice of 2 load partitions (Charles, Papailiopoulos and Ellenberg
+    2017), so even the slowest worker has a bounded amount of work.
 
     >>> bool(max(map(len, RegularisedBernoulliCode(100, expected_load=3).assignment)) <= 6)
     True

@@ -36,9 +36,9 @@ class DracoCode(RegisteredCode):
     ``2 t + f + 1`` holders, the least possible.
 
     ``kind="repetition"``: groups of 2 t + f + 1 or more replicas; a group is decided when t + 1 replies agree, since
-    one of them is honest. ``kind="cyclic"``: the real cyclic MDS code of tolerance 2 t + f. The projections of honest
+    one is honest. ``kind="cyclic"``: the real cyclic MDS code of tolerance 2 t + f. The projections of honest
     replies are a code word. The syndromes of the received projections are a sum of exponentials, whose frequencies
-    (by Prony's method) identify the Byzantine workers. For up to 40 workers, 5 of them Byzantine, and float64 replies;
+    (by Prony's method) identify the Byzantine workers. For up to 40 workers, up to 5 Byzantine, and float64 replies;
     lies of the size of rounding (1e-6 of the largest reply) may be blamed on another worker, which harms the sum as
     little as they do.
 

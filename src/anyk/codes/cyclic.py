@@ -113,7 +113,7 @@ def _svd(matrix: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 class _Sample(ReadOnly):
-    """Rows of unit norm on cyclic supports, any n - s of which can be combined to ones."""
+    """Rows of unit norm on cyclic supports; any n - s rows can be combined to ones."""
 
     def __init__(self, supports: Indices, values: Floats) -> None:
         self.supports, self.values = frozen((supports, values))

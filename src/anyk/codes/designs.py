@@ -189,11 +189,11 @@ class BlockDesignCode(MatrixCode):
     ``w / (w - l + l r)`` and the error is ``err = m - r w^2 / (w - l + l r)``: no
     choice of stragglers hurts more than another. It is exact only when all reply.
 
-    ``family``: projective planes PG(2, q) (n = q^2 + q + 1: 7, 13, 21, 31, 57, …), affine planes (n = q^2), Paley
-    (n = 3 mod 4, a prime power), Hadamard (n = 2^k - 1), twin prime powers (n = q (q + 2): 15, 35, 63, 99, …), and the
+    ``family``: projective planes PG(2, q) (n = q^2 + q + 1: 7, 13, 21, 31, 57, …), affine planes (n = q^2), Paley (n =
+    3 mod 4, a prime power), Hadamard (n = 2^k - 1), twin prime powers (n = q (q + 2): 15, 35, 63, 99, …), and the
     complements of the last three; hyperplanes of PG(d, q) (``singer``: 15, 31, 40, 63, 85, …); fourth powers
-    (``biquadratic``: 13, 37, 101, …). The default is the family of smallest load that exists for n workers, or that of
-    this ``load``. Raises :class:`~anyk.errors.BadInput` if there is none.
+    (``biquadratic``: 13, 37, 101, …). The default is the family of smallest load that exists for n workers, or the
+    family with this ``load``. Raises :class:`~anyk.errors.BadInput` if there is none.
 
     >>> code = BlockDesignCode(7)
     >>> code.family, code.load, [round(7 * code.decode(range(r)).residual ** 2, 3) for r in (7, 6, 5, 4)]

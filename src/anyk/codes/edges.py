@@ -25,7 +25,7 @@ class EdgeCode(MatrixCode):
     ``p^degree``.
 
     ``degree`` (``load`` in a spec) is the number of workers that hold a partition, d: there are ``m = 2 n / d``
-    partitions, and a worker's 2 of them are as much data as d of n. By default it is the divisor of 2 n nearest to
+    partitions, and a worker's 2 partitions are as much data as d of n. By default it is the divisor of 2 n nearest to
     log n. Raises :class:`~anyk.errors.BadInput` if there is no such graph.
 
     >>> code = EdgeCode(30, degree=4)

@@ -92,8 +92,8 @@ class ProgressCode(Code):
     def ready_times(self, seconds: Floats, each: Floats) -> Floats | None:
         """Return when the sum is available in each round, shape (rounds,); None, the default, if unknown.
 
-        ``seconds``: time of each worker for all its partitions, ``each``: for one of them, shape (rounds, workers). The
-        partitions are finished one after another at the end.
+        ``seconds``: time of each worker for all its partitions, ``each``: for one partition, shape (rounds, workers).
+        The partitions are finished one after another at the end.
         """
         return None
 
@@ -104,8 +104,8 @@ class NestedCode(StragglersCode, ProgressCode):
     """Nested code: one placement serves a code for each tolerance; the progress in a step decides between them.
 
     Worker i computes its partitions in an order whose beginnings are the rows of exact codes of growing tolerance.
-    It reports progress (a number, no vector). As soon as enough workers have reached some level, each of them is
-    asked for one vector. No fixed tolerance ends a step sooner, and a fleet without stragglers computes each
+    It reports progress (a number, no vector). As soon as enough workers have reached some level, each is asked for
+    one vector. No fixed tolerance ends a step sooner, and a fleet without stragglers computes each
     partition once. (After Massny, Hofmeister, Egger, Bitar and Wachter-Zeh 2022; the construction here is our own
     with the properties that their abstract states.)
 

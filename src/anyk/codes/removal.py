@@ -17,7 +17,7 @@ _SPANNED = 1e-8  # a vector whose remainder is shorter than this fraction lies i
 class Removal(ReadOnly):
     """The least-squares weights without some replies, by one singular value decomposition for all sets.
 
-    With ``B = U S V'`` and its pseudo-inverse P, the remaining rows span less than all of them by the vectors
+    With ``B = U S V'`` and its pseudo-inverse P, the remaining rows span less than all rows by the vectors
     ``P[:, lost] c`` for which ``c`` is orthogonal to the lost rows of the left null space. The error grows by the part
     of the all-ones vector in their span. Little work if few replies are lost.
     """

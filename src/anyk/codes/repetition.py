@@ -223,7 +223,7 @@ class Uncoded(RegisteredCode, RepetitionCode):
 
     @property
     def partitions(self) -> int:
-        """Number of partitions: that of workers, or the sum of the shares."""
+        """Number of partitions: the number of workers, or the sum of the shares."""
         return sum(self.shares) or self.workers
 
     @property
@@ -247,7 +247,7 @@ class FractionalRepetition(RepetitionCode):
     largest of 3, 2 or 1 that divides the number of workers.
 
     ``shares``: one a worker; groups of workers of different speed compute blocks of different size. A group's size is
-    the largest share of its members (all of them compute the same, and the first to reply counts).
+    the largest share of its members (all compute the same, and the first to reply counts).
 
     Raises :class:`~anyk.errors.BadInput` for both parameters together or values out of range.
 

@@ -34,7 +34,7 @@ class TreeCode(RegisteredCode):
 
     Each node has ``children`` children, down to a depth L; the driver is the root. A node computes its own share of
     the data handed to it, cuts the remainder into blocks and codes them to its children. It decodes their replies, adds
-    its share and sends one vector up, so that no node receives more than ``children`` of them. Every node computes the
+    its share and sends one vector up, so that no node receives more than ``children`` vectors. Every node computes the
     fraction ``1 / sum over l = 1 … L of (c / (s + 1))^l`` of the data (Reisizadeh, Prakash, Pedarsani and Avestimehr
     2019). Depth 1 is a plain gradient code.
 

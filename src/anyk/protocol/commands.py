@@ -70,7 +70,7 @@ class Combine(NamedTuple):
 
     ``divisor``: ``all`` divides by the number of samples N (for rounds that estimate the complete sum), ``counted`` by
     the samples that the messages cover. ``scale`` multiplies the learning rate. ``residual`` and ``gain`` of the
-    decoding are stored in the receipt. With ``all``, a residual that differs from that of the dispatched coefficients
+    decoding are stored in the receipt. With ``all``, a residual that differs from the dispatched coefficients'
     ends the run; None is replaced by it. ``compensation``: a message g (a mean over its samples) that was computed on
     an older model counts as ``g + compensation * g * g * (w - w_old)``, elementwise. ``keep``: messages that are stored
     and may be used again until their tasks are cancelled.
@@ -127,7 +127,7 @@ class EvaluateLoss(NamedTuple):
 
 
 class MeasureDrift(NamedTuple):
-    """Request the squared distance between a slot's newest version and that of a task's chunk."""
+    """Request the squared distance between a slot's newest version and the version of a task's chunk."""
 
     worker: int
     task: int

@@ -8,7 +8,7 @@ from anyk.protocol.work import Timing
 
 
 class Reply(NamedTuple):
-    """A complete, finite message arrived: that of chunk ``chunk`` of ``task``."""
+    """A complete, finite message arrived, from chunk ``chunk`` of ``task``."""
 
     time: float
     worker: int

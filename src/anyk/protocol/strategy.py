@@ -31,10 +31,10 @@ class Layout:
     names of the models; steps of those that are ``auxiliary`` are not counted, nor are they evaluated. ``covers``: the
     partitions that each worker's longest message covers, by default those assigned to it. ``shares``: sizes of the
     partitions relative to each other (None: even). ``blocks``: each message is a fraction 1 / ``blocks`` of the vector.
-    ``inner``: the spec of the optimiser of local steps, empty for that of the run (None: workers compute gradients).
+    ``inner``: the spec of the optimiser of local steps, empty for the run's own (None: workers compute gradients).
     ``voting``: messages of the same partitions are compared, and a message that differs is outvoted. ``together``: each
     message is the plain sum of consecutive partitions, which are computed as if they were one (a mini-batch is sampled
-    from all of them). ``replicated``: whether several workers compute gradients of the same partition in a step (None:
+    from all together). ``replicated``: whether several workers compute gradients of the same partition in a step (None:
     if it is assigned to several). ``losses``: the strategy evaluates the training loss. ``minibatches``: every chunk
     samples a mini-batch, so that the data may be an endless stream. ``spanning``: the number of different sums from
     which all further ones follow, by which these are checked (0: no check).

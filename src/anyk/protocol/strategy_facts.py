@@ -50,8 +50,8 @@ class StrategyFacts:
     ``for_jobs(jobs)``: the strategy for a number of steps of all models together, which take ``extra_rounds`` more
     rounds. ``round_seconds(state)``: seconds of each round so far, and the number of rounds that waited for stragglers.
     ``check_further(state, steps, begun)`` raises :class:`~anyk.errors.BadInput` if a state cannot continue beyond the
-    planned ``steps``, of which an earlier run took ``begun``. ``check_compressor(by)`` raises it if messages must not
-    be compressed by this compressor; without it no compressor is accepted.
+    planned ``steps``, including ``begun`` steps of an earlier run. ``check_compressor(by)`` raises it if messages must
+    not be compressed by this compressor; without it no compressor is accepted.
     """
 
     exact: bool = False

@@ -13,8 +13,8 @@ class Chunk(NamedTuple):
 
     The model version is the slot's newest when the task is dispatched. ``send="done"``: the message is sent when the
     last partition is finished. ``send="request"``: the worker stores finished partial gradients and reports progress
-    after each, until a :class:`RequestMessage` requests one message made of them. ``batch``: the number of samples of
-    each partition, sampled by (seed, model version, partition, ``repeat``), whose gradient is scaled up to that of all
+    after each, until a :class:`RequestMessage` requests one message made from these. ``batch``: the number of samples
+    of each partition, sampled by (seed, model version, partition, ``repeat``), whose gradient is scaled up to all
     samples; 0: all samples.
 
     With ``steps`` it is local work instead: this number of steps of the run's optimiser on the partitions' mean

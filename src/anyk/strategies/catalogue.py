@@ -99,7 +99,7 @@ def agc(
 def _k_batch_sync(
     workers: int, *, k: int | None = None, lr_scale: float = 1.0, batch: int = 0, cancel: CancelMode = "preempt"
 ) -> Strategy:
-    """K-batch-sync SGD: the first k mini-batches, of which a worker may give several; the others are cancelled."""
+    """K-batch-sync SGD: the first k mini-batches, several from a fast worker; the others are cancelled."""
     k = usual_k(workers, k)
     return KFamily(workers, kind="k-batch-sync", k=k, lr_scale=lr_scale, batch=batch, cancel=cancel)
 
@@ -306,7 +306,7 @@ def adacomm(
 ) -> Rounds:
     """AdaComm: periodic averaging whose number of local steps falls with the loss.
 
-    The rule is :class:`~anyk.strategies.averaging.adapting.AdaptingSteps`; the other settings are those of ``pasgd``.
+    The rule is :class:`~anyk.strategies.averaging.adapting.AdaptingSteps`; the other settings are as in ``pasgd``.
     ``outer=(slowmo:momentum=0.3)`` is the paper's block momentum.
 
     >>> adacomm(8, tau=20, interval=5.0).spec

@@ -55,7 +55,7 @@ class Compressed(Strategy):
     - linear compressors (``random-k``) compose exactly with all the following, including every code, if messages cover
       the same coordinates (for sparse data, whose messages do not, in expectation);
     - unbiased compressors (``qsgd``, ``half``) compose in expectation; decoding weights multiply the noise;
-    - contractive compressors (``top-k``, ``sign``) compose if a message is that of a single worker: rounds of
+    - contractive compressors (``top-k``, ``sign``) compose if a message is from a single worker: rounds of
       ``uncoded``, the K family, ``pasgd`` and the like, ``fedbuff``.
 
     Averaging among neighbours, trees, rounds that collect messages on request and codes against Byzantine workers do

@@ -65,7 +65,7 @@ def rounds(code: codes.Code, **keys: Any) -> Strategy:
 
 
 def resolve_paths(spec: str, change: Callable[[str], str] = specs.absolute) -> str:
-    """Return a strategy's spec that is valid in any folder: files have absolute paths, or those of ``change``."""
+    """Return a strategy's spec that is valid in any folder: files have absolute paths, or the results of ``change``."""
     return specs.with_files(spec, change, registry, codes.registry)
 
 

@@ -50,7 +50,7 @@ class GossipState:
 
 @dataclass(frozen=True, repr=False)
 class Gossip(CrewStrategy):
-    """Rounds of ``tau`` local steps, after each of which every node averages with its neighbours only.
+    """Rounds of ``tau`` local steps, at whose end every node averages with its neighbours only.
 
     Worker i has partition i and its own model. Node j starts round k + 1 at the average of the models x_i at the end of
     round k with weights W_k[i, j] (first step, then mix). It reads them from their workers; no model passes through the
@@ -257,7 +257,7 @@ class DecentralisedSGD(Neighbours):
 @typed
 @dataclass(frozen=True, repr=False, kw_only=True)
 class MatchaSGD(Neighbours):
-    """MATCHA (Wang, Sahu, Yang, Joshi and Kar 2019): a graph's edges in matchings, some of them active in each round.
+    """MATCHA (Wang, Sahu, Yang, Joshi and Kar 2019): a graph's edges in matchings, some active in each round.
 
     Edges that connect the graph are active more often. ``budget`` is the mean share of matchings that are active, and
     so a round's communication relative to the complete graph's; they are sampled by (``seed``, round).

@@ -42,7 +42,7 @@ class LocalSteps:
       weighted by the workers' samples.
     - ``outer``: the spec of an optimiser that steps by the change of the mean model as if that were a gradient, with
       learning rate ``rate``: ``slowmo:momentum=0.5`` is SlowMo (Wang et al. 2020), ``nesterov:momentum=0.9`` with rate
-      0.7 is that of DiLoCo (Douillard et al. 2023).
+      0.7 is DiLoCo (Douillard et al. 2023).
     - ``keep``: workers keep the inner optimiser's state from round to round (it is never averaged; a worker that dies
       starts with a new one); otherwise each round starts with a new state.
     - ``speeds``: the number of a worker's steps is proportional to its speed so far, at least 1; the fastest worker
@@ -73,7 +73,7 @@ class LocalSteps:
             raise BadInput(f"clients must be 1 to {workers} workers, got {self.clients}")
 
     def values(self, rounds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of a spec besides ``tau``: those of the ``rounds``, then those of the work."""
+        """Return the keys of a spec besides ``tau``: first the keys of the ``rounds``, then of the work."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "tau"}
         return {**rounds, **own, "outer": bracketed(self.outer), "inner": bracketed(self.inner)}
 

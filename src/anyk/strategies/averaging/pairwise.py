@@ -40,7 +40,7 @@ class PairwiseGossip(CrewStrategy):
 
     No node waits. When node i has taken ``tau`` local steps, node j is sampled by (``seed``, number of averages so
     far). The mean of their newest models becomes the model of node j; the mean plus the change made by its local steps
-    becomes that of node i. Node j continues its steps, whose change counts from the model at which they started. The
+    becomes node i's. Node j continues its steps, whose change counts from the model at which they started. The
     driver stores the models of all nodes and computes the means. The run's model is the mean over all nodes, with a new
     version after every n averages.
 

@@ -32,7 +32,7 @@ def order_means(seconds: ArrayLike, workers: int, masses: ArrayLike | None = Non
 
 @dataclass(slots=True)
 class Durations:
-    """The last ``keep`` durations of tasks in seconds, of which some are only lower bounds, as the task was cancelled.
+    """The last ``keep`` durations of tasks in seconds; the duration of a cancelled task is only a lower bound.
 
     Their distribution is the product-limit estimate of Kaplan and Meier (1958). Beyond the longest complete duration it
     is assumed to be exponential, with the mean of the total time on test.

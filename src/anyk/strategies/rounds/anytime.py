@@ -54,13 +54,13 @@ class AnytimeState(RequestState):
 class Anytime(RequestRounds):
     """Anytime mini-batches: at a deadline each worker sends the sum of the micro-batches that it has finished.
 
-    (Ferdinand, Al-Lawati, Draper and Nokleby 2019; with a cap on micro-batches, DropCompute of Giladi et al. 2023.)
-    A step never waits for a slow worker, but uses what it has finished: the step ends at a fixed time, and its batch
-    is as large as the workers manage. Worker i has ``parts`` partitions, which no other worker has, and computes them
-    in an order sampled by (``seed``, step, worker). ``batch``: samples of each partition, sampled by (version,
-    partition), whose gradient estimates that of the partition (0: all samples). The step takes the mean over all
-    samples that were computed. A worker stores the gradient of each part until the deadline, so ``parts`` is also the
-    number of vectors that it stores.
+    (Ferdinand, Al-Lawati, Draper and Nokleby 2019; with a cap on micro-batches, DropCompute of Giladi et al. 2023.) A
+    step never waits for a slow worker, but uses what it has finished: the step ends at a fixed time, and its batch is
+    as large as the workers manage. Worker i has ``parts`` partitions, which no other worker has, and computes them in
+    an order sampled by (``seed``, step, worker). ``batch``: samples of each partition, sampled by (version, partition),
+    whose gradient estimates the gradient of the partition (0: all samples). The step takes the mean over all samples
+    that were computed. A worker stores the gradient of each part until the deadline, so ``parts`` is also the number of
+    vectors that it stores.
 
     With c_i parts done by worker i, C in total, the expected update is ``sum_i E[c_i / C] g_i``, g_i the mean gradient
     of worker i's data: in a random order each of its parts is equally likely to be among the c_i. It is unbiased if

@@ -72,7 +72,7 @@ class Rounds(RoundSettings):
     ``models``: number of models that are trained simultaneously, one round each in turn.
 
     ``snapshot``: every ``snapshot`` rounds one waits until its sum is exact, and the steps of the others are corrected
-    by its messages (:func:`~anyk.strategies.rounds.snapshots.corrected`; 0: never), of which the driver stores one per
+    by its messages (:func:`~anyk.strategies.rounds.snapshots.corrected`; 0: never); the driver stores one message per
     group. For repetition codes.
 
     ``balance``: the shares of the data that workers compute follow their measured speed

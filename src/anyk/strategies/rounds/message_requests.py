@@ -41,7 +41,7 @@ class RequestState:
 
 
 class RequestRounds(CrewStrategy):
-    """Rounds in which workers report progress, and some of them are then asked for one message each.
+    """Rounds in which workers report progress, and some are then asked for one message each.
 
     Events of a task that is not the newest of its worker change nothing.
     """

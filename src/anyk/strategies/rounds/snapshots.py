@@ -41,7 +41,7 @@ def corrected(s: RoundState, code: Code, decoding: Selection, every: int) -> tup
         sum_u g_u(v) + sum_u a_u (g_u(w) - g_u(v)),
 
     for which the messages of the snapshot, stored on the driver, are used again. Its error is
-    ``sum_u (a_u - 1) (g_u(w) - g_u(v))``: it vanishes as the model converges, unlike that of the decoding alone
+    ``sum_u (a_u - 1) (g_u(w) - g_u(v))``: it vanishes as the model converges, unlike the error of the decoding alone
     (Johnson and Zhang 2013, with groups of workers in place of samples). In a round :func:`at_snapshot` the new message
     of each group that has replied is stored.
     """

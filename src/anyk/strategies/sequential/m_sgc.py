@@ -33,7 +33,7 @@ class Multiplexed(ForBursts):
 
     For (``B``, ``W``, ``lambda``)-bursty stragglers; T = W - 2 + B. In a job, worker i has W - 1 pieces of its own,
     which it repeats in the last B rounds if they are missing, and a share in B groups of pieces that a code protects
-    against lambda stragglers. All pieces take the same time, (lambda + 1) / Q of that of the data with
+    against lambda stragglers. All pieces take the same time, (lambda + 1) / Q of the time for all data, with
     ``Q = n (B + (W - 1) (lambda + 1))``; a worker's load is W - 1 + B pieces. A piece of its own is one
     partition; the partitions of the groups are lambda + 1 times smaller (``shares``).
 

@@ -62,7 +62,7 @@ class SequentialRounds(CrewStrategy):
     model allows in the next rounds.
 
     If the workers that are late at the cut-off do not fit, the round waits. With ``wait=all`` (the default with
-    ``cutoff``) it waits for all of them; with ``minimal`` (the default with ``decodable``), in order of arrival, until
+    ``cutoff``) it waits for them all; with ``minimal`` (the default with ``decodable``), in order of arrival, until
     the others fit; with ``feasible`` until every job could still be done if no worker straggled any more. ``feasible``
     replaces the straggler model altogether.
 
@@ -140,7 +140,7 @@ class SequentialRounds(CrewStrategy):
     @property
     @abstractmethod
     def _own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Settings of the scheme that stand before and after those of waiting in the spec."""
+        """Settings of the scheme that precede and follow the settings of waiting in the spec."""
 
     @cached_property
     def spec(self) -> str:
@@ -435,7 +435,7 @@ class SequentialRounds(CrewStrategy):
         return commands + self._begin(s)
 
     def _finish_round(self, s: SequentialState, late: Flags) -> None:
-        """Note the stragglers of a round that has ended, and forget those of rounds too long ago to matter."""
+        """Note the stragglers of a round that has ended, and forget stragglers too long ago to matter."""
         s.late.append(np.flatnonzero(late).tolist())
         del s.late[: -1 - self._past_rounds]
         s.round += 1

@@ -29,7 +29,7 @@ class SelectiveRepetition(ForBursts, OneCode):
 
     For (``B``, ``W``, ``lambda``)-bursty stragglers, W = x B + 1: every job has a code that tolerates
     ``s = ceil(B lambda / (W - 1 + B))`` stragglers, of load (s + 1) / n; T = B. If more than s workers did not return
-    job t - B in its round, all but s of them, in order of their numbers, repeat it in round t; all others do job t.
+    job t - B in its round, all but s, in order of their numbers, repeat it in round t; all others do job t.
 
     If groups count (``inner=frc``), one worker of each group without a result repeats the job, if possible one that was
     late instead of busy with a repetition. That suffices for any stragglers that are in time B rounds later, which is
