@@ -12,7 +12,6 @@ from anyk.codes.binary import BinaryCode
 from anyk.codes.biregular import BiregularCode, ExpanderCode, RandomBiregularCode
 from anyk.codes.byzantine import DracoCode, locate
 from anyk.codes.communication_efficient import CommunicationEfficient
-from anyk.codes.coupon import BatchedCoupons
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import (
     Algorithmic,
@@ -35,7 +34,7 @@ from anyk.codes.mds import CyclicMDS
 from anyk.codes.partial import PartialStragglers
 from anyk.codes.product import KroneckerCode
 from anyk.codes.progress_codes import ChunkOrderCode, NestedCode, ProgressCode
-from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded
+from anyk.codes.repetition import BatchedCoupons, FractionalRepetition, RepetitionCode, Uncoded
 from anyk.codes.search import worst_stragglers
 from anyk.codes.tree_code import TreeCode
 from anyk.errors import BadInput

@@ -36,9 +36,9 @@ from anyk.protocol import (
 )
 from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.balance import owners
+from anyk.strategies.rounds.corrections import corrected
 from anyk.strategies.rounds.round_facts import facts_of
 from anyk.strategies.rounds.round_settings import RoundSettings
-from anyk.strategies.rounds.snapshots import corrected
 from anyk.strategies.rounds.state import RoundState, Seen
 
 _ROUNDS_SEEN = 10  # rounds whose arrivals an adapting deadline uses
@@ -72,7 +72,7 @@ class Rounds(RoundSettings):
     ``models``: number of models that are trained simultaneously, one round each in turn.
 
     ``snapshot``: every ``snapshot`` rounds one waits until its sum is exact, and the steps of the others are corrected
-    by its messages (:func:`~anyk.strategies.rounds.snapshots.corrected`; 0: never); the driver stores one message per
+    by its messages (:func:`~anyk.strategies.rounds.corrections.corrected`; 0: never); the driver stores one message per
     group. For repetition codes.
 
     ``balance``: the shares of the data that workers compute follow their measured speed

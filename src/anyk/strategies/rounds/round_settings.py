@@ -19,8 +19,7 @@ from anyk.strategies.averaging.adapting import AdaptingSteps
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.crew import CrewStrategy
 from anyk.strategies.rounds.balance import Balance, batch_of, even_parts, shares_of
-from anyk.strategies.rounds.corrections import Scaling, scaling_of
-from anyk.strategies.rounds.snapshots import at_snapshot, check_snapshot
+from anyk.strategies.rounds.corrections import Scaling, at_snapshot, check_snapshot, scaling_of
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
 

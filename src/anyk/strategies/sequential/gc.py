@@ -11,9 +11,8 @@ from anyk.codes.base import Row
 from anyk.errors import BadInput
 from anyk.protocol import Layout
 from anyk.strategies.sequential.inner import Flags
-from anyk.strategies.sequential.jobs import Place, SequentialState
 from anyk.strategies.sequential.replay import Decided, End, KnownRounds, gradient_coding
-from anyk.strategies.sequential.sequential_rounds import SequentialRounds
+from anyk.strategies.sequential.sequential_rounds import Place, SequentialRounds, SequentialState
 
 
 @dataclass(slots=True)

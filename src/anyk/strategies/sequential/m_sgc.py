@@ -14,8 +14,8 @@ from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
 from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.inner import Flags, Inner
-from anyk.strategies.sequential.jobs import Place, SequentialState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, multiplexed
+from anyk.strategies.sequential.sequential_rounds import Place, SequentialState
 
 
 @dataclass(slots=True)

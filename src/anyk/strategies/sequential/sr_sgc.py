@@ -11,8 +11,8 @@ from anyk.errors import BadInput
 from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.gc import OneCode, OneCodeState
 from anyk.strategies.sequential.inner import Flags
-from anyk.strategies.sequential.jobs import SequentialState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, selective
+from anyk.strategies.sequential.sequential_rounds import SequentialState
 
 
 @dataclass(slots=True)
