@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
 from anyk.errors import BadInput
-from anyk.plain import derived, part
+from anyk.plain import part
 from anyk.protocol import (
     Alarm,
     Cancel,
@@ -75,7 +75,6 @@ class KState:
         default_factory=list
     )  # worker, task and version of gradients that wait for the step
     growth: Any = part()
-    cache: dict[tuple[int, int], Task] = derived()  # tasks by worker and repeat
 
 
 @typed
@@ -187,6 +186,11 @@ class KFamily(CrewStrategy):
         return [((Chunk((i,), (1.0,)),),) for i in range(self.workers)]
 
     @cached_property
+    def _batch_tasks(self) -> dict[tuple[int, int], Task]:
+        """Tasks with a mini-batch so far, by worker and repeat."""
+        return {}
+
+    @cached_property
     def _far(self) -> float:
         """Residual of a step with one gradient."""
         return float((self.workers - 1.0) ** 0.5)
@@ -233,14 +237,10 @@ class KFamily(CrewStrategy):
 
     def start(self, fleet: Fleet) -> tuple[KState, Commands]:
         s = KState(Crew.of(fleet), self.k, fleet.time, [0] * self.workers)
-        s.cache = {}
         first: list[Command] = []
         if self.growth is not None:
             s.growth, first = self.growth.start(s)
         return s, [*first, *self._dispatch(s, sorted(s.crew.present))]
-
-    def rebuild(self, state: KState) -> None:
-        state.cache = {}
 
     def on(self, state: KState, event: Event) -> Commands:
         s = state
@@ -377,10 +377,10 @@ class KFamily(CrewStrategy):
         version, count = s.repeats.get(worker, (-1, 0))
         repeat = count if version == s.version else 0
         s.repeats[worker] = s.version, repeat + 1
-        task = s.cache.get((worker, repeat))
-        if task is None:
-            task = s.cache[worker, repeat] = (Chunk((worker,), (1.0,), batch=self.batch, repeat=repeat),)
-        return task
+        key = worker, repeat
+        if key not in self._batch_tasks:
+            self._batch_tasks[key] = (Chunk((worker,), (1.0,), batch=self.batch, repeat=repeat),)
+        return self._batch_tasks[key]
 
     # ------------------------------------------------------------------------------------------- how fast it is
 
