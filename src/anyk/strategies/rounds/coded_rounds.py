@@ -139,12 +139,12 @@ class Rounds(RoundSettings):
             worker, task = event[1], event[2]
             if self.work is not None:
                 self.work.note_speed(s, worker, task)
-            if s.open.pop(task * messages + event[3], None) is None:
+            if s.open.pop(task if messages == 1 else task * messages + event[3], None) is None:
                 return ()  # late or repeated
             if self.policy.projected:
                 s.measuring[task] = worker
                 return (ProjectMessage(worker, task, event[3]),)
-            return self._arrived(s, worker * messages + event[3], task)
+            return self._arrived(s, worker if messages == 1 else worker * messages + event[3], task)
         s.now = event[0]
         return self.handlers[type(event)](self, s, event)
 
@@ -282,7 +282,10 @@ class Rounds(RoundSettings):
     def _step(self, s: RoundState) -> list[Command]:
         decoding = self._scaled(s.decoder.select(), s.row_sums)
         task_of, messages = s.task_of, self.code.messages
-        used = [(task_of[reply], reply % messages) for reply in decoding.replies]
+        if messages == 1:
+            used = [(task_of[reply], 0) for reply in decoding.replies]
+        else:
+            used = [(task_of[reply], reply % messages) for reply in decoding.replies]
         combine: Command
         done: Sequence[int] = range(s.first, s.crew.next)
         if self.snapshot:
