@@ -202,7 +202,9 @@ def gradual(
     batch: int = 0,
     cancel: CancelMode = "preempt",
 ) -> KFamily:
-    """A K that grows by plan: from ``k``, by ``by`` after every ``every`` steps, up to ``last`` (default: all workers).
+    """A K that grows by plan, from ``k`` to ``last`` (default: all workers).
+
+    It grows by ``by`` after every ``every`` steps.
 
     >>> gradual(8, base="k-sync", k=2, every=50).spec
     'gradual:base=k-sync,k=2,every=50'
@@ -336,11 +338,12 @@ def hierarchical(
     batch: int = 0,
     barrier: Barrier = "local",
 ) -> DecentralisedSGD:
-    """Hierarchical averaging: groups average after ``tau`` local steps, every ``every``-th time all workers.
+    """Hierarchical averaging: groups average after ``tau`` local steps, and every few times all workers.
 
-    So most averaging stays inside a rack or a machine. It is ``dpsgd:graph=(groups:groups=…,every=…)``. Groups are
-    consecutive workers, with sizes as even as possible; by default there are about sqrt(n) groups. With ``groups=1`` or
-    ``every=1`` it is ``pasgd``. (PyTorch's ``HierarchicalModelAverager``, with two levels.)
+    All workers average every ``every``-th time. So most averaging stays inside a rack or a machine. It is
+    ``dpsgd:graph=(groups:groups=…,every=…)``. Groups are consecutive workers, with sizes as even as possible; by
+    default there are about sqrt(n) groups. With ``groups=1`` or ``every=1`` it is ``pasgd``. (PyTorch's
+    ``HierarchicalModelAverager``, with two levels.)
 
     >>> hierarchical(8, groups=4, tau=2, every=8).spec
     'dpsgd:graph=(groups:groups=4,every=8),tau=2'
