@@ -9,7 +9,7 @@ from anyk.cli.options import TrainingOptions, free_folder, option_name
 
 def show_settings(ctx: click.Context, options: TrainingOptions) -> None:
     """Print the value of every setting and its source."""
-    from anyk.strategies import completed, strategy
+    from anyk.strategies import complete_spec, strategy
 
     sources = {
         "COMMANDLINE": "command line",
@@ -29,7 +29,7 @@ def show_settings(ctx: click.Context, options: TrainingOptions) -> None:
             text = "none"
         elif name in ("strategy", "strategies"):
             specs = (value,) if isinstance(value, str) else value
-            text = ", ".join(completed(spec, strategy(spec, workers=options.workers)) for spec in specs)
+            text = ", ".join(complete_spec(spec, strategy(spec, workers=options.workers)) for spec in specs)
         else:
             text = ", ".join(value) if isinstance(value, tuple) else str(value)
         click.echo(f"{option_name(parameter):<14} {text:<44} {sources.get(source.name if source else '', '')}")
