@@ -32,7 +32,7 @@ from anyk.problems.linear.inputs import checked_l2, row_weights
 from anyk.problems.linear.regression import LinearProblem
 from anyk.problems.linear.scaling import Scaling
 from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
-from anyk.runs.evaluation.settings import USUAL, Evaluate
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.run import Run
 from anyk.runs.training import train
 

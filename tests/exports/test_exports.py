@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import anyk
 from anyk.cli import main
 from anyk.errors import MissingPackage
+from anyk.runs.log.fates import FATES, tasks_of
 from anyk.runs.log.queries import TABLES
-from anyk.runs.log.tasks import FATES, tasks_of
 from anyk.views.exports import save_perfetto, save_tables
 
 PROBLEM = anyk.problems.from_recipe({"data": "synthetic:rows=240,features=5"})

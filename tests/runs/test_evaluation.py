@@ -13,7 +13,7 @@ from anyk import Evaluate
 from anyk.cli import main
 from anyk.clusters.processes import aside as aside_module
 from anyk.problems.many import ManyProblems
-from anyk.runs.evaluation.settings import evaluating
+from anyk.runs.evaluation.evaluate import evaluating
 from anyk.runs.folder.config import read_config
 from anyk.testing.problems import Squares
 

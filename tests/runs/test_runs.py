@@ -628,7 +628,7 @@ class _Screen:
 
 
 def test_progress_says_what_goes_on_between_steps_and_counts_workers(monkeypatch):
-    monkeypatch.setattr("anyk.runs.progress._PLAIN", 0.0)
+    monkeypatch.setattr("anyk.runs.live_progress._PLAIN", 0.0)
     monkeypatch.setattr(Evaluator, "_look_now_and_then", lambda _: None)  # something is left to evaluate at the end
     screen = _Screen()
     seen = []

@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 import anyk
-from anyk.runs.log.tasks import CUT, USED, tasks_of
+from anyk.runs.log.fates import CUT, USED, tasks_of
 from anyk.views import report
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from anyk.errors import MissingPackage
 from anyk.protocol import Lost
 from anyk.runs.folder.config import Recipe
 from anyk.runs.log.delay_trace import measured
+from anyk.runs.log.fates import CUT, FATES, LATE, LOST, OPEN, SPARE, USED, tasks_of
 from anyk.runs.log.schema import Ended, Update
-from anyk.runs.log.tasks import CUT, FATES, LATE, LOST, OPEN, SPARE, USED, tasks_of
 from anyk.views import report
 from anyk.views.page.account import account, heat, shares
 from anyk.views.page.content import content

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 import anyk
 from anyk.cli import main
+from anyk.runs.log.fates import tasks_of
 from anyk.runs.log.following import Following
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import TABLES
-from anyk.runs.log.tasks import tasks_of
 from anyk.views import Watch
 from anyk.views.page.figures import kinds
 

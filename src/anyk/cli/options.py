@@ -143,7 +143,7 @@ plugin_option = click.option(
 
 def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
     if text is not None:
-        from anyk.runs.evaluation.settings import read_evaluate
+        from anyk.runs.evaluation.evaluate import read_evaluate
 
         read_evaluate(text)  # complain before anything is loaded
     return text

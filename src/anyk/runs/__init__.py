@@ -4,19 +4,19 @@ from anyk.runs.defaults import usual_optimizer, usual_rule
 from anyk.runs.engine.counts import Counts
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
+from anyk.runs.evaluation.evaluate import Evaluate
 from anyk.runs.evaluation.evaluator import Evaluator
-from anyk.runs.evaluation.predictions import predict_file
-from anyk.runs.evaluation.settings import Evaluate
+from anyk.runs.evaluation.predict_file import predict_file
 from anyk.runs.floor import floor_seconds
 from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.verifying import Check, Verification, verify
 from anyk.runs.log.delay_trace import save_trace
+from anyk.runs.log.fates import Tasks, tasks_of
 from anyk.runs.log.following import Following
 from anyk.runs.log.receipts import CutOff, Receipt
 from anyk.runs.log.replaying import Replay, replay
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import Evaluation
-from anyk.runs.log.tasks import Tasks, tasks_of
 from anyk.runs.many_models import train_many
 from anyk.runs.races.race import Race, race, resume_race
 from anyk.runs.races.race_folder import is_race

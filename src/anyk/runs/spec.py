@@ -20,7 +20,7 @@ from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callbacks, check_callbacks
 from anyk.runs.defaults import usual_cluster, usual_optimizer
 from anyk.runs.engine.warm_start import WarmStart
-from anyk.runs.evaluation.settings import (
+from anyk.runs.evaluation.evaluate import (
     USUAL,
     Evaluate,
     check_evaluate,

@@ -26,7 +26,7 @@ from anyk.problems.torch.network import trained
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
 from anyk.runs.engine.driver import Driver
-from anyk.runs.evaluation.settings import USUAL, Evaluate
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.folder.config import NAME, read_config
 from anyk.runs.log.receipts import Receipt, receipt_after, receipt_of_step
 from anyk.runs.run import Run

@@ -22,7 +22,7 @@ from anyk.problems.base import Problem
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import check_callbacks
 from anyk.runs.engine.warm_start import WarmStart
-from anyk.runs.evaluation.settings import USUAL, Evaluate, read_evaluate, spec_of
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate, spec_of
 from anyk.runs.folder import checkpoints
 from anyk.runs.folder.config import NAME, read_config, write_sealed
 from anyk.runs.folder.digests import digests_of, with_callbacks, with_plugins
@@ -33,9 +33,9 @@ from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.rebuilding import rebuild
 from anyk.runs.launch import Launch, lost_on_resume
 from anyk.runs.limits import LIMIT, Limits
+from anyk.runs.live_progress import showing
 from anyk.runs.log.queries import newest
 from anyk.runs.log.runlog import RunLog
-from anyk.runs.progress import showing
 from anyk.runs.run import Run
 from anyk.runs.spec import Preparation, RunSpec
 

@@ -1,6 +1,6 @@
 """Views of runs: tables, pictures, pages, progress, and exports for other programs."""
 
-from anyk.runs.progress import Progress
+from anyk.runs.live_progress import Progress
 from anyk.views.code_tables import (
     code_facts,
     codes_table,

@@ -26,7 +26,7 @@ from anyk.problems.base import Problem, Vector
 from anyk.protocol import models_trained
 from anyk.runs import Run, usual_optimizer
 from anyk.runs.callbacks import check_callbacks
-from anyk.runs.evaluation.settings import USUAL, Evaluate, check_evaluation, read_evaluate
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
 from anyk.runs.folder.digests import digests_of, with_callbacks
 from anyk.runs.folder.folders import check_plain, new_folder

@@ -27,7 +27,7 @@ from anyk.plain import to_plain
 from anyk.problems.base import Problem, ensure_problem
 from anyk.protocol import Strategy, models_trained
 from anyk.runs import Promise, Run
-from anyk.runs.evaluation.settings import USUAL, Evaluate
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.folder.promise import Source, Today
 from anyk.strategies import strategy as build_strategy
 

@@ -21,7 +21,7 @@ from anyk.problems.base import Problem
 from anyk.protocol import Strategy
 from anyk.runs import train
 from anyk.runs.defaults import usual_optimizer
-from anyk.runs.evaluation.settings import USUAL, Evaluate, read_evaluate
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
 from anyk.runs.limits import LIMIT, Limits, check_limits
 
 Floats = NDArray[np.float64]

@@ -15,7 +15,7 @@ from anyk.clusters.remote.losses import Unheld
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
-from anyk.runs.evaluation.settings import USUAL, Evaluate
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.log.schema import Evaluation
 
 _POINTS = 256  # versions kept of a slot before every second one is left out
@@ -33,7 +33,7 @@ class Evaluator:
     second at the latest), and the rest is evaluated after the run; large ones wait in a temporary file without a name,
     not in memory. Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless ``evaluate`` says
     otherwise; with None nothing is kept. ``problem``: what is evaluated
-    (:func:`~anyk.runs.evaluation.settings.evaluating`); while the driver waits for the thread, it calls ``meanwhile``,
+    (:func:`~anyk.runs.evaluation.evaluate.evaluating`); while the driver waits for the thread, it calls ``meanwhile``,
     so that workers' answers come in. ``target`` is a value of the metric (without held-out data, of the loss);
     ``reached`` is the earliest version known to have it.
     """

@@ -17,7 +17,7 @@ from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems import from_recipe
 from anyk.problems.base import Problem
 from anyk.runs.callbacks import Callbacks
-from anyk.runs.evaluation.settings import Evaluate, spec_of
+from anyk.runs.evaluation.evaluate import Evaluate, spec_of
 from anyk.runs.folder.config import FORMAT, Config, SharedConfig, recipe_of
 from anyk.runs.folder.digests import admit_strategies, check_named, check_problem, check_traces, with_plugins
 from anyk.runs.limits import Limits, check_address

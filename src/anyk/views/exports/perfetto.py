@@ -17,7 +17,7 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.runs import Run, Tasks, tasks_of
 from anyk.runs.log import queries
-from anyk.runs.log.tasks import CUT, FATES, LATE, PHASES
+from anyk.runs.log.fates import CUT, FATES, LATE, PHASES
 
 _DRIVER, _WORKERS = 1, 2  # process numbers: names of groups of tracks
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from anyk.runs import Run, Tasks
 from anyk.runs.log import queries
-from anyk.runs.log.tasks import CUT, FATES, OPEN
+from anyk.runs.log.fates import CUT, FATES, OPEN
 
 _ROUNDING = 1e-9  # seconds
 
@@ -39,7 +39,7 @@ def account(run: Run, tasks: Tasks) -> Account:
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     >>> run = anyk.train(problem, "uncoded", "simulated:task=1,cores=3", workers=3, delays="constant:2", steps=2)
-    >>> from anyk.runs.log.tasks import tasks_of
+    >>> from anyk.runs.log.fates import tasks_of
     >>> account(run, tasks_of(run))
     Account(waiting=4.0, computing=2.0, sending=0.0, driver=0.0)
     """

@@ -12,7 +12,7 @@ import numpy as np
 
 from anyk.runs import Run, Tasks, grouped, tasks_of
 from anyk.runs.log import queries
-from anyk.runs.log.tasks import FATES, LOST
+from anyk.runs.log.fates import FATES, LOST
 from anyk.views.columns import Columns
 from anyk.views.page import facts, figures
 from anyk.views.page.account import account

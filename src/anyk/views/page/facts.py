@@ -15,7 +15,7 @@ from anyk.fleet.records import Record
 from anyk.runs import OverSeeds, Run, SeedsComparison, Tasks, compare_seeds
 from anyk.runs.folder.config import Recipe, RunConfig
 from anyk.runs.log import queries
-from anyk.runs.log.tasks import CUT, LATE, LOST, SPARE
+from anyk.runs.log.fates import CUT, LATE, LOST, SPARE
 from anyk.views.page.account import Account
 from anyk.views.plots import on_virtual_clock
 from anyk.views.prose import count_steps, duration, percent

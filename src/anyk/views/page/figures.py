@@ -38,7 +38,7 @@ from bokeh.plotting import figure
 from numpy.typing import NDArray
 
 from anyk.runs import Run, Tasks
-from anyk.runs.log.tasks import FATES, LATE, LOST, PHASES
+from anyk.runs.log.fates import FATES, LATE, LOST, PHASES
 from anyk.views.page.account import Heat, Share
 from anyk.views.plots import lower_end
 from anyk.views.style import COLOURS, LIGHT

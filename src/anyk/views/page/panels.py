@@ -9,7 +9,7 @@ import numpy as np
 
 from anyk.codes.base import EXACT
 from anyk.runs import Run, Tasks
-from anyk.runs.log.tasks import FATES
+from anyk.runs.log.fates import FATES
 from anyk.specs import Registry
 from anyk.views.columns import Columns
 from anyk.views.page.account import heat, shares
