@@ -175,7 +175,7 @@ def test_where_nobody_says_python_and_command_line_use_the_same(tmp_path):
         ((problem, "uncoded", "simulated"), {"seed": "x"}, "seed must be a whole number or None, got 'x'"),
         ((problem, "uncoded", "simulated"), {"steps": True}, "steps must be a whole number or None, got True"),
         ((problem, "uncoded", "simulated"), {"target": 0.9}, "a target is a value of the metric, auc, which needs held-out data (X_test and y_test); without them, give steps or seconds"),
-        ((problem, "uncoded", "simulated"), {"evaluate": "every=0"}, "every of evaluate must be at least 1 step, got 0"),
+        ((problem, "uncoded", "simulated"), {"evaluate": "every=0"}, "every must be a whole number of at least 1 or None, got 0"),
         ((problem, "uncoded", "simulated"), {"evaluate": "evry=3"}, "evaluation 'evaluate' has no key 'evry'; did you mean 'every'?"),
         ((problem, "uncoded", "simulated"), {"evaluate": 3}, "evaluate must be an Evaluate, a string or None, got 3"),
         ((problem, "uncoded", "simulated"), {"optimizer": 0.1}, "optimizer must be an Optimizer, a string or None, got 0.1"),

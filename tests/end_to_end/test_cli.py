@@ -185,7 +185,7 @@ BAD = [
     (["--optimizer", "adan"], "no optimizer 'adan'; did you mean 'adam'?"),
     (["--lr", "-1"], "a learning rate must be a finite number above 0, got -1"),
     (["--lr", "fast"], "no learning-rate schedule 'fast'"),
-    (["--steps", "0"], "steps must be at least 1, got 0"),
+    (["--steps", "0"], "steps must be a whole number of at least 1 or None, got 0"),
     (["--workers", "0"], "workers must be"),
     (["--workers", "100000000"], "workers must be at most 1,000,000, got 100000000"),
     (["--workers", "100000000", "--strategy", "async"], "workers must be at most 1,000,000, got 100000000"),
@@ -641,5 +641,5 @@ def test_a_target_of_an_undefined_metric_is_refused(tmp_path):
     (tmp_path / "d.csv").write_text("a,y\n" + "".join(f"{i},{'no' if i else 'yes'}\n" for i in range(8)))
     done = run("train", "--data", "file:seed=1", "--data-file", str(tmp_path / "d.csv"), "--workers", "2", "--cluster",
                "simulated", "--target", "0.9", "--out", str(tmp_path / "run"), "--quiet")  # fmt: skip
-    assert done.exit_code == 2 and "auc is not defined on the held-out rows (nan), as where they are of" in done.output
+    assert done.exit_code == 2 and "auc is not defined on the held-out rows (nan), as when they belong to" in done.output
     assert "the 2 held-out rows are of one class ('no')" in done.output

@@ -193,7 +193,9 @@ def test_a_race_is_shown_redrawn_and_extended(tmp_path):
     assert list(losses(folder)) == ["uncoded", "frc:load=3", "agc:load=3,wait=1"]
     longer = run("resume", str(folder), "--steps", "9", "--json", "-", "--quiet")
     assert [line["steps"] for line in json.loads(longer.stdout)["runs"]] == [9, 9, 9]
-    assert "steps must be at least 1, got 0" in run("resume", str(folder), "--steps", "0").output
+    assert (
+        "steps must be a whole number of at least 1 or None, got 0" in run("resume", str(folder), "--steps", "0").output
+    )
     assert "'uncoded' is in the race already" in run("resume", str(folder), "--add", "uncoded").output
     assert "--step is for one of its runs" in run("show", str(folder), "--step", "2").output
     assert "--add is for the folder of a race" in run("resume", str(folder / "uncoded"), "--add", "sync").output

@@ -185,7 +185,7 @@ def stream(partition, seed):
         (
             lambda: anyk.problems.from_data("synthetic:rows=60,features=3"),
             {"strategy": "adasync:base=k-sync,interval=2"},
-            "adapts to the training loss and needs it at once",
+            "adapts to the training loss and needs it immediately",
         ),
         (
             lambda: TorchProblem(module(), torch.nn.CrossEntropyLoss(), (X, y)),

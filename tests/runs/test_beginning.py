@@ -126,7 +126,7 @@ def test_what_cannot_go_on(tmp_path: Path) -> None:
     def begin(spec: str = "frc:load=2", problem: Any = PROBLEM, begin: Any = first, **rest: Any) -> None:
         anyk.train(problem, spec, fleet(), begin=begin, **({"optimizer": Momentum(lr=0.1), "steps": 9} | rest))
 
-    with pytest.raises(BadInput, match="the run begins at step 4, and steps count from 0; they must be more, got 4"):
+    with pytest.raises(BadInput, match="the run starts at step 4, and steps are counted from 0; give more, got 4"):
         begin(steps=4)
     with pytest.raises(
         BadInput, match=r"optimised by 'momentum:momentum=0.9', whose state 'adam.*' does not know; use 'momentum"

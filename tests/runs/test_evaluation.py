@@ -236,8 +236,8 @@ class Whole(Squares):
             r"Whole cannot be evaluated on a sample of its data; give it",
         ),
         (linear, {"evaluate": "sometimes"}, "evaluate must be 'none' or settings such as every=10"),
-        (linear, {"evaluate": "every=2,samples=-1"}, "samples of evaluate must be at least 1 sample, got -1"),
-        (linear, {"evaluate": "seconds=0"}, "seconds of evaluate must be a finite number above 0, got 0"),
+        (linear, {"evaluate": "every=2,samples=-1"}, "samples must be a whole number of at least 1 or None, got -1"),
+        (linear, {"evaluate": "seconds=0"}, "seconds must be a number above 0 and of at most 1e.15 or None, got 0.0"),
         (linear, {"evaluate": "on=test"}, "on in 'evaluate:on=test' should be one of train, held_out, got 'test'"),
     ],
 )

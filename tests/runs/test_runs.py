@@ -476,7 +476,7 @@ def test_the_log_is_never_far_behind_on_a_quiet_cluster(tmp_path):
 
 
 def test_bad_limits_and_mismatches():
-    with pytest.raises(anyk.BadInput, match="steps must be at least 1, got 0"):
+    with pytest.raises(anyk.BadInput, match="steps must be a whole number of at least 1 or None, got 0"):
         small(steps=0)
     with pytest.raises(anyk.BadInput, match="seconds must be a number or None, got nan"):
         anyk.train(Squares(6), "uncoded", Simulated(6), seconds=float("nan"))

@@ -184,7 +184,7 @@ def test_several_models_are_refused():
 def test_bad_input_is_said_by_the_loop():
     with pytest.raises(BadInput, match="no strategy 'uncodde'"):
         anyk.rounds(PROBLEM, "uncodde", simulated())
-    with pytest.raises(BadInput, match="steps must be at least 1, got 0"):
+    with pytest.raises(BadInput, match="steps must be a whole number of at least 1 or None, got 0"):
         list(anyk.rounds(PROBLEM, "uncoded", simulated(), steps=0))
     with pytest.raises(BadInput, match="the strategy is for 4 workers, the cluster has 6"):
         list(anyk.rounds(PROBLEM, anyk.strategy("uncoded", workers=4), simulated()))

@@ -23,7 +23,7 @@ from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 from anyk.runs.evaluation.by_workers import Asking, by_workers
 from anyk.runs.evaluation.divergence import divergence
-from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss, resolved
+from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss, resolve_data
 from anyk.runs.evaluation.evaluator import Evaluator
 from anyk.runs.floor import floor_seconds
 from anyk.runs.folder import callback_states, checkpoints
@@ -62,7 +62,7 @@ class Launch:
         self._evaluator: Evaluator | None = None
         self._save_at = 0.0
         self._writer = None if folder is None else checkpoints.Writer(folder)
-        self._evaluate, self._evaluated = resolved(prepared.evaluate, problem), prepared.evaluated
+        self._evaluate, self._evaluated = resolve_data(prepared.evaluate, problem), prepared.evaluated
         check_watched(self._evaluate, self._evaluated, strategy, optimizer)
         self._asking: Asking | None = None
         self._unknown = ""  # why the loss of a version was not known, as the log has it
@@ -190,7 +190,7 @@ class Launch:
                     self._evaluate_rest()  # as long as there are workers
         if saved is None or driver.versions.newest != saved.state["versions"] or driver.interrupted:
             return
-        limits = self._config.limits._asdict()
+        limits = vars(self._config.limits)
         reached = " or ".join(f"{name} = {value:g}" for name, value in limits.items() if value is not None)
         reason = driver.stopped.reason if driver.stopped is not None else f"it has reached its limit ({reached})"
         if self._prepared.tell is not None:

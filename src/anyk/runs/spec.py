@@ -1,13 +1,14 @@
-"""A run as it is requested, and everything that it is made of, built and checked in one order."""
+"""The request for a run, and how its parts are built and checked in one order."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from anyk.checks import Nonnegative, typed
 from anyk.clusters import Cluster
 from anyk.codes import Code
 from anyk.delays import Communication, DelayModel
@@ -33,11 +34,9 @@ from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.rebuilding import describe
 from anyk.runs.limits import (
     LIMIT,
-    NO_LIMIT,
     STEPS,
     Limits,
     check_clock,
-    check_intervals,
     check_launcher,
     check_limits,
     check_rows,
@@ -50,7 +49,7 @@ from anyk.strategies import strategy as build_strategy
 
 @dataclass(frozen=True)
 class Preparation:
-    """Everything that a run is made of. ``evaluated``: the problem on which it is evaluated.
+    """The parts of a run. ``evaluated``: the problem on which it is evaluated.
 
     ``tell`` receives sentences for the user who resumes a run.
     """
@@ -68,9 +67,10 @@ class Preparation:
     tell: Callable[[str], None] | None = None
 
 
+@typed
 @dataclass(frozen=True)
 class RunSpec:
-    """A run as it is requested: values or their specs, None where nothing is given."""
+    """The request for a run: objects or their specs; None for a default."""
 
     problem: Problem
     strategy: Strategy | Code | str | Promise
@@ -80,15 +80,15 @@ class RunSpec:
     seed: int | None = None
     communication: Communication | DelayModel | str | None = None
     optimizer: Optimizer | str | None = None
-    limits: Limits = NO_LIMIT
+    limits: Limits = field(default_factory=Limits)
     begin: WarmStart | Run | str | Path | None = None
     evaluate: Evaluate | str | None = USUAL
-    checkpoint_every: float = 10.0
+    checkpoint_every: Nonnegative = 10.0
     callbacks: Sequence[Any] = ()
 
     @contextlib.contextmanager
     def prepare(self) -> Iterator[Preparation]:
-        """Build and check everything; what evaluates the run is closed at the end."""
+        """Yield the parts, built and checked; a process that evaluates the run ends with the context."""
         check_launcher()
         ensure_problem(self.problem)
         promise = self.strategy if isinstance(self.strategy, Promise) else None
@@ -100,13 +100,11 @@ class RunSpec:
         check_evaluate(evaluate, strategy, limits.target)
         optimizer, warm_start, origin = spec._start_with(strategy, promise)
         first_step = 0 if warm_start is None else warm_start.step
-        check_intervals(spec.checkpoint_every)
         with evaluating(evaluate, problem) as evaluated:
             check_held_out(evaluate, evaluated)
             check_limits(evaluated, limits, first_step)
-            if limits.endless:
-                usual = LIMIT if limits.target is not None else STEPS if promise is None else promise.horizon
-                limits = limits._replace(steps=first_step + usual)
+            usual = LIMIT if limits.target is not None else STEPS if promise is None else promise.horizon
+            limits = limits.within(first_step + usual)
             check_clock(cluster, limits)
             strategy, callbacks = plan(strategy, limits.steps, first_step), check_callbacks(spec.callbacks)
             text = (
@@ -130,13 +128,11 @@ class RunSpec:
                 begin=origin,
                 plan=promise,
             )
-            every = spec.checkpoint_every
-            yield Preparation(
-                strategy, cluster, problem, optimizer, config, warm_start, evaluate, evaluated, every, callbacks
-            )
+            parts = strategy, cluster, problem, optimizer, config, warm_start, evaluate, evaluated
+            yield Preparation(*parts, spec.checkpoint_every, callbacks)
 
     def _as_promised(self, promise: Promise) -> RunSpec:
-        """Return the request with what a plan has chosen; raise if other workers than the plan's are given."""
+        """Return the request with the plan's choices; raise if it asks for another number of workers."""
         ready = isinstance(self.cluster, Cluster)
         workers = self.cluster.workers if isinstance(self.cluster, Cluster) else self.workers
         if workers is not None and workers != promise.workers:
@@ -148,7 +144,7 @@ class RunSpec:
             strategy=promise.strategy,
             workers=None if ready else promise.workers,
             optimizer=promise.optimizer if self.optimizer is None and self.begin is None else self.optimizer,
-            limits=self.limits if self.limits.given else Limits(target=promise.target),
+            limits=self.limits or Limits(target=promise.target),
         )
 
     def _build(self) -> tuple[Strategy, Cluster]:
@@ -168,7 +164,7 @@ class RunSpec:
     def _start_with(
         self, strategy: Strategy, promise: Promise | None
     ) -> tuple[Optimizer, WarmStart | None, Origin | None]:
-        """Return the optimiser (the earlier run's, if none is given), the warm start, and the run it is from."""
+        """Return the optimiser (by default the earlier run's), the warm start and its origin."""
         begin, optimizer = self.begin, self.optimizer
         if begin is None or isinstance(begin, WarmStart):
             rate = None if promise is None else promise.learning_rate

@@ -182,10 +182,10 @@ def resume(
     if evaluate != _AS_BEFORE:
         config = structs.replace(config, evaluate=spec_of(read_evaluate(evaluate)))
     planned, limits = config.steps, Limits(steps, seconds, target)
-    if limits.given:
+    if limits:
         if limits.endless:
-            limits = limits._replace(steps=_newest_step(folder) + LIMIT)
-        config = structs.replace(config, **limits._asdict())
+            limits = limits.within(_newest_step(folder) + LIMIT)
+        config = structs.replace(config, **vars(limits))
     with (
         names_in_folder(folder, config.digests.code, trust=trust),
         with_plugins(config, of),

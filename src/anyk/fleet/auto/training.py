@@ -176,9 +176,7 @@ def train_auto(
     fleet = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
     if law.silent and fleet.virtual:
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
-    limits = Limits(steps, seconds, target)
-    if limits.endless:
-        limits = limits._replace(steps=STEPS if target is None else LIMIT)
+    limits = Limits(steps, seconds, target).within(STEPS if target is None else LIMIT)
     optimizer, hearing = usual_optimizer(trained, optimizer), check_callbacks(callbacks)
     config = describe(
         AutoConfig,
@@ -234,10 +232,8 @@ def resume_auto(
     config, of = read_auto(folder), f"the training '{folder}'"
     check_plain(*folder.iterdir())
     limits = Limits(steps, seconds, target)
-    if limits.given:
-        if limits.endless:
-            limits = limits._replace(steps=(config.steps or 0) + LIMIT)
-        config = replace(config, **limits._asdict())
+    if limits:
+        config = replace(config, **vars(limits.within((config.steps or 0) + LIMIT)))
     trained = None if problem is None else combine(problem)[0]
     rebuilt = rebuild(folder, config, of, call="anyk.resume_auto", problem=trained, optimizer=optimizer, trust=trust)
     check_evaluation(rebuilt.problem, read_evaluate(config.evaluate), config.limits)

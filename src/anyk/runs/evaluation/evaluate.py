@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, typed
 from anyk.clusters.processes.aside import Aside
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.data.streams import NO_LOSS
 from anyk.protocol import Strategy
-from anyk.runs.limits import Limits, check_limits, first_metrics
-from anyk.specs import Registry
+from anyk.runs.limits import Duration, Limits, check_limits, first_metrics
+from anyk.specs import Registry, show
 
-OFF = "none"  # how a configuration writes that nothing is evaluated
+OFF = "none"  # the spec of a run that is not evaluated
 _registry: Registry[Evaluate] = Registry("evaluation")
 
 
@@ -25,19 +25,21 @@ _registry: Registry[Evaluate] = Registry("evaluation")
 @typed
 @dataclass(frozen=True)
 class Evaluate:
-    """Which versions of a model are evaluated, and on what; it happens off the clock.
+    """The versions of a model that are evaluated, and the data; evaluation does not count on the run's clock.
 
-    ``every``: versions whose number it divides, besides the first and the last; left out, some hundreds of them.
-    ``seconds``: at least so many seconds of the run's clock between two. ``samples``: on so many of the training
-    samples and as many of the held-out ones, the same each time (all, where there are no more). ``on``: ``train``, the
-    objective on training data, and the metric if there is held-out data; ``held_out``, the metric only. Left out, it is
-    ``train`` for data in memory; data that the driver would have to read item by item is left alone (``held_out``, and
-    nothing without held-out data). ``where``: on the ``driver``, whose steps it delays by a twentieth at most; or
-    ``aside``, in a process of its own on the driver's machine, for which no step waits, nearly as soon as versions are
-    made. Then only that process reads the data to evaluate; data in memory it has a copy of. Or on the
-    ``workers``, for the training loss: each evaluates data that it holds, in pauses between the partitions of its
-    tasks, which slows the run by about a twentieth at most, and the driver reads none of it; ``on`` is then ``train``
-    unless said otherwise. On a virtual clock the driver computes what workers do.
+    ``every``: besides the first and the last version those whose number is a multiple; by default a few hundred.
+    ``seconds``: the least distance between two evaluated versions on the run's clock. ``samples``: the number of
+    training samples, and of held-out samples, to evaluate on, the same each time; by default all.
+
+    ``on``: ``train`` for the objective on the training data, and the metric if there is held-out data; ``held_out`` for
+    the metric alone. The default is ``train`` for data in memory, and ``held_out`` for data that the driver would have
+    to read item by item, which without held-out data are not evaluated.
+
+    ``where``: ``driver`` delays the run's steps by a twentieth at most. ``aside`` evaluates in a separate process on
+    the driver's machine, for which no step waits, soon after a version is made; only that process reads the data, and
+    data in memory are copied to it. On the ``workers``, which is for the training loss, each worker evaluates its own
+    data between the partitions of its tasks, which slows the run by about a twentieth at most, and the driver reads no
+    training data; ``on`` is then ``train`` by default. On a virtual clock the driver computes in place of the workers.
 
     Raises :class:`~anyk.errors.BadInput` for numbers out of range.
 
@@ -50,66 +52,55 @@ class Evaluate:
     True
     """
 
-    every: int | None = None
-    samples: int | None = None
+    every: AtLeastOne | None = None
+    samples: AtLeastOne | None = None
     on: Literal["train", "held_out"] | None = None
-    seconds: float | None = None
+    seconds: Duration | None = None
     where: Literal["driver", "aside", "workers"] = "driver"
 
     def __post_init__(self) -> None:
-        for name in ("every", "samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                what = "step" if name == "every" else "sample"
-                raise BadInput(f"{name} of evaluate must be at least 1 {what}, got {value}")
         if self.where == "workers" and self.on == "held_out":
             raise BadInput(
                 "workers hold the training data, and held-out data is evaluated on the driver's machine; give "
                 "where='driver' or 'aside', or on='train'"
             )
-        if self.seconds is not None and not 0.0 < self.seconds < float("inf"):
-            raise BadInput(f"seconds of evaluate must be a finite number above 0, got {self.seconds:g}")
 
     @property
     def spec(self) -> str:
-        """The short form: ``every=10,samples=500``, empty if nothing is given."""
-        values = {name: getattr(self, name) for name in ("every", "samples", "on", "seconds")}
-        values["where"] = None if self.where == "driver" else self.where
-        return ",".join(
-            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in values.items()
-            if value is not None
-        )
+        """The spec, such as ``every=10,samples=500``; empty if all values are the defaults."""
+        return show("", vars(self), vars(USUAL)).removeprefix(":")
 
 
 USUAL = Evaluate()
 
 
-def read_evaluate(given: Evaluate | str | None) -> Evaluate | None:
-    """Return a user's request as an object; None for no evaluation.
+def read_evaluate(evaluate: Evaluate | str | None) -> Evaluate | None:
+    """Return the object of a spec; None for no evaluation.
 
     >>> read_evaluate("every=10,on=held_out"), read_evaluate("none")
     (Evaluate(every=10, samples=None, on='held_out', seconds=None, where='driver'), None)
     """
-    if not isinstance(given, str):
-        return given
-    text = given.strip()
+    if not isinstance(evaluate, str):
+        return evaluate
+    text = evaluate.strip()
     if text == OFF:
         return None
     if text and "=" not in text:
-        raise BadInput(f"evaluate must be 'none' or settings such as every=10,samples=500,on=held_out, got '{given}'")
+        raise BadInput(
+            f"evaluate must be 'none' or settings such as every=10,samples=500,on=held_out, got '{evaluate}'"
+        )
     return _registry.build(f"evaluate:{text}" if text else "evaluate")
 
 
 def spec_of(evaluate: Evaluate | None) -> str:
-    """Return the text that a configuration stores."""
+    """Return the spec, also of no evaluation."""
     return OFF if evaluate is None else evaluate.spec
 
 
-def resolved(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None:
-    """With ``on`` as the problem has it where the user does not say; None where nothing is left to evaluate.
+def resolve_data(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None:
+    """Return the evaluation with the problem's default for ``on``; None if there is nothing to evaluate.
 
-    Raises :class:`~anyk.errors.BadInput` where the problem cannot be evaluated as asked.
+    Raises :class:`~anyk.errors.BadInput` if the problem cannot be evaluated in this way.
     """
     if evaluate is not None and evaluate.samples is None and evaluate.on == "train" and abilities_of(problem).endless:
         raise BadInput(NO_LOSS)
@@ -123,14 +114,14 @@ def resolved(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None:
 
 @contextmanager
 def evaluating(evaluate: Evaluate | None, problem: Problem) -> Iterator[Problem]:
-    """The problem that is evaluated in the place of the whole, as long as this is open.
+    """Yield the problem that is evaluated: the problem itself, a sample of it, or one that another process evaluates.
 
-    Raises :class:`~anyk.errors.BadInput` where the problem cannot be evaluated as asked.
+    Raises :class:`~anyk.errors.BadInput` if the problem cannot be evaluated in this way.
     """
     if evaluate is not None and evaluate.where == "aside":
         with Aside(problem, evaluate.samples) as aside:
             yield aside.problem
-    elif evaluate is None or evaluate.samples is None or evaluate.where == "workers":  # who pick their samples
+    elif evaluate is None or evaluate.samples is None or evaluate.where == "workers":  # which sample themselves
         yield problem
     else:
         yield abilities_of(problem).sampled(evaluate.samples)
@@ -144,22 +135,20 @@ def check_evaluation(problem: Problem, evaluate: Evaluate | None, limits: Limits
 
 
 def check_evaluate(evaluate: Evaluate | None, strategy: Strategy, target: float | None) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where a strategy or a target needs what is not evaluated."""
+    """Raise :class:`~anyk.errors.BadInput` if a strategy or a target needs a value that is not evaluated."""
     if evaluate is None and target is not None:
-        raise BadInput(
-            f"a target of {target:g} needs evaluation, which evaluate=None switches off; leave out one of them"
-        )
+        raise BadInput(f"a target of {target:g} needs evaluation, which evaluate=None switches off; omit one of them")
     if not gives_loss(evaluate) and strategy.layout.losses:
         raise BadInput(needs_loss(strategy.spec))
     if evaluate is not None and evaluate.where == "workers" and strategy.layout.losses:
         raise BadInput(
-            f"'{strategy.spec}' adapts to the training loss and needs it at once, but workers answer between parts of "
-            "their tasks; evaluate where='driver' or 'aside'"
+            f"'{strategy.spec}' adapts to the training loss and needs it immediately, but workers answer between parts "
+            "of their tasks; evaluate where='driver' or 'aside'"
         )
 
 
 def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strategy, optimizer: Optimizer) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where an optimiser goes by evaluations and cannot."""
+    """Raise :class:`~anyk.errors.BadInput` if the learning rate depends on evaluations that do not come in time."""
     watches = optimizer.watches
     if watches is None:
         return
@@ -188,7 +177,7 @@ def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strat
 
 
 def check_held_out(evaluate: Evaluate | None, evaluated: Problem) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where the user wants held-out data evaluated and there is none."""
+    """Raise :class:`~anyk.errors.BadInput` if held-out data are to be evaluated and there are none."""
     if evaluate is not None and evaluate.on == "held_out" and not first_metrics(evaluated):
         raise BadInput(
             "evaluate on='held_out' needs held-out data (X_test and y_test of a linear model, held_out of others); "
@@ -197,12 +186,12 @@ def check_held_out(evaluate: Evaluate | None, evaluated: Problem) -> None:
 
 
 def gives_loss(evaluate: Evaluate | None) -> bool:
-    """Whether the user lets the training loss be evaluated."""
+    """Return whether the training loss may be evaluated."""
     return evaluate is not None and evaluate.on != "held_out"
 
 
 def needs_loss(strategy: str) -> str:
-    """Return a sentence for a strategy that asks for losses that are not evaluated."""
+    """Return the message for a strategy that needs losses in a run that does not evaluate them."""
     return (
         f"'{strategy}' adapts to the training loss, which is not evaluated; give evaluate=Evaluate(on='train') (on the "
         "command line: --evaluate on=train), with samples=… to use a sample"

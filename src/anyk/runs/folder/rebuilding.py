@@ -57,7 +57,7 @@ def describe(
         "evaluate": spec_of(evaluate),
         "callbacks": list(callbacks.specs),
     }
-    return kind(**shared | limits._asdict() | own)
+    return kind(**shared | vars(limits) | own)
 
 
 def rebuild(

@@ -250,8 +250,8 @@ def resume_race(
     config, of = read_race(folder), f"the race '{folder}'"
     check_plain(*folder.iterdir())
     limits = Limits(steps, seconds, target)
-    if limits.given:
-        config = replace(config, **limits._asdict())
+    if limits:
+        config = replace(config, **vars(limits))
     if seeds is not None and seeds < config.seeds:
         raise BadInput(f"{of} has {config.seeds} seeds, which cannot become {seeds}; give a larger number")
     rebuilt = rebuild(folder, config, of, call="anyk.resume_race", problem=problem, optimizer=optimizer, trust=trust)
@@ -268,8 +268,8 @@ def resume_race(
     config = replace(config, runs=runs, seeds=seeds or config.seeds, digests=digests)
     config = with_callbacks(config, hearing.specs)
     write_sealed(folder / NAME, config)
-    new = limits._asdict() if limits.given else {}
-    return _Racing(config, rebuilt, folder, hearing, before, resumed={"trust": trust, "tell": tell} | new).run()
+    further = {"trust": trust, "tell": tell} | (vars(limits) if limits else {})
+    return _Racing(config, rebuilt, folder, hearing, before, further).run()
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class _Racing:
             out=place,
             callbacks=callbacks,
             evaluate=self.config.evaluate,
-            **self.config.limits._asdict(),
+            **vars(self.config.limits),
         )
 
 
