@@ -641,5 +641,7 @@ def test_a_target_of_an_undefined_metric_is_refused(tmp_path):
     (tmp_path / "d.csv").write_text("a,y\n" + "".join(f"{i},{'no' if i else 'yes'}\n" for i in range(8)))
     done = run("train", "--data", "file:seed=1", "--data-file", str(tmp_path / "d.csv"), "--workers", "2", "--cluster",
                "simulated", "--target", "0.9", "--out", str(tmp_path / "run"), "--quiet")  # fmt: skip
-    assert done.exit_code == 2 and "auc is not defined on the held-out rows (nan), as when they belong to" in done.output
+    assert (
+        done.exit_code == 2 and "auc is not defined on the held-out rows (nan), as when they belong to" in done.output
+    )
     assert "the 2 held-out rows are of one class ('no')" in done.output

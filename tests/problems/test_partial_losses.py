@@ -179,7 +179,7 @@ def stream(partition, seed):
         (
             lambda: TorchProblem(module(), torch.nn.CrossEntropyLoss(), (X, y), split="dirichlet:alpha=0.3"),
             {"evaluate": "where=workers,samples=9"},
-            "workers would pick others than the driver; leave out samples or split",
+            "workers would pick others than the driver; omit samples or split",
         ),
         (lambda: Squares(4), {"evaluate": "where=workers,on=held_out"}, "workers hold the training data, and held-out"),
         (

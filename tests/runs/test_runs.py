@@ -20,7 +20,7 @@ from anyk.runs.callbacks import Watching
 from anyk.runs.engine.counts import ENDINGS
 from anyk.runs.evaluation.divergence import divergence
 from anyk.runs.evaluation.evaluator import Evaluator
-from anyk.runs.log.delay_trace import measured
+from anyk.runs.log.delay_trace import task_seconds
 from anyk.runs.log.schema import Evaluation
 from anyk.testing import Squares
 
@@ -629,7 +629,7 @@ class _Screen:
 
 def test_progress_says_what_goes_on_between_steps_and_counts_workers(monkeypatch):
     monkeypatch.setattr("anyk.runs.live_progress._PLAIN", 0.0)
-    monkeypatch.setattr(Evaluator, "_look_now_and_then", lambda _: None)  # something is left to evaluate at the end
+    monkeypatch.setattr(Evaluator, "_evaluate_sometimes", lambda _: None)  # something is left to evaluate at the end
     screen = _Screen()
     seen = []
     both = [anyk.views.Progress(screen), Watching(lambda driver, _: seen.append(driver.step))]
@@ -655,7 +655,7 @@ def test_a_folder_of_runs_says_which_runs_it_has(tmp_path):
 def test_a_trace_has_the_rounds_that_took_no_time():
     delays = anyk.delays.parse("bimodal:fast=0,slow=1,probability=0.2")
     with small("uncoded", steps=20, delays=delays) as run:
-        seconds, censored, _ = measured(run)
+        seconds, censored, _ = task_seconds(run)
         took = run.seconds
     assert seconds.shape == (20, 6) and not censored.any()
     assert (seconds.max(axis=1) == 0).any() and seconds.max(axis=1).sum() == took

@@ -13,7 +13,7 @@ from anyk.cli import main
 from anyk.errors import MissingPackage
 from anyk.protocol import Lost
 from anyk.runs.folder.config import Recipe
-from anyk.runs.log.delay_trace import measured
+from anyk.runs.log.delay_trace import task_seconds
 from anyk.runs.log.fates import CUT, FATES, LATE, LOST, OPEN, SPARE, USED, tasks_of
 from anyk.runs.log.schema import Ended, Update
 from anyk.views import report
@@ -98,7 +98,7 @@ def test_the_account_follows_earlier_chunks_and_messages_that_were_not_used(stra
 def test_rounds_are_those_that_traces_have(run):
     found, censored = rounds(tasks_of(run), 6)
     try:
-        seconds, cut, _ = measured(run)
+        seconds, cut, _ = task_seconds(run)
     except anyk.BadInput:
         assert not len(found)
     else:

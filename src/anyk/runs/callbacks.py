@@ -1,7 +1,7 @@
-"""Hooks into a run: what happens at each step, evaluation and loss of a worker, at its beginning and at its end.
+"""Hooks into a run, called at its start and end and at each step, evaluation and loss of a worker.
 
 A callback may be any object with some of the methods of :class:`Callback`. They are called in the thread that drives
-the run, after the workers have been given their next tasks; on a real clock workers compute meanwhile.
+the run, after the workers have received their next tasks; on a real clock workers compute meanwhile.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ HOOKS = ("on_begin", "on_step", "on_evaluation", "on_worker_lost", "on_end")
 
 
 class StopRun(Exception):
-    """Raised by a callback to end the run after the step at hand, as if it had reached a limit."""
+    """Raised by a callback to end the run after the current step, as if it had reached a limit."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The run that begins or goes on: its configuration (as in ``run.toml``), its folder (None: in memory), its step.
+    """The run that starts or is resumed: its configuration (as in ``run.toml``), folder (None: in memory) and step.
 
     ``metric``: the name of the metric. ``title``: in a race, the name of the run's folder; else empty. ``evaluated``:
-    what is, ``"train"`` (loss, and metric if there is held-out data), ``"held_out"`` (metric) or None.
+    ``"train"`` (loss, and metric if there is held-out data), ``"held_out"`` (metric), or None without evaluation.
     """
 
     config: RunConfig
@@ -67,7 +67,7 @@ class RunInfo:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings of the run and of its surroundings as text, by name."""
+        """The settings of the run and of its environment as text, by name."""
         config = self.config
         plain: dict[str, Any] = {name: getattr(config, name) for name in _SETTINGS} | config.environment
         if config.problem is not None:
@@ -77,12 +77,12 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """A step: version ``step`` of ``slot`` (the model) was made at ``seconds`` on the run's clock.
+    """A step, which made version ``step`` of ``slot`` (the model) at ``seconds`` on the run's clock.
 
-    ``workers``: how many workers' messages were used; ``residual`` and ``gain`` of the decode; ``staleness``: mean of
-    the messages' staleness, in versions, and ``stalest`` the largest. ``loss`` and ``metric`` are those of version
-    ``evaluated``, the newest that has been evaluated so far; on a real clock that may be an older one, and all three
-    are None if there is none.
+    ``workers``: the number of workers whose messages were used; ``residual`` and ``gain``: of the decoding;
+    ``staleness`` and ``stalest``: mean and largest staleness of the messages, in versions. ``evaluated``: the newest
+    version that has been evaluated, which on a real clock may be an older one, with its ``loss`` and ``metric``; all
+    three are None before the first evaluation.
     """
 
     slot: str
@@ -101,9 +101,9 @@ class StepInfo:
 
     @property
     def model(self) -> Vector:
-        """The model, of length d; copy it to keep or change it.
+        """The model, shape (d,); copy it to keep or change it.
 
-        Raises :class:`~anyk.errors.BadInput` after the hook has returned and another step was taken.
+        Raises :class:`~anyk.errors.BadInput` after the next step.
         """
         if self.driver.versions[self.slot] != self.step:
             raise BadInput(f"the model of step {self.step} is gone; copy it in on_step")
@@ -113,7 +113,7 @@ class StepInfo:
 
     @cached_property
     def receipt(self) -> Receipt:
-        """Which partitions counted with which weight, and who was cut off; asked for, it costs a look into the log."""
+        """The weights of the partitions, and the workers that were cut off; read from the log when first requested."""
         receipt = receipt_after(self.driver, self.slot, self.step)
         assert receipt is not None
         return receipt
@@ -126,10 +126,10 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class EvaluationInfo:
-    """Loss and metric (None where not evaluated) of version ``step``, which was made at ``seconds``.
+    """Loss and metric (None if not evaluated) of version ``step``, which was made at ``seconds``.
 
-    ``model``: what was evaluated, of length d. On a real clock versions are evaluated some time after they were made,
-    most of them after the run.
+    ``model``: the vector of this version, shape (d,). On a real clock versions are evaluated some time after they were
+    made, most of them after the run.
     """
 
     slot: str
@@ -142,10 +142,7 @@ class EvaluationInfo:
 
 @dataclass(frozen=True)
 class LostInfo:
-    """A worker that was lost at ``seconds``, after ``step`` steps.
-
-    ``gone``: it has been given up and is not replaced.
-    """
+    """A worker that was lost at ``seconds``, after ``step`` steps. ``gone``: it is not replaced."""
 
     worker: int
     step: int
@@ -156,9 +153,9 @@ class LostInfo:
 
 @dataclass(frozen=True)
 class EndInfo:
-    """The end: steps and seconds that the run came to, and loss and metric of the final model.
+    """The end of a run: its steps and seconds, and loss and metric of the final model.
 
-    ``error``: what it failed of (KeyboardInterrupt where it was interrupted); then ``run`` is None.
+    ``error``: the exception that ended it (KeyboardInterrupt if it was interrupted); then ``run`` is None.
     """
 
     step: int
@@ -170,10 +167,10 @@ class EndInfo:
 
 
 class Callback:
-    """Base class of callbacks: methods to override.
+    """Base class of callbacks, with methods to override.
 
-    In any of them, :class:`StopRun` ends the run after the step at hand. Any other exception ends it, too: the run is
-    saved, so that it can be resumed, and the exception is raised. A callback with ``state_dict()`` and
+    :class:`StopRun`, raised in any of them, ends the run after the current step. Any other exception ends it as well:
+    the run is saved, so that it can be resumed, and the exception is raised. A callback with ``state_dict()`` and
     ``load_state_dict(state)`` (numbers, texts, lists, dicts, arrays) is saved with the run's checkpoints, and restored
     before :meth:`on_begin` when the run is resumed.
 
@@ -190,51 +187,51 @@ class Callback:
     """
 
     def on_begin(self, info: RunInfo) -> None:
-        """A run begins or is resumed; a race has several, one after another."""
+        """Called when a run starts or is resumed; once for each run of a race."""
 
     def on_step(self, info: StepInfo) -> None:
-        """A step was taken."""
+        """Called after a step."""
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
-        """A version was evaluated."""
+        """Called after a version was evaluated."""
 
     def on_worker_lost(self, info: LostInfo) -> None:
-        """A worker was lost; unless it is given up, it is replaced and joins again."""
+        """Called when a worker was lost; unless it is ``gone``, it is replaced and joins again."""
 
     def on_end(self, info: EndInfo) -> None:
-        """The run has ended, in whichever way; called once for each :meth:`on_begin`."""
+        """Called when the run has ended or failed; once for each :meth:`on_begin`."""
 
 
 class Hooks:
-    """The hooks of several callbacks, called in their order; hooks that nobody has cost nothing.
+    """The hooks of several callbacks, called in the order of the callbacks; hooks without a method cost nothing.
 
     ``failed`` is the first exception that a callback has raised, ``stop`` the reason of the first :class:`StopRun`.
     """
 
     def __init__(self, callbacks: Callbacks) -> None:
         self.callbacks = callbacks
-        self._of = {hook: [*self._having(hook)] for hook in HOOKS}
+        self._methods = {hook: [*self._implementing(hook)] for hook in HOOKS}
         self.failed: Exception | None = None
         self.stop: str | None = None
 
-    def _having(self, hook: str) -> Iterable[tuple[Any, Callable[[Any], None]]]:
+    def _implementing(self, hook: str) -> Iterable[tuple[Any, Callable[[Any], None]]]:
         for callback in self.callbacks:
             method = getattr(callback, hook, None)
             if method is not None and getattr(method, "__func__", None) is not getattr(Callback, hook):
                 yield callback, method
 
     def stage(self, text: str, *, at_once: bool = True) -> None:
-        """Tell those that show progress what goes on between steps."""
+        """Pass a line on the work between two steps to callbacks that show progress."""
         for callback in self.callbacks:
             if hasattr(callback, "stage"):
                 callback.stage(text, at_once=at_once)
 
     def __getitem__(self, hook: str) -> bool:
-        return bool(self._of[hook])
+        return bool(self._methods[hook])
 
     def __call__(self, hook: str, info: Any) -> bool:
-        """Call a hook of all; returns whether the run is to end."""
-        for callback, method in self._of[hook]:
+        """Call a hook of all callbacks; return whether the run must end."""
+        for callback, method in self._methods[hook]:
             try:
                 method(info)
             except StopRun as stop:
@@ -247,48 +244,45 @@ class Hooks:
 
 
 class Callbacks(tuple[Any, ...]):
-    """The callbacks of a run; ``title``: its name in a race; ``specs``: of those that its folder is to keep."""
+    """The callbacks of a run; ``title``: its name in a race; ``specs``: those that its folder stores."""
 
     title = ""
     specs: tuple[str, ...] = ()
 
-    def with_title(self, title: str) -> Callbacks:
-        """The same for one run of a race."""
-        copied = Callbacks(self)
-        copied.title, copied.specs = title, self.specs
-        return copied
-
-    def also(self, *others: Any) -> Callbacks:
-        """The same and others, of which the folder keeps nothing."""
+    def also(self, *others: Any, title: str = "") -> Callbacks:
+        """Return these callbacks and others, which the folder does not store, with another ``title`` if given."""
         joined = Callbacks((*self, *others))
-        joined.title, joined.specs = self.title, self.specs
+        joined.title, joined.specs = title or self.title, self.specs
         return joined
 
 
 def check_callbacks(callbacks: Any) -> Callbacks:
-    """Callbacks as a tuple; raises :class:`~anyk.errors.BadInput` for what is none."""
+    """Return callbacks as a tuple; raise :class:`~anyk.errors.BadInput` for an object that is not a callback."""
     if callbacks is None or isinstance(callbacks, Callbacks):
         return callbacks or Callbacks()
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
         raise BadInput(f"callbacks must be a list of callbacks, as in callbacks=[EarlyStopping()], got {callbacks!r}")
     checked = Callbacks(callbacks)
-    for one in checked:
-        if isinstance(one, type):
-            raise BadInput(f"callbacks must be objects, got the class {one.__name__}; write {one.__name__}(…)")
-        if not any(callable(getattr(one, hook, None)) for hook in HOOKS):
-            raise BadInput(f"a callback needs one of the methods {', '.join(HOOKS)}; {one!r} has none of them")
-        unknown = [name for name in dir(type(one)) if name.startswith("on_") and name not in HOOKS]
-        unknown = [name for name in unknown if callable(getattr(type(one), name))]
-        if isinstance(one, Callback) and unknown:
+    hooks = ", ".join(HOOKS)
+    for callback in checked:
+        kind = type(callback)
+        if isinstance(callback, type):
             raise BadInput(
-                f"no run would call {type(one).__name__}.{unknown[0]}; the hooks are {', '.join(HOOKS)}, and a method "
-                "of your own needs a name without on_"
+                f"callbacks must be objects, got the class {callback.__name__}; write {callback.__name__}(…)"
             )
+        if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
+            raise BadInput(f"a callback needs one of the methods {hooks}; {callback!r} has none of them")
+        for name in dir(kind) if isinstance(callback, Callback) else ():
+            if name.startswith("on_") and name not in HOOKS and callable(getattr(kind, name)):
+                raise BadInput(
+                    f"no run would call {kind.__name__}.{name}; the hooks are {hooks}, and other methods need names "
+                    "without on_"
+                )
     return checked
 
 
 class Watching(Callback):
-    """Calls a function with the driver and the evaluator after each step: for what tests do to a run from inside."""
+    """Calls a function with the driver and the evaluator after each step, for tests that change a run from inside."""
 
     def __init__(self, function: Callable[[Driver, Evaluator], None]) -> None:
         self._function = function

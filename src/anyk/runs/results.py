@@ -1,4 +1,4 @@
-"""The results of a run, as its log has them."""
+"""The results of a run, read from its log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from anyk.specs import parse
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a run's tasks: ``load``, the largest share of the data that a task covered; mean seconds of
-    ``computing`` and of ``waiting`` out an injected delay before; ``by_load``: whether the delays depend on the load.
+    """The cost of a run's tasks.
+
+    ``load``: the largest share of the data that a task covered. ``computing``, ``waiting``: mean seconds of computing a
+    chunk, and of the injected delay before. ``by_load``: whether the delays depend on the load.
     """
 
     load: float
@@ -32,42 +34,42 @@ class Results:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """Steps, seconds, floor, loss and metric, as written when the run ended."""
+        """The values that were written when the run ended, such as floor, loss and metric."""
         return self.log.summary()
 
     @property
     def asynchronous(self) -> bool:
         """Whether steps used gradients of older versions."""
-        return queries.stalest(self.log) > 0
+        return queries.totals(self.log).stalest > 0
 
     @property
     def seconds(self) -> float:
-        """When the last version was made, on the run's clock."""
-        return queries.last_time(self.log)
+        """Seconds until the last version, on the run's clock."""
+        return queries.totals(self.log).time
 
     @property
     def floor_seconds(self) -> float | None:
-        """The same strategy for as many steps with the same delays when nothing else takes time."""
+        """Seconds of the same steps with the same delays if nothing else takes time."""
         return self.summary.get("floor_seconds")
 
     @property
     def loss(self) -> float | None:
-        """Loss of the final model."""
+        """The loss of the final model."""
         return self.summary.get("loss")
 
     @property
     def metric(self) -> dict[str, Any] | None:
-        """Name and value of the final model's metric."""
+        """The ``name`` and ``value`` of the final model's metric."""
         return self.summary.get("metric")
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All that the problem measures of the final model, by name: the metric, and what to compare it with."""
+        """All metrics of the final model, by name, such as the metric and values to compare it with."""
         return dict(self.summary.get("metrics") or {})
 
     @property
     def time_to_target(self) -> float | None:
-        """When the first version that reached the target was made; None if none did."""
+        """Seconds until the first version that reached the target; None if no version did."""
         return self.summary.get("time_to_target")
 
     @property
@@ -82,7 +84,7 @@ class Results:
 
     @cached_property
     def cost(self) -> Cost:
-        """Mean seconds of computing and of delays in a task, over those that were finished."""
+        """The cost of the run's tasks."""
         widest = max((len(work.partitions) for work in queries.works(self.log).values()), default=0)
         computing, waiting = queries.mean_times(self.log)
         _, values = parse(self.config.delays)
@@ -91,5 +93,5 @@ class Results:
 
     @property
     def notes(self) -> list[dict[str, Any]]:
-        """Workers lost, set aside or given up, and why the run stopped."""
+        """The log's notes, with ``time``, ``kind`` and ``text``: lost workers, unused messages, why the run stopped."""
         return self.log.table("SELECT time, kind, text FROM notes ORDER BY seq, time")

@@ -1,4 +1,4 @@
-"""A finished or interrupted run: configuration, history, receipts, model, all read from its log and checkpoint."""
+"""Finished and interrupted runs: configuration, history, receipts and model, read from log and checkpoint."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class Run(Results, AbstractContextManager["Run"]):
     """A finished, stopped or interrupted run.
 
-    ``path`` is its folder (None: it was kept in memory), ``config`` how it was set up. The run's log is open until
-    the run is closed, as by ``with``, or not needed any more. A copy and a pickled run have the whole log inside.
+    ``path`` is its folder (None: in memory), ``config`` its settings. The log is open until the run is closed, as by
+    ``with``, or is not used any more. A copy and a pickled run contain the complete log.
     """
 
     def __init__(
@@ -55,75 +55,72 @@ class Run(Results, AbstractContextManager["Run"]):
     @classmethod
     @typed
     def open(cls, path: str | Path) -> Run:
-        """Read a run folder; raises :class:`~anyk.errors.BadInput` if it is none, damaged or of a newer format."""
+        """Read a run folder; raise :class:`~anyk.errors.BadInput` if it is missing, damaged or of a newer format."""
         folder = Path(path)
         config = read_config(folder)
-        seal = checkpoints.seal_of(folder)  # first: a run that is under way has a newer one in a moment
+        seal = checkpoints.seal_of(folder)  # before the log: a running process may add a newer one
         log = RunLog.reading(folder / "log.sqlite")
         if not log.has_seal(seal):
             log.close(write=False)
-            raise BadInput(f"the log of '{folder}' ends before its last checkpoint: it was cut short")
+            raise BadInput(f"the log of '{folder}' ends before its last checkpoint: it was truncated")
         return cls(log, config, path=folder)
 
     def __repr__(self) -> str:
-        set_up = f"{self.config.strategy} on {self.config.workers} workers, {self.config.cluster}"
+        settings = f"{self.config.strategy} on {self.config.workers} workers, {self.config.cluster}"
         try:
             steps, seconds, loss, metric = self.steps, self.seconds, self.loss, self.metric
-        except Exception:  # the log is closed or damaged; a repr is no place to say so
-            return f"<Run {set_up}>"
-        worth = "" if loss is None else f", loss {loss:.4g}"
-        worth += "" if not metric else f", {metric['name']} {metric['value']:.4g}"
-        return f"<Run {set_up}: {steps} steps in {seconds:.4g} s{worth}>"
+        except Exception:  # the log is closed or damaged, which a repr does not report
+            return f"<Run {settings}>"
+        values = "" if loss is None else f", loss {loss:.4g}"
+        values += f", {metric['name']} {metric['value']:.4g}" if metric else ""
+        return f"<Run {settings}: {steps} steps in {seconds:.4g} s{values}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: what it was and came to, and its loss against seconds."""
-        metric = self.metric or {"name": "metric", "value": None}
-        head = ["strategy", "workers", "cluster", "delays", "steps", "seconds", "loss", metric["name"]]
-        row: list[Any] = [self.config.strategy, self.config.workers, self.config.cluster, self.config.delays]
-        row += [self.steps, f"{self.seconds:.4g}", self.loss and f"{self.loss:.4g}"]
-        row += [metric["value"] and f"{metric['value']:.4g}"]
-        line = self.history["seconds"], self.history["loss"]
-        return html.table(head, [row]) + html.curves({str(row[0]): line}, "loss")
+        """Return a table of settings and results, and the loss against seconds, for notebooks."""
+        config, line = self.config, (self.history["seconds"], self.history["loss"])
+        head = ["strategy", "workers", "cluster", "delays", "steps", "seconds", "loss", self.metric_name]
+        row = config.strategy, config.workers, config.cluster, config.delays, *result_cells(self)
+        return html.table(head, [row]) + html.curves({config.strategy: line}, "loss")
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __copy__(self) -> Self:
         new = object.__new__(type(self))
-        new.__dict__ |= self.__dict__ | {"log": copy.copy(self.log)}  # each is closed by itself
+        new.__dict__ |= self.__dict__ | {"log": copy.copy(self.log)}  # copies are closed separately
         return new
 
     # ------------------------------------------------------------------------------------------- results
 
     @property
     def steps(self) -> int:
-        """Steps taken."""
+        """The number of steps, of all models; with a limit of seconds, of the slowest model."""
         return min(self._versions.values(), default=self.begun)
 
     @property
     def _versions(self) -> dict[str, int]:
-        """The newest version of each model that was trained."""
+        """The newest version of each trained model, by slot."""
         return queries.newest(self.log, without=self.config.auxiliary)
 
     @property
     def models_trained(self) -> int:
-        """Models trained at once."""
+        """The number of models trained simultaneously."""
         return len(self._versions) or 1
 
     @property
     def jobs(self) -> int:
-        """Steps of all models together, since the run began."""
+        """The number of steps of all models together, since the run started."""
         return sum(version - self.begun for version in self._versions.values())
 
     @property
     def seconds_a_job(self) -> float | None:
-        """Seconds over :attr:`jobs`; None before the first."""
+        """Seconds for each of the :attr:`jobs`; None before the first."""
         jobs = self.jobs
         return self.seconds / jobs if jobs else None
 
     @property
     def best(self) -> float | None:
-        """The best metric of any version that was evaluated, of the first model; None without a metric."""
+        """The best metric of the first model, over all versions that were evaluated; None without a metric."""
         values = self.history[self.metric_name] if self.metric else np.empty(0)
         values = values[~np.isnan(values)]
         if not values.size:
@@ -132,18 +129,18 @@ class Run(Results, AbstractContextManager["Run"]):
 
     @property
     def begun(self) -> int:
-        """The step at which it began: 0, or the last step of the run that it continues."""
+        """The step at which the run started: 0, or the last step of the run that it continues."""
         return 0 if self.config.begin is None else self.config.begin.step
 
     @property
     def started_with(self) -> WarmStart | None:
-        """The state of the earlier run with which it started, if it continues one."""
+        """The state of the earlier run that this run continues; None if there is none."""
         if self._started_with is None and self.config.begin is not None and self.path is not None:
             self._started_with = WarmStart.load(self.path)
         return self._started_with
 
     def warm_start(self) -> WarmStart:
-        """Return its state for another run to start with; :class:`~anyk.errors.BadInput` if it is not known."""
+        """Return the state from which another run can start; raise :class:`~anyk.errors.BadInput` if it is unknown."""
         if self._state is None:
             saved = None if self.path is None else checkpoints.newest(self.path, self.log)
             if saved is None:
@@ -153,16 +150,16 @@ class Run(Results, AbstractContextManager["Run"]):
 
     @property
     def model(self) -> Vector:
-        """The final model (of the first slot)."""
+        """The final model of the first slot, shape (d,)."""
         return self.models[min(slot for slot in self.models if slot not in self.config.auxiliary)]
 
     @cached_property
     def models(self) -> dict[str, Vector]:
-        """The final model of each slot."""
+        """The final models by slot, each of shape (d,)."""
         if self._models is not None:
             return self._models
         if self.path is None:
-            raise BadInput("this run kept no model")
+            raise BadInput("this run has stored no model")
         saved = checkpoints.newest(self.path, self.log)
         if saved is None:
             raise BadInput(f"'{self.path}' has no model yet: the run ended before its first checkpoint; resume it")
@@ -181,11 +178,11 @@ class Run(Results, AbstractContextManager["Run"]):
         """Return predictions of the (first) final model for rows: the likeliest label or the value, shape (rows,).
 
         ``X``: a data frame, a dictionary of columns or a file, whose columns are found by name, or an array with the
-        columns of the training data in order. Names, categories, scaling and values for
-        missing ones are those of the training data. ``probabilities``: those of the classes instead, shape (rows,
-        classes), in the order of ``run.predictor.labels``. ``tell`` is called with a sentence where a column of text
-        has values that the model has not seen, which then count as none of the known. Raises
-        :class:`~anyk.errors.BadInput` where ``X`` does not fit the model, and where no predictor was kept.
+        columns of the training data in order. Names, categories, scaling and values for missing ones come from the
+        training data. ``probabilities``: return the probabilities of the classes, shape (rows, classes), in the order
+        of ``run.predictor.labels``. ``tell`` is called with a sentence if a text column has values that the model has
+        not seen, which then belong to no category. Raises :class:`~anyk.errors.BadInput` if ``X`` does not fit the
+        model, and if the run has no predictor.
 
         >>> import anyk
         >>> problem = anyk.problems.LogisticRegression([[0.0], [1.0], [2.0], [3.0]], [5, 5, 7, 7], intercept=True)
@@ -201,18 +198,18 @@ class Run(Results, AbstractContextManager["Run"]):
 
     @property
     def coefficients(self) -> Coefficients:
-        """The (first) final model in the units of the input; :class:`~anyk.errors.BadInput` where it is not linear."""
+        """The (first) final model in the units of the input; :class:`~anyk.errors.BadInput` if it is not linear."""
         return self.predictor.coefficients(self.model)
 
     @cached_property
     def history(self) -> dict[str, NDArray[Any]]:
-        """Columns over the steps of the first slot: see :meth:`history_of`."""
+        """The columns of the first slot's history, as :meth:`history_of` returns them."""
         return self.history_of(self.slot)
 
     def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
-        """Columns over the steps: step, seconds, replies, residual, gain, staleness, loss and the metric.
+        """Return columns over the steps: step, seconds, replies, residual, gain, staleness, loss and the metric.
 
-        Loss and metric are NaN where a version was not evaluated.
+        Loss and metric are NaN for versions that were not evaluated.
 
         >>> import anyk
         >>> run = anyk.train(anyk.problems.from_recipe({"data": "synthetic:rows=60,features=4"}),
@@ -220,18 +217,14 @@ class Run(Results, AbstractContextManager["Run"]):
         >>> run.history_of("model")["step"].tolist()
         [0, 1, 2]
         """
-        points = queries.history(self.log, slot)
-        names = ("step", "seconds", "replies", "residual", "gain", "staleness", "loss", self.metric_name)
-        columns = list(zip(*points, strict=True)) if points else [()] * len(names)
-        whole = ("step",)
-        return {
-            name: np.array(column, dtype=np.int64 if name in whole else np.float64)
-            for name, column in zip(names, columns, strict=True)
-        }
+        columns = queries.columns(self.log, "steps", slot)
+        columns["step"] = columns["step"].astype(np.int64)
+        names = "step", "seconds", "replies", "residual", "gain", "staleness", "loss"
+        return {name: columns[name] for name in names} | {self.metric_name: columns["metric"]}
 
     @property
     def slot(self) -> str:
-        """The first slot that was trained for its own sake."""
+        """The first slot that is not auxiliary."""
         return queries.first_slot(self.log, without=self.config.auxiliary)
 
     @property
@@ -251,7 +244,7 @@ class Run(Results, AbstractContextManager["Run"]):
         return f"compared {min(1.0, compared / arrived):.0%} of messages, {differed} differed".replace("%", " %")
 
     def receipt(self, version: int, slot: str | None = None) -> Receipt:
-        """The receipt of a version; raises :class:`~anyk.errors.BadInput` if there is no such version."""
+        """Return the receipt of a version; raise :class:`~anyk.errors.BadInput` if there is no such version."""
         slot = slot or self.slot
         config = self.config
         receipt = logged_receipt(self.log, slot, version, workers=config.workers, partitions=config.partitions)
@@ -260,14 +253,14 @@ class Run(Results, AbstractContextManager["Run"]):
         return receipt
 
     def staleness(self, slot: str | None = None) -> dict[int, int]:
-        """Return the number of messages used for each staleness, of one model or of all that were trained.
+        """Return the number of messages used, by staleness, for one model or for all.
 
         Raises :class:`~anyk.errors.BadInput` for a model that the run has not trained.
 
         >>> import anyk
         >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
         >>> run = anyk.train(problem, "async", "simulated", workers=3, delays="constant:1", steps=30)
-        >>> run.staleness()  # in turn, once each has had one
+        >>> run.staleness()  # workers answer in turn
         {0: 1, 1: 1, 2: 28}
         """
         versions = self._versions
@@ -280,11 +273,11 @@ class Run(Results, AbstractContextManager["Run"]):
         return dict(sorted(total.items()))
 
     def to_frame(self, table: str = "steps") -> pandas.DataFrame:
-        """A table of the log as a data frame of pandas; whole numbers that may be missing are of its type Int64.
+        """Return a table of the log as a data frame of pandas; integer columns with missing values have type Int64.
 
-        ``table``: steps (every version, with its loss and metric), chunks (every task: when it was dispatched, started,
-        computed and received, in seconds on the run's clock, and how it ended), events, works (the partitions and
-        coefficients of chunks), reuses (messages that later steps used again) or notes.
+        ``table``: steps (every version, with its loss and metric), chunks (the times of every chunk, in seconds on the
+        run's clock, and its ending), events, works (the partitions and coefficients of chunks), reuses (messages that
+        later steps used again) or notes.
 
         Raises :class:`~anyk.errors.BadInput` for another table, :class:`~anyk.errors.MissingPackage` without pandas.
 
@@ -303,7 +296,7 @@ class Run(Results, AbstractContextManager["Run"]):
         return frame.astype({name: "Int64" for name in queries.COUNTS if name in frame})
 
     def result(self) -> dict[str, Any]:
-        """The run's line of a race's JSON."""
+        """Return the results in the form that ``--json`` writes."""
         return {
             "strategy": self.config.strategy,
             "steps": self.steps,
@@ -316,12 +309,12 @@ class Run(Results, AbstractContextManager["Run"]):
             "metrics": self.metrics,
             "best": self.best,
             "time_to_target": self.time_to_target,
-            "replies_used": queries.replies_used(self.log),
+            "replies_used": self.log.rows("SELECT total(replies) FROM updates")[0][0],
             "run": str(self.path) if self.path is not None else None,
         }
 
     def report(self) -> dict[str, Any]:
-        """Set-up and result in the shape that ``--json`` writes."""
+        """Return settings and results in the form that ``--json`` writes."""
         return setup(self.config) | {"runs": [self.result()]}
 
     def close(self) -> None:
@@ -329,8 +322,14 @@ class Run(Results, AbstractContextManager["Run"]):
         self.log.close(write=False)
 
 
+def result_cells(run: Run) -> tuple[Any, ...]:
+    """Return steps, seconds, loss and metric as cells of a table."""
+    value = (run.metric or {}).get("value")
+    return run.steps, f"{run.seconds:.4g}", run.loss and f"{run.loss:.4g}", value and f"{value:.4g}"
+
+
 def setup(config: SharedConfig) -> dict[str, Any]:
-    """Return the part of the JSON that is common to all runs of a race."""
+    """Return the settings that all runs of a race share, in the form that ``--json`` writes."""
     problem = config.problem or Recipe()
     return {
         "data": problem.data or problem.problem,

@@ -167,14 +167,14 @@ class Parts:
         self.going = whole and part.run.time_to_target is None and part.run.steps != self._limits.steps
 
     def _options(self, upto: int | None, watcher: _Watcher | None) -> dict[str, Any]:
-        shared, (_, seconds, target) = self._shared, self._limits
+        shared, seconds = self._shared, self._limits.seconds
         callbacks = shared.callbacks if watcher is None else shared.callbacks.also(watcher)
         return {
             "problem": shared.rebuilt.problem,
             "optimizer": shared.rebuilt.optimizer,
             "steps": upto,
             "seconds": None if seconds is None else seconds - sum(part.run.seconds for part in self.done),
-            "target": target,
+            "target": self._limits.target,
             "callbacks": callbacks,
             "checkpoint_every": shared.checkpoint_every,
             "progress": shared.progress,

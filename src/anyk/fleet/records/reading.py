@@ -25,7 +25,7 @@ from anyk.fleet.records.recorder import HEADER
 from anyk.fleet.records.spark import is_event_log, read_event_log
 from anyk.matrices import read_npz
 from anyk.runs import Run
-from anyk.runs.log.delay_trace import computed, measured
+from anyk.runs.log.delay_trace import computing_seconds, task_seconds
 from anyk.tables import Table, existing_file, limit, read_csv, read_parquet, shown
 
 _FILES = "worker-*.csv"  # files of recorders
@@ -88,8 +88,8 @@ def _of_table(path: Path, unit: str | None, max_gb: float | None) -> Record:
 
 
 def _of_run(run: Run) -> Record:
-    seconds, censored, load = measured(run, due=False)
-    computing = computed(run)
+    seconds, censored, load = task_seconds(run, due=False)
+    computing = computing_seconds(run)
     parts = {} if computing is None else {"compute": computing}
     spec = run.config.strategy
     return Record(seconds, censored, load=load, parts=parts, remarks=(f"a run of '{spec}'",), strategy=spec)

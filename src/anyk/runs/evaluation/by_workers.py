@@ -1,4 +1,4 @@
-"""A run's objective as its workers compute it, each on the data that it holds."""
+"""A run's objective as its workers compute it, each on its own data."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ _MOMENT = 0.01  # seconds
 
 
 def by_workers(evaluate: Evaluate, problem: Problem, cluster: Cluster) -> tuple[Problem, Asking | None]:
-    """Return the problem to evaluate in place of one that the ``cluster``'s workers evaluate, and who asks them.
+    """Return the problem that the ``cluster``'s workers evaluate, and the object that asks them.
 
-    Nobody does on a virtual clock, where workers compute in the driver. Raises :class:`~anyk.errors.BadInput` where the
-    problem cannot be evaluated so.
+    On a virtual clock, whose workers compute in the driver, there is no such object. Raises
+    :class:`~anyk.errors.BadInput` if workers cannot evaluate the problem.
     """
     samples, evaluated = evaluate.samples, problem
     if samples is not None and (cluster.virtual or first_metrics(problem)):
         if not cluster.virtual and abilities_of(problem).evaluated_on != "train":
             raise BadInput(
                 "samples= picks training and held-out samples together, so that the driver would read training data; "
-                "leave out samples or the held-out data, or evaluate where='aside'"
+                "omit samples or the held-out data, or evaluate where='aside'"
             )
         evaluated = abilities_of(problem).sampled(samples)
     if cluster.virtual:
         return evaluated, None
-    if samples is not None and any(abilities_of(one).uneven is not None for one in each_of(problem)):
+    if samples is not None and any(abilities_of(each).uneven is not None for each in each_of(problem)):
         raise BadInput(
-            "split=… puts samples into another order, in which workers would pick others than the driver; leave out "
-            "samples or split, or evaluate where='driver' or 'aside'"
+            "split=… puts samples into another order, in which workers would pick others than the driver; omit samples "
+            "or split, or evaluate where='driver' or 'aside'"
         )
     asking = Asking(problem, evaluated, cluster, samples)
     return asking.problem, asking
 
 
 class Asking:
-    """Has the workers of a run evaluate its objective while the cluster is open.
+    """Lets the workers of a run evaluate its objective while the cluster is open.
 
-    ``problem``: what stands for it here: its objective comes from the workers, all else from ``evaluated``. While the
-    run is driven another thread may ask, and the driver passes it on between two events; from the driver's thread it
-    can be asked when the run has ended. ``samples``: of so many samples, or all.
+    ``problem``: a problem whose objective comes from the workers, and everything else from ``evaluated``. While the run
+    is driven another thread may ask, and the driver passes the question on between two events; the driver's own thread
+    may ask when the run has ended. ``samples``: the number of samples to evaluate on, None for all.
 
-    Raises :class:`~anyk.errors.BadInput` where this cluster's workers cannot be asked.
+    Raises :class:`~anyk.errors.BadInput` if this cluster's workers cannot be asked.
     """
 
     def __init__(self, problem: Problem, evaluated: Problem, cluster: Cluster, samples: int | None) -> None:
@@ -62,15 +62,17 @@ class Asking:
         self._driver = threading.current_thread()
         self._events: Iterator[Any] | None = None
         self._closed = False
-        self.interrupted: Callable[[], bool] = lambda: False  # whether the run is to end soon
-        self.problem: Problem = _Asked(evaluated, self, "")
-        if isinstance(problem, ManyProblems) and isinstance(evaluated, ManyProblems):
-            self.problem = ManyProblems([_Asked(one, self, slot) for slot, one in evaluated.by_slot.items()])
+        self.interrupted: Callable[[], bool] = lambda: False  # whether the run must end soon
+        self.problem: Problem = _EvaluatedByWorkers(evaluated, self, "")
+        if isinstance(evaluated, ManyProblems):
+            self.problem = ManyProblems(
+                [_EvaluatedByWorkers(each, self, slot) for slot, each in evaluated.by_slot.items()]
+            )
 
     def loss(self, slot: str, w: Vector) -> float:
-        """The mean of the sample losses at ``w``; raises :class:`~anyk.clusters.remote.losses.Unheld` without holders.
+        """Return the mean loss over the samples at ``w``, which must not change before the method returns.
 
-        ``w`` must stay as it is until then.
+        Raises :class:`~anyk.clusters.remote.losses.Unheld` if no worker has the data.
         """
         question = self._cluster.losses.ask(slot, w, self._samples)
         if threading.current_thread() is not self._driver:
@@ -80,7 +82,7 @@ class Asking:
         return question.answer() / self._total
 
     def pass_on(self) -> None:
-        """Pass on what is asked and what is answered, for a moment; in the driver's thread, when the run has ended."""
+        """Pass questions and answers on for a moment; called in the driver's thread when the run has ended."""
         if self._closed:
             clock.sleep(_MOMENT)
             return
@@ -91,13 +93,13 @@ class Asking:
         self._cluster.losses.give_up_late(interrupted=self.interrupted())
 
     def close(self) -> None:
-        """The workers have ended: who waits for an answer gets none."""
+        """End all questions without an answer, as the workers have ended."""
         self._closed = True
         self._cluster.losses.close()
 
 
-class _Asked:
-    """A problem whose objective is evaluated by workers; all else is its own."""
+class _EvaluatedByWorkers:
+    """A problem whose objective is evaluated by workers, and everything else by the problem itself."""
 
     def __init__(self, problem: Problem, asking: Asking, slot: str) -> None:
         self._problem, self._asking, self._slot = problem, asking, slot

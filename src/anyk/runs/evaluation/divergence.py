@@ -1,4 +1,4 @@
-"""Runs that end far above where they began."""
+"""Runs whose loss ends far above its initial value."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from anyk.runs.log.schema import Evaluation
 
-_TIMES = 1e3  # by which a loss may grow
+_TIMES = 1e3  # factor by which a loss may grow
 
 
 def divergence(evaluations: Sequence[Evaluation], lr: str, metric: str = "", better: str = "higher") -> str | None:
     """Return a sentence on a model that has diverged, or None.
 
-    A model has diverged if the loss of its last version is not finite, or above 1,000 times the loss of the version
-    with which the run began (1 if that is less). If only a metric is evaluated, it takes the place of the loss where
-    less of it is better. ``evaluations``: of all slots, oldest first.
+    A model has diverged if the loss of its last version is not finite, or is above 1,000 times the loss of the first
+    version (or above 1,000, if that loss is less than 1). A metric that is to be minimised takes the place of a loss
+    that is not evaluated. ``evaluations``: of all slots, oldest first.
 
     >>> first, last = Evaluation("model", 0, 0.0, 0.7, None), Evaluation("model", 5, 1.0, 2e63, None)
     >>> divergence([first, last], "1e+09")

@@ -1,4 +1,4 @@
-"""Loss and metric of model versions, off the clock: kept while the run goes on, evaluated when nobody waits for it."""
+"""Loss and metric of model versions, computed at times that do not count on the run's clock."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from anyk.problems.many import problem_of
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.log.schema import Evaluation
 
-_POINTS = 256  # versions kept of a slot before every second one is left out
-_AFTER = 0.01  # seconds after a new version, while the driver hands it out, in which not to take the processor from it
-_APART = 0.05  # seconds that versions kept on a real clock are apart at least: keeping one costs a copy
-_LARGE = 1 << 20  # bytes of a version from which on it is kept in a file
-_SHARE = 0.05  # of a real run's time at most goes to evaluating while it runs
+_POINTS = 256  # versions stored of a slot before every second one is omitted
+_AFTER = 0.01  # seconds after a new version in which the driver, which distributes it, needs the processor
+_APART = 0.05  # least seconds on a real clock between two versions that are stored: storing one costs a copy
+_LARGE = 1 << 20  # bytes from which on a version is stored in a file
+_SHARE = 0.05  # largest share of a real run's time that evaluation takes while it runs
 
 
 class Evaluator:
-    """Keeps versions and evaluates them.
+    """Stores versions and evaluates them.
 
-    On a virtual clock that happens at once. On a real one versions are kept at most every 0.05 s, a thread looks at the
-    newest now and then, for at most 5 % of the time unless it is evaluated aside (with a target, in the driver, after a
-    second at the latest), and the rest is evaluated after the run; large ones wait in a temporary file without a name,
-    not in memory. Of a long run every 2nd, 4th, 8th, … version is kept, a few hundred in all, unless ``evaluate`` says
-    otherwise; with None nothing is kept. ``problem``: what is evaluated
-    (:func:`~anyk.runs.evaluation.evaluate.evaluating`); while the driver waits for the thread, it calls ``meanwhile``,
-    so that workers' answers come in. ``target`` is a value of the metric (without held-out data, of the loss);
-    ``reached`` is the earliest version known to have it.
+    On a virtual clock versions are evaluated immediately. On a real clock they are stored at most every 0.05 s; a
+    thread evaluates the newest from time to time, which takes at most 5 % of the time unless another process evaluates
+    (with a target, after a second at the latest), and the others are evaluated after the run. Large versions wait in a
+    temporary file without a name, not in memory. In a long run only every 2nd, 4th, 8th, … version is stored, a few
+    hundred in all, unless ``evaluate`` specifies an interval; with None no version is stored.
+
+    ``problem``: the problem that is evaluated (:func:`~anyk.runs.evaluation.evaluate.evaluating`). ``meanwhile``:
+    called while the driver waits for the thread, so that workers' answers arrive. ``target``: a value of the metric
+    (without held-out data, of the loss); ``reached`` is the evaluation of the earliest version that reaches it.
     """
 
     def __init__(
@@ -51,48 +52,48 @@ class Evaluator:
         self.problem, self._off = problem, evaluate is None
         evaluate = evaluate or USUAL
         self._share = 1.0 if evaluate.where == "aside" else _SHARE
-        self._asks = evaluate.where == "workers"  # whose steps wait
+        self._by_workers = evaluate.where == "workers"
         self._loss = evaluate.on != "held_out"
-        self._apart = evaluate.seconds
         self.done: dict[tuple[str, int], Evaluation] = {}
-        self.latest: Evaluation | None = None  # the newest version evaluated so far
+        self.latest: Evaluation | None = None  # of the newest version evaluated so far
         self.reached: Evaluation | None = None
-        self.unknown: Unheld | None = None  # why the loss of the last version is not known whose loss is not
-        self._metrics: dict[str, tuple[int, dict[str, float]]] = {}  # the newest of each slot, with its version
+        self.unknown: Unheld | None = None  # why the last loss that could not be computed is unknown
+        self._metrics: dict[str, tuple[int, dict[str, float]]] = {}  # version and metrics of each slot's newest
         self._fresh: list[tuple[Evaluation, Vector]] = []
         self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
         self._borrowed: list[tuple[str, int]] = []
         self._returned: list[tuple[str, int]] = []
         self._fixed = evaluate.every is not None or evaluate.seconds is not None
-        self._last: dict[str, float] = {}  # when the newest version kept of a slot was made
+        self._apart = evaluate.seconds or (_APART if background and not self._fixed else 0.0)
+        self._last: dict[str, float] = {}  # time of the newest version stored of a slot
         self.every = evaluate.every or 1
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         if background and not self._off:
-            self._thread = threading.Thread(target=self._look_now_and_then, name="anyk evaluation", daemon=True)
+            self._thread = threading.Thread(target=self._evaluate_sometimes, name="anyk evaluation", daemon=True)
             self._thread.start()
 
     def recall(self, evaluation: Evaluation) -> None:
-        """An evaluation that an earlier part of the run has made."""
+        """Take over an evaluation of an earlier part of the run."""
         slot, time = evaluation.slot, evaluation.time
         self.done[slot, evaluation.version] = evaluation
         self._note(evaluation)
         self._last[slot] = max(time, self._last.get(slot, time))
 
     def go_on(self, every: int) -> None:
-        """Go on leaving out as many versions as an earlier part of the run did, unless an interval was asked for."""
+        """Store every ``every``-th version, as the earlier part of the run did, unless an interval is specified."""
         if not self._fixed:
             self.every = every
 
     def _note(self, evaluation: Evaluation) -> None:
         if self.latest is None or evaluation.version >= self.latest.version:
             self.latest = evaluation
-        if self._good(evaluation) and (self.reached is None or evaluation.time < self.reached.time):
+        if self._reaches_target(evaluation) and (self.reached is None or evaluation.time < self.reached.time):
             self.reached = evaluation
 
-    def _good(self, evaluation: Evaluation) -> bool:
+    def _reaches_target(self, evaluation: Evaluation) -> bool:
         if self.target is None:
             return False
         if evaluation.metric is None:
@@ -101,16 +102,16 @@ class Evaluator:
 
     @property
     def hopeless(self) -> Unheld | None:
-        """Why the target, a loss, will never be known to be reached; None where it may."""
+        """Why a loss as the target can never be known to be reached; None if it can."""
         by_loss = self.target is not None and self.latest is not None and self.latest.metric is None
         return self.unknown if by_loss and self.unknown is not None and self.unknown.forever else None
 
     def keep(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> bool:
-        """A new version; returns whether ``w`` itself is kept for now, until :meth:`let_go` names it."""
+        """Store a new version; return whether ``w`` itself is needed until :meth:`let_go` returns the version."""
         key = (slot, version)
         if self._off or (version % self.every and not last) or key in self.done:
             return False
-        if not last and version and time - self._last.get(slot, -np.inf) < self._pause:
+        if not last and version and time - self._last.get(slot, -np.inf) < self._apart:
             return False
         self._last[slot] = time
         borrowed = False
@@ -129,27 +130,20 @@ class Evaluator:
         self._news.set()
         return borrowed
 
-    @property
-    def _pause(self) -> float:
-        """Seconds that versions kept are apart at least."""
-        if self._apart is not None:
-            return self._apart
-        return 0.0 if self._thread is None or self._fixed else _APART
-
     def fresh(self) -> list[tuple[Evaluation, Vector]]:
-        """The evaluations made since last asked, each with the model that was evaluated."""
+        """Return the evaluations made since the last call, each with its model."""
         with self._lock:
             fresh, self._fresh = self._fresh, []
         return fresh
 
     def let_go(self) -> list[tuple[str, int]]:
-        """The (slot, version) whose vectors were kept and are needed no more."""
+        """Return slot and version of the vectors that are not needed any more."""
         with self._lock:
             returned, self._returned = self._returned, []
         return returned
 
     def _copy_borrowed(self) -> None:
-        """Take copies, in the thread: fresh memory is what keeping a version costs."""
+        """Replace vectors by copies, in the thread: allocating memory is the cost of storing a version."""
         while True:
             with self._lock:
                 if not self._borrowed:
@@ -162,7 +156,7 @@ class Evaluator:
                 self._returned.append(self._borrowed.pop(0))
 
     def _evaluate(self, slot: str, version: int, time: float, w: Vector) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # a model about to diverge is worth what it is worth
+        with np.errstate(over="ignore", invalid="ignore"):  # a model may be about to diverge
             problem = problem_of(self.problem, slot)
             metrics, loss = dict[str, float](), None
             try:
@@ -187,15 +181,15 @@ class Evaluator:
             self._kept.pop((slot, version), None)
 
     def metrics(self, slot: str, version: int, w: Vector) -> dict[str, float]:
-        """Return all metrics of the newest version of a slot; computed if an earlier part of the run evaluated it."""
-        known, metrics = self._metrics.get(slot, (-1, {}))
-        if known == version or self._off:
+        """Return all metrics of the newest version of a slot, computed again if it was evaluated before a resume."""
+        newest, metrics = self._metrics.get(slot, (-1, {}))
+        if newest == version or self._off:
             return metrics
         with np.errstate(over="ignore", invalid="ignore"):
             return problem_of(self.problem, slot).metrics(w)
 
-    def _look_now_and_then(self) -> None:
-        pause_until = 0.0  # until when only to take copies
+    def _evaluate_sometimes(self) -> None:
+        pause_until = 0.0  # until then the thread takes copies only
         while not self._over.is_set():
             self._news.wait()
             self._news.clear()
@@ -216,15 +210,18 @@ class Evaluator:
             try:
                 self._evaluate(*newest, time, w)
             except (BadInput, RunFailed):
-                pause_until = float("inf")  # it is said when the run has ended and all is evaluated that is left
+                pause_until = float("inf")  # reported after the run, when all other versions are evaluated
                 continue
             ended = clock.perf_counter()
             pause_until = ended + (ended - began) * (1.0 / self._share - 1.0)
-            if self.target is not None and not self._asks:  # reached, it is to end the run soon, whatever that takes
+            if self.target is not None and not self._by_workers:  # a target must end the run soon
                 pause_until = min(pause_until, ended + 1.0)
 
     def finish(self, tell: Callable[[int, int], None] = lambda done, total: None) -> list[Evaluation]:
-        """Evaluate what was kept and return all, oldest first; before each ``tell`` gets (its number, how many)."""
+        """Evaluate the stored versions and return all evaluations, oldest first.
+
+        ``tell`` is called before each one with its number, from 1, and the number of stored versions.
+        """
         self.stop()
         remaining = sorted(self._kept, key=lambda key: key[1])
         for number, (slot, version) in enumerate(remaining):
@@ -244,7 +241,7 @@ class Evaluator:
 
 
 def _copy(w: Vector) -> Vector:
-    """A copy that takes no memory of the process's own, if it is large: the file goes when nobody reads it any more."""
+    """Return a copy; a large one is in a temporary file, which is removed when the copy is not used any more."""
     if w.nbytes < _LARGE:
         return w.copy()
     try:
@@ -252,5 +249,5 @@ def _copy(w: Vector) -> Vector:
             w.tofile(file)
             file.flush()
             return np.asarray(np.memmap(file, dtype=w.dtype, mode="c", shape=w.shape))
-    except OSError:  # no room there
+    except OSError:  # no space on the disk
         return w.copy()

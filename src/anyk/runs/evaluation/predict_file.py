@@ -25,14 +25,15 @@ def predict_file(
     max_gb: float | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> int:
-    """Predict for the rows of a file (CSV, Parquet, npz or svmlight) and write them to ``out``; the number of rows.
+    """Write predictions for the rows of a file (CSV, Parquet, npz or svmlight) to ``out``; return the number of rows.
 
-    ``out``: a CSV file, of Parquet files also Parquet; None: CSV on standard output. It has the file's columns (of npz
-    and svmlight, none) and one more, ``prediction``; with ``probabilities`` also ``probability_LABEL`` for each class.
-    ``header``: whether the first row of a CSV file holds names; left out, as in the training data. ``max_gb``: how much
-    memory the file may unpack to; ``tell`` hears of values that the model has not seen. Names, categories, scaling and
-    values for missing ones are those of the training data; see :meth:`Run.predict`. Raises
-    :class:`~anyk.errors.BadInput` for a file that does not fit the model, and where nothing can be written.
+    ``out``: a CSV file, or for Parquet also a Parquet file; None: CSV on standard output. It has the file's columns
+    (for npz and svmlight, none) and a column ``prediction``; with ``probabilities`` also ``probability_LABEL`` for each
+    class. ``header``: whether the first row of a CSV file contains names; by default as in the training data.
+    ``max_gb``: the memory that the unpacked file may take. ``tell`` is called with a sentence on values that the model
+    has not seen. Names, categories, scaling and the values for missing ones come from the training data, as in
+    :meth:`Run.predict`. Raises :class:`~anyk.errors.BadInput` for a file that does not fit the model, and if nothing
+    can be written.
 
     >>> import tempfile
     >>> import anyk
@@ -46,7 +47,7 @@ def predict_file(
     (1, 'x,prediction')
     """
     if not isinstance(run, Run) and is_race(run):
-        raise BadInput(f"'{run}' is the folder of a race; name one of the runs in it")
+        raise BadInput(f"'{run}' is the folder of a race; give one of the runs in it")
     source, target = Path(file).expanduser(), None if out is None else Path(out).expanduser()
     with contextlib.nullcontext(run) if isinstance(run, Run) else Run.open(run) as opened:
         predictor, model = opened.predictor, opened.model

@@ -1,4 +1,4 @@
-"""A race: several strategies on the same problem, with the same stragglers, one after another; over seeds if asked."""
+"""Races: several strategies on the same problem with the same delays, one after another, with one or more seeds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from anyk.runs.races.race_folder import (
     titled,
 )
 from anyk.runs.races.seeds import compare_seeds, grouped
-from anyk.runs.run import Run, setup
+from anyk.runs.run import Run, result_cells, setup
 from anyk.runs.training import resume, train
 from anyk.specs import parse as split
 from anyk.specs import with_keys
@@ -52,10 +52,10 @@ Before = Callable[[str], None]
 
 @dataclass(frozen=True, repr=False)
 class Race:
-    """The runs of a race, in the order they were given; with several seeds, all of the first, then of the second, ….
+    """The runs of a race, in the order of the strategies; with several seeds, first all runs with the first seed.
 
-    ``path``: its folder (None: it was kept in memory). ``waiting``: titles of runs that have not begun. ``config``: its
-    settings, as in ``race.toml`` (None: without one). The runs' logs are open until the race is closed, as by ``with``.
+    ``path``: its folder (None: in memory). ``waiting``: titles of runs that have not started. ``config``: its settings,
+    as in ``race.toml`` (None without that file). The runs' logs are open until the race is closed, as by ``with``.
     """
 
     runs: tuple[Run, ...]
@@ -66,9 +66,9 @@ class Race:
     @classmethod
     @typed
     def open(cls, path: str | Path) -> Race:
-        """Read the folder of a race, or one with several run folders in it, such as a probe's.
+        """Read the folder of a race, or a folder that contains run folders, such as a probe's.
 
-        Raises :class:`~anyk.errors.BadInput` if it is neither, damaged or of a newer format.
+        Raises :class:`~anyk.errors.BadInput` for any other folder, and if it is damaged or of a newer format.
         """
         folder = Path(path)
         if not is_race(folder):
@@ -92,32 +92,19 @@ class Race:
         self.close()
 
     def _repr_html_(self) -> str:
-        """For notebooks: a row for each run, and their losses against seconds."""
+        """Return a table with a row for each run, and their losses against seconds, for notebooks."""
         compared = compare_seeds(self.runs) if len(self.runs) > 1 else None
         times = [by and by.times for by in compared.speed_ups] if compared else [None] * len(self.runs)
         rows = [
-            (
-                self.title(run),
-                run.steps,
-                f"{run.seconds:.4g}",
-                run.loss and f"{run.loss:.4g}",
-                run.metric and f"{run.metric['value']:.4g}",
-                speed_up and f"{speed_up:.1f}x",
-            )
+            (self.title(run), *result_cells(run), speed_up and f"{speed_up:.1f}x")
             for run, speed_up in zip(self.runs, times, strict=True)
         ]
         lines = {self.title(run): (run.history["seconds"], run.history["loss"]) for run in self.runs}
         metric = self.runs[0].metric_name if self.runs else "metric"
-        head = [
-            "strategy",
-            "steps",
-            "seconds",
-            "loss",
-            metric,
-            f"speed-up over {compared.over}" if compared else "speed-up",
-        ]
-        waiting = html.text(f"Not begun yet: {', '.join(self.waiting)}.") if self.waiting else ""
-        return html.table(head, rows) + html.curves(lines, "loss") + waiting
+        speed_up = f"speed-up over {compared.over}" if compared else "speed-up"
+        waiting = html.text(f"Not started yet: {', '.join(self.waiting)}.") if self.waiting else ""
+        table = html.table(["strategy", "steps", "seconds", "loss", metric, speed_up], rows)
+        return table + html.curves(lines, "loss") + waiting
 
     @property
     def seeds(self) -> int:
@@ -125,22 +112,22 @@ class Race:
         return self.config.seeds if self.config else max(map(len, grouped(self.runs)), default=1)
 
     def title(self, run: Run) -> str:
-        """Return the title of a run among the others: its strategy and, if there are several seeds, its seed."""
+        """Return the title of a run: its strategy and, if the race has several seeds, its seed."""
         return titled(run.config.strategy, run.config.seed, self.seeds)
 
     @property
     def unfinished(self) -> tuple[Run, ...]:
-        """Runs that have something left to do."""
+        """The runs that have not reached a limit."""
         return tuple(run for run in self.runs if not _finished(run))
 
     @property
     def failures(self) -> dict[str, str]:
-        """By title, why a run could not go on."""
+        """The reason why a run failed, by the run's title."""
         last = {self.title(run): (run.notes or [{}])[-1] for run in self.runs}
         return {title: str(note["text"]) for title, note in last.items() if note.get("kind") == "failed"}
 
     def report(self) -> dict[str, Any]:
-        """Set-up and results, in the shape that ``--json`` writes; with several seeds also of each strategy."""
+        """Return setup and results in the form that ``--json`` writes; with several seeds also for each strategy."""
         config = self.config or self.runs[0].config
         top = setup(self.runs[0].config if self.runs else config) | {"seed": config.seed, "seeds": self.seeds}
         if not self.runs:
@@ -182,17 +169,16 @@ def race(
 ) -> Race:
     """Train with each of ``strategies`` (specs) on its own cluster with the same delays and seed.
 
-    With ``seeds`` each trains so often, with ``seed``, ``seed + 1``, …, by which delays, mini-batches and what is sent
-    of a vector are drawn (:func:`anyk.runs.compare_seeds`).
+    ``seeds``: the number of runs of each strategy, with ``seed``, ``seed + 1``, …, from which delays, mini-batches and
+    random compressors are drawn (:func:`anyk.runs.compare_seeds`). With several problems every strategy trains a model
+    for each of them simultaneously. Every run ends at the first of ``steps``, ``seconds`` and ``target`` that it
+    reaches. ``out``: a folder for ``race.toml`` and the run folders, which :func:`resume_race` continues; a run that
+    fails there does not end the race (:attr:`Race.failures`). ``before`` is called with the title of each run
+    (:meth:`Race.title`) before it starts; ``evaluate``, ``callbacks`` (the same for all runs) and ``progress`` are as
+    for :func:`train`.
 
-    Of several problems every strategy trains a model each, at once. ``out`` is a folder that gets ``race.toml`` and one
-    run folder for each; :func:`resume_race` goes on with it, and a run that fails there does not end the race
-    (:attr:`Race.failures`). Every strategy ends at the first of ``steps``, ``seconds`` and ``target`` that it
-    reaches. ``before`` is called with the title of each run (:meth:`Race.title`) before it begins; ``evaluate``,
-    ``callbacks`` (the same for all runs) and ``progress`` are as for :func:`train`.
-
-    Raises :class:`~anyk.errors.BadInput` for what cannot work and, without ``out``,
-    :class:`~anyk.errors.RunFailed` when a run cannot go on.
+    Raises :class:`~anyk.errors.BadInput` for arguments that cannot work and, without ``out``,
+    :class:`~anyk.errors.RunFailed` when a run cannot continue.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
@@ -209,20 +195,20 @@ def race(
     names = name_folders(specs, {})
     fleet = build_cluster(cluster, workers=workers, delays=parse(delays), seed=seed, communication=communication)
     limits, evaluate = Limits(steps, seconds, target), read_evaluate(evaluate)
-    optimizer, hearing = usual_optimizer(trained, optimizer), check_callbacks(callbacks)
+    optimizer, checked_callbacks = usual_optimizer(trained, optimizer), check_callbacks(callbacks)
     check_evaluation(trained, evaluate, limits)
     for spec in specs:
         strategy = build_strategy(spec, workers=workers)
         check_rows(trained, strategy)
         check_evaluate(evaluate, strategy, target)
     own = {"cluster": cluster, "models": models, "runs": names, "seeds": seeds}
-    config = describe(RaceConfig, trained, fleet, optimizer, limits, evaluate, hearing, **own)
+    config = describe(RaceConfig, trained, fleet, optimizer, limits, evaluate, checked_callbacks, **own)
     folder = None if out is None else Path(out)
     if folder is not None:
         config = replace(config, digests=digests_of(trained, fleet, config))
         new_folder(folder, known=NAME)
         write_sealed(folder / NAME, config)
-    with showing(progress, hearing) as shown:
+    with showing(progress, checked_callbacks) as shown:
         return _Racing(config, Rebuilt(trained, optimizer, fleet), folder, shown, before).run()
 
 
@@ -241,10 +227,10 @@ def resume_race(
     before: Before | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Race:
-    """Go on with what is left of a race: runs interrupted or failed, and strategies that have not begun.
+    """Continue the runs of a race that were interrupted or failed, and start those that have not started.
 
-    ``add``: further strategies, on the same terms; ``seeds``: the number of seeds that all are to have run. With new
-    limits every run goes on to them. All else, ``trust`` included, is as in :func:`anyk.resume`.
+    ``add``: further strategies with the same settings; ``seeds``: a larger number of seeds for all strategies. With new
+    limits every run continues to these. The other arguments are those of :func:`anyk.resume`.
     """
     folder = Path(path)
     config, of = read_race(folder), f"the race '{folder}'"
@@ -259,22 +245,19 @@ def resume_race(
     with with_plugins(config, of):
         for spec in config.runs:
             build_strategy(spec, workers=config.workers)
-    further = [_with_models(spec, config.models, config.workers) for spec in add]
-    for spec in further:
-        if spec in config.runs:
-            raise BadInput(f"'{spec}' is in the race already")
-    runs, hearing = config.runs | name_folders(further, config.runs), check_callbacks(callbacks)
+    added = [_with_models(spec, config.models, config.workers) for spec in add]
+    runs, checked_callbacks = config.runs | name_folders(added, config.runs), check_callbacks(callbacks)
     digests = replace(config.digests, files=files_of(runs) | config.digests.files)
     config = replace(config, runs=runs, seeds=seeds or config.seeds, digests=digests)
-    config = with_callbacks(config, hearing.specs)
+    config = with_callbacks(config, checked_callbacks.specs)
     write_sealed(folder / NAME, config)
-    further = {"trust": trust, "tell": tell} | (vars(limits) if limits else {})
-    return _Racing(config, rebuilt, folder, hearing, before, further).run()
+    arguments = {"trust": trust, "tell": tell} | (vars(limits) if limits else {})
+    return _Racing(config, rebuilt, folder, checked_callbacks, before, arguments).run()
 
 
 @dataclass(frozen=True)
 class _Racing:
-    """A race that is set up; ``resumed``: the arguments with which its runs are resumed, None for a new race."""
+    """A race that has been checked; ``resumed``: arguments to resume its runs with, None for a new race."""
 
     config: RaceConfig
     rebuilt: Rebuilt
@@ -284,7 +267,7 @@ class _Racing:
     resumed: dict[str, Any] | None = None
 
     def run(self) -> Race:
-        """Run each entry that has something left to do."""
+        """Run each entry that is not finished."""
         runs = []
         for entry in self.config.entries:
             place = None if self.folder is None else self.folder / entry.folder
@@ -301,14 +284,14 @@ class _Racing:
             except RunFailed:
                 if place is None or not (place / "log.sqlite").is_file():
                     raise
-                run = Run.open(place)  # its log says why; the others are not to suffer for it
+                run = Run.open(place)  # its log notes why; the other runs continue
             runs.append(run)
         return Race(tuple(runs), self.folder, (), None if self.folder is None else self.config)
 
     def _run(self, entry: Entry, place: Path | None) -> Run:
         """Train, or resume the run in the folder ``place``."""
         problem, optimizer, cluster = self.rebuilt
-        callbacks = self.callbacks.with_title(entry.folder)
+        callbacks = self.callbacks.also(title=entry.folder)
         if self.resumed is not None and place is not None and place.is_dir():
             return resume(place, problem=problem, optimizer=optimizer, callbacks=callbacks, **self.resumed)
         return train(
@@ -324,7 +307,7 @@ class _Racing:
 
 
 def _finished(run: Run) -> bool:
-    """Whether a run ended as it was to end."""
+    """Return whether a run has reached a limit or was stopped on purpose."""
     if not run.summary:
         return False
     if run.time_to_target is not None or run.summary.get("stopped"):
@@ -336,9 +319,9 @@ def _finished(run: Run) -> bool:
 
 
 def racers(workers: int, models: int = 1) -> tuple[str, ...]:
-    """The strategies of a race that names none: waiting for all, an exact code, an approximate one, and ``async``.
+    """Return the default strategies of a race: waiting for all, an exact code, an approximate one, and ``async``.
 
-    Where several models are trained ``async``, which trains one only, is left out.
+    With several models ``async``, which trains one only, is omitted.
 
     >>> racers(30)
     ('uncoded', 'frc:load=3', 'agc:load=3,wait=11', 'async:lr_scale=0.05')
@@ -361,7 +344,10 @@ def racers(workers: int, models: int = 1) -> tuple[str, ...]:
 
 
 def charged(cluster: str, problem: Problem, *, workers: int) -> str:
-    """A simulated cluster's spec that charges computing, with what a partition takes here; any other as it is."""
+    """Return a simulated cluster's spec with the seconds that a partition takes on this machine as computing time.
+
+    Specs of other clusters, and those that specify computing times, are returned unchanged.
+    """
     name, values = split(cluster)
     if name != "simulated" or {"task", "partition", "step", "cores"} & values.keys():
         return cluster
@@ -376,7 +362,7 @@ def charged(cluster: str, problem: Problem, *, workers: int) -> str:
 
 
 def _with_models(spec: str, models: int, workers: int) -> str:
-    """A strategy's spec for so many models; raises where it does not exist for so many workers and models."""
+    """Return a strategy's spec for a number of models; raise if the strategy cannot train that many."""
     build_strategy(spec, workers=workers)
     spec = resolve_paths(spec)
     if models == 1:

@@ -1,4 +1,4 @@
-"""The folder of a race: ``race.toml``, and in it a run folder for each strategy and seed."""
+"""The folder of a race, with ``race.toml`` and a run folder for each strategy and seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Folder = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9=-][A-Za-z0-9.=-]*$")
 
 
 class Entry(NamedTuple):
-    """A run of a race: its strategy's spec, its seed, its folder's name, and its title among the others."""
+    """A run of a race: its strategy's spec, its seed, its folder's name and its title."""
 
     strategy: str
     seed: int
@@ -27,9 +27,9 @@ class Entry(NamedTuple):
 
 
 class RaceConfig(SharedConfig, frozen=True, kw_only=True):
-    """The settings of a race, as ``race.toml`` stores them; ``runs``: the folder's name of each strategy.
+    """The settings of a race, as ``race.toml`` stores them.
 
-    ``seeds``: the number of seeds, from ``seed`` on.
+    ``runs``: the folder's name of each strategy. ``seeds``: the number of seeds, from ``seed`` on.
     """
 
     models: Count
@@ -43,7 +43,7 @@ class RaceConfig(SharedConfig, frozen=True, kw_only=True):
 
     @property
     def entries(self) -> list[Entry]:
-        """All runs of the race, seed by seed: after an interruption there are strategies to compare."""
+        """All runs of the race, seed by seed, so that strategies can be compared after an interruption."""
         return [
             Entry(spec, seed, name if seed == self.seed else f"{name}_seed={seed}", titled(spec, seed, self.seeds))
             for seed in range(self.seed, self.seed + self.seeds)
@@ -68,22 +68,22 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def read_race(folder: Path) -> RaceConfig:
-    """Return the configuration of a race, checked, as the folder may be a stranger's."""
+    """Return the settings of a race; raise :class:`~anyk.errors.BadInput` if they are missing or damaged."""
     file = folder / NAME
     if not file.is_file():
         runs = run_folders(folder)
-        hint = f"; its runs go on one by one: anyk resume {runs[-1]}" if runs else ""
+        hint = f"; resume its runs one by one: anyk resume {runs[-1]}" if runs else ""
         raise BadInput(f"'{folder}' is not the folder of a race: it has no {NAME}{hint}")
     return read_sealed(file, RaceConfig, f"the race '{folder}'")
 
 
-def name_folders(strategies: Sequence[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the folder's name of each strategy; ``known``: the names of those in the race already."""
+def name_folders(strategies: Sequence[str], existing: Mapping[str, str]) -> dict[str, str]:
+    """Return the folder's name of each strategy; ``existing``: the names of the folders in the race, by strategy."""
     names: dict[str, str] = {}
     for spec in strategies:
-        if spec in names:
-            raise BadInput(f"'{spec}' is in the race twice")
+        if spec in names or spec in existing:
+            raise BadInput(f"'{spec}' is in the race {'twice' if spec in names else 'already'}")
         name = re.sub(r"[^A-Za-z0-9.=-]+", "-", spec).strip("-.") or "run"
-        used_names = {*names.values(), *known.values()}
+        used_names = {*names.values(), *existing.values()}
         names[spec] = name if name not in used_names else f"{name}-{len(used_names)}"
     return names

@@ -1,4 +1,4 @@
-"""A race over several seeds: medians and ranges of each strategy, and speed-ups of runs with the same seed."""
+"""Races with several seeds: medians and ranges of each strategy, and speed-ups of runs with the same seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anyk.runs.run import Run
 
 
 class Spread(NamedTuple):
-    """Median, least and largest of a value over seeds; None where that is a value that is missing."""
+    """The median, least and largest value over seeds; None stands for a missing value."""
 
     median: float | None
     least: float | None
@@ -21,9 +21,9 @@ class Spread(NamedTuple):
 
 
 def spread(values: Iterable[float | None], *, missing: float = math.inf) -> Spread:
-    """The spread of at least one value; missing ones count as worse than all others, not as if they were not there.
+    """Return the spread of at least one value; missing values count as worse than all others.
 
-    ``missing``: inf where less is better, -inf where more is.
+    ``missing``: inf for a value to be minimised, -inf for a value to be maximised.
 
     >>> spread([3.0, 1.0, 2.0]), spread([3.0, None, 2.0]).most, spread([1.0, None, None], missing=-math.inf).median
     (Spread(median=2.0, least=1.0, most=3.0), None, None)
@@ -36,7 +36,7 @@ def spread(values: Iterable[float | None], *, missing: float = math.inf) -> Spre
 class OverSeeds:
     """The runs of a strategy by seed, and the speed-up of each over the reference's run with the same seed.
 
-    A speed-up is None where the reference has not run with that seed.
+    A speed-up is None if the reference has not run with that seed.
     """
 
     strategy: str
@@ -55,24 +55,27 @@ class OverSeeds:
 
     @property
     def speed_up(self) -> Spread | None:
-        """None before the reference has run. A run that did not come as far counts as slower than all others."""
-        times = [one.times for one in self.speed_ups if one is not None]
+        """The spread of the speed-ups; None before the reference has run.
+
+        A run that did not come as far as the reference counts as slower than all others.
+        """
+        times = [speed_up.times for speed_up in self.speed_ups if speed_up is not None]
         return spread(times, missing=-math.inf) if times else None
 
     @property
     def at_least(self) -> bool:
-        """Whether the speed-ups are lower bounds: the reference missed the target with some seed."""
-        return any(one is not None and one.at_least for one in self.speed_ups)
+        """Whether the speed-ups are lower bounds, as the reference missed the target with some seed."""
+        return any(speed_up is not None and speed_up.at_least for speed_up in self.speed_ups)
 
     @property
     def reached(self) -> int | None:
-        """With how many seeds the target was reached; None without a target."""
+        """The number of seeds with which the target was reached; None without a target."""
         if self.runs[0].config.target is None:
             return None
         return sum(run.time_to_target is not None for run in self.runs)
 
     def result(self) -> dict[str, Any]:
-        """The strategy's line of a race's JSON."""
+        """Return the strategy's results in the form that ``--json`` writes."""
         spreads = {
             "steps": self.spread(lambda run: run.steps),
             "seconds": self.spread(lambda run: run.seconds),
@@ -86,9 +89,9 @@ class OverSeeds:
 
 
 class SeedsComparison(NamedTuple):
-    """Strategies over their seeds; speed-ups are ``over`` one of them (its spec), ``by`` what :func:`compare` says.
+    """Strategies over their seeds; ``over`` and ``by`` are those of a :class:`~anyk.runs.races.speedups.Comparison`.
 
-    ``speed_ups``: of all runs, in the order in which they were given.
+    ``speed_ups``: of all runs, in their order.
     """
 
     over: str
@@ -98,8 +101,8 @@ class SeedsComparison(NamedTuple):
 
 
 def grouped(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
-    """Runs by strategy where they differ in their seeds; otherwise each by itself."""
-    if len({_key(run) for run in runs}) < len(runs):  # some differ in something else
+    """Return the runs of each strategy, if they differ in nothing but their seeds; else each run in its own group."""
+    if len({_key(run) for run in runs}) < len(runs):  # some differ in other settings
         return [(run,) for run in runs]
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: _key(run)[1]):
@@ -108,7 +111,7 @@ def grouped(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
 
 
 def compare_seeds(runs: Sequence[Run]) -> SeedsComparison:
-    """Compare strategies seed by seed, each run with that of the reference, which is that of :func:`compare`.
+    """Compare each run with the run of the reference that has the same seed; the reference is that of :func:`compare`.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")

@@ -1,4 +1,4 @@
-"""Comparing runs: how many times sooner than a reference a run came equally far."""
+"""Speed-ups of runs over a reference that came equally far."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _EQUAL = 1e-9  # relative: losses of exact codes differ by rounding alone
 
 
 class SpeedUp(NamedTuple):
-    """``times``: how many times sooner than the reference; None where the two cannot be compared.
+    """The speed-up of a run over a reference.
 
-    ``at``: the loss both runs reached, or the target; None where jobs were compared. ``at_least``: the reference had
-    not reached the target when it ended.
+    ``times``: the reference's seconds over the run's; None if the two cannot be compared. ``at``: the loss that both
+    runs reached, or the target; None if jobs were compared. ``at_least``: the reference ended before the target.
     """
 
     times: float | None
@@ -27,7 +27,7 @@ class SpeedUp(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Speed-ups of runs over one of them, ``over`` (its strategy's spec), and what they go ``by``."""
+    """Speed-ups of runs ``over`` one of them (its strategy's spec), measured ``by`` the target, the loss or jobs."""
 
     over: str
     by: Literal["target", "loss", "job"]
@@ -35,18 +35,18 @@ class Comparison(NamedTuple):
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Return how many times sooner each run came as far as ``uncoded`` or, without that strategy, as the first run.
+    """Return the speed-ups of runs over that of ``uncoded`` or, without that strategy, over the first run.
 
-    With a target that is the time to the target; without, the time to the lowest loss that both reached. Runs of
-    several models are compared by seconds a job (a step of one model), asynchronous ones then not at all, as a step of
-    theirs is one worker's gradient.
+    With a target the times to the target are compared; without, the times to the lowest loss that both runs reached.
+    Runs of several models are compared by seconds per job (a step of one model), unless they are asynchronous, as a
+    step is then one worker's gradient.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
     >>> race = anyk.race(problem, ["uncoded", "frc:load=3"], workers=6, cluster="simulated", delays="exp:mean=1",
     ...                  steps=20)
-    >>> found = compare(race.runs)
-    >>> found.over, found.by, round(found.speed_ups[1].times, 2)
+    >>> comparison = compare(race.runs)
+    >>> comparison.over, comparison.by, round(comparison.speed_ups[1].times, 2)
     ('uncoded', 'loss', 6.63)
     """
     reference = next((run for run in runs if _waits_for_all(run.config.strategy)), runs[0])
@@ -64,13 +64,13 @@ def _waits_for_all(spec: str) -> bool:
 
 
 def _by_job(run: Run, reference: Run) -> SpeedUp:
-    """Seconds a job."""
-    mine, others = (None if one.asynchronous else one.seconds_a_job for one in (run, reference))
+    """Return the speed-up in seconds per job."""
+    mine, others = (None if each.asynchronous else each.seconds_a_job for each in (run, reference))
     return SpeedUp(others / mine if mine and others else None)
 
 
 def _by_target(run: Run, reference: Run) -> SpeedUp:
-    """Seconds to the target; a reference that ended before it had needed more than it took."""
+    """Return the speed-up in seconds to the target; a lower bound if the reference ended before."""
     mine, others = run.time_to_target, reference.time_to_target
     if not mine:
         return SpeedUp(None)
@@ -79,18 +79,18 @@ def _by_target(run: Run, reference: Run) -> SpeedUp:
 
 
 def _by_loss(run: Run, reference: Run) -> SpeedUp:
-    """Seconds to the lowest loss that both reached, where that is below the loss they began with."""
+    """Return the speed-up in seconds to the lowest loss that both reached, if it is below their initial losses."""
     (mine, losses), (others, theirs) = _losses(run), _losses(reference)
     if not losses.size or not theirs.size:
         return SpeedUp(None)
     at = max(float(losses.min()), float(theirs.min()))
-    enough = at + _EQUAL * abs(at)
-    first, other = mine[np.argmax(losses <= enough)], others[np.argmax(theirs <= enough)]
+    bound = at + _EQUAL * abs(at)
+    first, other = mine[np.argmax(losses <= bound)], others[np.argmax(theirs <= bound)]
     return SpeedUp(float(other / first), at) if first > 0.0 and other > 0.0 else SpeedUp(None)
 
 
 def _losses(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Times and losses of the versions that were evaluated."""
+    """Return seconds and losses of the versions that were evaluated."""
     history = run.history
     finite = np.isfinite(history["loss"])
     return history["seconds"][finite], history["loss"][finite]

@@ -238,7 +238,7 @@ def explained(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
 def rounds(tasks: Tasks, workers: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Seconds of each worker's task, (rounds, workers), where all were given one at once; and which are lower bounds.
 
-    As :func:`anyk.runs.log.delay_trace.measured` finds them, in the time that a page of 100,000 tasks may take.
+    As :func:`anyk.runs.log.delay_trace.task_seconds` finds them, in the time that a page of 100,000 tasks may take.
     """
     tasks = tasks.only(tasks.fate != LOST)
     if not len(tasks):
