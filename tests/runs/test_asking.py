@@ -94,7 +94,7 @@ def test_a_run_for_a_target_ends_where_a_lost_worker_held_data():
     fleet = anyk.clusters.Processes(4)
     fleet.patience = 1  # a worker that dies is given up
     lost = (
-        r"whether the target is reached cannot be told any more: nobody can tell the loss of partition 1: worker 1 is"
+        r"it is not known any more whether the target is reached: nobody can tell the loss of partition 1: worker 1 is"
     )
     with pytest.raises(anyk.RunFailed, match=lost):
         anyk.train(

@@ -354,7 +354,7 @@ def test_training_goes_on_where_the_process_that_evaluates_dies(tmp_path, cluste
 def test_a_run_for_a_target_ends_where_nothing_can_be_evaluated(tmp_path):
     left = tmp_path / "left"
     left.write_text("x" * 99)
-    with pytest.raises(anyk.RunFailed, match="whether the target is reached cannot be told any more: the process"):
+    with pytest.raises(anyk.RunFailed, match="it is not known any more whether the target is reached: the process"):
         anyk.train(
             Mortal(4, left), "uncoded", fleet(), optimizer=anyk.optimizers.GD(lr=0.1), target=1e-9,
             evaluate=Evaluate(where="aside", every=1),

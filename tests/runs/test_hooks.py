@@ -380,7 +380,7 @@ def test_what_a_loop_cannot_resume_is_said_in_one_sentence(tmp_path):
     looped(3, optimizer, out=tmp_path / "run", keep=optimizer).close()
     for rest, sentence in (
         ({}, "exists; choose another, or go on with it"),
-        ({"go_on": True}, "the run keeps the states of 1 objects, keep has 0; give the same"),
+        ({"go_on": True}, "the run stores the states of 1 objects, keep has 0; give the same"),
         ({"go_on": True, "keep": 3}, "keep must be objects with state_dict and load_state_dict"),
         ({"go_on": True, "cluster": fleet(8)}, "has the workers '6', the loop '8'; give the same, or another out"),
     ):

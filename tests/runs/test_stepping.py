@@ -177,7 +177,7 @@ def test_strategies_whose_workers_step_are_refused(spec):
 
 
 def test_several_models_are_refused():
-    with pytest.raises(BadInput, match="trains 2 models; a loop of your own trains one"):
+    with pytest.raises(BadInput, match="trains 2 models; a custom loop trains one"):
         anyk.rounds(PROBLEM, "gc:stragglers=1,models=2", simulated(), steps=3)
 
 

@@ -52,7 +52,7 @@ def test_a_bit_flipped_in_a_checkpoint_is_found_and_the_one_before_is_used(tmp_p
     *same, notes = resumed(tmp_path / "run", told)
     assert tuple(same) == whole
     assert len(told) == 1 and told[0].endswith(
-        "do not match their digest); going on from the checkpoint before, at step 7"
+        "do not match their digest); continuing from the checkpoint before, at step 7"
     )
     assert "older checkpoint" in notes
     *same, notes = resumed(tmp_path / "run")  # the damaged one is out of the way
@@ -70,7 +70,7 @@ def test_a_checkpoint_or_a_log_that_is_missing_is_never_passed_over(tmp_path):
         return tmp_path / "part"
 
     with pytest.warns(
-        RuntimeWarning, match=r"checkpoint\.safetensors' is gone; going on from .* before, at step"
+        RuntimeWarning, match=r"checkpoint\.safetensors' is gone; continuing from .* before, at step"
     ) as said:
         assert "older checkpoint" in resumed(without(checkpoints.NAME))[-1]
     assert [one.filename for one in said] == [__file__]  # once, and where it was asked for
@@ -92,7 +92,7 @@ def test_a_race_tells_of_an_older_checkpoint(tmp_path):
     flip(file, file.stat().st_size - 3)
     told = []
     anyk.runs.resume_race(tmp_path / "race", steps=16, tell=told.append).close()
-    assert len(told) == 1 and "going on from the checkpoint before, at step 8" in told[0]
+    assert len(told) == 1 and "continuing from the checkpoint before, at step 8" in told[0]
 
 
 def test_a_log_that_is_shorter_than_its_checkpoint_is_found(tmp_path):
@@ -181,7 +181,7 @@ def test_a_finished_run_says_so_when_it_is_resumed(tmp_path):
     told = []
     assert anyk.resume(tmp_path / "run", problem=Squares(4), tell=told.append).steps == 8
     assert told == [
-        "nothing was left to do at step 8: it has reached its limit (steps = 8); to go on, give more steps or seconds"
+        "nothing was left to do at step 8: it has reached its limit (steps = 8); to continue, give more steps or seconds"
     ]
 
 

@@ -1,4 +1,4 @@
-"""How fast a cluster is by itself: round trips, bytes a second and what a step costs, measured on the cluster."""
+"""Measured speed of a cluster without computing: seconds of round trips and steps, and bytes per second."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 
 SIZES = (100_000, 2_000_000, 50_000_000)  # bytes of a model and of a message
-_EMPTY = 8
+_EMPTY = 8  # bytes of the smallest vector
 
 
 class Speed(NamedTuple):
-    """Medians, in seconds, that were measured with models and messages of ``size`` bytes.
+    """Median seconds measured with models and messages of ``size`` bytes.
 
-    ``trip``: one worker given a model until its message is in. ``step``: all workers given a model until all messages
-    are in and the step is taken. ``floor``: adding up as many such messages here, which no cluster is spared.
+    ``trip``: from sending a model to one worker until its message arrives. ``step``: from sending a model to all
+    workers until all messages have arrived and the step is taken. ``floor``: adding up the same number of messages in
+    this process, which every cluster has to do.
     """
 
     size: int
@@ -36,12 +37,15 @@ class Speed(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Step over floor."""
+        """The seconds of a step over the floor."""
         return self.step / self.floor
 
 
 class ClusterSpeed(NamedTuple):
-    """``start``: seconds until the workers were ready; ``latency``: seconds of a round trip of next to nothing."""
+    """The speed of a cluster: seconds until the workers were ready (``start``), and of a trip of 8 bytes (``latency``).
+
+    ``speeds``: one for each size.
+    """
 
     spec: str
     workers: int
@@ -50,13 +54,13 @@ class ClusterSpeed(NamedTuple):
     speeds: tuple[Speed, ...]
 
     def bandwidth(self, speed: Speed) -> float | None:
-        """Bytes a second of a round trip, down and up; None where they take no longer than an empty one."""
+        """Return bytes per second of a round trip, down and up; None if it takes no longer than the latency."""
         seconds = speed.trip - self.latency
         return 2 * speed.size / seconds if seconds > 0 else None
 
 
-class _Pieces:
-    """Gradients that are there already."""
+class _ConstantGradients:
+    """Partitions whose gradients are computed before they are requested."""
 
     def __init__(self, workers: int, dimension: int) -> None:
         self.dimension, self.sizes = dimension, (1,) * workers
@@ -78,7 +82,7 @@ class _Pieces:
 
 
 class _Weightless:
-    """A problem that costs nothing to compute."""
+    """A problem whose evaluation takes no time."""
 
     l2 = 0.0
     metric = "loss"
@@ -88,9 +92,9 @@ class _Weightless:
         self.dimension, self.samples = dimension, workers
         self.dtype: np.dtype[np.floating[Any]] = np.dtype(np.float64)
 
-    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _Pieces:
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _ConstantGradients:
         del shares
-        return _Pieces(partitions, self.dimension)
+        return _ConstantGradients(partitions, self.dimension)
 
     def initial(self) -> Vector:
         return np.zeros(self.dimension)
@@ -108,17 +112,17 @@ class _Weightless:
 
 @dataclass(slots=True)
 class _Trips:
-    """The seconds that round trips have taken, and the tasks under way."""
+    """The seconds of finished round trips, and the tasks under way; ``remaining``: trips with one worker."""
 
     since: float
-    left: int
+    remaining: int
     task: int = 0
     trips: list[float] = field(default_factory=list)
     arrived: list[tuple[int, int]] = field(default_factory=list)
 
 
 class _Probe(Strategy):
-    """Asks one worker after another, ``trips`` times, then all at once, until the run ends."""
+    """Asks one worker after another, ``trips`` times, then all workers simultaneously, until the run ends."""
 
     State = _Trips
     spec = "probe"
@@ -135,7 +139,7 @@ class _Probe(Strategy):
         return state, [self._next(state)]
 
     def _next(self, state: _Trips) -> Dispatch:
-        workers = (state.left % self.workers,) if state.left else tuple(range(self.workers))
+        workers = (state.remaining % self.workers,) if state.remaining else tuple(range(self.workers))
         first, state.task = state.task, state.task + len(workers)
         return Dispatch(first, workers, [(Chunk((i,), (1.0,)),) for i in workers])
 
@@ -143,9 +147,9 @@ class _Probe(Strategy):
         if not isinstance(event, Reply):
             return ()
         state.arrived.append((event.task, 0))
-        if state.left:
+        if state.remaining:
             state.trips.append(event.time - state.since)
-            state.left -= 1
+            state.remaining -= 1
         elif len(state.arrived) < self.workers:
             return ()
         state.since = event.time
@@ -160,9 +164,10 @@ def cluster_speed(
     steps: int = 20,
     tell: Callable[[str], None] | None = None,
 ) -> ClusterSpeed:
-    """Measure a kind of cluster; ``make`` makes a fresh one for each size, ``tell`` hears what is being measured.
+    """Measure the speed of clusters.
 
-    ``steps``: how often each is measured, at sizes of 10 MB and more half as often. Raises
+    ``make`` returns a new cluster for each size. ``sizes``: of the vectors in bytes. ``steps``: the number of trips and
+    of steps; half of it for sizes of 10 MB and more. ``tell`` is called with a line before each measurement. Raises
     :class:`~anyk.errors.BadInput` for a virtual clock.
 
     >>> import anyk
@@ -188,7 +193,7 @@ def cluster_speed(
 
 
 def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, float, float]:
-    """Median seconds of a round trip and of a step with all workers, and seconds until the workers were ready."""
+    """Return median seconds of a round trip and of a step, and seconds until the workers were ready."""
     probe = _Probe(cluster.workers, number)
     ends: list[float] = []
     driver = Driver(
@@ -203,7 +208,7 @@ def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, floa
     with session(driver):
         ready = time.monotonic() - start
         driver.run()
-    gathers = np.diff(ends[number - 1 :])[1:]  # the first one touches memory that the others find warm
+    gathers = np.diff(ends[number - 1 :])[1:]  # the first step touches new memory
     return median(driver.running.state.trips), float(np.median(gathers)), ready
 
 

@@ -9,12 +9,12 @@ from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of
-from anyk.problems.many import ManyProblems
+from anyk.problems.many import each_of
 from anyk.protocol import Strategy
 
 WORKERS = 30
-# what the papers used on their data; elsewhere Nesterov momentum with learning rate 1/L
-_KNOWN = {
+# optimisers and learning rates of the papers for their data; the default is Nesterov momentum with rate 1/L
+_FROM_PAPERS = {
     "amazon": ("accelerated", "10"),
     "covertype": ("accelerated", "0.1"),
     "kc-housing": ("accelerated", "exponential:start=0.1,decay=0.99"),
@@ -24,14 +24,14 @@ _KNOWN = {
 def usual_optimizer(
     problem: Problem, optimizer: Optimizer | str | None = None, lr: float | str | None = None
 ) -> Optimizer:
-    """``optimizer`` or, where it or its learning rate is left out, what suits the problem.
+    """Return ``optimizer``, with defaults for itself and its learning rate that suit the problem.
 
-    That is Nesterov momentum with learning rate 1 / smoothness, or what the papers used on their data. Raises
-    :class:`~anyk.errors.BadInput` where the problem does not know its smoothness.
+    The defaults are Nesterov momentum and 1 / smoothness, or the papers' settings on their data. Raises
+    :class:`~anyk.errors.BadInput` if the problem has no smoothness.
 
     >>> import anyk
-    >>> found = usual_optimizer(anyk.problems.from_data("synthetic:rows=60,features=4"))
-    >>> found.name, found.rate.at(0) > 0
+    >>> optimizer = usual_optimizer(anyk.problems.from_data("synthetic:rows=60,features=4"))
+    >>> optimizer.name, optimizer.rate.at(0) > 0
     ('nesterov', True)
     """
     if isinstance(optimizer, Optimizer):
@@ -51,26 +51,26 @@ def usual_optimizer(
 
 
 def usual_rule(data: str, optimizer: str | None = None) -> tuple[str, str | None]:
-    """The optimiser for a data set (a spec), or the one given, and its learning rate; None: 1 / smoothness.
+    """Return the name of the optimiser, by default that of a data set (a spec), and its rate; None: 1 / smoothness.
 
     >>> usual_rule("amazon"), usual_rule("amazon", "adam"), usual_rule("digits")
     (('accelerated', '10'), ('adam', None), ('nesterov', None))
     """
-    name, rate = _KNOWN.get(data.partition(":")[0], ("nesterov", None))
+    name, rate = _FROM_PAPERS.get(data.partition(":")[0], ("nesterov", None))
     if optimizer is None or optimizer == name:
         return name, rate
-    return optimizer, None  # the papers' learning rates were found for the papers' method
+    return optimizer, None  # the papers' learning rates suit only their own optimisers
 
 
 def _smoothness(problem: Problem) -> float | None:
-    """L, of several problems the largest; None where one does not know its own."""
-    if isinstance(problem, ManyProblems):
-        different = {id(one): one for one in problem.each}
-        values = [_smoothness(one) for one in different.values()]
-        finite = [value for value in values if value is not None]
-        return max(finite) if len(finite) == len(values) else None
-    own = abilities_of(problem).smoothness
-    return None if own is None else float(own())
+    """Return the smoothness L, the largest of several problems; None if a problem does not state it."""
+    values: list[float] = []
+    for each in {id(each): each for each in each_of(problem)}.values():
+        smoothness = abilities_of(each).smoothness
+        if smoothness is None:
+            return None
+        values.append(float(smoothness()))
+    return max(values)
 
 
 def usual_cluster(
@@ -82,7 +82,7 @@ def usual_cluster(
     seed: int | None,
     communication: Communication | DelayModel | str | None,
 ) -> Cluster:
-    """``cluster``, or the one that its spec and the other arguments ask for."""
+    """Return ``cluster``, built from its spec and the other arguments if it is a spec."""
     arguments = {"workers": workers, "delays": delays, "seed": seed, "communication": communication}
     if isinstance(cluster, str):
         if workers is None:

@@ -1,4 +1,4 @@
-"""The floor of a run: how long the same decisions take when nothing but the injected delays does."""
+"""The floor of a run: the seconds that its decisions take if only the injected delays take time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from anyk.runs.engine.session import session
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.log.runlog import RunLog
 
-_TOLD = (LossEvaluated, NoiseMeasured)  # what the driver works out from models and messages
-SHOWN_FROM = 1e-3  # seconds a step; a ratio to less than this says nothing
+_ANSWERS = (LossEvaluated, NoiseMeasured)  # the driver's answers, computed from models and messages
+SHOWN_FROM = 1e-3  # least seconds per step of a floor to which a ratio is meaningful
 
 
 def floor_seconds(
@@ -23,13 +23,11 @@ def floor_seconds(
     *,
     warm_start: WarmStart | None = None,
 ) -> float:
-    """Seconds that ``strategy`` takes for ``steps`` steps on the virtual clock with the delays of ``cluster``.
+    """Return the seconds that ``strategy`` takes on the virtual clock with the delays of ``cluster``.
 
-    Of several models ``steps`` may say by slot how many each is to have.
-
-    Computing and communication count as nothing. What the strategy was told of losses and
-    gradients in the run is told again, in the same order, from its ``log``. A run that went on from another has that
-    one's steps in ``steps``, and its ``warm_start``.
+    ``steps``: the number of steps, or for several models the number by slot; with ``warm_start`` they include the
+    earlier run's. Computing takes no time. The strategy receives the same answers on losses and gradients as in the
+    run, in the same order, from its ``log``.
 
     >>> import anyk
     >>> strategy = anyk.strategy("uncoded", workers=3)
@@ -37,8 +35,8 @@ def floor_seconds(
     10.0
     """
     first_step = 0 if warm_start is None else warm_start.step
-    each = steps if isinstance(steps, Mapping) else {}
-    if steps == first_step or (each and set(each.values()) == {first_step}):
+    by_slot = steps if isinstance(steps, Mapping) else {}
+    if steps == first_step or (by_slot and set(by_slot.values()) == {first_step}):
         return 0.0
     virtual = Simulated(
         cluster.workers,
@@ -47,17 +45,17 @@ def floor_seconds(
         byzantine=cluster.byzantine,
         communication=cluster.communication,
     )
-    # without a problem nothing is computed, but vectors have their length all the same
+    # without a problem nothing is computed, but messages still have their sizes
     virtual.injection.messages = cluster.injection.messages
-    logged = () if log is None else log.events([kind.__name__ for kind in _TOLD])
-    events = [event for event in logged if isinstance(event, _TOLD)]
+    logged = () if log is None else log.events([kind.__name__ for kind in _ANSWERS])
+    answers = [event for event in logged if isinstance(event, _ANSWERS)]
     number = None if isinstance(steps, Mapping) else steps
 
-    def look(driver: Driver) -> None:
-        if each and all(driver.versions[slot] >= version for slot, version in each.items()):
+    def check_steps(driver: Driver) -> None:
+        if by_slot and all(driver.versions[slot] >= version for slot, version in by_slot.items()):
             driver.end()
 
-    driver = Driver(strategy, virtual, steps=number, told=events, warm_start=warm_start, on_step=look)
+    driver = Driver(strategy, virtual, steps=number, told=answers, warm_start=warm_start, on_step=check_steps)
     with session(driver):
         driver.run()
     return driver.time

@@ -1,4 +1,4 @@
-"""A run that has been set up: driven, evaluated and saved meanwhile, and summed up."""
+"""A run from its start to its summary: driven, evaluated and saved."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from anyk.runs.log.schema import DIFFERENT, RESET, Evaluation
 from anyk.runs.run import Run
 from anyk.runs.spec import Preparation
 
-_PAIRS = 5  # of workers, that a note names
+_PAIRS = 5  # pairs of workers that a note names at most
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
 
 
@@ -51,53 +51,48 @@ class Launch:
         folder: Path | None,
         saved: checkpoints.Saved | None = None,
     ) -> None:
-        strategy, cluster, problem, optimizer = (
-            prepared.strategy,
-            prepared.cluster,
-            prepared.problem,
-            prepared.optimizer,
-        )
-        self._prepared, self._strategy, self._cluster, self._problem = prepared, strategy, cluster, problem
-        self._config, self._log, self._folder, self._saved = prepared.config, log, folder, saved
-        self._evaluator: Evaluator | None = None
+        self._prepared, self._strategy, self._cluster = prepared, prepared.strategy, prepared.cluster
+        self._problem, self._config, self._log = prepared.problem, prepared.config, log
+        self._folder, self._saved = folder, saved
+        self._evaluator: Evaluator  # from the time when the workers have started
+        self._opened = False  # whether there is an evaluator
         self._save_at = 0.0
         self._writer = None if folder is None else checkpoints.Writer(folder)
-        self._evaluate, self._evaluated = resolve_data(prepared.evaluate, problem), prepared.evaluated
-        check_watched(self._evaluate, self._evaluated, strategy, optimizer)
+        self._evaluate, self._evaluated = resolve_data(prepared.evaluate, self._problem), prepared.evaluated
+        check_watched(self._evaluate, self._evaluated, self._strategy, prepared.optimizer)
         self._asking: Asking | None = None
-        self._unknown = ""  # why the loss of a version was not known, as the log has it
+        self._unknown = ""  # the last reason that was logged why a loss is unknown
         if self._evaluate is not None and self._evaluate.where == "workers":
-            self._evaluated, self._asking = by_workers(self._evaluate, problem, cluster)
+            self._evaluated, self._asking = by_workers(self._evaluate, self._problem, self._cluster)
         if self._asking is not None:
             self._asking.interrupted = lambda: self.driver.interrupted
-        for one in each_of(prepared.evaluated):
-            if isinstance(one, EvaluatedAside):
-                one.aside.interrupted = lambda: self.driver.interrupted
-        self._at_once = cluster.virtual or optimizer.watches is not None  # what is evaluated changes the next step
-        self._begun = False  # before it has, nothing is written
+        for each in each_of(prepared.evaluated):
+            if isinstance(each, EvaluatedAside):
+                each.aside.interrupted = lambda: self.driver.interrupted
+        self._started = False  # nothing is written before
         self._hooks = hooks = Hooks(prepared.callbacks)
-        self._told = self._ended = False  # callbacks, of the run's beginning; whether no hook can end the run any more
+        self._told = self._ended = False  # whether callbacks know of the start, and can no longer end the run
         self._steps, self._evaluations = hooks["on_step"], hooks["on_evaluation"]
-        self._news: list[tuple[str, Any]] = []  # hooks that are to be called
+        self._news: list[tuple[str, Any]] = []  # hooks to call
         self.driver = Driver(
-            strategy,
-            cluster,
-            problem=problem,
-            optimizer=optimizer,
+            self._strategy,
+            self._cluster,
+            problem=self._problem,
+            optimizer=prepared.optimizer,
             log=log,
             steps=self._config.steps,
             seconds=self._config.seconds,
             warm_start=prepared.warm_start,
             on_step=self._after_step,
             on_news=self._tell_news if self._steps or self._evaluations else None,
-            on_lost=self._after_loss if hooks["on_worker_lost"] else None,
+            on_lost=self._on_worker_lost if hooks["on_worker_lost"] else None,
             on_event=None if folder is None else self._after_event,
-            loss_of=self._loss_of,
+            loss_of=self._evaluate_objective,
             asked=self._asking is not None,
         )
 
     def run(self) -> Run:
-        """Drive the run to its end, write down what it came to, and tell callbacks."""
+        """Drive the run to its end, write its summary and call the last hooks."""
         try:
             run = self._run()
         except BaseException as error:
@@ -114,27 +109,26 @@ class Launch:
 
     def _run(self) -> Run:
         driver, log = self.driver, self._log
-        ended: BaseException | None = None
+        failure: BaseException | None = None
         try:
             self._drive()
-        except RunFailed as error:
-            if not self._begun:
-                self._abandon()
+        except BaseException as error:
+            if not (isinstance(error, RunFailed) and self._started):
+                if self._opened:
+                    self._stop_asking()
+                    self._evaluator.stop()
+                log.close(write=False)
                 raise
-            ended = error
+            failure = error
             log.note(driver.time, "failed", str(error))
-        except BaseException:
-            self._abandon()
-            raise
         failed = self._hooks.failed
         if failed is not None:
-            ended = failed
-            text = f"{failed.__notes__[-1]}: {describe_error(failed)}"
-            log.note(driver.time, "failed", text)
+            failure = failed
+            log.note(driver.time, "failed", f"{failed.__notes__[-1]}: {describe_error(failed)}")
             if self._folder is not None:
                 failed.add_note(f"the run was saved at step {driver.step} in '{self._folder}', and can be resumed")
         elif driver.interrupted:
-            ended = KeyboardInterrupt()
+            failure = KeyboardInterrupt()
             log.note(driver.time, "interrupted", f"at step {driver.step}")
         elif self._hooks.stop is not None:
             log.note(driver.time, "stopped", self._hooks.stop)
@@ -142,13 +136,13 @@ class Launch:
             diverged = self._conclude()
         except RunFailed as error:
             log.close(write=False)
-            raise (ended or error) from None
-        if ended is None and diverged is not None:
-            ended = RunFailed(diverged)
+            raise (failure or error) from None
+        if failure is None and diverged is not None:
+            failure = RunFailed(diverged)
             log.note(driver.time, "failed", diverged)
-        if ended is not None:
+        if failure is not None:
             log.close()
-            raise ended
+            raise failure
         state = driver.versions.warm_start()
         models = {slot: state.models[slot] if slot in state.models else w.copy() for slot, w in driver.models.items()}
         return Run(
@@ -164,20 +158,20 @@ class Launch:
     def _drive(self) -> None:
         driver, saved = self.driver, self._saved
         with contextlib.ExitStack() as driving:
-            driving.enter_context(_patient_interrupts(driver, lambda: self._evaluator is not None))
+            driving.enter_context(_patient_interrupts(driver, lambda: self._opened))
             driving.enter_context(_quick_switching())
             if self._evaluate is not None:
-                first_metrics(self._evaluated)  # what metrics import is not to be imported on the clock
+                first_metrics(self._evaluated)  # modules that metrics import are imported before the clock starts
             with session(
                 driver,
                 None if saved is None else (saved.state, saved.vectors),
-                on_open=self._opened,
-                tell=self._tell_need,
+                on_open=self._recover,
+                tell=self._tell_memory,
             ):
-                self._begun = True
+                self._started = True
                 if saved is not None:
-                    saved.vectors.clear()  # they have been taken over
-                self._keep_first()
+                    saved.vectors.clear()  # the driver has them
+                self._keep_first_versions()
                 self._take_evaluations()
                 self._tell_news(driver)
                 driver.run()
@@ -187,7 +181,7 @@ class Launch:
                     self._log.checkpoint(*self._writer.finish())
                 if self._asking is not None:
                     driving.close()
-                    self._evaluate_rest()  # as long as there are workers
+                    self._evaluate_rest()  # while there are workers
         if saved is None or driver.versions.newest != saved.state["versions"] or driver.interrupted:
             return
         limits = vars(self._config.limits)
@@ -195,26 +189,28 @@ class Launch:
         reason = driver.stopped.reason if driver.stopped is not None else f"it has reached its limit ({reached})"
         if self._prepared.tell is not None:
             self._prepared.tell(
-                f"nothing was left to do at step {driver.step}: {reason}; to go on, give more steps or seconds"
+                f"nothing was left to do at step {driver.step}: {reason}; to continue, give more steps or seconds"
             )
 
-    def _tell_need(self, memory: str) -> None:
-        """Workers are about to start."""
+    def _tell_memory(self, memory: str) -> None:
+        """Report the required memory before workers start."""
         if not self._cluster.virtual:
             self._hooks.stage(f"starting {self._cluster.workers} workers; {memory}")
 
-    def _opened(self) -> None:
-        """The workers have started: look back at what the run has come to before."""
+    def _recover(self) -> None:
+        """Recover log, evaluations and callbacks from the earlier part of the run, when workers have started."""
         log, saved = self._log, self._saved
         self._evaluator = evaluator = Evaluator(
             self._evaluated,
             self._evaluate,
             target=self._config.target,
-            background=not self._at_once,
+            # on a virtual clock, and if it changes the next step, evaluation is immediate
+            background=not self._cluster.virtual and self._prepared.optimizer.watches is None,
             meanwhile=None if self._asking is None else self._asking.pass_on,
         )
+        self._opened = True
         if saved is None:
-            log.truncate(0)  # a run that ended before its first checkpoint begins again
+            log.truncate(0)  # a run that ended before its first checkpoint starts again
         else:
             log.truncate(saved.state["seq"], saved.state["seal"])
             if saved.instead is not None and self._folder is not None:
@@ -239,22 +235,20 @@ class Launch:
         if self._hooks.failed is not None:
             raise self._hooks.failed
 
-    def _loss_of(self, slot: str, w: Vector) -> float:
-        """The objective, for a strategy that asks; raises where it is not to be evaluated."""
+    def _evaluate_objective(self, slot: str, w: Vector) -> float:
+        """Return the objective for a strategy that asks; raise if the run does not evaluate it."""
         if not gives_loss(self._prepared.evaluate):
             raise RunFailed(needs_loss(self._strategy.spec))
-        assert self._evaluator is not None
         try:
             return problem_of(self._evaluator.problem, slot).loss(w)
         except Unheld as unheld:
             self._note_unknown(unheld)
             return float("nan")
 
-    def _keep_first(self) -> None:
-        """Evaluate the versions with which the run begins or goes on."""
+    def _keep_first_versions(self) -> None:
+        """Have the versions evaluated with which the run starts or continues."""
         driver, evaluator = self.driver, self._evaluator
-        assert evaluator is not None
-        first = self._saved is None and driver.warm_start is not None  # its history begins there, whatever the number
+        first = self._saved is None and driver.warm_start is not None  # the history starts with any number
         for slot, w in driver.versions.trained.items():
             version = driver.versions[slot]
             if evaluator.keep(slot, version, driver.time, w, last=first):
@@ -263,7 +257,7 @@ class Launch:
 
     def _after_step(self, driver: Driver) -> None:
         evaluator = self._evaluator
-        assert evaluator is not None and driver.last_update is not None
+        assert driver.last_update is not None
         slot = driver.last_update.slot
         version = driver.versions[slot]
         if evaluator.keep(slot, version, driver.time, driver.models[slot]):
@@ -277,31 +271,18 @@ class Launch:
         if evaluator.target is not None and evaluator.reached is not None:
             driver.end()
         elif evaluator.hopeless is not None and driver.seconds is None and (driver.steps or LIMIT) >= LIMIT:
-            raise RunFailed(f"whether the target is reached cannot be told any more: {evaluator.hopeless}")
+            raise RunFailed(f"it is not known any more whether the target is reached: {evaluator.hopeless}")
         if self._steps:
             last, newest = driver.last, evaluator.latest
             assert last is not None
             loss, metric, evaluated = (None,) * 3 if newest is None else (newest.loss, newest.metric, newest.version)
-            info = StepInfo(
-                slot,
-                version,
-                driver.time,
-                driver.on_time,
-                last.residual,
-                last.gain,
-                last.staleness,
-                last.stalest,
-                loss,
-                metric,
-                evaluated,
-                driver,
-                evaluator,
-            )
+            decoding = last.residual, last.gain, last.staleness, last.stalest
+            values = loss, metric, evaluated
+            info = StepInfo(slot, version, driver.time, driver.on_time, *decoding, *values, driver, evaluator)
             self._news.append(("on_step", info))
 
     def _take_evaluations(self) -> None:
-        """Log what has been evaluated, and have it told."""
-        assert self._evaluator is not None
+        """Log new evaluations, and note the hooks to call."""
         unknown = self._evaluator.unknown
         for evaluation, w in self._evaluator.fresh():
             self._log.evaluation(evaluation)
@@ -316,7 +297,7 @@ class Launch:
             self._unknown = str(unheld)
             self._log.note(self.driver.now, "not evaluated", self._unknown)
 
-    def _after_loss(self, event: Lost) -> None:
+    def _on_worker_lost(self, event: Lost) -> None:
         self._tell("on_worker_lost", LostInfo(event.worker, self.driver.step, event.time, event.reason, event.gone))
 
     def _tell_news(self, driver: Driver) -> None:
@@ -326,7 +307,7 @@ class Launch:
             self._tell(*self._news.pop(0))
 
     def _tell(self, hook: str, info: Any) -> None:
-        """Call a hook of all callbacks; where one ends the run, it ends after the event at hand."""
+        """Call a hook of all callbacks; if a callback ends the run, it ends after the current event."""
         if self._hooks(hook, info) and not self._ended:
             if self._hooks.failed is None:
                 self.driver.end()
@@ -334,7 +315,7 @@ class Launch:
                 self.driver.interrupt()
 
     def _tell_end(self, error: BaseException | None, run: Run | None) -> None:
-        """Tell callbacks of the end, if they heard of the beginning."""
+        """Call the last hook, if the first has been called."""
         if self._told:
             step, seconds = self.driver.step, self.driver.time
             loss, metric = (None, None) if run is None else (run.loss, (run.metric or {}).get("value"))
@@ -356,7 +337,7 @@ class Launch:
 
     def _save(self) -> None:
         """Start to write a checkpoint."""
-        assert self._evaluator is not None and self._writer is not None
+        assert self._writer is not None
         if self._writer.busy:
             self._log.checkpoint(*self._writer.finish())
         log = self._log
@@ -369,9 +350,9 @@ class Launch:
         self._writer.start(state, self.driver.vectors() | arrays)
 
     def _write_models(self) -> dict[str, str]:
-        """Write the models as files that other programs read, if there is a folder and the problem can.
+        """Write the models as files for other programs, if there is a folder and the problem is able to.
 
-        Returns their SHA-256 by slot; the log notes why one could not be written.
+        Returns their SHA-256 by slot; the log notes why a model could not be written.
         """
         digests = {}
         for slot, w in self.driver.versions.trained.items():
@@ -382,26 +363,18 @@ class Launch:
                 write(w, file := self._folder / f"{slot}.safetensors")
                 if (digest := file_digest(file, follow=False)) is not None:
                     digests[slot] = digest
-            except RunFailed as error:  # the checkpoint has it all the same
+            except RunFailed as error:  # the checkpoint has the model as well
                 self._log.note(self.driver.time, "not written", str(error))
         return digests
 
-    def _abandon(self) -> None:
-        """Leave the log as it is."""
-        if self._evaluator is not None:
-            self._stop_asking()
-            self._evaluator.stop()
-        self._log.close(write=False)
-
     def _stop_asking(self) -> None:
-        """The workers have ended: what they have not been asked they will not tell."""
+        """End questions to workers, which have ended."""
         if self._asking is not None:
             self._asking.close()
 
     def _evaluate_rest(self) -> list[Evaluation]:
-        """Evaluate the versions that were kept, and the last; returns all that were."""
+        """Evaluate the stored versions and the last one; return all evaluations."""
         driver, evaluator = self.driver, self._evaluator
-        assert evaluator is not None
         for slot, w in driver.versions.trained.items():
             evaluator.keep(slot, driver.versions[slot], driver.time, w, last=True)
         self._ended = True
@@ -417,28 +390,27 @@ class Launch:
         return evaluations
 
     def _note_differences(self) -> None:
-        """Log the workers whose messages of the same work differ: one of them computes wrongly."""
+        """Log the workers whose messages of the same work differ, as one of them computes wrongly."""
         log = self._log
         log.flush()
         pairs = queries.different_messages(log) if self.driver.equal_bits else {}
         if pairs:
-            often = sorted(pairs.items(), key=lambda pair: (-pair[1][0], pair[0]))
-            named = [f"{a} and {b} ({count:,} times, first at step {first})" for (a, b), (count, first) in often]
+            by_count = sorted(pairs.items(), key=lambda pair: (-pair[1][0], pair[0]))
+            named = [f"{a} and {b} ({count:,} times, first at step {first})" for (a, b), (count, first) in by_count]
             more = f" and {len(pairs) - _PAIRS:,} more pairs" if len(pairs) > _PAIRS else ""
             text = f"workers sent different messages of the same work: {', '.join(named[:_PAIRS])}{more}"
             text += "; one of each pair is wrong, unless their machines round differently"
             log.note(self.driver.time, DIFFERENT, text)
 
     def _conclude(self) -> str | None:
-        """Evaluate what is left and write the summary; return how the run has diverged, if it has."""
+        """Evaluate the remaining versions and write the summary; return a sentence if the run has diverged."""
         driver, evaluator, log = self.driver, self._evaluator, self._log
-        assert evaluator is not None
         self._stop_asking()
         evaluations = self._evaluate_rest()
         models = self._write_models()
         self._note_differences()
         versions = {slot: driver.versions[slot] for slot in driver.versions.trained}
-        steps = versions if len(set(versions.values())) > 1 else driver.step  # a limit of seconds cuts models apart
+        steps = versions if len(set(versions.values())) > 1 else driver.step  # models differ under a limit of seconds
         reached = evaluator.reached
         last = evaluations[-1] if evaluations else None
         metric, metrics = None, {}
@@ -462,14 +434,14 @@ class Launch:
 
 
 def lost_on_resume(cluster: Cluster, log: RunLog) -> str | None:
-    """Return which states of workers a resumed run begins without; only simulated clusters save them."""
+    """Return a sentence on the states of workers that a resumed run has lost; only simulated clusters save them."""
     states = [] if cluster.virtual else sorted(queries.continued_states(log))
     return f"the workers start with fresh {' and '.join(states)}: what they had is not saved" if states else None
 
 
 @contextlib.contextmanager
 def _patient_interrupts(driver: Driver, started: Callable[[], bool]) -> Iterator[None]:
-    """Have the first Ctrl-C or SIGTERM end the run between two events; a second, or one before the start, at once."""
+    """Have the first Ctrl-C or SIGTERM end the run after the current event, a second or an early one immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

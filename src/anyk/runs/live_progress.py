@@ -1,4 +1,4 @@
-"""Progress while a run goes on: a live line on a terminal, a live picture in a notebook, plain lines elsewhere."""
+"""The progress of a run: a live line on a terminal, a live picture in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PLAIN = 2.0  # seconds between lines elsewhere
 
 
 class Progress(Callback):
-    """Shows loss, metric, steps, seconds and workers on time; one of a run's ``callbacks``.
+    """A callback that shows loss, metric, steps, seconds and the number of workers on time.
 
-    ``console``: where; if left out, standard error or, in a notebook, the cell's output, with a drawing of the loss.
+    ``console``: by default standard error or, in a notebook, the cell's output, with a plot of the loss.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
@@ -53,7 +53,7 @@ class Progress(Callback):
     def on_begin(self, info: RunInfo) -> None:
         self._run, self._first = info, True
         if self._cell is not None:
-            self._cell.begin(info)
+            self._cell.start(info)
 
     def on_step(self, info: StepInfo) -> None:
         if self._cell is not None:
@@ -62,7 +62,9 @@ class Progress(Callback):
         if not self._due():
             return
         first, self._first = self._first, False
-        if self._run is not None and (self._live is not None or not first):  # in a file the first step says nothing yet
+        if self._run is not None and (
+            self._live is not None or not first
+        ):  # no first line in a file
             self._show(describe(self._run, info))
 
     def on_end(self, info: EndInfo) -> None:
@@ -70,12 +72,12 @@ class Progress(Callback):
             self._cell.show()
 
     def stage(self, text: str, *, at_once: bool = True) -> None:
-        """Show what happens between steps: workers start, versions are evaluated."""
+        """Show a line on the work between two steps, such as the start of workers or an evaluation."""
         if not self._quiet and (self._due() or at_once):
             self._show(text)
 
     def _due(self) -> bool:
-        """Whether it is time for another line; if so, the next is due a while later."""
+        """Return whether it is time for another line; if so, remember the time."""
         now = clock.monotonic()
         every = _CELL if self._cell is not None else _LIVE if self._live is not None else _PLAIN
         if self._quiet or now - self._last < every:
@@ -95,27 +97,27 @@ class Progress(Callback):
 
 
 def in_notebook() -> bool:
-    """Whether this runs in a notebook's kernel; IPython is not imported for that."""
+    """Return whether this process is a notebook's kernel, without importing IPython."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
 
 class _Cell:
-    """The progress of one run after the other in the output of a notebook's cell, each renewed in place."""
+    """The progress of one run after another in the output of a notebook's cell, each updated in place."""
 
     def __init__(self) -> None:
         self._run: RunInfo | None = None
         self._handle: Any = None
         self._last: StepInfo | None = None
-        self._losses: dict[int, tuple[float, float]] = {}  # by version: seconds of the step that told of it, loss
+        self._losses: dict[int, tuple[float, float]] = {}  # seconds and loss, by version
 
-    def begin(self, run: RunInfo) -> None:
-        """Another run."""
+    def start(self, run: RunInfo) -> None:
+        """Start with another run."""
         self._run, self._handle, self._last = run, None, None
         self._losses.clear()
 
     def step(self, info: StepInfo, *, show: bool) -> None:
-        """Keep what a step tells, and draw it if it is time."""
+        """Store a step, and draw it if ``show``."""
         self._last = info
         if info.loss is not None and info.evaluated is not None:
             self._losses.setdefault(info.evaluated, (info.seconds, info.loss))
@@ -123,7 +125,7 @@ class _Cell:
             self.show()
 
     def show(self, stage: str = "") -> None:
-        """Draw how it stands; ``stage``: what is done instead of steps."""
+        """Draw the state of the run; ``stage``: the work between two steps."""
         from IPython.display import HTML, display
 
         if self._run is None or self._last is None:
@@ -143,10 +145,9 @@ class _Cell:
 
 
 def describe(run: RunInfo, info: StepInfo) -> str:
-    """Return one line on the state of a run, the most important first, as a narrow screen cuts it off."""
+    """Return a line on the state of a run; the most important values are first, as narrow screens show only these."""
     steps = run.config.steps
-    of = f"/{steps}" if steps else ""
-    parts = [f"step {info.driver.step}{of}"]
+    parts = [f"step {info.driver.step}/{steps}" if steps else f"step {info.driver.step}"]
     if info.loss is not None:
         parts.append(f"loss {info.loss:.4g}")
     if info.metric is not None:
@@ -157,7 +158,7 @@ def describe(run: RunInfo, info: StepInfo) -> str:
 
 @contextlib.contextmanager
 def showing(progress: bool, callbacks: Callbacks) -> Iterator[Callbacks]:
-    """The callbacks, with progress shown besides if that is asked for."""
+    """Yield the callbacks, with one more that shows progress if ``progress``."""
     if not progress:
         yield callbacks
         return

@@ -1,4 +1,4 @@
-"""Several models at once: while one model waits for stragglers, the fleet works on another."""
+"""Training of several models: while one model waits for stragglers, the fleet works on another."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def train_many(
     steps: int | None = None,
     **rest: Any,
 ) -> Run:
-    """Train a model for each of ``problems`` at once: round t begins a step of model t mod M.
+    """Train a model for each of ``problems`` simultaneously: round t starts a step of model t mod M.
 
-    Sequential codes (``gc``, ``sr-sgc``, ``m-sgc``) finish it within T more rounds, rounds of any code within that one.
-    ``steps``: of each model. Each has its slot (``model 0``, …), optimiser state, checkpoint and curve
-    (:meth:`Run.history_of`). Otherwise as :func:`anyk.train`; the problems must agree in dimension, number type and
-    samples.
+    Sequential codes (``gc``, ``sr-sgc``, ``m-sgc``) finish a step within T more rounds, other codes in the same round.
+    ``steps``: the number of steps of each model. Each model has its slot (``model 0``, …), optimiser state, checkpoint
+    and curve (:meth:`Run.history_of`). The other arguments are those of :func:`anyk.train`. The problems must agree in
+    dimension, number type and number of samples.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -54,7 +54,7 @@ def train_many(
 
 
 def combine(problem: Problem | Sequence[Problem]) -> tuple[Problem, int]:
-    """Return one problem for the models of several, and their number; raise for what is not a problem."""
+    """Return one problem that stands for all problems, and their number; raise for other objects."""
     problems = problem if isinstance(problem, Sequence) else [problem]
     for each in problems:
         ensure_problem(each)

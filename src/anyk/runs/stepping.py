@@ -1,4 +1,4 @@
-"""A loop of one's own: decoded gradients are handed out, and whoever gets them takes the step."""
+"""Custom training loops, which receive decoded gradients and take the steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_IDLE = 3  # steps that may leave the model as it is
+_IDLE = 3  # steps without a change of the model, from which on the user is warned
 _UNCHANGED = (
     "no step of this loop has changed a parameter of the module: its optimiser does not step, is one of other "
     "parameters or has a learning rate of 0, or zero_grad() erases the gradient before it steps"
@@ -46,10 +46,10 @@ _UNCHANGED = (
 
 @dataclass
 class Step:
-    """A gradient of the objective, decoded, and the model to be changed with it, both of length d.
+    """A decoded gradient of the objective and the model to be changed with it, both of shape (d,).
 
-    ``number`` counts from 0. ``scale`` is the strategy's factor on the learning rate (less than 1 for stale gradients,
-    say). The value of ``model`` when the next step is asked for, or the loop is left, is the next version.
+    ``number`` counts from 0. ``scale`` is the strategy's factor on the learning rate, such as less than 1 for stale
+    gradients. The value of ``model`` at the end of the loop's body, or when the loop is left, is the next version.
     """
 
     number: int
@@ -60,13 +60,13 @@ class Step:
 
     @cached_property
     def receipt(self) -> Receipt:
-        """Which partitions counted with which weight, and who was cut off: as known when it is first asked for."""
+        """The weights of the partitions, and the workers that were cut off, at the time of the first request."""
         return self._receipt(self.number + 1)
 
 
 @dataclass(frozen=True)
 class _HandOver(Optimizer):
-    """An optimiser that asks somebody else to step."""
+    """An optimiser whose steps are taken by the user's loop."""
 
     name = STEPPED
     rounds: Any = None
@@ -80,7 +80,7 @@ class _HandOver(Optimizer):
     ) -> Vector:
         del state
         model = self.rounds.hand_over(
-            Step(t, gradient.astype(w.dtype), w.copy(), scale, self.rounds.receipt)  # both may be kept
+            Step(t, gradient.astype(w.dtype), w.copy(), scale, self.rounds.receipt)  # the user may store both
         )
         if np.shape(model) != w.shape:
             raise BadInput(f"step.model must stay a vector of {w.size:,} numbers, got shape {np.shape(model)}")
@@ -106,20 +106,20 @@ class _Loop(Callback):
 
     def state_dict(self) -> list[Any]:
         """Return the state of each of the user's objects."""
-        return [one.state_dict() for one in self._keep]
+        return [each.state_dict() for each in self._keep]
 
     def load_state_dict(self, states: list[Any]) -> None:
         """Restore the user's objects."""
         if len(states) != len(self._keep):
             raise BadInput(
-                f"the run keeps the states of {len(states)} objects, keep has {len(self._keep)}; give the same"
+                f"the run stores the states of {len(states)} objects, keep has {len(self._keep)}; give the same"
             )
-        for one, state in zip(self._keep, states, strict=True):
-            one.load_state_dict(state)
+        for each, state in zip(self._keep, states, strict=True):
+            each.load_state_dict(state)
 
 
 class Rounds:
-    """The steps of a run, to be taken by whoever iterates over it; :func:`rounds` makes one."""
+    """The steps of a run, which the loop that iterates over it takes; the result of :func:`rounds`."""
 
     def __init__(
         self,
@@ -137,13 +137,13 @@ class Rounds:
         self._waiting = False  # whether the run waits for the loop's next model
         self._steps: SimpleQueue[Step | None] = SimpleQueue()
         self._ends: SimpleQueue[None] = SimpleQueue()
-        self._begun = False
+        self._started = False
         self._run: Run | None = None
         self._error: BaseException | None = None
 
     @property
     def run(self) -> Run:
-        """The :class:`~anyk.runs.Run`, when the loop is over; raises what it failed of, if it did."""
+        """The :class:`~anyk.runs.Run` after the loop has ended; raises the exception with which it failed."""
         if self._error is not None:
             raise self._error
         if self._run is None:
@@ -151,16 +151,17 @@ class Rounds:
         return self._run
 
     def __iter__(self) -> Iterator[Step]:
-        if self._begun:
+        if self._started:
             raise BadInput("rounds can be iterated only once; create new ones: anyk.rounds(…), with a new cluster")
-        self._begun = True
+        self._started = True
         statistics = None if self._into is None else _Statistics(self._into, self._problem)
-        # a daemon: a script that ends in the middle of its loop is not to wait for it; workers end with the driver
+        # a daemon, so that a script may end in the middle of its loop; workers end with the driver
         thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
         thread.start()
         try:
             first = self._resumed
-            idle = 0 if not first and self._into is not None else None  # steps that have changed nothing, until one has
+            # the number of steps without a change of the model; None after a change
+            idle = 0 if not first and self._into is not None else None
             while (step := self._steps.get()) is not None:
                 if self._into is not None:
                     if first:
@@ -168,20 +169,20 @@ class Rounds:
                         first = False
                     _put_gradient(self._into, step.gradient)
                     before = step.model if idle is None else step.model.copy()  # the body may change it in place
-                    slope = idle is not None and bool(step.gradient.any())  # and zero_grad() the gradient
+                    nonzero = idle is not None and bool(step.gradient.any())  # zero_grad() may change it in place
                 try:
                     yield step
-                finally:  # also when the loop is left: its last step counts
+                finally:  # the step at which the loop is left counts
                     if self._into is not None:
                         step.model = _parameters(self._into)
                         if idle is not None:
-                            idle = idle + slope if np.array_equal(before, step.model) else None
+                            idle = idle + nonzero if np.array_equal(before, step.model) else None
                 self._ends.put(None)
         finally:
             self._loop.left = True
             self._ends.put(None)
             thread.join()
-            if first and self._into is not None and self._run is not None:  # there was nothing left to do
+            if first and self._into is not None and self._run is not None:  # no step was left
                 _put_model(self._into, self._run.model)
             if statistics is not None:
                 statistics.close()
@@ -191,7 +192,7 @@ class Rounds:
             raise self._error
 
     def hand_over(self, step: Step) -> Vector:
-        """Hand a step out, in the run's thread, and wait for the model that is made of it."""
+        """Pass a step to the loop and return the model that the loop makes; called in the run's thread."""
         if self._loop.left:
             raise RunFailed("the loop was left while it waited for a gradient")
         self._waiting = True
@@ -201,13 +202,13 @@ class Rounds:
         return step.model
 
     def receipt(self, version: int) -> Receipt:
-        """Return the receipt of a version, also of the one that the loop is making."""
+        """Return the receipt of a version, which may be the one that the loop is making."""
         driver = self._loop.driver
         assert driver is not None
         slot = driver.strategy.layout.slots[0]
         if self._run is not None:
             return self._run.receipt(version)
-        if self._waiting:  # so that the run's thread looks at nothing meanwhile
+        if self._waiting:  # the run's thread does not use the log meanwhile
             making = driver.versions[slot] + 1 == version
             receipt = receipt_of_step(driver) if making else receipt_after(driver, slot, version)
             if receipt is not None:
@@ -224,7 +225,7 @@ class Rounds:
 
 
 def _outside() -> int:
-    """The level of the stack, for whoever calls this, at which the package's own code begins."""
+    """Return the ``stacklevel`` of the innermost caller outside the package, as seen from this function's caller."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("anyk."):
         level, frame = level + 1, frame.f_back
@@ -232,76 +233,57 @@ def _outside() -> int:
 
 
 class _Statistics:
-    """Running statistics of the batch norms in the module that a loop steps.
+    """Running statistics of the batch norms in the module whose parameters a loop changes.
 
-    Workers keep none, and computing them takes a pass over the training data. So they are computed when somebody is
-    about to use them: to evaluate, to take the module's state, to copy or pickle it, and at the end of the loop.
+    Workers have none, and computing them takes a pass over the training data. So they are computed before they are
+    used: to evaluate, to take the module's state, to copy or pickle it, and at the end of the loop. A copy of the
+    module has an empty instance without a module.
     """
 
-    def __init__(self, module: torch.nn.Module, problem: Any) -> None:
-        self._module: torch.nn.Module | None = module
-        self._problem = problem
-        self._known: tuple[Vector, Sequence[torch.nn.Module]] | None = None
-        self._norms = norms_of(module)
-        hooks = [norm.register_forward_pre_hook(self._evaluates) for norm in self._norms]
-        # of all they are part of, too: what is copied or pickled copies its hooks, which renew, before its parts
-        parts = list(module.modules()) if self._norms else []
-        hooks += [part.register_state_dict_pre_hook(self._looks) for part in parts]
-        self._hooks = hooks
+    def __init__(self, module: torch.nn.Module | None = None, problem: Any = None) -> None:
+        self._module, self._problem = module, problem
+        self._computed: tuple[Vector, Sequence[torch.nn.Module]] | None = None
+        self._norms = [] if module is None else norms_of(module)
+        self._hooks = [norm.register_forward_pre_hook(self._before_forward) for norm in self._norms]
+        # also on the modules around them, as a module copies or pickles its hooks, which compute, before its parts
+        parts = module.modules() if module is not None and self._norms else ()
+        self._hooks += [part.register_state_dict_pre_hook(self._compute) for part in parts]
 
-    def _evaluates(self, norm: torch.nn.Module, given: Any) -> None:
-        del given
+    def _before_forward(self, norm: torch.nn.Module, _: Any) -> None:
         if not norm.training:
-            self._renew()
+            self._compute()
 
-    def _looks(self, *given: Any) -> None:
-        del given
-        self._renew()
-
-    def _renew(self) -> None:
+    def _compute(self, *_: Any) -> None:
         if self._module is None or not self._norms:
             return
         w = _parameters(self._module)
-        norms = self._known
-        if norms is None or not np.array_equal(norms[0], w):
-            norms = self._known = w, norms_of(self._problem.module_at(w))
-        for norm, computed in zip(self._norms, norms[1], strict=True):
+        if self._computed is None or not np.array_equal(self._computed[0], w):
+            self._computed = w, norms_of(self._problem.module_at(w))
+        for norm, computed in zip(self._norms, self._computed[1], strict=True):
             for buffer, value in zip(norm.buffers(recurse=False), computed.buffers(recurse=False), strict=True):
                 buffer.copy_(value)
 
     def close(self) -> None:
-        """Leave the module as it is after a run: with statistics of its parameters, and without hooks."""
+        """Compute the statistics of the final parameters, and remove the hooks."""
         try:
-            self._renew()
+            self._compute()
         finally:
             for hook in self._hooks:
                 hook.remove()
 
-    def __deepcopy__(self, memo: Any) -> _Statistics:
-        del memo
-        self._renew()
-        return _no_statistics()
-
     def __reduce__(self) -> tuple[Any, ...]:
-        self._renew()
-        return _no_statistics, ()
-
-
-def _no_statistics() -> _Statistics:
-    """Return statistics for a copy of the module, which nothing renews."""
-    statistics = object.__new__(_Statistics)
-    statistics._module = None
-    return statistics
+        self._compute()
+        return _Statistics, ()
 
 
 class _From:
-    """A problem that begins where a module stands."""
+    """A problem with another initial model."""
 
     def __init__(self, problem: Problem, w: Vector) -> None:
         self._problem, self._w = problem, w
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what pickle asks of an object that has nothing yet
+        if name.startswith("__"):  # requested by pickle while there is no problem yet
             raise AttributeError(name)
         return getattr(self._problem, name)
 
@@ -324,29 +306,30 @@ def rounds(
     checkpoint_every: float = 10.0,
     callbacks: Sequence[Any] = (),
 ) -> Rounds:
-    """Gradients for a training loop of one's own: ``for step in anyk.rounds(…)``.
+    """Return gradients for a custom training loop: ``for step in anyk.rounds(…)``.
 
     Each :class:`Step` has the decoded gradient of the objective (regulariser included) and the model, which the loop
-    changes in place or assigns. With ``into``, a PyTorch module whose trainable parameters are the problem's, the run
-    begins with the module's parameters, gradients are written to their ``grad`` (not added: ``zero_grad`` is not
-    needed, and before the step it would erase them), and the values of the parameters at the end of the loop's body are
-    the next version: an existing script keeps its optimiser, its scheduler and its clipping. The module's buffers and
-    frozen parameters are left alone; workers have those of the problem. Running statistics of batch norm are the
-    exception: as after :func:`anyk.train`, they are computed anew over the training data, whenever the module
-    evaluates, its ``state_dict()`` is taken or it is copied or pickled, and at the end of the loop.
+    changes in place or assigns.
 
-    ``out`` is a run folder, with checkpoints, as of :func:`anyk.train`. With ``go_on`` the run in it is resumed, if
-    there is one: the same script can be started again after it was killed. ``keep``: the loop's optimiser, schedulers,
-    or whatever else has ``state_dict`` and ``load_state_dict``; their states are part of the checkpoints, and restored
-    before the first step, as are the parameters of ``into``. What the loop keeps elsewhere is not.
+    ``into``: a PyTorch module whose trainable parameters are the problem's. The run starts with the module's
+    parameters, gradients are written to their ``grad`` (not added: ``zero_grad`` is not needed, and before the step it
+    would erase them), and the parameters at the end of the loop's body are the next version. So an existing script
+    keeps its optimiser, its scheduler and its clipping. The module's buffers and frozen parameters do not change;
+    workers use those of the problem. Running statistics of batch norm are the exception: as after :func:`anyk.train`,
+    they are computed over the training data, whenever the module evaluates, its ``state_dict()`` is taken or it is
+    copied or pickled, and at the end of the loop.
 
-    Limits, ``evaluate`` and ``callbacks`` are those of :func:`anyk.train`; leaving the loop early, also by an
-    exception, ends the run, and the step at which it was left counts as its last one. The run is ``.run`` of what this
-    returns.
+    ``out``: a run folder with checkpoints, as for :func:`anyk.train`. With ``go_on`` a run in it is resumed, so that
+    the same script can be started again after it was killed. ``keep``: the loop's optimiser, schedulers, or other
+    objects with ``state_dict`` and ``load_state_dict``. Their states are part of the checkpoints and are restored
+    before the first step, as are the parameters of ``into``. Other states of the loop are not saved.
+
+    Limits, ``evaluate`` and ``callbacks`` are those of :func:`anyk.train`. Leaving the loop early, also by an
+    exception, ends the run with that step. Afterwards the attribute ``run`` of the result is the run.
 
     Raises :class:`~anyk.errors.BadInput` for strategies whose workers take the steps (local updates) or that train
-    several models, and where the module's parameters or batch norms are not the problem's; the loop raises what the
-    run fails of.
+    several models, and if the module's parameters or batch norms are not the problem's. The loop raises the exception
+    with which the run fails.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=3")
@@ -362,7 +345,7 @@ def rounds(
     if built.layout.inner is not None:
         raise BadInput(f"under '{built.spec}' workers take the steps: there are no gradients to hand out")
     if len(built.layout.slots) > 1:
-        raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models; a loop of your own trains one")
+        raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models; a custom loop trains one")
     if into is not None:
         problem = _From(problem, _matching(into, problem))
     if go_on and out is None:
@@ -383,7 +366,7 @@ def rounds(
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:
-    """Return the user's objects whose states are saved; raise if one has no state."""
+    """Return the user's objects whose states are saved; raise if an object has no state."""
     stateful = tuple(keep) if isinstance(keep, (list, tuple)) else (keep,)
     for item in stateful:
         if isinstance(item, type) or not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
@@ -395,7 +378,7 @@ def _with_states(keep: Any) -> tuple[Any, ...]:
 
 
 def _check_same(folder: Path, strategy: Strategy, cluster: Cluster) -> None:
-    """Raise :class:`~anyk.errors.BadInput` where the run in a folder has another strategy or cluster than the loop."""
+    """Raise :class:`~anyk.errors.BadInput` if the run in a folder has another strategy or cluster than the loop."""
     config = read_config(folder)
     before = build_strategy(config.strategy, workers=config.workers).spec
     for name, stored, requested in (
@@ -410,7 +393,7 @@ def _check_same(folder: Path, strategy: Strategy, cluster: Cluster) -> None:
 
 
 def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
-    """The module's trainable parameters; raises where they are not the problem's."""
+    """Return the module's trainable parameters, shape (d,); raise if they are not the problem's."""
     if not hasattr(module, "parameters"):
         raise BadInput(f"into must be a PyTorch module, got {type(module).__name__}")
     parameters = trained(module)
@@ -437,25 +420,25 @@ def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
 
 
 def _parameters(module: torch.nn.Module) -> Vector:
-    """The trainable parameters, in their order, as one vector."""
+    """Return the trainable parameters as a vector, shape (d,)."""
     w: Vector = np.concatenate([parameter.detach().cpu().numpy().reshape(-1) for parameter in trained(module)])
     return w
 
 
-def _put_model(module: torch.nn.Module, w: Vector) -> None:
+def _pieces(module: torch.nn.Module, vector: Vector) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Return the trainable parameters, each with its piece of a vector."""
     import torch
 
     parameters = trained(module)
-    pieces = pieces_of(torch.from_numpy(w.copy()), [tuple(parameter.shape) for parameter in parameters])
-    with torch.no_grad():
-        for parameter, piece in zip(parameters, pieces, strict=True):
-            parameter.copy_(piece)
+    pieces = pieces_of(torch.from_numpy(vector), [tuple(parameter.shape) for parameter in parameters])
+    return zip(parameters, pieces, strict=True)
+
+
+def _put_model(module: torch.nn.Module, w: Vector) -> None:
+    for parameter, piece in _pieces(module, w.copy()):
+        parameter.detach().copy_(piece)
 
 
 def _put_gradient(module: torch.nn.Module, gradient: Vector) -> None:
-    import torch
-
-    parameters = trained(module)
-    pieces = pieces_of(torch.from_numpy(gradient), [tuple(parameter.shape) for parameter in parameters])
-    for parameter, piece in zip(parameters, pieces, strict=True):
+    for parameter, piece in _pieces(module, gradient):
         parameter.grad = piece.to(parameter.device)

@@ -1,4 +1,4 @@
-"""Training, and resuming a run from its folder."""
+"""Training, and resuming runs from their folders."""
 
 from __future__ import annotations
 
@@ -63,30 +63,28 @@ def train(
     callbacks: Sequence[Any] = (),
     progress: bool = False,
 ) -> Run:
-    """Train until ``steps`` steps, ``seconds`` seconds or the ``target`` of the metric; whatever comes first.
+    """Train until the first of ``steps`` steps, ``seconds`` seconds and the ``target`` of the metric.
 
-    A run whose only limit is a target ends after 10,000 steps in any case, one without a limit after 100. On a virtual
-    clock a run without a limit of steps fails where its seconds would take more than 1,000,000 of them.
+    A run with no limit but a target ends after 10,000 steps in any case, a run without a limit after 100. On a virtual
+    clock a run with a limit of seconds only fails if this takes more than 1,000,000 steps.
 
-    ``strategy`` may be a spec, a code, or a plan's ``promise``: the run then has the plan's strategy, workers, learning
-    rate, if it found one, its optimiser and, without a limit, its target or steps, and keeps the promise for
-    :func:`anyk.check`. If ``cluster``
-    is a spec, it takes ``workers`` (if left out, the strategy's, or 30), ``delays``, ``seed`` and ``communication``.
-    ``optimizer`` may be a spec, with learning rate 1 / smoothness
-    of the problem; left out, it is that of ``begin``, or Nesterov momentum. ``out`` is the folder to make (without one
-    the log is kept in memory); in it a checkpoint is written every ``checkpoint_every`` seconds. Loss and metric are
-    evaluated off the clock as ``evaluate`` says (:class:`anyk.Evaluate` or its spec), with None not at all.
-    ``callbacks`` hear of steps, evaluations and workers lost (:class:`anyk.Callback`); ``progress`` shows the state of
-    the run on standard error. On Ctrl-C the run is saved and ``KeyboardInterrupt`` raised.
+    ``strategy``: a strategy, a code, a spec, or a plan's ``promise``. With a promise the run has the plan's strategy,
+    workers, learning rate, optimiser and, without a limit, target or steps, and stores it for :func:`anyk.check`.
+    ``cluster``: a cluster or a spec, to which ``workers`` (by default the strategy's, or 30), ``delays``, ``seed`` and
+    ``communication`` belong. ``optimizer``: an optimiser or a spec, with learning rate 1 / smoothness of the problem;
+    by default that of ``begin``, or Nesterov momentum. ``out``: a new folder, in which a checkpoint is written every
+    ``checkpoint_every`` seconds; by default the log is in memory. ``evaluate``: when and on which data loss and metric
+    are evaluated (:class:`anyk.Evaluate` or its spec; None: never). ``callbacks`` are called at steps, evaluations and
+    losses of workers (:class:`anyk.Callback`). ``progress`` shows the state of the run on standard error.
 
-    ``begin``: a run, or its folder, where this one begins, with any other strategy and cluster. Models, states of the
-    optimiser (the same; its learning rate may be another) and version numbers are taken over, so that learning rates,
-    mini-batches and ``steps``, counted from the earlier run's beginning, continue, as do the draws of delays. Work that
-    it had under way is not taken over, and the clock, by which ``seconds`` are counted, starts at 0. The new folder
-    does not depend on the other.
+    ``begin``: a run, or its folder, that this run continues, with any strategy and cluster. It takes over the models,
+    the states of the optimiser (which must be the same; its learning rate may differ) and the version numbers. So
+    learning rates, mini-batches, delays and ``steps``, counted from the start of the earlier run, continue. Unfinished
+    work is not taken over, and the clock, to which ``seconds`` belongs, starts at 0. The new folder does not depend on
+    the earlier one.
 
-    Raises :class:`~anyk.errors.BadInput` for what cannot work and :class:`~anyk.errors.RunFailed` when a run cannot
-    go on; its folder can then be resumed.
+    On Ctrl-C the run is saved and ``KeyboardInterrupt`` raised. Raises :class:`~anyk.errors.BadInput` for arguments
+    that cannot work and :class:`~anyk.errors.RunFailed` if a run cannot continue; its folder can then be resumed.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
@@ -118,7 +116,7 @@ def train(
 
 
 def _start(prepared: Preparation, folder: Path | None, *, progress: bool) -> Run:
-    """Run in a new folder, or in memory; if the run cannot start, its folder is removed."""
+    """Return a run in a new folder, or in memory; if the run cannot start, its folder is removed."""
     config = prepared.config
     if folder is not None:
         digests = digests_of(prepared.problem, prepared.cluster, config)
@@ -139,7 +137,7 @@ def _start(prepared: Preparation, folder: Path | None, *, progress: bool) -> Run
         before = launch.driver.step
         try:
             return launch.run()
-        except BadInput:  # the cluster found out that the request cannot be met
+        except BadInput:  # the cluster has refused the request
             if launch.driver.step == before:
                 empty(folder)
             raise
@@ -161,19 +159,18 @@ def resume(
     tell: Callable[[str], None] | None = None,
     progress: bool = False,
 ) -> Run:
-    """Go on with a run from its last checkpoint (or from its beginning), until its limits or the new ones given.
+    """Continue a run from its last checkpoint, or from its start, until its limits or new ones.
 
-    ``problem`` is needed where the run's was made in Python, not from a data set's spec, and so is ``optimizer`` where
-    it has no spec. On a simulated cluster the result is bit for bit that of a run never interrupted.
+    ``problem`` is needed if it was made in Python, not from a data set's spec, and ``optimizer`` if it has no spec. On
+    a simulated cluster the result is bit for bit that of a run without interruption.
 
-    ``evaluate``: as before, if left out. ``tell`` is called with a sentence for the user where an older checkpoint had
-    to be used or numpy, torch or jax have another major version than the run began with (without ``tell``, these are
-    ``RuntimeWarning``), or nothing was left to do. The log notes whatever has changed of
-    ``run.config.environment``.
+    ``evaluate``: by default as before. ``tell`` is called with a sentence for the user if an older checkpoint had to be
+    used, if numpy, torch or jax have another major version than at the start (without ``tell``, these are
+    ``RuntimeWarning``), or if nothing was left to do. The log notes all changes of ``run.config.environment``.
 
-    A run folder may be anybody's: no code that it names is run (a problem's function, an optimiser of another package
-    than torch and optax), unless with ``trust``, and then only if its SHA-256 is the one that was recorded. Data,
-    traces and code must be those that the run began with. Raises :class:`~anyk.errors.BadInput` where they are not.
+    A run folder may belong to somebody else. So code that it names (a problem's function, an optimiser of another
+    package than torch and optax) is only executed with ``trust``, and then only if it has the recorded SHA-256. Data,
+    traces and code must be those with which the run started; else :class:`~anyk.errors.BadInput` is raised.
     """
     folder = Path(path)
     config, of = read_config(folder), f"the run '{folder}'"
@@ -181,7 +178,7 @@ def resume(
         raise BadInput(f"'{folder}' is a copy by a Mirror and has no checkpoint; resume the folder of the run itself")
     if evaluate != _AS_BEFORE:
         config = structs.replace(config, evaluate=spec_of(read_evaluate(evaluate)))
-    planned, limits = config.steps, Limits(steps, seconds, target)
+    previous, limits = config.steps, Limits(steps, seconds, target)
     if limits:
         if limits.endless:
             limits = limits.within(_newest_step(folder) + LIMIT)
@@ -205,33 +202,33 @@ def resume(
             callbacks=shown,
         )
         with spec.prepare() as prepared:
-            return _resume(replace(prepared, config=config, tell=tell), folder, planned)
+            return _resume(replace(prepared, config=config, tell=tell), folder, previous)
 
 
-def _resume(prepared: Preparation, folder: Path, planned: int | None) -> Run:
-    """Continue from the last checkpoint; ``planned``: the limit of steps so far."""
+def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
+    """Continue a run from its last checkpoint; ``previous``: its earlier limit of steps."""
     strategy, steps, config = prepared.strategy, prepared.config.steps, prepared.config
     with locked(folder):
-        with RunLog.reading(folder / "log.sqlite", prefix=True) as whole:  # before anything is changed
-            saved = checkpoints.newest(folder, whole, or_older=True)
-            if saved is not None and (lost := lost_on_resume(prepared.cluster, whole)):
+        with RunLog.reading(folder / "log.sqlite", prefix=True) as complete:  # before anything is changed
+            saved = checkpoints.newest(folder, complete, or_older=True)
+            if saved is not None and (lost := lost_on_resume(prepared.cluster, complete)):
                 _tell(prepared, lost)
         check_further = strategy.facts.check_further
-        if check_further and saved and planned and steps != planned:
+        if check_further and saved and previous and steps != previous:
             state = from_plain(strategy.State, saved.state["strategy"], strategy)
-            check_further(state, planned, 0 if config.begin is None else config.begin.step)
+            check_further(state, previous, 0 if config.begin is None else config.begin.step)
         if saved is not None and saved.instead is not None:
             step = min(saved.state["versions"].values())
-            _tell(prepared, f"{saved.instead}; going on from the checkpoint before, at step {step}")
+            _tell(prepared, f"{saved.instead}; continuing from the checkpoint before, at step {step}")
         if saved is not None and (newer := new_major(config.environment)):
-            _tell(prepared, f"going on with {' and '.join(newer)}: from here on bits may differ from what they were")
+            _tell(prepared, f"continuing with {' and '.join(newer)}: from here on bits may differ from earlier results")
         log = RunLog(folder / "log.sqlite")
         write_sealed(folder / NAME, config)
         return Launch(prepared, log, folder, saved).run()
 
 
 def _tell(prepared: Preparation, text: str) -> None:
-    """Tell the user who resumes a run; without ``tell``, by a warning where :func:`resume` was called."""
+    """Report to the user who resumes a run; without ``tell``, by a warning at the call of :func:`resume`."""
     if prepared.tell is None:
         warnings.warn(text, RuntimeWarning, stacklevel=5)
     else:

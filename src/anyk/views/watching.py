@@ -206,7 +206,7 @@ class _Page:
         with self._lock:
             try:
                 folders, waiting = self._folders()
-                stand: list[object] = [(folder, *LogCopy.stand(folder / LOG)) for folder in folders]
+                stand: list[object] = [(folder, *LogCopy.state(folder / LOG)) for folder in folders]
                 if self._line is not None and self._line[0] == stand:
                     return self._line[1]
                 runs, state = self._read()

@@ -1,1 +1,1 @@
-"""The log of a run: its tables, how they are written and followed, and what is derived from them."""
+"""The log of a run: its tables, their writer and readers, and results derived from them."""

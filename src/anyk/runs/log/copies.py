@@ -1,4 +1,4 @@
-"""A copy of a log to read: what others write meanwhile, and its write-ahead file, are seen to."""
+"""Copies of a log and its write-ahead file for reading, also while another process writes the log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from anyk.errors import BadInput
 from anyk.files import open_plain
 
 _DIRECT = 10  # attempts to copy a log that is being written
-_TICK = 0.1  # seconds within which a file may change without its time showing it
-INSTEAD = "the model may still be whole: start a new run from this one, anyk train --from"
+_TICK = 0.1  # seconds within which a file may change while its time stays the same
+INSTEAD = "the model may still be intact: start a new run from this one, anyk train --from"
 
 
 _PREFIX = "anyk-copy-"
@@ -28,14 +28,14 @@ class CopyFolder(tempfile.TemporaryDirectory[str]):
     """A temporary folder that its process keeps locked, so that :func:`remove_abandoned` leaves it alone."""
 
     def __init__(self) -> None:
-        self._unlock: Callable[[], object] = int  # nothing to do
+        self._unlock: Callable[[], object] = int  # does nothing
         while True:
             super().__init__(prefix=_PREFIX, ignore_cleanup_errors=True)
             try:
                 self._unlock = weakref.finalize(self, os.close, _locked(Path(self.name)))
-            except (FileNotFoundError, BlockingIOError):  # it is being removed
+            except (FileNotFoundError, BlockingIOError):  # another process removes it
                 continue
-            except OSError:  # a file system without locks: nobody else can lock it, either
+            except OSError:  # a file system without locks: other processes cannot lock it, either
                 return
             if Path(self.name).is_dir():
                 return
@@ -47,7 +47,7 @@ class CopyFolder(tempfile.TemporaryDirectory[str]):
 
 
 def remove_abandoned() -> None:
-    """Remove the copies that processes of this user have left behind, because they were killed."""
+    """Remove the copies that killed processes of this user have left."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             lock = _locked(folder)
@@ -70,44 +70,44 @@ def _locked(folder: Path) -> int:
 
 
 class LogCopy:
-    """A copy of a log, and of its write-ahead file, in a folder of one's own, brought up to date by :meth:`refresh`."""
+    """A copy of a log and its write-ahead file in another folder, which :meth:`refresh` brings up to date."""
 
     def __init__(self, path: Path, folder: Path) -> None:
         self.path = folder / path.name
         self._origin, self._origin_ahead = path, _ahead(path)
-        self._stand: tuple[object, ...] | None = None  # of the log that was copied
-        self._seen: tuple[int, int] | None = None  # of its write-ahead file
-        self.written = 0.0  # when either was last written, in seconds since the epoch
+        self._state: tuple[object, ...] | None = None  # of the log that was copied
+        self._size: tuple[int, int] | None = None  # of its write-ahead file
+        self.written = 0.0  # time of the last change of either file, in seconds since the epoch
 
     @staticmethod
-    def stand(path: Path) -> tuple[object, ...]:
+    def state(path: Path) -> tuple[object, ...]:
         """Return a value that changes whenever a log is written to; raise OSError if there is no log."""
-        return _stand(path, _ahead(path)), _size(_ahead(path))
+        return _state(path, _ahead(path)), _size(_ahead(path))
 
     def refresh(self) -> bool:
-        """Copy what has changed, and say whether anything has; raises OSError where it cannot be read."""
-        if self._seen is not None and self.stand(self._origin) == (self._stand, self._seen):
+        """Copy changed files and return whether there are any; raise OSError if they cannot be read."""
+        if self._size is not None and self.state(self._origin) == (self._state, self._size):
             return False
-        for _ in range(_DIRECT):  # until nobody has moved rows from one file to the other meanwhile
-            stand, size = _stand(self._origin, self._origin_ahead), _size(self._origin_ahead)
-            if stand != self._stand:
+        for _ in range(_DIRECT):  # until no rows have been moved from one file to the other meanwhile
+            state, size = _state(self._origin, self._origin_ahead), _size(self._origin_ahead)
+            if state != self._state:
                 _copy(self._origin, self.path)
-            self._stand = stand
+            self._state = state
             _ahead(self.path).unlink(missing_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 _copy(self._origin_ahead, _ahead(self.path))
-            if _stand(self._origin, self._origin_ahead) == stand:
+            if _state(self._origin, self._origin_ahead) == state:
                 break
-            self._stand = None
+            self._state = None
         self.written = max(self._origin.stat().st_mtime, size[1] / 1e9)
-        self._seen = size if time.time() - self.written > _TICK else None  # what comes now may bear the same time
+        self._size = size if time.time() - self.written > _TICK else None  # a later change may have the same time
         return True
 
 
 def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
-    """A connection to a copy of a log and its write-ahead file, and whether rows of that file could not be read.
+    """Return a connection to a copy of a log, and whether rows of its write-ahead file could not be read.
 
-    The copy is gone when the connection is closed.
+    The copy disappears when the connection is closed.
     """
     db: sqlite3.Connection | None = None
     lost = False
@@ -149,7 +149,7 @@ def _ahead(path: Path) -> Path:
 
 
 def _size(ahead: Path) -> tuple[int, int]:
-    """Size and time of a write-ahead file; zeros where there is none."""
+    """Return size and time of a write-ahead file, in bytes and nanoseconds; zeros if there is none."""
     try:
         status = ahead.stat()
     except FileNotFoundError:
@@ -158,10 +158,10 @@ def _size(ahead: Path) -> tuple[int, int]:
 
 
 def _frames(ahead: Path) -> int | None:
-    """Pages that a write-ahead file says were committed, whatever SQLite can read; None where its start is damaged.
+    """Return the number of pages that a write-ahead file marks as committed; None if its start is damaged.
 
-    SQLite passes over pages whose checksum is wrong, and over all that come after. Each has the two salts of the
-    file's header; a file that is begun anew has new ones, and older pages behind.
+    SQLite ignores pages with a wrong checksum and all pages after them. Each page has the two salts of the file's
+    header; when SQLite starts to overwrite the file, there are new salts, and older pages follow.
     """
     if not ahead.is_file():
         return 0
@@ -184,7 +184,7 @@ def _frames(ahead: Path) -> int | None:
     return committed
 
 
-def _stand(path: Path, ahead: Path) -> tuple[object, ...]:
+def _state(path: Path, ahead: Path) -> tuple[object, ...]:
     """Return a value that changes when SQLite moves rows from the write-ahead file to the log, or restarts it."""
     status = path.stat()
     head = b""

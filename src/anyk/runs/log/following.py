@@ -1,4 +1,4 @@
-"""Runs that others write, read while they go on; nothing is written to their folders."""
+"""Runs that are read while another process writes them, without a change to their folders."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LOG = "log.sqlite"
 
 
 class Following:
-    """A run folder that is being written, by this process or another, to be read again and again.
+    """A run folder that this process or another writes, to be read repeatedly.
 
-    What is read is a copy of the log with all that has been committed, brought up to date when asked for: the folder
-    may be read-only, is left as it is, and whoever writes it is not held up by a lock. Unlike
-    :meth:`anyk.Run.open` it does not check the seals of the log. Use it in one thread at a time.
+    :meth:`run` reads a copy of the log with all committed rows. So the folder may be read-only, is not changed, and no
+    lock delays the writer. Unlike :meth:`anyk.Run.open` it does not check the seals of the log. Use it in one thread at
+    a time.
 
     >>> import anyk, tempfile
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -41,8 +41,9 @@ class Following:
         self._place = CopyFolder()
         self._copy = LogCopy(self.folder / LOG, Path(self._place.name))
         self._run: Run | None = None
-        self._known: tuple[int, RunConfig] | None = None  # the configuration, and when it was written
-        self.ended = False  # whether the run had come to its end when it was read last
+        self._config: RunConfig | None = None
+        self._config_time = 0  # time of the configuration's file, in nanoseconds
+        self.ended = False  # whether the run had ended when it was read last
 
     def __enter__(self) -> Self:
         return self
@@ -52,24 +53,24 @@ class Following:
 
     @property
     def quiet(self) -> float:
-        """Seconds for which nothing had been written when it was read last."""
+        """Seconds since the last change of the log that has been read."""
         return max(0.0, time.time() - self._copy.written)
 
     def run(self) -> Run:
-        """The run as it stands, the same object where nothing is new; older ones are closed.
+        """Return the run in its present state, the same object if nothing has changed; older objects are closed.
 
-        Of a run that goes on, loss and metric are those of the newest version that has been evaluated. Raises
-        :class:`~anyk.errors.BadInput` where it has not begun, or cannot be read.
+        Loss and metric of a run that has not ended are those of the newest version that has been evaluated. Raises
+        :class:`~anyk.errors.BadInput` if the run has not started, or cannot be read.
         """
         path = self.folder / LOG
         try:
             if not path.is_file():
-                raise BadInput(f"the run '{self.folder}' has not begun: it has no {path.name} yet")
+                raise BadInput(f"the run '{self.folder}' has not started: it has no {path.name} yet")
             before = None if self._run is None else (queries.newest_seal(self._run.log), self._run.log.totals)
             if not self._copy.refresh() and self._run is not None:
                 return self._run
-            self._leave()
-            # read only: rows of the write-ahead file are not to be moved into the copy each time
+            self._close_run()
+            # read only, so that rows of the write-ahead file are not moved into the copy each time
             db = sqlite3.connect(
                 f"{self._copy.path.as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
             )
@@ -77,9 +78,12 @@ class Following:
         except (OSError, sqlite3.Error) as error:
             raise BadInput(f"the log '{path}' cannot be read ({error})") from None
         log = RunLog(path, db=db)
-        if before is not None and log.has_seal(before[0]):  # it goes on from where it was read last
+        if before is not None and log.has_seal(before[0]):  # rows have only been added
             log.totals = before[1]
-        self._run = Run(log, self._config(), path=self.folder)
+        written = (self.folder / NAME).stat().st_mtime_ns if (self.folder / NAME).is_file() else 0
+        if self._config is None or written != self._config_time:
+            self._config, self._config_time = read_config(self.folder), written
+        self._run = Run(log, self._config, path=self.folder)
         self.ended = bool(self._run.summary)
         if not self.ended:
             query = "SELECT loss, metric FROM evaluations WHERE slot = ? ORDER BY version DESC LIMIT 1"
@@ -88,15 +92,7 @@ class Following:
             self._run.summary = {"loss": loss, "metric": None if metric is None else named}
         return self._run
 
-    def _config(self) -> RunConfig:
-        """The configuration, read again where its file has changed."""
-        file = self.folder / NAME
-        stand = file.stat().st_mtime_ns if file.is_file() else 0
-        if self._known is None or self._known[0] != stand:
-            self._known = stand, read_config(self.folder)
-        return self._known[1]
-
-    def _leave(self) -> None:
+    def _close_run(self) -> None:
         if self._run is not None:
             self._run.close()
             self._run = None
@@ -105,5 +101,5 @@ class Following:
     def close(self) -> None:
         """Remove the copy; safe to call twice."""
         with contextlib.suppress(OSError):
-            self._leave()
+            self._close_run()
         self._place.cleanup()

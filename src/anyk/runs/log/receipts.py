@@ -1,4 +1,4 @@
-"""Receipts: which messages made a version, with which weights, and what became of the others."""
+"""Receipts: the messages that made a version, with their weights, and the fate of the others."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CutOff:
-    """A chunk that was not waited for: it took ``seconds`` from its dispatch, or at least that if not ``known``.
+    """A chunk that was not waited for; it took ``seconds`` from its dispatch, or longer if this is not ``known``.
 
-    ``done`` of ``partitions`` were finished when it stopped; None where nobody can tell.
+    ``done``: how many of its ``partitions`` were finished when it stopped; None if this was not reported.
     """
 
     worker: int
@@ -42,12 +42,12 @@ class CutOff:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The messages that made one version of a slot, and the fate of the others.
+    """The messages that made a version of a slot, and the fate of the others.
 
-    ``weights``: the weight with which each partition counted, shape (partitions,); ``used``: (worker, task, weight,
-    staleness) of each message, and ``samples`` how many it was computed from (of local work in each of its steps; None
-    for each without a problem); ``cut_off``: workers that were not waited for; ``spare``: workers whose messages had
-    arrived but were not needed; ``rest``: all others, still at work or absent.
+    ``weights``: the weight of each partition, shape (partitions,). ``used``: worker, task, weight and staleness of each
+    message, in versions. ``samples``: the number of samples of each message (of local work in each of its steps; None
+    without a problem). ``cut_off``: chunks that were not waited for. ``spare``: workers whose messages had arrived but
+    were not needed. ``rest``: all other workers, still at work or absent.
     """
 
     slot: str
@@ -108,10 +108,10 @@ def logged_receipt(
     partitions: int,
     stopped: Mapping[int, Batch] | None = None,
 ) -> Receipt | None:
-    """Return the receipt of a version as the log has it, or None without such a version.
+    """Return the receipt of a version from the log, or None without such a version.
 
-    ``stopped``: the batches of tasks whose workers have been told to stop and have not said how far they had come; the
-    receipt says at least how long they took.
+    ``stopped``: the batches of tasks that were cancelled, and whose workers have not reported their progress; the
+    receipt states lower bounds of their seconds.
     """
     rows = log.rows(_MADE, (slot, version))
     if not rows:
@@ -142,7 +142,7 @@ def logged_receipt(
 
 
 def receipt_after(driver: Driver, slot: str, version: int) -> Receipt | None:
-    """Return the receipt of a version that has been made, also while the run continues."""
+    """Return the receipt of a version that has been made, also of a run that has not ended."""
     assert driver.log is not None
     driver.log.flush()
     layout = driver.layout
@@ -153,9 +153,9 @@ def receipt_after(driver: Driver, slot: str, version: int) -> Receipt | None:
 
 
 def receipt_of_step(driver: Driver) -> Receipt:
-    """Return the receipt of the step that is being taken, which the log does not have yet.
+    """Return the receipt of the step that is being taken, which is not in the log yet.
 
-    Who is cut off is who the cancellation that comes with the step will find at work.
+    The workers that are cut off are those at work that the strategy cancels together with the step.
     """
     combine, tasks = driver.taking, driver.ledger.under_way
     assert combine is not None
@@ -168,7 +168,7 @@ def receipt_of_step(driver: Driver) -> Receipt:
         work = queries.Work(list(chunk.partitions), list(chunk.coefficients), chunk.batch)
         worker = batch.workers[task - batch.first]
         used.append(_Message(worker, task, place, plain, version - batch.versions[combine.slot], work))
-    used.sort(key=lambda message: message[:3])  # as the log has them
+    used.sort(key=lambda message: message[:3])  # as in the log
     ended = [task for command in driver.obeying if isinstance(command, Cancel) for task in command.tasks]
     batches = [(task, tasks[task]) for task in ended if task in tasks]
     cut_off = [chunk for task, batch in batches for chunk in _late(task, batch, driver.now, OPEN)]

@@ -1,4 +1,4 @@
-"""Replay: feed a run's logged events to a fresh strategy and see the same decisions, and the same bits of model."""
+"""Replays, which give a run's logged events to a fresh strategy and compare its decisions and models bit by bit."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ from anyk.strategies import strategy as build_strategy
 class Replay:
     """The result of a replay.
 
-    ``events`` were fed and ``updates`` compared. ``decisions``: whether each update used the same messages with the
-    same weights. ``model``: whether each version has the same bits; None if it was not computed. ``differs`` says where
-    the first difference is. ``resets``: how often a resume made the workers' own states start anew, as the replay does.
+    ``events`` and ``updates``: the numbers of events replayed and of updates compared. ``decisions``: whether each
+    update used the same messages with the same weights. ``model``: whether each version has the same bits; None if it
+    was not computed. ``differs``: the first difference. ``resets``: the number of times at which workers lost their own
+    states because the run was resumed, as in the replay.
     """
 
     events: int
@@ -60,7 +61,7 @@ class Replay:
 
 
 class _Recorded(Simulated):
-    """A cluster that reports what a log says, and computes messages when they arrive."""
+    """A cluster that reports the events of a log, and computes messages when they arrive."""
 
     recorded = True
 
@@ -92,7 +93,7 @@ class _Recorded(Simulated):
                 for worker in range(self.workers):
                     self.computing.forget(worker)
             if isinstance(event, Lost):
-                self.give_up(event.worker)  # and with it the optimiser's state that it had
+                self.give_up(event.worker)  # and its optimiser's state
             if isinstance(event, Reply) and self.computing is not None:
                 entry = self._schedule.in_flight.get(event.task)
                 if entry is None:
@@ -113,9 +114,8 @@ def replay(
 ) -> Replay:
     """Replay a run's decisions and, with ``compute``, its model.
 
-    ``problem`` and ``optimizer`` are needed to compute where the run's were made in Python. A run whose strategy has no
-    spec cannot be replayed from its folder alone. ``trust`` and the demands on the problem are those of
-    :func:`anyk.resume`.
+    To compute the model, ``problem`` and ``optimizer`` are needed if they were made in Python. A run whose strategy has
+    no spec cannot be replayed. ``trust`` and the requirements for the problem are those of :func:`anyk.resume`.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -145,13 +145,14 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     strategy = build_strategy(config.strategy, workers=config.workers)
     strategy = plan(strategy, config.steps, run.begun)
     new = RunLog()
-    known = {(one.slot, one.version): one for one in run.log.evaluations()}
+    values = {(evaluation.slot, evaluation.version): evaluation.value for evaluation in run.log.evaluations()}
 
     def observe(driver: Driver) -> None:
-        slot = driver.last_update.slot if driver.last_update is not None else ""
-        one = known.get((slot, driver.versions[slot]))
-        if one is not None and one.value is not None:
-            driver.observe(slot, one.version, one.value)
+        assert driver.last_update is not None
+        slot = driver.last_update.slot
+        version = driver.versions[slot]
+        if (value := values.get((slot, version))) is not None:
+            driver.observe(slot, version, value)
 
     driver = Driver(
         strategy,
@@ -164,24 +165,24 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     )
     with session(driver):
         driver.run()
-    events = sum(1 for _ in new.events())
     bits = "SELECT slot, version, digest FROM updates ORDER BY slot, version"
-    old_bits, new_bits, resets = run.log.rows(bits), new.rows(bits), len(_resets(run.log))
-    updates = len(new_bits)
+    updates = new.rows(bits)
+    counts = sum(1 for _ in new.events()), len(updates)
+    resets = len(_resets(run.log))
     for logged, replayed in zip_longest(queries.decisions(run.log), queries.decisions(new)):
         if logged != replayed:
             step = (logged or replayed).step
-            return Replay(events, updates, False, None, f"step {step}: logged {logged}, replayed {replayed}", resets)
+            return Replay(*counts, False, None, f"step {step}: logged {logged}, replayed {replayed}", resets)
     if why is not None:
-        return Replay(events, updates, True, None, why, resets)
-    for old, now in zip_longest(old_bits, new_bits):
+        return Replay(*counts, True, None, why, resets)
+    for old, now in zip_longest(run.log.rows(bits), updates):
         if old != now:
-            return Replay(events, updates, True, False, f"first at version {(old or now)[1]}", resets)
-    return Replay(events, updates, True, True, None, resets)
+            return Replay(*counts, True, False, f"first at version {(old or now)[1]}", resets)
+    return Replay(*counts, True, True, None, resets)
 
 
 def _resets(log: RunLog) -> list[int]:
-    """Return the numbers of the events after which workers lost their own states, as the run was resumed."""
+    """Return the numbers of the events after which the run was resumed without the workers' own states."""
     return [seq for (seq,) in log.rows("SELECT DISTINCT seq FROM notes WHERE kind = ? ORDER BY seq", (RESET,))]
 
 

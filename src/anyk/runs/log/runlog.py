@@ -1,9 +1,9 @@
-"""The run log: an append-only record of every event and decision, one SQLite file, and how it is read back.
+"""The run log, an append-only record of every event and decision in an SQLite file.
 
-Everything a run has to say (progress, receipts, history, replay, delay traces) is read from here; there is no second
-bookkeeping. Rows are gathered in memory and written together, at least every 0.15 s while a run is being driven, and
-what is written together is sealed: a digest of these rows and of the seal before. So a bit that was flipped is found
-when the log is read, and a checkpoint, which names the newest seal, finds out whether the log is as long as it was.
+Progress, receipts, histories, replays and delay traces are read from the log; there is no other record. Rows are
+gathered in memory and written together, at least every 0.15 s while a run is driven. Rows that are written together are
+sealed with a digest of these rows and of the seal before. So a flipped bit is found when the log is read, and a
+checkpoint, which names the newest seal, reveals whether rows are missing at the end of the log.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from anyk.runs.log.copies import INSTEAD, copied
 from anyk.runs.log.schema import INSERT, KINDS, SCHEMA, START, TABLES, Ended, Evaluation, Reuse, Totals, Update
 
 _EVERY = 0.15  # seconds between commits
-_CHUNKS_KNOWN = 20_000
-_LISTS = ("partitions", "coefficients", "mix")  # of a chunk, kept as JSON
-# how many of worker, task and chunk an event has, where that is not all three
+_CACHED_CHUNKS = 20_000
+_LISTS = ("partitions", "coefficients", "mix")  # of a chunk, stored as JSON
+# the number of fields among worker, task and chunk that an event has, if it has not all three
 _IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1}
-_MOST = 5000  # rows gathered before they are written even earlier
+_MOST = 5000  # gathered rows that are written before that time
 
 
 class RunLog:
-    """Writes and reads a run's log; without a path it is kept in memory. :meth:`reading` opens one to read only."""
+    """Writes and reads a run's log, in memory without a path; :meth:`reading` opens a log to read it."""
 
     def __init__(self, path: Path | None = None, *, db: sqlite3.Connection | None = None) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class RunLog:
         self._last = clock.monotonic()
         self._upto = [0] * len(TABLES)  # rows of each table that are sealed
         self.seal = ""
-        self.totals = Totals()  # as far as they have been asked for
+        self.totals = Totals()  # of the rows read by :func:`~anyk.runs.log.queries.totals`
         self.lost = False  # whether rows in the write-ahead file could not be read
         self._db = db or self._create(path)
         self._closing = weakref.finalize(self, self._db.close)
@@ -64,7 +64,7 @@ class RunLog:
     def _create(path: Path | None) -> sqlite3.Connection:
         db: sqlite3.Connection | None = None
         try:
-            # one thread at a time uses the connection: the driver while it runs, readers after
+            # one thread at a time uses the connection: first the driver, then readers
             db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=NORMAL")
@@ -80,12 +80,10 @@ class RunLog:
 
     @classmethod
     def reading(cls, path: Path, *, checked: bool = True, prefix: bool = False) -> RunLog:
-        """Open a log to read it; raises :class:`~anyk.errors.BadInput` where it is not whole, unless not ``checked``.
+        """Open a copy of a log to read it; if ``checked``, raise :class:`~anyk.errors.BadInput` for a damaged log.
 
-        ``prefix``: what was written last may be lost, as a loss of power does.
-
-        What is read is a copy, with what the log's write-ahead file holds: a folder need not be writable, is left as
-        it is, and may be written by others meanwhile.
+        ``prefix``: the last rows may be missing, as after a loss of power. The copy includes the log's write-ahead
+        file. So the folder need not be writable, is not changed, and may be written to meanwhile.
         """
         db, lost = copied(path)
         log = cls(path, db=db)
@@ -114,19 +112,16 @@ class RunLog:
             except sqlite3.Error as error:
                 raise self._unreadable(error) from None
             plain = bytearray(copy.serialize())
-        plain[18:20] = b"\x01\x01"  # no write-ahead log, which memory cannot have
+        plain[18:20] = b"\x01\x01"  # without write-ahead log, which does not exist in memory
         return bytes(plain)
 
-    # ------------------------------------------------------------------------------------------- wholeness
+    # ------------------------------------------------------------------------------------------- integrity
 
     def check(self, *, prefix: bool = False) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where the log is not as it was written, or with ``prefix`` its rows."""
-        for look in (self.check_file, self.check_seals):
-            why = look()
-            if why is None and self.lost and not prefix:
-                why = LOST
-            if why is not None:
-                raise BadInput(f"the log '{self.path}' is damaged ({why}); {INSTEAD}")
+        """Raise :class:`~anyk.errors.BadInput` if the log is damaged; with ``prefix`` the last rows may be missing."""
+        lost = LOST if self.lost and not prefix else None
+        if (defect := self.check_file() or lost or self.check_seals()) is not None:
+            raise BadInput(f"the log '{self.path}' is damaged ({defect}); {INSTEAD}")
 
     def check_file(self) -> str | None:
         """Return the defect of the SQLite file or its tables; None if there is none."""
@@ -140,7 +135,7 @@ class RunLog:
         return None if tables == SCHEMA else "its tables are not those of a run log"
 
     def check_seals(self) -> str | None:
-        """Which rows are not as they were sealed; None if all are."""
+        """Return a sentence on rows that differ from their seals; None if there are none."""
         upto, seal = [0] * len(TABLES), ""
         try:
             for number, (after, written) in enumerate(self._db.execute("SELECT upto, seal FROM seals ORDER BY id"), 1):
@@ -148,14 +143,14 @@ class RunLog:
                 upto, seal = self._sealed(upto, seal, numbers)
                 if numbers != upto or seal != written:
                     return f"rows written together, number {number}, are not what was written"
-            loose = self._sealed(upto, seal, None)[0] != upto
+            unsealed = self._sealed(upto, seal, None)[0] != upto
         except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
             return str(error)
         self._upto, self.seal = upto, seal
-        return "it has rows that were not sealed" if loose else None
+        return "it has rows that were not sealed" if unsealed else None
 
     def _sealed(self, upto: list[int], seal: str, end: list[int] | None) -> tuple[list[int], str]:
-        """The numbers of the last rows, and the seal, of the rows behind ``upto``, not beyond ``end``."""
+        """Return the last row of each table after ``upto``, at most ``end``, and the seal of the rows in between."""
         digest = hashlib.blake2b(seal.encode(), digest_size=16)
         new = upto[:]
         for place, name in enumerate(TABLES):
@@ -172,21 +167,21 @@ class RunLog:
         return new, digest.hexdigest()
 
     def _seal_rows(self) -> None:
-        """Seal what is written and not sealed yet, in the transaction that writes it."""
+        """Seal new rows, in the transaction that writes them."""
         upto, seal = self._sealed(self._upto, self.seal, None)
         if upto != self._upto:
             self._db.execute("INSERT INTO seals (upto, seal) VALUES (?, ?)", (json.dumps(upto), seal))
             self._upto, self.seal = upto, seal
 
     def __len__(self) -> int:
-        """Rows written, of all tables."""
+        """Return the number of rows of all tables."""
         return sum(int(self.rows(f"SELECT count(*) FROM {name}")[0][0]) for name in TABLES)
 
     def __bool__(self) -> bool:
         return True
 
     def has_seal(self, seal: str) -> bool:
-        """Whether the log is at least as long as it was when it had this seal."""
+        """Return whether the log has all rows up to a seal."""
         return not seal or bool(self.rows("SELECT 1 FROM seals WHERE seal = ?", (seal,)))
 
     def _unreadable(self, error: sqlite3.Error) -> BadInput:
@@ -211,20 +206,17 @@ class RunLog:
         self._waiting += 1
 
     def work(self, chunk: Chunk) -> int:
-        """The number under which a chunk's partitions and coefficients are known."""
-        known = self._by_identity.get(id(chunk))  # hashing a chunk costs more than writing its row
-        if known is not None:
-            return known[0]
+        """Return the number of a chunk's work; write the work if it is new."""
+        cached = self._by_identity.get(id(chunk))  # hashing a chunk costs more than writing its row
+        if cached is not None:
+            return cached[0]
         number = self._works.get(chunk)
         if number is None:
             number = self._works[chunk] = len(self._works)
-            plain: dict[str, Any] = chunk._asdict()
-            for name in _LISTS:
-                plain[name] = json.dumps(plain[name])
-            row = (number, *plain.values())
-            self._rows["works"].append(row)
-        if len(self._by_identity) < _CHUNKS_KNOWN:
-            self._by_identity[id(chunk)] = number, chunk  # kept alive, so that its identity stays its own
+            plain = [json.dumps(value) if name in _LISTS else value for name, value in chunk._asdict().items()]
+            self._rows["works"].append((number, *plain))
+        if len(self._by_identity) < _CACHED_CHUNKS:
+            self._by_identity[id(chunk)] = number, chunk  # the reference keeps the identity unique
         return number
 
     def chunk(self, row: Ended) -> None:
@@ -233,7 +225,7 @@ class RunLog:
         self._waiting += 1
 
     def reuse(self, row: Reuse) -> None:
-        """Write that a stored message was used again."""
+        """Write a stored message that was used again."""
         self._rows["reuses"].append((*row, self.seq))
         self._waiting += 1
 
@@ -243,34 +235,34 @@ class RunLog:
         self._waiting += 1
 
     def evaluation(self, row: Evaluation) -> None:
-        """Loss and metric of a version."""
+        """Write loss and metric of a version."""
         self._rows["evaluations"].append(row)
 
     def start(self, time: float, present: Sequence[int], rounds: int, sizes: Sequence[int] = ()) -> None:
-        """When the strategy was started, who was there, and the partitions' sizes; not an event that it is told."""
+        """Write when the strategy was started, the workers that were present, and the partitions' sizes."""
         self._rows["partitions"].extend(enumerate(sizes))
         self.seq += 1
         self._rows["events"].append((self.seq, time, START, None, None, None, json.dumps([list(present), rounds])))
         self._waiting += 1
 
     def checkpoint(self, seq: int, digest: str) -> None:
-        """Write that there is a checkpoint of the event ``seq``."""
+        """Write the digest of a checkpoint after event ``seq``, and all gathered rows."""
         self._rows["checkpoints"].append((seq, digest))
         self.flush()
 
     def note(self, time: float, kind: str, text: str) -> None:
-        """Something a reader should know: a worker set aside, a stop and its reason."""
+        """Write a note for readers, such as an unused message or why the run stopped."""
         self._rows["notes"].append((time, kind, text, self.seq))
 
     def tidy(self) -> None:
-        """Write what has gathered, if it is time."""
+        """Write gathered rows if they are many or old enough."""
         if self._waiting > _MOST or (self._waiting and clock.monotonic() - self._last > _EVERY):
             self.flush()
 
     def flush(self, *, lasting: bool = False) -> None:
-        """Write what has gathered; raises :class:`~anyk.errors.RunFailed` when the disk does not take it.
+        """Write gathered rows; raise :class:`~anyk.errors.RunFailed` if the disk refuses them.
 
-        ``lasting``: also through a loss of power, for what must not fall behind a checkpoint.
+        ``lasting``: the rows must survive a loss of power, as rows before a checkpoint.
         """
         before = self._upto, self.seal
         try:
@@ -302,7 +294,7 @@ class RunLog:
                 self._db.execute("ROLLBACK")
 
     def close(self, *, write: bool = True) -> None:
-        """Close the file, after writing what has gathered; safe to call twice."""
+        """Close the file, after writing gathered rows if ``write``; safe to call twice."""
         try:
             if write and self._closing.alive:
                 self.flush()
@@ -310,7 +302,7 @@ class RunLog:
             self._closing()
 
     def summarise(self, values: dict[str, Any]) -> None:
-        """Write down what the whole run came to; what is said last of a name holds."""
+        """Write values of the summary; later values of a name replace earlier ones."""
         self._rows["summary"].extend((name, json.dumps(value), self.seq) for name, value in values.items())
         self.flush()
 
@@ -319,16 +311,16 @@ class RunLog:
         return {name: json.loads(value) for name, value in self.rows("SELECT name, value FROM summary ORDER BY rowid")}
 
     def truncate(self, seq: int, seal: str = "") -> None:
-        """Forget everything after event ``seq``, when the log had ``seal``: a resumed run goes on from there."""
+        """Remove all rows after event ``seq``, when the log had ``seal``, as the run is resumed from there."""
         try:
             self._db.execute("BEGIN")
             for name in ("events", "chunks", "updates", "notes", "summary", "checkpoints", "reuses"):
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
-            if not seq:  # it begins again
+            if not seq:  # the run starts again
                 self._db.execute("DELETE FROM partitions")
             row = self._db.execute("SELECT id, upto FROM seals WHERE seal = ?", (seal,)).fetchone()
             number, upto = (0, [0] * len(TABLES)) if row is None else (row[0], json.loads(row[1]))
-            self._db.execute(  # what is sealed stays: a slot that has no update yet may have begun at any version
+            self._db.execute(  # sealed rows stay: a slot without an update may have started at any version
                 "DELETE FROM evaluations WHERE rowid > ? AND version > "
                 "(SELECT coalesce(max(version), 0) FROM updates u WHERE u.slot = evaluations.slot)",
                 (upto[list(TABLES).index("evaluations")],),
@@ -342,39 +334,37 @@ class RunLog:
             self._roll_back()
             raise RunFailed(f"the run log '{self.path}' cannot be written ({error})") from None
         self.totals = Totals()
-        for number, *plain in self._db.execute("SELECT * FROM works"):
-            lists = {i: json.loads(plain[i]) for i in (Chunk._fields.index(name) for name in _LISTS)}
-            self._works[Chunk.from_plain([lists.get(i, value) for i, value in enumerate(plain)])] = number
+        for number, *values in self._db.execute("SELECT * FROM works"):
+            plain = zip(Chunk._fields, values, strict=True)
+            chunk = Chunk.from_plain([json.loads(value) if name in _LISTS else value for name, value in plain])
+            self._works[chunk] = number
         self.seq = seq
 
     # ------------------------------------------------------------------------------------------- reading
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Answer a query on what has been written."""
-        try:
-            return self._db.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise self._unreadable(error) from None
+        """Return the rows of a query; rows that have not been written yet are missing."""
+        return self.select(query, values)[1]
 
     def select(self, query: str, values: Sequence[Any] = ()) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Answer a query: the names of its columns, and the rows."""
+        """Return the names of a query's columns, and its rows."""
         try:
             cursor = self._db.execute(query, values)
-            return [column[0] for column in cursor.description], cursor.fetchall()
+            return [column[0] for column in cursor.description or ()], cursor.fetchall()
         except sqlite3.Error as error:
             raise self._unreadable(error) from None
 
     def table(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Answer a query, each row as a dictionary."""
+        """Return the rows of a query as dictionaries."""
         names, rows = self.select(query, values)
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def evaluations(self) -> list[Evaluation]:
-        """Every evaluation, in the order in which they were made."""
+        """Return all evaluations, in their order."""
         return [Evaluation(*row) for row in self.rows("SELECT slot, version, time, loss, metric FROM evaluations")]
 
     def events(self, kinds: Sequence[str] = ()) -> Iterator[Event]:
-        """The events (of some kinds), in the order in which the strategy was told."""
+        """Return the events (of some kinds), in the order in which the strategy received them."""
         which = f"kind IN ({','.join('?' * len(kinds))})" if kinds else f"kind != '{START}'"
         for time, name, *ids, info in self.rows(
             f"SELECT time, kind, worker, task, chunk, info FROM events WHERE {which} ORDER BY seq", tuple(kinds)
@@ -383,10 +373,10 @@ class RunLog:
             yield kind(time, *ids[: _IDS.get(kind, 3)], *(json.loads(info) if info else ()))
 
     def started(self) -> tuple[float, tuple[int, ...]]:
-        """When the strategy was started, in seconds on the run's clock, and which workers were there."""
+        """Return the time when the strategy was started, in seconds on the run's clock, and the workers present."""
         for time, info in self.rows("SELECT time, info FROM events WHERE kind = ?", (START,)):
             return float(time), tuple(json.loads(info)[0])
-        raise BadInput(f"the log '{self.path}' does not say when its run started; the run ended before it")
+        raise BadInput(f"the log '{self.path}' does not say when its run started; the run ended before that")
 
 
 LOST = "rows in its write-ahead file cannot be read"

@@ -1,4 +1,4 @@
-"""The tables of a run log, and their rows as types."""
+"""The tables of a run log and the types of their rows."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ SCHEMA = {name: f"CREATE TABLE {name} ({columns})" for name, columns in {**TABLE
 INSERT = {
     name: f"INSERT INTO {name} VALUES ({','.join('?' * (columns.count(',') + 1))})" for name, columns in TABLES.items()
 }
-DIFFERENT = "different messages"  # the kind of the note that workers sent different messages of the same work
-RESET = "workers reset"  # the kind of the note that what workers kept was lost when the run was resumed
-START = "Start"  # the event with which a run begins: who is there
+DIFFERENT = "different messages"  # the kind of a note on workers that sent different messages of the same work
+RESET = "workers reset"  # the kind of a note that workers' states were lost when the run was resumed
+START = "Start"  # the first event of a run, with the workers that are present
 KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
@@ -61,7 +61,7 @@ KINDS: dict[str, type[Any]] = {
 
 
 class Ended(NamedTuple):
-    """A chunk that has ended; ``weight`` is JSON where there is one for each block. Times are in seconds."""
+    """A chunk that has ended; ``weight`` is JSON if there is a weight for each block. Times are in seconds."""
 
     task: int
     chunk: int
@@ -100,7 +100,7 @@ class Update(NamedTuple):
 
 
 class Reuse(NamedTuple):
-    """A message that had been counted in a version before, and was used again for this one."""
+    """A message that was counted in an earlier version and is used again for this one."""
 
     slot: str
     version: int
@@ -110,7 +110,7 @@ class Reuse(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Loss and metric of a version; ``time`` is when it was made, not when it was evaluated."""
+    """Loss and metric of a version; ``time``: when the version was made, in seconds on the run's clock."""
 
     slot: str
     version: int
@@ -126,9 +126,9 @@ class Evaluation(NamedTuple):
 
 @dataclass(slots=True)
 class Totals:
-    """The totals of all updates and evaluations up to some row; each row is read once.
+    """The totals of all updates and evaluations up to the rows ``updates`` and ``evaluations``.
 
-    ``newest``: the newest version of each slot that has had an update. ``evaluated``: the slots with an evaluation.
+    ``newest``: the newest version of each slot that has an update. ``evaluated``: the slots with an evaluation.
     """
 
     updates: int = 0
