@@ -62,9 +62,7 @@ class Progress(Callback):
         if not self._due():
             return
         first, self._first = self._first, False
-        if self._run is not None and (
-            self._live is not None or not first
-        ):  # no first line in a file
+        if self._run is not None and (self._live is not None or not first):  # no first line in a file
             self._show(describe(self._run, info))
 
     def on_end(self, info: EndInfo) -> None:

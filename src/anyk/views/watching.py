@@ -17,7 +17,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.runs import Following, Run, is_race
 from anyk.runs.log import queries
-from anyk.runs.log.copies import LogCopy, remove_abandoned
+from anyk.runs.log.copies import log_state, remove_abandoned
 from anyk.runs.log.following import LOG
 from anyk.runs.races.race_folder import NAME as RACE
 from anyk.runs.races.race_folder import read_race, run_folders
@@ -206,7 +206,7 @@ class _Page:
         with self._lock:
             try:
                 folders, waiting = self._folders()
-                stand: list[object] = [(folder, *LogCopy.state(folder / LOG)) for folder in folders]
+                stand: list[object] = [(folder, *log_state(folder / LOG)) for folder in folders]
                 if self._line is not None and self._line[0] == stand:
                     return self._line[1]
                 runs, state = self._read()

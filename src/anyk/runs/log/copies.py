@@ -74,29 +74,24 @@ class LogCopy:
 
     def __init__(self, path: Path, folder: Path) -> None:
         self.path = folder / path.name
-        self._origin, self._origin_ahead = path, _ahead(path)
+        self._origin = path
         self._state: tuple[object, ...] | None = None  # of the log that was copied
         self._size: tuple[int, int] | None = None  # of its write-ahead file
         self.written = 0.0  # time of the last change of either file, in seconds since the epoch
 
-    @staticmethod
-    def state(path: Path) -> tuple[object, ...]:
-        """Return a value that changes whenever a log is written to; raise OSError if there is no log."""
-        return _state(path, _ahead(path)), _size(_ahead(path))
-
     def refresh(self) -> bool:
         """Copy changed files and return whether there are any; raise OSError if they cannot be read."""
-        if self._size is not None and self.state(self._origin) == (self._state, self._size):
+        if self._size is not None and log_state(self._origin) == (self._state, self._size):
             return False
         for _ in range(_DIRECT):  # until no rows have been moved from one file to the other meanwhile
-            state, size = _state(self._origin, self._origin_ahead), _size(self._origin_ahead)
+            state, size = log_state(self._origin)
             if state != self._state:
                 _copy(self._origin, self.path)
             self._state = state
             _ahead(self.path).unlink(missing_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                _copy(self._origin_ahead, _ahead(self.path))
-            if _state(self._origin, self._origin_ahead) == state:
+                _copy(_ahead(self._origin), _ahead(self.path))
+            if log_state(self._origin)[0] == state:
                 break
             self._state = None
         self.written = max(self._origin.stat().st_mtime, size[1] / 1e9)
@@ -148,15 +143,6 @@ def _ahead(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
-def _size(ahead: Path) -> tuple[int, int]:
-    """Return size and time of a write-ahead file, in bytes and nanoseconds; zeros if there is none."""
-    try:
-        status = ahead.stat()
-    except FileNotFoundError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
-
-
 def _frames(ahead: Path) -> int | None:
     """Return the number of pages that a write-ahead file marks as committed; None if its start is damaged.
 
@@ -184,10 +170,15 @@ def _frames(ahead: Path) -> int | None:
     return committed
 
 
-def _state(path: Path, ahead: Path) -> tuple[object, ...]:
-    """Return a value that changes when SQLite moves rows from the write-ahead file to the log, or restarts it."""
+def log_state(path: Path) -> tuple[tuple[object, ...], tuple[int, int]]:
+    """Return two values that change with a log; raise OSError if there is no log.
+
+    The first changes when SQLite moves rows from the write-ahead file to the log, or restarts that file. The second are
+    size and time of the write-ahead file, in bytes and nanoseconds; zeros if there is none.
+    """
     status = path.stat()
-    head = b""
-    with contextlib.suppress(FileNotFoundError), open_plain(ahead) as file:
-        head = file.read(32)
-    return status.st_mtime_ns, status.st_size, head
+    head, size = b"", (0, 0)
+    with contextlib.suppress(FileNotFoundError), open_plain(_ahead(path)) as file:
+        ahead = os.fstat(file.fileno())
+        head, size = file.read(32), (ahead.st_size, ahead.st_mtime_ns)
+    return (status.st_mtime_ns, status.st_size, head), size

@@ -39,7 +39,7 @@ _CACHED_CHUNKS = 20_000
 _LISTS = ("partitions", "coefficients", "mix")  # of a chunk, stored as JSON
 # the number of fields among worker, task and chunk that an event has, if it has not all three
 _IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1}
-_MOST = 5000  # gathered rows that are written before that time
+_MOST = 5000  # gathered events and chunks that are written before that time
 
 
 class RunLog:
@@ -51,7 +51,6 @@ class RunLog:
         self._works: dict[Chunk, int] = {}
         self._by_identity: dict[int, tuple[int, Chunk]] = {}
         self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
-        self._waiting = 0
         self._last = clock.monotonic()
         self._upto = [0] * len(TABLES)  # rows of each table that are sealed
         self.seal = ""
@@ -203,7 +202,6 @@ class RunLog:
             end = 1 + _IDS.get(kind, 3)
             row = (self.seq, plain[0], kind.__name__, *plain[1:end], *[None] * (4 - end), json.dumps(plain[end:]))
         self._rows["events"].append(row)
-        self._waiting += 1
 
     def work(self, chunk: Chunk) -> int:
         """Return the number of a chunk's work; write the work if it is new."""
@@ -222,17 +220,14 @@ class RunLog:
     def chunk(self, row: Ended) -> None:
         """Write a chunk that has ended."""
         self._rows["chunks"].append((*row, self.seq))
-        self._waiting += 1
 
     def reuse(self, row: Reuse) -> None:
         """Write a stored message that was used again."""
         self._rows["reuses"].append((*row, self.seq))
-        self._waiting += 1
 
     def update(self, row: Update) -> None:
         """Write a new version of a slot."""
         self._rows["updates"].append((*row, self.seq))
-        self._waiting += 1
 
     def evaluation(self, row: Evaluation) -> None:
         """Write loss and metric of a version."""
@@ -243,7 +238,6 @@ class RunLog:
         self._rows["partitions"].extend(enumerate(sizes))
         self.seq += 1
         self._rows["events"].append((self.seq, time, START, None, None, None, json.dumps([list(present), rounds])))
-        self._waiting += 1
 
     def checkpoint(self, seq: int, digest: str) -> None:
         """Write the digest of a checkpoint after event ``seq``, and all gathered rows."""
@@ -256,7 +250,8 @@ class RunLog:
 
     def tidy(self) -> None:
         """Write gathered rows if they are many or old enough."""
-        if self._waiting > _MOST or (self._waiting and clock.monotonic() - self._last > _EVERY):
+        gathered = len(self._rows["events"]) + len(self._rows["chunks"])
+        if gathered > _MOST or (gathered and clock.monotonic() - self._last > _EVERY):
             self.flush()
 
     def flush(self, *, lasting: bool = False) -> None:
@@ -285,7 +280,6 @@ class RunLog:
             ) from None
         for rows in self._rows.values():
             rows.clear()
-        self._waiting = 0
         self._last = clock.monotonic()
 
     def _roll_back(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -30,7 +31,6 @@ from anyk.runs.live_progress import showing
 from anyk.runs.many_models import combine
 from anyk.runs.races.race_folder import (
     NAME,
-    Entry,
     RaceConfig,
     is_race,
     name_folders,
@@ -209,7 +209,7 @@ def race(
         new_folder(folder, known=NAME)
         write_sealed(folder / NAME, config)
     with showing(progress, checked_callbacks) as shown:
-        return _Racing(config, Rebuilt(trained, optimizer, fleet), folder, shown, before).run()
+        return _run_entries(config, Rebuilt(trained, optimizer, fleet), folder, shown, before)
 
 
 def resume_race(
@@ -252,58 +252,44 @@ def resume_race(
     config = with_callbacks(config, checked_callbacks.specs)
     write_sealed(folder / NAME, config)
     arguments = {"trust": trust, "tell": tell} | (vars(limits) if limits else {})
-    return _Racing(config, rebuilt, folder, checked_callbacks, before, arguments).run()
+    return _run_entries(config, rebuilt, folder, checked_callbacks, before, arguments)
 
 
-@dataclass(frozen=True)
-class _Racing:
-    """A race that has been checked; ``resumed``: arguments to resume its runs with, None for a new race."""
-
-    config: RaceConfig
-    rebuilt: Rebuilt
-    folder: Path | None
-    callbacks: Callbacks
-    before: Before | None
-    resumed: dict[str, Any] | None = None
-
-    def run(self) -> Race:
-        """Run each entry that is not finished."""
-        runs = []
-        for entry in self.config.entries:
-            place = None if self.folder is None else self.folder / entry.folder
-            if place is not None and self.resumed is not None and place.is_dir():
-                run = Run.open(place)
-                if _finished(run) and "steps" not in self.resumed:
-                    runs.append(run)
-                    continue
-                run.close()
-            if self.before is not None:
-                self.before(entry.title)
-            try:
-                run = self._run(entry, place)
-            except RunFailed:
-                if place is None or not (place / "log.sqlite").is_file():
-                    raise
-                run = Run.open(place)  # its log notes why; the other runs continue
-            runs.append(run)
-        return Race(tuple(runs), self.folder, (), None if self.folder is None else self.config)
-
-    def _run(self, entry: Entry, place: Path | None) -> Run:
-        """Train, or resume the run in the folder ``place``."""
-        problem, optimizer, cluster = self.rebuilt
-        callbacks = self.callbacks.also(title=entry.folder)
-        if self.resumed is not None and place is not None and place.is_dir():
-            return resume(place, problem=problem, optimizer=optimizer, callbacks=callbacks, **self.resumed)
-        return train(
-            problem,
-            entry.strategy,
-            cluster_like(cluster, self.config, entry.seed),
-            optimizer=optimizer,
-            out=place,
-            callbacks=callbacks,
-            evaluate=self.config.evaluate,
-            **vars(self.config.limits),
-        )
+def _run_entries(
+    config: RaceConfig,
+    rebuilt: Rebuilt,
+    folder: Path | None,
+    callbacks: Callbacks,
+    before: Before | None,
+    resumed: dict[str, Any] | None = None,
+) -> Race:
+    """Run each entry that is not finished; ``resumed``: arguments to resume runs with, None for a new race."""
+    problem, optimizer, cluster = rebuilt
+    runs = []
+    for entry in config.entries:
+        place = None if folder is None else folder / entry.folder
+        start: Callable[..., Run]
+        if place is not None and resumed is not None and place.is_dir():
+            run = Run.open(place)
+            if _finished(run) and "steps" not in resumed:
+                runs.append(run)
+                continue
+            run.close()
+            start = partial(resume, place, **resumed)
+        else:
+            fleet = cluster_like(cluster, config, entry.seed)
+            settings = {"out": place, "evaluate": config.evaluate, **vars(config.limits)}
+            start = partial(train, strategy=entry.strategy, cluster=fleet, **settings)
+        if before is not None:
+            before(entry.title)
+        try:
+            run = start(problem=problem, optimizer=optimizer, callbacks=callbacks.also(title=entry.folder))
+        except RunFailed:
+            if place is None or not (place / "log.sqlite").is_file():
+                raise
+            run = Run.open(place)  # its log notes why; the other runs continue
+        runs.append(run)
+    return Race(tuple(runs), folder, (), None if folder is None else config)
 
 
 def _finished(run: Run) -> bool:
