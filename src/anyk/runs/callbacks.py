@@ -129,7 +129,7 @@ class EvaluationInfo:
     """Loss and metric (None if not evaluated) of version ``step``, which was made at ``seconds``.
 
     ``model``: the vector of this version, shape (d,). On a real clock versions are evaluated some time after they were
-    made, most of them after the run.
+    made, mostly after the run.
     """
 
     slot: str
@@ -169,7 +169,7 @@ class EndInfo:
 class Callback:
     """Base class of callbacks, with methods to override.
 
-    :class:`StopRun`, raised in any of them, ends the run after the current step. Any other exception ends it as well:
+    :class:`StopRun`, raised in any method, ends the run after the current step. Any other exception ends it as well:
     the run is saved, so that it can be resumed, and the exception is raised. A callback with ``state_dict()`` and
     ``load_state_dict(state)`` (numbers, texts, lists, dicts, arrays) is saved with the run's checkpoints, and restored
     before :meth:`on_begin` when the run is resumed.

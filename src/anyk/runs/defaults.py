@@ -51,7 +51,7 @@ def usual_optimizer(
 
 
 def usual_rule(data: str, optimizer: str | None = None) -> tuple[str, str | None]:
-    """Return the name of the optimiser, by default that of a data set (a spec), and its rate; None: 1 / smoothness.
+    """Return the name of the optimiser, by default for a data set (a spec), and its rate; None: 1 / smoothness.
 
     >>> usual_rule("amazon"), usual_rule("amazon", "adam"), usual_rule("digits")
     (('accelerated', '10'), ('adam', None), ('nesterov', None))

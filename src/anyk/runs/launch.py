@@ -390,7 +390,7 @@ class Launch:
         return evaluations
 
     def _note_differences(self) -> None:
-        """Log the workers whose messages of the same work differ, as one of them computes wrongly."""
+        """Log the workers whose messages of the same work differ, as one worker computes wrongly."""
         log = self._log
         log.flush()
         pairs = queries.different_messages(log) if self.driver.equal_bits else {}

@@ -30,7 +30,7 @@ def train_many(
 
     Sequential codes (``gc``, ``sr-sgc``, ``m-sgc``) finish a step within T more rounds, other codes in the same round.
     ``steps``: the number of steps of each model. Each model has its slot (``model 0``, …), optimiser state, checkpoint
-    and curve (:meth:`Run.history_of`). The other arguments are those of :func:`anyk.train`. The problems must agree in
+    and curve (:meth:`Run.history_of`). The other arguments are as in :func:`anyk.train`. The problems must agree in
     dimension, number type and number of samples.
 
     >>> import anyk

@@ -315,7 +315,7 @@ def rounds(
     parameters, gradients are written to their ``grad`` (not added: ``zero_grad`` is not needed, and before the step it
     would erase them), and the parameters at the end of the loop's body are the next version. So an existing script
     keeps its optimiser, its scheduler and its clipping. The module's buffers and frozen parameters do not change;
-    workers use those of the problem. Running statistics of batch norm are the exception: as after :func:`anyk.train`,
+    workers use the problem's. Running statistics of batch norm are the exception: as after :func:`anyk.train`,
     they are computed over the training data, whenever the module evaluates, its ``state_dict()`` is taken or it is
     copied or pickled, and at the end of the loop.
 
@@ -324,7 +324,7 @@ def rounds(
     objects with ``state_dict`` and ``load_state_dict``. Their states are part of the checkpoints and are restored
     before the first step, as are the parameters of ``into``. Other states of the loop are not saved.
 
-    Limits, ``evaluate`` and ``callbacks`` are those of :func:`anyk.train`. Leaving the loop early, also by an
+    Limits, ``evaluate`` and ``callbacks`` are as in :func:`anyk.train`. Leaving the loop early, also by an
     exception, ends the run with that step. Afterwards the attribute ``run`` of the result is the run.
 
     Raises :class:`~anyk.errors.BadInput` for strategies whose workers take the steps (local updates) or that train

@@ -72,7 +72,7 @@ def train(
     workers, learning rate, optimiser and, without a limit, target or steps, and stores it for :func:`anyk.check`.
     ``cluster``: a cluster or a spec, to which ``workers`` (by default the strategy's, or 30), ``delays``, ``seed`` and
     ``communication`` belong. ``optimizer``: an optimiser or a spec, with learning rate 1 / smoothness of the problem;
-    by default that of ``begin``, or Nesterov momentum. ``out``: a new folder, in which a checkpoint is written every
+    by default as in ``begin``, or Nesterov momentum. ``out``: a new folder, in which a checkpoint is written every
     ``checkpoint_every`` seconds; by default the log is in memory. ``evaluate``: when and on which data loss and metric
     are evaluated (:class:`anyk.Evaluate` or its spec; None: never). ``callbacks`` are called at steps, evaluations and
     losses of workers (:class:`anyk.Callback`). ``progress`` shows the state of the run on standard error.
@@ -162,13 +162,13 @@ def resume(
     """Continue a run from its last checkpoint, or from its start, until its limits or new ones.
 
     ``problem`` is needed if it was made in Python, not from a data set's spec, and ``optimizer`` if it has no spec. On
-    a simulated cluster the result is bit for bit that of a run without interruption.
+    a simulated cluster the result is bit for bit the result of a run without interruption.
 
     ``evaluate``: by default as before. ``tell`` is called with a sentence for the user if an older checkpoint had to be
     used, if numpy, torch or jax have another major version than at the start (without ``tell``, these are
     ``RuntimeWarning``), or if nothing was left to do. The log notes all changes of ``run.config.environment``.
 
-    A run folder may belong to somebody else. So code that it names (a problem's function, an optimiser of another
+    A run folder may come from a stranger. So code that it names (a problem's function, an optimiser of another
     package than torch and optax) is only executed with ``trust``, and then only if it has the recorded SHA-256. Data,
     traces and code must be those with which the run started; else :class:`~anyk.errors.BadInput` is raised.
     """

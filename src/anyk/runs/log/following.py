@@ -59,7 +59,7 @@ class Following:
     def run(self) -> Run:
         """Return the run in its present state, the same object if nothing has changed; older objects are closed.
 
-        Loss and metric of a run that has not ended are those of the newest version that has been evaluated. Raises
+        Loss and metric of a run that has not ended belong to the newest version that has been evaluated. Raises
         :class:`~anyk.errors.BadInput` if the run has not started, or cannot be read.
         """
         path = self.folder / LOG

@@ -115,7 +115,7 @@ def replay(
     """Replay a run's decisions and, with ``compute``, its model.
 
     To compute the model, ``problem`` and ``optimizer`` are needed if they were made in Python. A run whose strategy has
-    no spec cannot be replayed. ``trust`` and the requirements for the problem are those of :func:`anyk.resume`.
+    no spec cannot be replayed. ``trust`` and the requirements for the problem are as in :func:`anyk.resume`.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")

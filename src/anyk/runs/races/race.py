@@ -171,7 +171,7 @@ def race(
 
     ``seeds``: the number of runs of each strategy, with ``seed``, ``seed + 1``, …, from which delays, mini-batches and
     random compressors are drawn (:func:`anyk.runs.compare_seeds`). With several problems every strategy trains a model
-    for each of them simultaneously. Every run ends at the first of ``steps``, ``seconds`` and ``target`` that it
+    for each problem simultaneously. Every run ends at the first of ``steps``, ``seconds`` and ``target`` that it
     reaches. ``out``: a folder for ``race.toml`` and the run folders, which :func:`resume_race` continues; a run that
     fails there does not end the race (:attr:`Race.failures`). ``before`` is called with the title of each run
     (:meth:`Race.title`) before it starts; ``evaluate``, ``callbacks`` (the same for all runs) and ``progress`` are as
@@ -230,7 +230,7 @@ def resume_race(
     """Continue the runs of a race that were interrupted or failed, and start those that have not started.
 
     ``add``: further strategies with the same settings; ``seeds``: a larger number of seeds for all strategies. With new
-    limits every run continues to these. The other arguments are those of :func:`anyk.resume`.
+    limits every run continues to these. The other arguments are as in :func:`anyk.resume`.
     """
     folder = Path(path)
     config, of = read_race(folder), f"the race '{folder}'"

@@ -89,7 +89,7 @@ class OverSeeds:
 
 
 class SeedsComparison(NamedTuple):
-    """Strategies over their seeds; ``over`` and ``by`` are those of a :class:`~anyk.runs.races.speedups.Comparison`.
+    """Strategies over their seeds; ``over`` and ``by`` are as in :class:`~anyk.runs.races.speedups.Comparison`.
 
     ``speed_ups``: of all runs, in their order.
     """
@@ -111,7 +111,7 @@ def grouped(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
 
 
 def compare_seeds(runs: Sequence[Run]) -> SeedsComparison:
-    """Compare each run with the run of the reference that has the same seed; the reference is that of :func:`compare`.
+    """Compare each run with the run of the reference that has the same seed, with the reference of :func:`compare`.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")

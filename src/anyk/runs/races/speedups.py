@@ -27,7 +27,7 @@ class SpeedUp(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Speed-ups of runs ``over`` one of them (its strategy's spec), measured ``by`` the target, the loss or jobs."""
+    """Speed-ups of runs ``over`` a reference (its strategy's spec), measured ``by`` the target, the loss or jobs."""
 
     over: str
     by: Literal["target", "loss", "job"]
@@ -35,7 +35,7 @@ class Comparison(NamedTuple):
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Return the speed-ups of runs over that of ``uncoded`` or, without that strategy, over the first run.
+    """Return the speed-ups of runs over the run of ``uncoded`` or, without that strategy, over the first run.
 
     With a target the times to the target are compared; without, the times to the lowest loss that both runs reached.
     Runs of several models are compared by seconds per job (a step of one model), unless they are asynchronous, as a
