@@ -36,9 +36,9 @@ import anyk
 from anyk import keyed
 from anyk.fleet.explanation.attribution import shares, stands_out
 from anyk.fleet.plans.candidates import candidates_for, paces_of
-from anyk.fleet.plans.measured import Fleet, fleet_of
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of
 from anyk.fleet.records import Record
-from anyk.fleet.simulation import driven
+from anyk.fleet.simulation import drive
 from anyk.runs.folder.promise import Estimate
 
 WORKERS = 12
@@ -85,7 +85,7 @@ def planned(times, **rest):
 
 def later(times, found):
     """A fleet of other rounds with the slopes that a plan took."""
-    return Fleet(times, np.zeros(times.shape, bool), 1 / times.shape[1], np.array(found.slopes))
+    return MeasuredFleet(times, np.zeros(times.shape, bool), 1 / times.shape[1], np.array(found.slopes))
 
 
 # ------------------------------------------------------------------------------------------- replay
@@ -98,7 +98,7 @@ def replay(asked):
     for number in range(asked.repeat):
         times = 0.15 + random.exponential(0.15, (steps + 4, WORKERS))
         times[:, number] *= 2.0
-        fleet = Fleet(times, np.zeros(times.shape, bool), 1 / WORKERS, 0.0)
+        fleet = MeasuredFleet(times, np.zeros(times.shape, bool), 1 / WORKERS, 0.0)
         for spec in EIGHT:
             strategy = anyk.strategy(spec, workers=WORKERS)
             with anyk.clusters.Processes(WORKERS, delays=anyk.delays.Table(times, by="round" if strategy.facts.exact or
@@ -313,7 +313,7 @@ def scale(asked):
             strategy = anyk.strategy(spec, workers=n)
             table = anyk.delays.Table(times[:50, :n], by="task")
             begin = time.process_time()
-            driven(strategy, anyk.clusters.Simulated(n, delays=table), 50)
+            drive(strategy, anyk.clusters.Simulated(n, delays=table), 50)
             costs.append(time.process_time() - begin)
         row(f"scale: {spec}, 50 rounds of 256 workers; over 64 workers", "4 (complete: 16)",
             f"{costs[1]:.1f} s; "

@@ -12,7 +12,8 @@ import anyk
 from anyk.cli import main
 from anyk.delays import Table
 from anyk.errors import BadInput
-from anyk.fleet.auto.training import continues, left_out
+from anyk.fleet.auto.auto_training import left_out
+from anyk.fleet.auto.parts import continues
 from anyk.fleet.records import Record
 from anyk.runs.callbacks import Watching
 

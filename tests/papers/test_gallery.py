@@ -29,8 +29,8 @@ from anyk.papers import (
     reproduce,
     reproduce_all,
 )
+from anyk.papers.item_table import cases, crossing
 from anyk.papers.pictures import Bars, Lines, band
-from anyk.papers.table import cases, crossing
 
 pytestmark = [pytest.mark.in_process, pytest.mark.slow]
 

@@ -19,7 +19,7 @@ from anyk.runs.log.schema import Ended, Update
 from anyk.views import report
 from anyk.views.page.account import account, heat, shares
 from anyk.views.page.content import content
-from anyk.views.page.facts import departures, race_verdict, rounds, run_verdict
+from anyk.views.page.texts import departures, race_verdict, rounds, run_verdict
 from anyk.views.plots import lower_end
 
 PROBLEM = anyk.problems.from_recipe({"data": "synthetic:rows=240,features=5"})

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from anyk.callbacks.best import Best, Quantity
-from anyk.callbacks.named import registry
+from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, RunFailed
 from anyk.files import replacing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from anyk.callbacks.named import registry
+from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 

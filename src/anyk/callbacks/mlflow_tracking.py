@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from anyk.callbacks.named import registry
+from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, RunInfo, StepInfo

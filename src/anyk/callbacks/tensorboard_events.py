@@ -6,7 +6,7 @@ import time as clock
 from pathlib import Path
 from typing import Any
 
-from anyk.callbacks.named import registry
+from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo

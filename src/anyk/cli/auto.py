@@ -39,7 +39,7 @@ def is_auto_folder(folder: str) -> bool:
 def train_in_parts(options: TrainOptions) -> None:
     """Train in parts, and report measurements, plans and results."""
     from anyk.fleet import train_auto
-    from anyk.fleet.auto.training import modes
+    from anyk.fleet.auto.auto_training import modes
 
     settings = modes.build(options.strategy)
     if options.begin is not None:

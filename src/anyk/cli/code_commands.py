@@ -50,7 +50,7 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
         return
     from anyk.codes import registry
     from anyk.fleet import survey
-    from anyk.fleet.theory.code_curves import Missing
+    from anyk.fleet.theory.code_curves import MissingCode
     from anyk.views import codes_table
 
     with click.progressbar(
@@ -60,9 +60,9 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
         item_show_func=lambda name: name or "",
     ) as bar:
         rows = survey(workers, stragglers=stragglers, tell=lambda name: bar.update(1, name))
-    judged = next((row.stragglers for row in rows if not isinstance(row, Missing)), 0)
+    judged = next((row.stragglers for row in rows if not isinstance(row, MissingCode)), 0)
     head = f"{workers} workers, {judged} of them stragglers; what a spec leaves out is filled in"
-    missing = {row.name: row.why for row in rows if isinstance(row, Missing)}
+    missing = {row.name: row.why for row in rows if isinstance(row, MissingCode)}
     lines = []
     for entry in registry:
         lines.append(f"{entry.usage()}\n    {entry.summary}")

@@ -401,7 +401,7 @@ def make_callbacks(specs: Sequence[str]) -> Callbacks:
     """Return the callbacks that the options name; a logger without handlers writes to standard error."""
     import logging
 
-    from anyk.callbacks.named import named_callbacks
+    from anyk.callbacks.lookup import named_callbacks
 
     callbacks = named_callbacks(specs, ())
     for logger in (each.logger for each in callbacks if isinstance(getattr(each, "logger", None), logging.Logger)):

@@ -125,12 +125,12 @@ def check_page(file: str | None, *, folder: Path) -> None:
     """Raise BadInput if a report could not be made or written after the work."""
     if file is None or file == "none":
         return
-    from anyk.views.page import needed
+    from anyk.views.page import check_packages
 
     if Path(file).suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"a report is written as .html, got '{file}'")
     check_file(file, "report", folder=folder)
-    needed()
+    check_packages()
 
 
 def write_json(value: Any, file: str | None) -> None:

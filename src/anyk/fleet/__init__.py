@@ -1,6 +1,7 @@
 """Fleets: what was measured of one, what its slow workers cost, and which strategy to run on it."""
 
-from anyk.fleet.auto.training import Auto, Part, resume_auto, train_auto
+from anyk.fleet.auto.auto_training import Auto, resume_auto, train_auto
+from anyk.fleet.auto.parts import Part
 from anyk.fleet.explanation.explaining import explain
 from anyk.fleet.explanation.explanation import Explanation, WorkerCost
 from anyk.fleet.plans.advice import Advice

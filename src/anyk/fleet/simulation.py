@@ -20,7 +20,7 @@ from anyk.strategies import strategy as build_strategy
 _BATCHES = 20
 
 
-def driven(strategy: Strategy, cluster: Simulated, steps: int, log: RunLog | None = None) -> tuple[list[float], Any]:
+def drive(strategy: Strategy, cluster: Simulated, steps: int, log: RunLog | None = None) -> tuple[list[float], Any]:
     """Return the time of each step on a virtual clock, in seconds, after a 0, and the strategy's last state."""
     ends = [0.0]
     driver = Driver(strategy, cluster, log=log, steps=steps, on_step=lambda driver: ends.append(driver.time))
@@ -57,7 +57,7 @@ def simulated_pace(
     if updates < 2 * _BATCHES:
         raise BadInput(f"updates must be at least {2 * _BATCHES}, got {updates}")
     cluster = Simulated(strategy.layout.workers, delays=delays, seed=seed, communication=communication)
-    waits = np.diff(driven(strategy, cluster, updates)[0])
+    waits = np.diff(drive(strategy, cluster, updates)[0])
     batches = waits[: len(waits) // _BATCHES * _BATCHES].reshape(_BATCHES, -1).mean(axis=1)
     return Measured(float(waits.mean()), float(batches.std(ddof=1) / _BATCHES**0.5))
 
@@ -123,7 +123,7 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
             f"{jobs} jobs of '{strategy.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
         )
     cluster = Simulated(planned.layout.workers, delays=Table(table[:rounds], by="round"))
-    ends, state = driven(planned, cluster, jobs)
+    ends, state = drive(planned, cluster, jobs)
     if facts.round_seconds is None:
         return np.diff(ends), jobs
     seconds, waits = facts.round_seconds(state)

@@ -13,9 +13,9 @@ from pkgutil import iter_modules
 
 from anyk.papers import items as _items
 from anyk.papers.item import Claim, Criterion, Item, Order, Percentage, Ratio, Value, Verdict, overall
+from anyk.papers.item_table import Row, Table
 from anyk.papers.lab import Lab
 from anyk.papers.reproducing import Reproduction, reproduce, reproduce_all
-from anyk.papers.table import Row, Table
 
 
 @cache

@@ -8,11 +8,11 @@ from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from anyk.papers.table import Table
+from anyk.papers.item_table import Table
 
 if TYPE_CHECKING:
     from anyk.papers.lab import Lab
-    from anyk.papers.pictures import Panel
+    from anyk.papers.pictures import Drawing
 
 Word = Literal["holds", "holds in part", "does not hold"]
 
@@ -150,7 +150,7 @@ class Item:
     minutes: float
     table: Callable[[Lab], Table]
     claims: Sequence[Claim]
-    panels: Sequence[Panel]
+    panels: Sequence[Drawing]
     columns: Sequence[str]
     differs: str
     clock: Literal["simulated", "processes", "none"] = "simulated"

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from anyk.papers.table import Case, Floats, Row, Table
+from anyk.papers.item_table import Case, Floats, Row, Table
 from anyk.views.style import COLOURS, picture
 
 _POINTS = 300  # of the grid on which curves of several seeds are compared
@@ -19,7 +19,7 @@ _WIDTH = 62  # characters of a title above one panel
 _ZERO = 1e-12  # relative to the largest value; smaller values are rounding
 
 
-class Panel(Protocol):
+class Drawing(Protocol):
     """A pair of axes of a picture."""
 
     def draw(self, axes: Any, table: Table) -> None:
@@ -256,7 +256,7 @@ def _few_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def draw(title: str, panels: Sequence[Panel], table: Table, file: Path) -> None:
+def draw(title: str, panels: Sequence[Drawing], table: Table, file: Path) -> None:
     """Draw all panels side by side into a file."""
     columns = max(1, len(panels))
     with picture(file, (5.6 * columns, 4.2), "the picture of a reproduction", columns=columns) as (figure, axes):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk.papers.table import Floats
+from anyk.papers.item_table import Floats
 from anyk.problems.base import Index, Vector, cut
 
 

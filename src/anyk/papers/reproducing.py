@@ -11,9 +11,9 @@ from typing import Any
 
 from anyk.errors import BadInput, MissingPackage
 from anyk.papers.item import Item, Verdict, Word, overall
+from anyk.papers.item_table import Table
 from anyk.papers.lab import Lab, Progress
 from anyk.papers.pictures import draw
-from anyk.papers.table import Table
 from anyk.runs.folder.folders import check_plain
 
 _HEADER = ("claim", "paper", "here", "verdict")

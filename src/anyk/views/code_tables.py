@@ -13,7 +13,7 @@ from anyk.codes import Code
 from anyk.codes.base import EXACT
 from anyk.errors import BadInput
 from anyk.fleet import Curve, Facts, Threshold
-from anyk.fleet.theory.code_curves import ATTACKED, Missing
+from anyk.fleet.theory.code_curves import ATTACKED, MissingCode
 from anyk.views.columns import Columns
 from anyk.views.prose import plain
 from anyk.views.style import COLOURS, LIGHT, picture
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _COLUMNS = 40  # partitions up to which a matrix is shown in full
 
 
-def codes_table(rows: Sequence[Facts | Missing]) -> Columns:
+def codes_table(rows: Sequence[Facts | MissingCode]) -> Columns:
     """Return a table with a row for each code that exists."""
     cells = [
         [
@@ -39,7 +39,7 @@ def codes_table(rows: Sequence[Facts | Missing]) -> Columns:
             f"{row.decode * 1e3:.2f}",
         ]
         for row in rows
-        if not isinstance(row, Missing)
+        if not isinstance(row, MissingCode)
     ]
     return Columns(["code", "load", "of", "copies", "tolerates", "residual", "worst", "gain", "decode\nms"], cells)
 

@@ -11,7 +11,7 @@ import anyk
 from anyk.clusters import Compute, Simulated
 from anyk.errors import BadInput
 from anyk.fleet import simulate
-from anyk.fleet.plans.measured import Fleet, fleet_of, slowness
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, slowness
 from anyk.fleet.records import Record
 
 pytestmark = pytest.mark.in_process
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.in_process
 N = 6
 
 
-def fleet(times: Any, slope: Any, load: float = 1 / N) -> Fleet:
+def fleet(times: Any, slope: Any, load: float = 1 / N) -> MeasuredFleet:
     table = np.asarray(times, dtype=float)
-    return Fleet(table, np.zeros(table.shape, bool), load, slope)
+    return MeasuredFleet(table, np.zeros(table.shape, bool), load, slope)
 
 
 def test_two_speeds_all_computing() -> None:
@@ -109,8 +109,8 @@ def test_rounds_in_closed_form_are_those_of_the_virtual_clock(spec: str, seed: i
     slopes = slope * np.where(np.arange(n) % 3 == 2, 3.0, 1.0) if slow else np.full(n, slope)
     found = fleet(times, slopes, load=1 / n)
     strategy = anyk.strategy(spec, workers=n)
-    closed = found.closed(strategy)
-    assert closed is not None and closed == pytest.approx(found.simulated(strategy), abs=1e-9)
+    closed = found.closed_form(strategy)
+    assert closed is not None and closed == pytest.approx(found.simulate(strategy), abs=1e-9)
 
 
 @settings(max_examples=40, deadline=None)

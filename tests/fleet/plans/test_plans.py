@@ -17,8 +17,8 @@ from anyk.errors import BadInput
 from anyk.fleet import simulate
 from anyk.fleet.plans.candidates import specs_for
 from anyk.fleet.plans.judging import pareto
-from anyk.fleet.plans.measured import Fleet
-from anyk.fleet.plans.resampling import block_length, resampled
+from anyk.fleet.plans.measured_fleet import MeasuredFleet
+from anyk.fleet.plans.resampling import block_length, resample
 from anyk.fleet.records import Record
 from anyk.views.fleet_tables import draw_plan, plan_lines, plan_table
 
@@ -61,7 +61,7 @@ def test_a_gain_is_no_less_than_in_the_worst_round() -> None:
 
 def test_the_pace_is_that_of_the_closed_forms() -> None:
     """Exponential times, slope 0: H_n for all, H_n - H_{n-k} for k, and groups of 2: the largest of 3 least of 2."""
-    fleet = Fleet(exponential(40_000), np.zeros((40_000, N), bool), 1 / N, 0.0)
+    fleet = MeasuredFleet(exponential(40_000), np.zeros((40_000, N), bool), 1 / N, 0.0)
     harmonic = np.cumsum(1 / np.arange(1, N + 1))
     for spec, mean in (
         ("uncoded", harmonic[5]),
@@ -96,7 +96,7 @@ def test_intervals_cover_the_means_of_future_runs() -> None:
         series = np.exp(noise)
         past, future = series[:100], series[100:]
         block = max(int(np.ceil(block_length(past))), 5)
-        drawn = resampled(100, 100, block, 200, random)
+        drawn = resample(100, 100, block, 200, random)
         one, other = drawn.spread(past[None])
         low, high = drawn.widened((one - np.log(past.mean()) + other)[:, 0])
         held += low <= np.log(future.mean() / past.mean()) <= high

@@ -12,8 +12,8 @@ import anyk
 from anyk.cli import main
 from anyk.delays import Table
 from anyk.errors import BadInput
-from anyk.fleet.plans.candidates import batch_of, built
-from anyk.fleet.plans.measured import Fleet
+from anyk.fleet.plans.candidates import batch_of, build_candidate
+from anyk.fleet.plans.measured_fleet import MeasuredFleet
 from anyk.fleet.plans.prices import VectorSize, vectors_held
 from anyk.fleet.records import Record
 
@@ -135,10 +135,10 @@ def test_mini_batches_have_as_many_samples_as_todays() -> None:
     today = anyk.strategy("uncoded:batch=4", workers=N)
     assert batch_of(today) == 4 * N
     for spec in ("frc:stragglers=1", "k-sync:k=4", "uncoded:balance=auto", "pasgd:tau=2"):
-        assert batch_of(built(spec, N, 1, batch=4 * N)) == 4 * N
-    assert built("agc:load=3,partitions=3", N, 1, batch=4 * N).spec.endswith("batch=8")
+        assert batch_of(build_candidate(spec, N, 1, batch=4 * N)) == 4 * N
+    assert build_candidate("agc:load=3,partitions=3", N, 1, batch=4 * N).spec.endswith("batch=8")
     with pytest.raises(BadInput, match="cannot have 4 samples"):
-        built("uncoded", N, 1, batch=4)
+        build_candidate("uncoded", N, 1, batch=4)
     record = Record(times(), load=1 / N)
     found = anyk.plan(record, today="uncoded:batch=4", slope=0.0, resamples=50)
     assert found.best.spec != "uncoded:batch=4"
@@ -205,7 +205,7 @@ def test_the_command_line_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.
 
 def test_vectors_are_counted_as_the_definitions_of_strategies_say() -> None:
     """Sent in a step, of 6 workers: to each and back, of those given new work; each neighbour's model; compressed."""
-    fleet = Fleet(1.0 + np.random.default_rng(0).exponential(1.0, (12, 6)), np.zeros((12, 6), bool), 1 / 6, 0.0)
+    fleet = MeasuredFleet(1.0 + np.random.default_rng(0).exponential(1.0, (12, 6)), np.zeros((12, 6), bool), 1 / 6, 0.0)
     share = anyk.compression.compressor("top-k:share=0.1").size(50, 4) / 200
     sent = {
         "uncoded:wait=4": 12, "async": 2, "k-async:k=3": 6, "fedbuff:k=3,tau=4": 6, "pasgd:tau=5": 12,

@@ -20,7 +20,7 @@ def same(one: Record, other: Record) -> bool:
     tables = [(one.seconds, other.seconds), *((one.parts[name], other.parts[name]) for name in one.parts)]
     alike = all(np.array_equal(a, b, equal_nan=True) for a, b in tables)
     names = (one.workers, one.rounds, one.load) == (other.workers, other.rounds, other.load)
-    return alike and names and np.array_equal(one.censored & one.known, other.censored & other.known)
+    return alike and names and np.array_equal(one.censored & one.measured, other.censored & other.measured)
 
 
 @settings(max_examples=25, deadline=None)

@@ -62,7 +62,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedSettings:
     """The settings that all parts share; ``tell`` receives sentences for the user."""
 
     config: AutoConfig
@@ -83,7 +83,7 @@ class Shared:
 class Parts:
     """The parts so far, and how the next one is trained. ``going``: no limit has been reached."""
 
-    def __init__(self, shared: Shared, record: Record | None = None) -> None:
+    def __init__(self, shared: SharedSettings, record: Record | None = None) -> None:
         self._shared, self._config, self._record = shared, shared.config, record
         self._limits = shared.config.limits
         models = shared.config.models
@@ -201,7 +201,7 @@ class Parts:
     # --------------------------------------------------------------------------------------- its folder
 
     @classmethod
-    def of_folder(cls, shared: Shared, folder: Path) -> Parts:
+    def of_folder(cls, shared: SharedSettings, folder: Path) -> Parts:
         """Return the parts in a folder, the last of them resumed to its end."""
         parts = cls(shared, read(folder / _RECORD) if shared.config.record else None)
         places = _places(folder)

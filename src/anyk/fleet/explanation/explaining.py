@@ -99,7 +99,7 @@ def _worker_costs(
     """Return the costs of all workers in this ``order``, the costliest first; ``seconds``: of today's strategy."""
     times, total = record.seconds, costs.sum(axis=0)
     fleet = float(np.nanmedian(times))
-    straggles = attribution.late(times).sum(axis=0) / record.seen
+    straggles = attribution.late(times).sum(axis=0) / record.rounds_measured
     saved = [seconds - _seconds(strategy, _at_median(times, [i])) for i in order[:_COSTLIEST]]
     return tuple(
         WorkerCost(
@@ -148,7 +148,7 @@ def _own_best(times: Floats) -> float:
 
 def _best_fit(record: Record) -> tuple[str, float]:
     """Return the spec of the delay model that fits best, and its misfit; "" and nan if none can be fitted."""
-    measured = record.known
+    measured = record.measured
     try:
         best = fit(record.seconds[measured], censored=np.asarray(record.censored)[measured])[0]
     except BadInput:

@@ -91,7 +91,7 @@ def _named(record: Record, explanation: Explanation, straggling: NDArray[np.bool
             ratio = float(np.nanmedian((times / others)[slow])) if slow.any() else 1.0
         yield (
             f"worker {name} costs {_percent(costs[name] / total)} of the run: it is {_times(ratio)} slower than "
-            f"the others in {_percent(float(slow.sum() / record.seen[i]))} of rounds"
+            f"the others in {_percent(float(slow.sum() / record.rounds_measured[i]))} of rounds"
         )
 
 
@@ -132,7 +132,7 @@ def _bursts(record: Record, explanation: Explanation, straggling: NDArray[np.boo
     if not straggling.any():
         yield "no worker takes more than 1.5 times a round's median: there are no stragglers to speak of"
         return
-    for_good = (straggling.sum(axis=0) > record.seen / 2) & np.isin(record.workers, explanation.named)
+    for_good = (straggling.sum(axis=0) > record.rounds_measured / 2) & np.isin(record.workers, explanation.named)
     if for_good.any():
         names = [name for name, slow in zip(record.workers, for_good, strict=True) if slow]
         workers, are, them = ("worker", "is", "it") if len(names) == 1 else ("workers", "are", "them")

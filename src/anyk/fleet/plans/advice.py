@@ -11,7 +11,7 @@ from anyk import keyed
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.judging import Choice
-from anyk.fleet.plans.measured import Fleet, slowness, typical_value
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, slowness, typical_value
 
 _PROBED = 30  # rounds
 _REPAIRED = 3  # workers at most
@@ -31,12 +31,17 @@ class Advice:
 
 
 def advice(
-    fleet: Fleet, names: Sequence[int | str], costliest: int, named: Iterable[int], specs: tuple[str, str], seed: int
+    fleet: MeasuredFleet,
+    names: Sequence[int | str],
+    costliest: int,
+    named: Iterable[int],
+    specs: tuple[str, str],
+    seed: int,
 ) -> tuple[Advice, ...]:
     """Return what changes of the fleet save today's strategy and the best one, ``specs``; workers by their columns."""
     seconds = {spec: fleet.alone(spec) for spec in specs}
 
-    def gain(changed: Fleet, spec: str) -> float | None:
+    def gain(changed: MeasuredFleet, spec: str) -> float | None:
         try:
             return 1.0 - changed.alone(spec) / seconds[spec]
         except (BadInput, RunFailed):
@@ -48,7 +53,7 @@ def advice(
     return tuple(Advice(what, gain(changed, specs[0]), gain(changed, specs[1])) for what, changed in changes)
 
 
-def repaired(fleet: Fleet, place: int) -> Fleet:
+def repaired(fleet: MeasuredFleet, place: int) -> MeasuredFleet:
     """Return the fleet with one worker at the median of the others in the rounds in which it is slower."""
     others = np.delete(fleet.times, place, axis=1)
     times, slopes = fleet.times.copy(), fleet.slopes.copy()
@@ -57,14 +62,14 @@ def repaired(fleet: Fleet, place: int) -> Fleet:
     return replace(fleet, times=times, slope=slopes)
 
 
-def with_spares(fleet: Fleet, count: int, seed: int) -> Fleet:
+def with_spares(fleet: MeasuredFleet, count: int, seed: int) -> MeasuredFleet:
     """Return the fleet with further workers of typical speed, delayed in each round like another, sampled by key."""
     rounds, workers = fleet.times.shape
     places = keyed.generator(seed, "spares").integers(0, workers, (rounds, count))
     relative = fleet.times / slowness(fleet.times)
     times = np.hstack([fleet.times, np.take_along_axis(relative, places, axis=1)])
     censored = np.hstack([fleet.censored, np.take_along_axis(fleet.censored, places, axis=1)])
-    return Fleet(times, censored, fleet.load, np.append(fleet.slopes, [typical_value(fleet.slopes)] * count))
+    return MeasuredFleet(times, censored, fleet.load, np.append(fleet.slopes, [typical_value(fleet.slopes)] * count))
 
 
 def probe(today: Choice, choices: Iterable[Choice]) -> str | None:

@@ -12,7 +12,7 @@ from anyk import codes, keyed
 from anyk.delays import fit
 from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
-from anyk.fleet.plans.measured import Fleet, Quality, code_of, loads_of, slowness
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, Quality, code_of, loads_of, slowness
 from anyk.fleet.plans.prices import USUAL, VectorSize
 from anyk.protocol import Strategy, models_trained, share_stored
 from anyk.specs import parse, with_keys
@@ -35,7 +35,7 @@ def specs_for(workers: int) -> Iterator[str]:
         yield from entry.grid(workers) if entry.grid is not None else (entry.name,)
 
 
-def built(spec: str, workers: int, models: int, *, exact: bool = False, batch: int = 0) -> Strategy:
+def build_candidate(spec: str, workers: int, models: int, *, exact: bool = False, batch: int = 0) -> Strategy:
     """Return the strategy for ``models`` models; raise :class:`~anyk.errors.BadInput` if there is none.
 
     ``exact``: require steps that are the exact sum. ``batch``: the samples of a step, to within 10 %; 0: all of the
@@ -71,7 +71,7 @@ def _sampled_parts(strategy: Strategy) -> int:
 
 def candidates_for(
     today: str,
-    fleet: Fleet,
+    fleet: MeasuredFleet,
     *,
     max_load: float,
     memory: float,
@@ -87,12 +87,12 @@ def candidates_for(
     workers = fleet.times.shape[1]
     if batch is None:
         batch = batch_of(build_strategy(today, workers=workers))
-    current = built(today, workers, models, batch=batch)
+    current = build_candidate(today, workers, models, batch=batch)
     candidates = {current.spec: current}
     for spec in specs_for(workers):
         try:
-            strategy = built(spec, workers, models, exact=not everything, batch=batch_of(current))
-            load = loads_of(fleet.settled(strategy)).max()
+            strategy = build_candidate(spec, workers, models, exact=not everything, batch=batch_of(current))
+            load = loads_of(fleet.adapt(strategy)).max()
             within = load <= max_load + 1e-12 and share_stored(strategy) <= memory + 1e-12
         except BadInput:
             continue  # it does not exist for these numbers of workers and models
@@ -119,7 +119,7 @@ class Paces:
 
 
 def paces_of(
-    fleet: Fleet, strategies: dict[str, Strategy], seed: int, tell: Tell | None = None, size: VectorSize = USUAL
+    fleet: MeasuredFleet, strategies: dict[str, Strategy], seed: int, tell: Tell | None = None, size: VectorSize = USUAL
 ) -> Paces:
     """Return the pace of each strategy; the first is today's and must be possible. ``size``: of the model."""
     paces = Paces(size=size)
@@ -138,23 +138,29 @@ def paces_of(
     return paces
 
 
-def _quick(strategy: Strategy, fleet: Fleet) -> bool:
+def _quick(strategy: Strategy, fleet: MeasuredFleet) -> bool:
     """Return whether the seconds of its rounds have a closed form."""
     code = code_of(strategy)
     if code is not None and not code.quick and code.policy().rounds == "coded":
         return False
-    return fleet.taking(fleet.times[:1]).closed(strategy) is not None
+    return fleet.taking(fleet.times[:1]).closed_form(strategy) is not None
 
 
 def _add_pace(
-    paces: Paces, fleet: Fleet, continued: list[Fleet], spec: str, strategy: Strategy, *, required: bool = False
+    paces: Paces,
+    fleet: MeasuredFleet,
+    continued: list[MeasuredFleet],
+    spec: str,
+    strategy: Strategy,
+    *,
+    required: bool = False,
 ) -> None:
     """Add the pace of a strategy, unless its steps are impossible or take no time; raise if it is ``required``.
 
     ``continued``: if times were cut off, the fleet with these far longer, then with likely continuations.
     """
 
-    def series(fleet: Fleet) -> Floats:
+    def series(fleet: MeasuredFleet) -> Floats:
         values = fleet.durations(strategy)
         return values if len(values) == rounds else np.resize(values, rounds)
 
@@ -175,7 +181,7 @@ def _add_pace(
     paces.quality[spec] = quality
 
 
-def _promising(fleet: Fleet, paces: Paces, strategies: dict[str, Strategy], quick: list[str]) -> list[str]:
+def _promising(fleet: MeasuredFleet, paces: Paces, strategies: dict[str, Strategy], quick: list[str]) -> list[str]:
     """Return the strategies without a closed form that might be the fastest, then inexact ones in their order.
 
     No exact step can be taken before each partition has been computed by some worker.
@@ -188,23 +194,23 @@ def _promising(fleet: Fleet, paces: Paces, strategies: dict[str, Strategy], quic
     bounds = {spec: _bound(fleet, strategies[spec]) for spec in exact}
     near = sorted((spec for spec in exact if bounds[spec] < least), key=bounds.__getitem__)
     if len(near) < len(exact):
-        paces.left_out.append(f"{counted(len(exact) - len(near))} left out that cannot be the soonest")
+        paces.left_out.append(f"{count_strategies(len(exact) - len(near))} left out that cannot be the soonest")
     heavy = [spec for spec in near if rounds * workers**2 > _STEPS and code_of(strategies[spec]) is not None]
     if heavy:
         some = ", ".join(heavy[:3]) + (f" and {len(heavy) - 3} more" if len(heavy) > 3 else "")
         paces.left_out.append(f"{some} left out, as deciding when they can be decoded takes too long")
     first = [spec for spec in near if spec not in heavy] + [spec for spec in slow if spec not in exact]
     if len(first) > SIMULATED:
-        paces.left_out.append(f"{counted(len(first) - SIMULATED)} that would have to be simulated left out")
+        paces.left_out.append(f"{count_strategies(len(first) - SIMULATED)} that would have to be simulated left out")
     return first[:SIMULATED]
 
 
-def counted(strategies: int) -> str:
+def count_strategies(strategies: int) -> str:
     """Return a number of strategies in words."""
     return f"{strategies} strateg{'y' if strategies == 1 else 'ies'}"
 
 
-def _bound(fleet: Fleet, strategy: Strategy) -> float:
+def _bound(fleet: MeasuredFleet, strategy: Strategy) -> float:
     """Return the mean seconds until each partition has been computed by one of its workers, at the least load."""
     assignment = strategy.layout.assignment
     sizes = np.array([len(partitions) for partitions in assignment])
@@ -219,7 +225,7 @@ def _bound(fleet: Fleet, strategy: Strategy) -> float:
 # ------------------------------------------------------------------------------------------- what was cut off
 
 
-def imputations(fleet: Fleet, seed: int) -> list[Fleet]:
+def imputations(fleet: MeasuredFleet, seed: int) -> list[MeasuredFleet]:
     """Return the fleet with times that were cut off continued, by each delay model that fits, and by Pareto's.
 
     Models are fitted to times relative to the workers' slowness, and sample the remainder of a time given that it is

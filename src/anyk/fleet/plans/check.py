@@ -15,7 +15,7 @@ from anyk.checks import typed
 from anyk.delays import parse as parse_delays
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation.sentences import seconds_text
-from anyk.fleet.plans.measured import Fleet, fleet_of, loads_of, sample_record
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, loads_of, sample_record
 from anyk.fleet.plans.plan import plan
 from anyk.fleet.records import Record, read
 from anyk.plain import to_plain
@@ -189,12 +189,12 @@ class Split:
         with with_plugins(run.config, f"the run '{run.path}'"):
             self.strategy = build_strategy(promise.strategy, workers=promise.workers)
         planned = _find_record(promise.record, promise.workers, record)
-        censored = np.asarray(planned.censored)[planned.known.all(axis=1)]
-        self.planned = Fleet(planned.table, censored, promise.record.load, np.array(promise.slopes))
+        censored = np.asarray(planned.censored)[planned.measured.all(axis=1)]
+        self.planned = MeasuredFleet(planned.table, censored, promise.record.load, np.array(promise.slopes))
         self.record = read(run)
         self.own, self.apart = self._own()
 
-    def _own(self) -> tuple[Fleet, bool]:
+    def _own(self) -> tuple[MeasuredFleet, bool]:
         """Return the run's own fleet, and whether its delays and its load can be separated."""
         if "compute" in self.record.parts:
             fleet, _, guessed = fleet_of(self.record)
@@ -222,7 +222,7 @@ class Split:
         parts["anyk"] = measured.seconds - promised.seconds - sum(parts.values())
         return parts
 
-    def _pace(self, fleet: Fleet) -> float:
+    def _pace(self, fleet: MeasuredFleet) -> float:
         try:
             return float(fleet.durations(self.strategy).mean())
         except RunFailed as error:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.fleet.plans.candidates import candidates_for, paces_of
-from anyk.fleet.plans.measured import Fleet, loads_of
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, loads_of
 from anyk.fleet.plans.prices import USUAL, vectors_held
-from anyk.fleet.plans.resampling import block_length, resampled, student_factor
+from anyk.fleet.plans.resampling import block_length, resample, student_factor
 from anyk.fleet.plans.targets import SEEDS, Arrival, Contest, Goal
 from anyk.protocol import Strategy, share_stored
 from anyk.runs.folder.promise import Estimate
@@ -116,7 +116,7 @@ class _Spread(NamedTuple):
 class Judgement:
     """Candidates on a fleet with their intervals, and the advice that follows."""
 
-    def __init__(self, fleet: Fleet, asked: Asked) -> None:
+    def __init__(self, fleet: MeasuredFleet, asked: Asked) -> None:
         self.fleet, self._goal = fleet, asked.goal
         rounds, goal = len(fleet.times), asked.goal
         self._strategies = candidates_for(
@@ -147,7 +147,7 @@ class Judgement:
         # the largest of Politis and White's length, the cube root of the rounds and twice the mean burst
         length: float = max(block_length(self._table[self._at]), float(np.cbrt(rounds)), 2.0 * asked.burst)
         self.block = max(1, min(math.ceil(length), rounds // 3))
-        self._resamples = resampled(
+        self._resamples = resample(
             rounds, self.horizon, self.block, asked.resamples, keyed.generator(asked.seed, "plan")
         )
         self.thin = rounds < _FEW or self._resamples.effective < _INDEPENDENT
@@ -211,7 +211,7 @@ class Judgement:
     def _to_target(self, seed: int) -> _Spread:
         """Return the spread of seconds to the target; nan for strategies that do not reach it.
 
-        Seeds are resampled like rounds: all of them for the record, one for the future, the same for all strategies,
+        Seeds are resample like rounds: all of them for the record, one for the future, the same for all strategies,
         and deviations are widened as by Student's t for so few.
         """
         pace, random = self._pace, keyed.generator(seed, "seeds")
@@ -248,7 +248,7 @@ class Judgement:
             strategy.facts.exact,
             seconds,
             gain if i != at else Estimate(0.0, 0.0, 0.0),
-            float(loads_of(self.fleet.settled(strategy)).max()),
+            float(loads_of(self.fleet.adapt(strategy)).max()),
             probability_best,
             shift,
             paces.seen[spec],

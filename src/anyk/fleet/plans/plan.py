@@ -20,7 +20,7 @@ from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import explain
 from anyk.fleet.plans.advice import Advice, advice, probe
 from anyk.fleet.plans.judging import Asked, Choice, Judgement, headline, in_short, pareto
-from anyk.fleet.plans.measured import fleet_of, sample_record
+from anyk.fleet.plans.measured_fleet import fleet_of, sample_record
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
 from anyk.plain import to_plain
@@ -211,7 +211,7 @@ def plan(
         raise BadInput(
             f"a plan takes 5 rounds or more in which all of 2 workers or more were measured; got {rounds} x {n}"
         )
-    if np.asarray(record.censored)[record.known].all():
+    if np.asarray(record.censored)[record.measured].all():
         raise BadInput(
             "every time of the record is cut off, so nothing is known of how long tasks take; record a run "
             "that waits for all: anyk train … --strategy uncoded"

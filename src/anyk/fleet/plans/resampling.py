@@ -84,7 +84,7 @@ def student_factor(count: float) -> float:
     return float(np.sqrt(count / (count - 1.0)) * t.ppf(0.5 + LEVEL / 2.0, count - 1.0) / 1.645)
 
 
-def resampled(rounds: int, steps: int, block: int, resamples: int, generator: np.random.Generator) -> Resampled:
+def resample(rounds: int, steps: int, block: int, resamples: int, generator: np.random.Generator) -> Resampled:
     """Sample rounds in circular blocks, for the length of the record and for a future run of ``steps`` steps."""
     return Resampled(
         _weights(rounds, rounds, block, resamples, generator),

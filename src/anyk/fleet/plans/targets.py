@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from anyk.clusters import Simulated
 from anyk.errors import BadInput, RunFailed
-from anyk.fleet.plans.candidates import Paces, Tell, batch_of, built, counted
-from anyk.fleet.plans.measured import Fleet
+from anyk.fleet.plans.candidates import Paces, Tell, batch_of, build_candidate, count_strategies
+from anyk.fleet.plans.measured_fleet import MeasuredFleet
 from anyk.fleet.plans.prices import VectorSize
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
@@ -103,7 +103,7 @@ class Contest:
     choice.
     """
 
-    fleet: Fleet
+    fleet: MeasuredFleet
     made: dict[str, Strategy]
     paces: Paces
     goal: Goal
@@ -140,7 +140,9 @@ class Contest:
         most = max(3, min(_CONTESTANTS, self.goal.runs // _RUNS_EACH))
         contestants = [*first, *turns]
         if len(contestants) > most:
-            self.left_out.append(f"{counted(len(contestants) - most)} not trained: {self.goal.runs} runs in all")
+            self.left_out.append(
+                f"{count_strategies(len(contestants) - most)} not trained: {self.goal.runs} runs in all"
+            )
         return contestants[:most]
 
     def _per_sample(self, spec: str) -> float:
@@ -156,7 +158,7 @@ class Contest:
         Raises :class:`~anyk.errors.BadInput` if none arrives, or the initial model is there already.
         """
         going = self._contestants()
-        self._told(f"training to the target: {counted(len(going))}, in at most {self.goal.runs} runs")
+        self._announce(f"training to the target: {count_strategies(len(going))}, in at most {self.goal.runs} runs")
         self._rates = dict.fromkeys(going, 0)
         seconds = _FIRST * max(self._pace[spec] for spec in going)
         outcomes = {spec: self._climb(spec, seconds) for spec in going}
@@ -165,14 +167,14 @@ class Contest:
                 raise BadInput(self._unreached(outcomes, seconds))
             going = self._better_half(outcomes)
             seconds *= _RUNG
-            self._told(f"{counted(len(going))} for {seconds:.3g} s")
+            self._announce(f"{count_strategies(len(going))} for {seconds:.3g} s")
             outcomes = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in going}
         seconds = _LATER * min(outcome.value for outcome in outcomes.values() if outcome.kind == 0)
         if not seconds:
             metric, target = self.goal.problem.metric, self.goal.target
             raise BadInput(f"the model has {metric} {target:g} before the first step; give another target")
         going = self._better_half(outcomes)
-        self._told(f"{counted(len(going))} for {seconds:.3g} s, and with other seeds")
+        self._announce(f"{count_strategies(len(going))} for {seconds:.3g} s, and with other seeds")
         last = {spec: self._climb(spec, seconds) for spec in sorted(going, key=outcomes.__getitem__)}
         today, patience = self._of(self.today), seconds
         while last[today].kind != 0 and patience < _HOPELESS * seconds:  # gains are relative to it
@@ -262,20 +264,23 @@ class Contest:
         self._runs -= 1
         rate = self._rate(exponent)
         optimizer = self._optimizer if rate is None else replace(self._optimizer, lr=rate)
-        outcome = self._trained(spec, optimizer, seed, seconds)
+        outcome = self._train(spec, optimizer, seed, seconds)
         if outcome.kind == 2:
             outcome = _Outcome(2, float(exponent))
         self._known[spec, exponent, seed] = seconds, outcome
         return outcome
 
-    def _trained(self, spec: str, optimizer: Optimizer, seed: int, seconds: float) -> _Outcome:
+    def _train(self, spec: str, optimizer: Optimizer, seed: int, seconds: float) -> _Outcome:
         problem, target = self.goal.problem, self.goal.target
         strategy, exact = self.made[spec], spec == self._exact
         cluster = self.fleet.from_round(seed, SEEDS + 1).cluster(strategy, seed=seed)
         steps: int | None = None
         if exact:  # the times of its steps are known
             workers = strategy.layout.workers
-            strategy, cluster = built("uncoded", workers, 1, batch=batch_of(strategy)), Simulated(workers, seed=seed)
+            strategy, cluster = (
+                build_candidate("uncoded", workers, 1, batch=batch_of(strategy)),
+                Simulated(workers, seed=seed),
+            )
             steps = max(1, min(LIMIT, round(seconds / self._pace[spec])))
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -302,7 +307,7 @@ class Contest:
                 return _Outcome(0, run.steps * self._pace[spec] if exact else reached, run.steps)
             return _Outcome(1, -value if problem.better == "higher" and run.metric is not None else value, run.steps)
 
-    def _told(self, text: str) -> None:
+    def _announce(self, text: str) -> None:
         if self.tell is not None:
             self.tell(text)
 

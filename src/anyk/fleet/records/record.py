@@ -84,29 +84,29 @@ class Record:
             raise BadInput("a fleet record needs times, and none is known")
         if not np.nanmax(seconds):
             raise BadInput("all times of the fleet record are 0; there is nothing to learn from it")
-        silent = [str(name) for name, seen in zip(self.workers, self.seen, strict=True) if not seen]
+        silent = [str(name) for name, seen in zip(self.workers, self.rounds_measured, strict=True) if not seen]
         if silent:
             raise BadInput(f"no time is known of worker {', '.join(silent[:5])}; leave such workers out")
 
     @cached_property
-    def known(self) -> Flags:
+    def measured(self) -> Flags:
         """Times that were measured, or a lower bound of them, shape (rounds, workers)."""
         return np.asarray(np.isfinite(self.seconds))
 
     @property
-    def seen(self) -> NDArray[np.int64]:
+    def rounds_measured(self) -> NDArray[np.int64]:
         """Rounds in which each worker was measured, cancelled or not, shape (workers,)."""
-        return np.asarray(self.known.sum(axis=0))
+        return np.asarray(self.measured.sum(axis=0))
 
     @property
     def gaps(self) -> int:
         """The number of missing times."""
-        return int((~self.known).sum())
+        return int((~self.measured).sum())
 
     @property
     def cut(self) -> float:
         """The share of the measured times that are censored."""
-        return float(np.asarray(self.censored)[self.known].mean())
+        return float(np.asarray(self.censored)[self.measured].mean())
 
     @property
     def table(self) -> Floats:
@@ -114,7 +114,7 @@ class Record:
 
         Raises :class:`~anyk.errors.BadInput` if there is none.
         """
-        complete = self.known.all(axis=1)
+        complete = self.measured.all(axis=1)
         if not complete.any():
             raise BadInput("the fleet record has no round in which every worker was measured; leave workers out")
         return np.asarray(self.seconds[complete])
@@ -141,7 +141,7 @@ class Record:
         """Return a sentence for each worker that is not measured from some round to the end, at most five."""
         sentences = []
         for i, name in enumerate(self.workers):
-            last = int(np.flatnonzero(self.known[:, i])[-1])
+            last = int(np.flatnonzero(self.measured[:, i])[-1])
             if last + 1 < len(self.rounds):
                 sentences.append(f"worker {name} is not seen after round {self.rounds[last]}")
         return sentences if len(sentences) <= 5 else [*sentences[:4], f"so are {len(sentences) - 4} further workers"]
@@ -184,7 +184,7 @@ class Record:
 
     def long(self) -> dict[str, list[Any]]:
         """Return the known times as columns of a long table: round, worker, seconds, and further known values."""
-        rows, columns = np.nonzero(self.known)
+        rows, columns = np.nonzero(self.measured)
         table: dict[str, list[Any]] = {
             "round": [self.rounds[t] for t in rows],
             "worker": [self.workers[i] for i in columns],

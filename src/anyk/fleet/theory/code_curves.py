@@ -47,7 +47,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingCode:
     """A code that does not exist for these numbers, and the reason."""
 
     name: str
@@ -135,19 +135,19 @@ def facts(code: Code, *, stragglers: int | None = None, sets: int = _SETS, seed:
 
 def survey(
     workers: int, *, stragglers: int | None = None, seed: int = 0, tell: Callable[[str], None] | None = None
-) -> list[Facts | Missing]:
+) -> list[Facts | MissingCode]:
     """Return facts about all codes for a number of workers, with usual parameters or for ``stragglers`` stragglers.
 
-    A code that needs further arguments (``matrix`` its file) is :class:`Missing`. ``tell`` is called with the name of
-    each code after it.
+    A code that needs further arguments (``matrix`` its file) is a :class:`MissingCode`. ``tell`` is called with the
+    name of each code when its facts are computed.
 
-    >>> [type(row).__name__ for row in survey(8, stragglers=1)].count("Missing")
+    >>> [type(row).__name__ for row in survey(8, stragglers=1)].count("MissingCode")
     2
     """
     check_workers(workers)
     if stragglers is not None and not 0 <= stragglers < workers:
         raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}")
-    rows: list[Facts | Missing] = []
+    rows: list[Facts | MissingCode] = []
     for entry in codes.registry:
         try:
             tolerant = stragglers is not None and "stragglers" in entry.parameters()
@@ -155,7 +155,7 @@ def survey(
             code = codes.code(spec, workers=workers)
             rows.append(facts(code, stragglers=stragglers, seed=seed))
         except BadInput as error:
-            rows.append(Missing(entry.name, str(error)))
+            rows.append(MissingCode(entry.name, str(error)))
         if tell is not None:
             tell(entry.name)
     return rows

@@ -2,10 +2,10 @@
 
 from anyk.optimizers import Adam
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table, above_best, cases
 from anyk.papers.items.adacomm_tau import OPTIMIZER, label, train
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Curves
-from anyk.papers.table import Case, Table, above_best, cases
 
 TAUS = (1, 5, 20)
 SETTINGS = {"Adam": (Adam(lr=0.003), {}), "non-i.i.d.": (OPTIMIZER, {"split": "dirichlet:alpha=0.1"})}

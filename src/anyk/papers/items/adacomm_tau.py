@@ -6,9 +6,9 @@ import numpy as np
 
 from anyk.optimizers import GD, Optimizer
 from anyk.papers.item import Criterion, Item, Order, Ratio
+from anyk.papers.item_table import Case, Table, above_best
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
-from anyk.papers.table import Case, Table, above_best
 
 P, SECONDS, INTERVALS = 8, 300.0, 15
 TAUS = (1, 5, 20, 50)

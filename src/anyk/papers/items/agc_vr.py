@@ -5,9 +5,9 @@ import numpy as np
 from anyk import keyed
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item, Ratio
+from anyk.papers.item_table import Case, Table, crossing
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Curves
-from anyk.papers.table import Case, Table, crossing
 from anyk.problems import LeastSquares
 
 STRATEGIES = {

@@ -7,11 +7,11 @@ import numpy as np
 from anyk import code, keyed
 from anyk.codes import Algorithmic
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.items.bibd_adversarial import decoded_error
 from anyk.papers.items.random_codes import CODES, K
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
-from anyk.papers.table import Case, Table, cases
 
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 LOST = 30

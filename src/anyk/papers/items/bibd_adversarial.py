@@ -8,9 +8,9 @@ from anyk.codes.decoders import Indices, Method, method
 from anyk.codes.search import is_exhaustive
 from anyk.fleet import adversarial_threshold, threshold_bound
 from anyk.papers.item import Criterion, Item, Order
+from anyk.papers.item_table import Case, Table
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
-from anyk.papers.table import Case, Table
 
 N = 31
 CODES = {

@@ -7,10 +7,10 @@ from anyk.fleet import cooperative_bound
 from anyk.graphs import elastic, graph, zeta
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item, Order
+from anyk.papers.item_table import Case, Table
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.papers.quadratic import noisy
-from anyk.papers.table import Case, Table
 from anyk.problems.base import Vector
 
 M, RATE, STEPS = 8, 0.05, 1000

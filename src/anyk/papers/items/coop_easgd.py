@@ -7,11 +7,11 @@ from anyk.errors import BadInput
 from anyk.graphs import elastic, zeta
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Floats, Table
 from anyk.papers.items.coop_bound import Models
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.quadratic import Quadratic
-from anyk.papers.table import Case, Floats, Table
 
 M = 8
 BEST, TALK, STABLE = 2.0 / (M + 2.0), M / (M + 2.0), 2.0 / (M + 1.0)

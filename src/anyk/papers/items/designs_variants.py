@@ -3,10 +3,10 @@
 from anyk import code
 from anyk.errors import BadInput
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table
 from anyk.papers.items.bibd_adversarial import errors
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
-from anyk.papers.table import Case, Table
 
 CODES = {
     "Fano x Fano": (49, "kronecker:left=(bibd),right=(bibd),split=7"),

@@ -5,9 +5,9 @@ from math import isfinite, nan
 
 from anyk.optimizers import Accelerated
 from anyk.papers.item import Item, Order, Ratio
+from anyk.papers.item_table import Case, Table
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
-from anyk.papers.table import Case, Table
 
 STRATEGIES = {
     "uncoded": "uncoded",

@@ -7,9 +7,9 @@ from anyk.callbacks import Callback, StepInfo
 from anyk.fleet.theory.erasurehead import excess_bound, missing
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Floats, Row, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
-from anyk.papers.table import Case, Floats, Row, Table, cases
 from anyk.problems import LeastSquares
 from anyk.problems.base import Vector
 
@@ -18,7 +18,7 @@ STEPS = (1, 2, 5, 10, 20, 50, 100)
 SPEC = f"agc:load={C},wait={R},scaling=marginal"  # the sum over 1 - p, as the theorems have it
 
 
-class Watch(Callback):
+class WeightRecorder(Callback):
     """Records the weights of the partitions and the largest norm of a partition's gradient."""
 
     def __init__(self, problem: LeastSquares) -> None:
@@ -45,7 +45,7 @@ def runs(lab: Lab, case: Case, seed: int) -> Results:
     first = problem.loss(problem.initial()) - best
     p = missing(N, C, R).one
     rate = (1.0 if case["step"] == "full" else 1.0 - p) / beta
-    watch, totals, count = Watch(problem), np.zeros(STEPS[-1] + 1), lab.size(60, 3)
+    watch, totals, count = WeightRecorder(problem), np.zeros(STEPS[-1] + 1), lab.size(60, 3)
     for run in range(count):
         totals += lab.train(
             problem,

@@ -2,10 +2,10 @@
 
 from anyk.optimizers import Accelerated
 from anyk.papers.item import Criterion, Item, Ratio
+from anyk.papers.item_table import Case, Table
 from anyk.papers.items.erasurehead_amazon import STRATEGIES, sooner
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
-from anyk.papers.table import Case, Table
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Results:

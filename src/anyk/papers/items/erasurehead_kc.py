@@ -2,10 +2,10 @@
 
 from anyk.optimizers import Accelerated
 from anyk.papers.item import Criterion, Item, Order, Ratio
+from anyk.papers.item_table import Case, Table
 from anyk.papers.items.erasurehead_amazon import seconds, sooner, speedup_bars, with_speedups
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
-from anyk.papers.table import Case, Table
 
 STRATEGIES = {
     "uncoded": "uncoded",

@@ -2,10 +2,10 @@
 
 from anyk.optimizers import Accelerated
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.items.erasurehead_amazon import STRATEGIES
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
-from anyk.papers.table import Case, Table, cases
 
 RATES: dict[str, float | str] = {"amazon": 10.0, "kc-housing": "exponential:start=0.1,decay=0.99"}
 

@@ -7,9 +7,9 @@ from anyk.delays import ShiftedExponential
 from anyk.fleet.theory.erasurehead import missing, seconds_bound, step_seconds
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table, cases, crossing
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Lines
-from anyk.papers.table import Case, Table, cases, crossing
 from anyk.problems import LeastSquares
 
 N, RATE = 30, 1.0 / 3.0

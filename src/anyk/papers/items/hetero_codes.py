@@ -6,9 +6,9 @@ import numpy as np
 
 from anyk import codes, keyed
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
-from anyk.papers.table import Case, Table
 
 CHANCES = (0.05,) * 4 + (0.2,) * 4 + (0.6,) * 4
 N, FEATURES, STEPS = len(CHANCES), 5, 300

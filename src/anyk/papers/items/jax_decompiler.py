@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from anyk.papers.item import Criterion, Item, Ratio, Value
+from anyk.papers.item_table import Case, Table
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
-from anyk.papers.table import Case, Table
 
 FUNCTIONS = ("example", "mlp", "softmax", "scan", "cond", "vmap", "convolution")
 

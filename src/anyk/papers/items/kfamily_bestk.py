@@ -6,10 +6,10 @@ from anyk.delays import Exponential
 from anyk.fleet import best_k, error_after
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Row, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.quadratic import noisy
-from anyk.papers.table import Case, Row, Table, cases
 
 P, LAW = 8, Exponential(mean=0.5)
 RATE, CURVATURE, NOISE, FIRST = 0.2, 1.0, 1.0, 2.0  # of F(w) = |w|^2 / 2; FIRST is F(w_0)

@@ -5,9 +5,9 @@ from scipy.optimize import minimize
 
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item, Order
+from anyk.papers.item_table import Case, Table, above_best
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
-from anyk.papers.table import Case, Table, above_best
 from anyk.problems.base import Problem
 from anyk.runs import Run
 from anyk.runs.log.queries import decisions

@@ -4,9 +4,9 @@ from anyk import strategy
 from anyk.delays import parse
 from anyk.fleet import pace, simulated_pace
 from anyk.papers.item import Criterion, Item, Value
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
-from anyk.papers.table import Case, Table, cases
 
 LAWS = {
     "exponential": "exp:mean=1",

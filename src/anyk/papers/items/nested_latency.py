@@ -7,10 +7,10 @@ from anyk.delays import parse
 from anyk.fleet import computed_load, simulated_pace
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item, Order
+from anyk.papers.item_table import Case, Table
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.papers.quadratic import Quadratic
-from anyk.papers.table import Case, Table
 
 N = 32
 LAWS = {

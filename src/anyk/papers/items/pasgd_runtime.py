@@ -4,9 +4,9 @@ from anyk import strategy
 from anyk.delays import Exponential, communication
 from anyk.fleet import simulated_pace
 from anyk.papers.item import Criterion, Item, Order
+from anyk.papers.item_table import Case, Table
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Lines
-from anyk.papers.table import Case, Table
 
 P, D = 8, 1.0
 FREE, SLOW = "averaging is free", f"averaging takes {D:g} s"

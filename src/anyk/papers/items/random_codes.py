@@ -7,10 +7,10 @@ from anyk.codes import Code
 from anyk.fleet import chosen_stragglers
 from anyk.fleet.theory.adversaries import Knowledge
 from anyk.papers.item import Criterion, Item, Order
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.items.bibd_adversarial import decoded_error
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Lines
-from anyk.papers.table import Case, Table, cases
 
 K = 100
 CODES = {

@@ -6,10 +6,10 @@ from anyk import code
 from anyk.codes import StochasticBlockCode
 from anyk.fleet import chosen_stragglers
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.items.random_codes import attack
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
-from anyk.papers.table import Case, Table, cases
 
 N, BLOCK, LOAD = 60, 10, 5
 KNOWLEDGE = ("code", "overlaps", "nothing")

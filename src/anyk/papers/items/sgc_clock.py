@@ -9,9 +9,9 @@ from anyk.clusters import cluster
 from anyk.fleet import sequential_candidates
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Floats, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
-from anyk.papers.table import Case, Floats, Table, cases
 from anyk.problems import from_data
 from anyk.runs import train_many
 from anyk.strategies import GilbertElliott

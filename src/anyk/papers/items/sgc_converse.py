@@ -7,9 +7,9 @@ from anyk.codes.base import EXACT
 from anyk.delays import Table as Measured
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
-from anyk.papers.table import Case, Table, cases
 from anyk.runs import train_many
 from anyk.strategies import Multiplexed
 

@@ -6,10 +6,10 @@ import numpy as np
 
 from anyk.fleet import fit_slope, sequential_candidates, simulate
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.items.sgc_table import LOADS, load_of, trace
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
-from anyk.papers.table import Case, Table, cases
 from anyk.strategies import strategy
 
 PROBES = (10, 20)

@@ -7,9 +7,9 @@ import numpy as np
 from anyk.delays import Trace
 from anyk.fleet import fit_slope, simulate
 from anyk.papers.item import Criterion, Item, Order, Percentage
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
-from anyk.papers.table import Case, Table, cases
 from anyk.strategies import strategy
 
 N, JOBS = 256, 480

@@ -7,9 +7,9 @@ from anyk.errors import RunFailed
 from anyk.fleet import stability_limit
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Curves
-from anyk.papers.table import Case, Table, cases
 from anyk.problems import LeastSquares
 from anyk.runs.callbacks import Callback, EvaluationInfo
 
@@ -17,7 +17,7 @@ RULES = {"constant": "async", "min(C / distance, rate)": "async:stale=distance,b
 SHOWN = 1e3  # losses above it are drawn there
 
 
-class Losses(Callback):
+class LossRecorder(Callback):
     """The loss against seconds, also of a run that fails because it diverges."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Results:
     X = random.standard_normal((800, 10))
     problem = LeastSquares(X, X @ random.standard_normal(10) + 0.3 * random.standard_normal(800), l2=0.0)
     rate = case["rate"] * stability_limit(case["P"] - 1) / problem.smoothness()
-    recorder = Losses()
+    recorder = LossRecorder()
     try:
         lab.train(
             problem,

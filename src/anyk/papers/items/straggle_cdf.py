@@ -4,9 +4,9 @@ import numpy as np
 
 from anyk.delays import Trace
 from anyk.papers.item import Item, Ratio
+from anyk.papers.item_table import Case, Table
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Curves
-from anyk.papers.table import Case, Table
 
 FOLDER = "lambda-traces"
 FILES = ("p_desktop_long-Canada-n30-b2048-load0.00.npz", "p_mbp2-Sydney-n20-b256-load0.00.npz")

@@ -7,9 +7,9 @@ import numpy as np
 from anyk.delays import Table as Measured
 from anyk.optimizers import Accelerated
 from anyk.papers.item import Criterion, Item, Order
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
-from anyk.papers.table import Case, Table, cases
 from anyk.problems import LogisticRegression
 from anyk.strategies import strategy
 

@@ -2,9 +2,9 @@
 
 from anyk.optimizers import Nesterov
 from anyk.papers.item import Criterion, Item, Order
+from anyk.papers.item_table import Case, Table
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars, Curves
-from anyk.papers.table import Case, Table
 
 STRATEGIES = {
     "uncoded": "uncoded",

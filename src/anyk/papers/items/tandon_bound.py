@@ -7,9 +7,9 @@ import numpy as np
 from anyk.codes import Code, code
 from anyk.errors import BadInput
 from anyk.papers.item import Criterion, Item
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
-from anyk.papers.table import Case, Table, cases
 
 N = 12
 CODES = {

@@ -55,7 +55,7 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
     return target
 
 
-def needed() -> None:
+def check_packages() -> None:
     """Raise :class:`~anyk.errors.MissingPackage` where a package is not installed that pages need."""
     try:
         import bokeh.document  # noqa: F401
@@ -70,7 +70,7 @@ def page(runs: Sequence[Run], waiting: Sequence[str], *, live: str | None = None
 
     ``live``: the newest seals of the logs, by which the page notices that they have grown.
     """
-    needed()
+    check_packages()
     from bokeh.document import Document
     from markupsafe import Markup
 
@@ -132,4 +132,4 @@ def _plain_json(document: Document) -> str:
     return text
 
 
-__all__ = ["bokeh_scripts", "needed", "page", "report", "script", "style", "template"]
+__all__ = ["bokeh_scripts", "check_packages", "page", "report", "script", "style", "template"]

@@ -14,7 +14,7 @@ from anyk.runs import Run, Tasks, grouped, tasks_of
 from anyk.runs.log import queries
 from anyk.runs.log.fates import FATES, LOST
 from anyk.views.columns import Columns
-from anyk.views.page import facts, figures
+from anyk.views.page import figures, texts
 from anyk.views.page.account import account
 from anyk.views.page.panels import report_figures
 from anyk.views.plots import banded, on_virtual_clock, purpose
@@ -43,7 +43,7 @@ def content(runs: Sequence[Run], waiting: Sequence[str]) -> dict[str, Any]:
     ends = [group[0].seconds for group in groups if group[0].seconds > 0.0]
     return {
         "title": f"Race of {len(groups)} strategies" if len(groups) > 1 else sections[0]["title"],
-        "verdict": facts.race_verdict(runs) if several else sections[0]["verdict"],
+        "verdict": texts.race_verdict(runs) if several else sections[0]["verdict"],
         "comparison": _as_table(race_table(runs)) if several else None,
         "remarks": race_notes(runs) if several else [],
         "legend": [_legend(group[0]) for group in groups],
@@ -118,7 +118,7 @@ def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
         "name": name,
         "run": run,
         "title": run.config.strategy,
-        "verdict": facts.run_verdict(run, tasks, spent),
+        "verdict": texts.run_verdict(run, tasks, spent),
         "ratio": ratio_to_floor(run),
         "virtual": on_virtual_clock(run),
         "chunks": len(tasks),
@@ -129,13 +129,13 @@ def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
         "about": about,
         "panels": _panels(run, tasks, name, drawn),
         "spent": spent,
-        "promised": facts.promised(run),
+        "promised": texts.promised(run),
         "settings": _settings(run),
     }
     if len(tasks):
         about |= _for_receipts(run, tasks)
         drawn[f"{name} timeline"] = figures.timeline(run, tasks, _steps(run, tasks), name)
-    section["explained"], section["sentences"] = facts.explained(run, tasks)
+    section["explained"], section["sentences"] = texts.explained(run, tasks)
     return section
 
 

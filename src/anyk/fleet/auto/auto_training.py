@@ -18,8 +18,8 @@ from anyk.checks import AtLeastOne, typed
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.errors import BadInput
-from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, Shared, continues, read_auto, save_record
-from anyk.fleet.plans.candidates import built, specs_for
+from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, SharedSettings, continues, read_auto, save_record
+from anyk.fleet.plans.candidates import build_candidate, specs_for
 from anyk.fleet.records import Record, read
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
@@ -34,8 +34,6 @@ from anyk.runs.folder.rebuilding import Rebuilt, describe, rebuild
 from anyk.runs.limits import LIMIT, STEPS, Limits
 from anyk.runs.many_models import combine
 from anyk.strategies.construction import from_spec
-
-__all__ = ["Auto", "Part", "Settings", "continues", "left_out", "modes", "resume_auto", "train_auto"]
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ def train_auto(
         fleet_record = fleet_record and save_record(fleet_record, folder)
         write_sealed(folder / NAME, config)
     rebuilt = Rebuilt(trained, optimizer, fleet)
-    shared = Shared(config, rebuilt, folder, checkpoint_every, hearing, tell, progress)
+    shared = SharedSettings(config, rebuilt, folder, checkpoint_every, hearing, tell, progress)
     return _trained(Parts(shared, fleet_record), config)
 
 
@@ -240,7 +238,7 @@ def resume_auto(
     hearing = check_callbacks(callbacks)
     config = with_callbacks(config, hearing.specs)
     write_sealed(folder / NAME, config)
-    shared = Shared(config, rebuilt, folder, checkpoint_every, hearing, tell, progress, trust)
+    shared = SharedSettings(config, rebuilt, folder, checkpoint_every, hearing, tell, progress, trust)
     return _trained(Parts.of_folder(shared, folder), config)
 
 
@@ -260,7 +258,7 @@ def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
         except BadInput:
             continue
         with contextlib.suppress(BadInput):
-            one = built(spec, workers, models)
+            one = build_candidate(spec, workers, models)
         possible[name] = possible.get(name, False) or (continues(one) and models_trained(one) == models)
     return tuple(sorted(name for name, good in possible.items() if not good))
 

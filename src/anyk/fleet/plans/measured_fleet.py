@@ -19,7 +19,7 @@ from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.prices import USUAL, VectorSize, vectors_sent
 from anyk.fleet.records import Record, read
-from anyk.fleet.simulation import driven, for_jobs
+from anyk.fleet.simulation import drive, for_jobs
 from anyk.protocol import Strategy, shares_computed
 from anyk.runs import Run
 from anyk.runs.log.queries import works
@@ -45,7 +45,7 @@ class Quality:
 
 
 @dataclass(frozen=True, eq=False)
-class Fleet:
+class MeasuredFleet:
     """Measured times and how they grow with load.
 
     ``times``: seconds, shape (rounds, workers), of tasks that cover the share ``load`` of the data; ``censored``: times
@@ -53,7 +53,7 @@ class Fleet:
     of each worker, shape (workers,), or of the typical one; then each worker's is in proportion to its
     :func:`slowness`. If a task took less than its slope predicts, all of it counts as computing.
 
-    >>> fleet = Fleet(np.tile([1.0, 1.0, 2.0], (8, 1)), np.zeros((8, 3), bool), load=1 / 3, slope=3.0)
+    >>> fleet = MeasuredFleet(np.tile([1.0, 1.0, 2.0], (8, 1)), np.zeros((8, 3), bool), load=1 / 3, slope=3.0)
     >>> fleet.slopes.tolist(), fleet.seconds(np.array([1 / 3, 1 / 3, 1 / 6]))[0].round(9).tolist()
     ([3.0, 3.0, 6.0], [1.0, 1.0, 1.0])
     """
@@ -85,34 +85,34 @@ class Fleet:
         """Return the seconds of tasks that cover shares ``loads`` (workers,) of the data, shape (rounds, workers)."""
         return np.asarray(np.maximum(_LEAST, self.times + (loads - self.load) * self._rate))
 
-    def taking(self, times: Floats) -> Fleet:
+    def taking(self, times: Floats) -> MeasuredFleet:
         """Return the fleet with other times, and the same slopes."""
         return replace(self, times=times, slope=self.slopes)
 
-    def growing_as(self, other: Fleet) -> Fleet:
+    def growing_as(self, other: MeasuredFleet) -> MeasuredFleet:
         """Return the fleet with its own fixed parts, and the load and slopes of another."""
-        return Fleet(self.fixed + other.load * other.slopes, self.censored, other.load, other.slopes)
+        return MeasuredFleet(self.fixed + other.load * other.slopes, self.censored, other.load, other.slopes)
 
-    def settled(self, strategy: Strategy) -> Strategy:
+    def adapt(self, strategy: Strategy) -> Strategy:
         """Return a strategy as it runs once it has adapted to this fleet."""
         adapted = strategy.facts.adapted
         return strategy if adapted is None else adapted(self.times, self.slopes, self.load)
 
     def durations(self, strategy: Strategy) -> Floats:
         """Return the seconds of each round under a strategy, shape (rounds,)."""
-        seconds = self.closed(strategy)
-        return self.simulated(strategy) if seconds is None else seconds
+        seconds = self.closed_form(strategy)
+        return self.simulate(strategy) if seconds is None else seconds
 
-    def closed(self, strategy: Strategy) -> Floats | None:
+    def closed_form(self, strategy: Strategy) -> Floats | None:
         """Return :meth:`durations` in closed form; None if the strategy has none."""
-        strategy = self.settled(strategy)
+        strategy = self.adapt(strategy)
         return strategy.facts.durations(self.seconds(loads_of(strategy)), self._rate)
 
-    def simulated(self, strategy: Strategy, log: RunLog | None = None) -> Floats:
+    def simulate(self, strategy: Strategy, log: RunLog | None = None) -> Floats:
         """Return :meth:`durations` by the virtual clock, which may keep a log."""
-        strategy = self.settled(strategy)
+        strategy = self.adapt(strategy)
         jobs = len(self.times) - strategy.facts.extra_rounds
-        return np.asarray(np.diff(driven(for_jobs(strategy, jobs), self.cluster(strategy), jobs, log)[0]))
+        return np.asarray(np.diff(drive(for_jobs(strategy, jobs), self.cluster(strategy), jobs, log)[0]))
 
     def cluster(self, strategy: Strategy, seed: int = 0) -> Simulated:
         """Return the virtual clock on which a strategy has the measured rounds, repeatedly."""
@@ -133,11 +133,11 @@ class Fleet:
             workers, delays=Table(self.seconds(loads), by="round" if strategy.facts.exact else "task"), seed=seed
         )
 
-    def from_round(self, part: int, parts: int) -> Fleet:
+    def from_round(self, part: int, parts: int) -> MeasuredFleet:
         """Return the fleet with its rounds rotated to start at ``part / parts`` of the record."""
         first = part * len(self.times) // parts
         times, censored = np.roll(self.times, -first, axis=0), np.roll(self.censored, -first, axis=0)
-        return Fleet(times, censored, self.load, self.slopes)
+        return MeasuredFleet(times, censored, self.load, self.slopes)
 
     def quality(self, strategy: Strategy, size: VectorSize = USUAL) -> Quality:
         """Return the composition of steps under a strategy; of steps that are not exact, by the virtual clock."""
@@ -145,9 +145,9 @@ class Fleet:
         if facts.exact and facts.vectors_sent is not None:
             return Quality(0.0, 0.0, 1.0, facts.vectors_sent)
         log = RunLog()
-        self.simulated(strategy, log)
+        self.simulate(strategy, log)
         residual, staleness, steps = log.rows("SELECT avg(residual), avg(staleness), count(*) FROM updates")[0]
-        layout = self.settled(strategy).layout
+        layout = self.adapt(strategy).layout
         samples = None
         if layout.inner is None and steps:
             sizes = layout.shares or (1,) * layout.partitions
@@ -160,10 +160,10 @@ class Fleet:
         """Return the mean seconds of a step under one strategy."""
         return float(self.durations(build_strategy(spec, workers=self.times.shape[1])).mean())
 
-    def without(self, places: Sequence[int]) -> Fleet:
+    def without(self, places: Sequence[int]) -> MeasuredFleet:
         """Return the fleet without some workers."""
         times, censored = np.delete(self.times, places, axis=1), np.delete(self.censored, places, axis=1)
-        return Fleet(times, censored, self.load, np.delete(self.slopes, places))
+        return MeasuredFleet(times, censored, self.load, np.delete(self.slopes, places))
 
 
 def loads_of(strategy: Strategy) -> Floats:
@@ -191,7 +191,7 @@ def slowness(times: Floats) -> Floats:
     [1.0, 1.0, 2.0, 2.0]
     """
     logs, noise = _medians(np.log(np.maximum(times, _LEAST)))
-    return np.asarray(np.exp(_shrunk(logs - typical_value(logs), noise)))
+    return np.asarray(np.exp(_shrink(logs - typical_value(logs), noise)))
 
 
 def typical_value(values: Floats) -> float:
@@ -208,7 +208,7 @@ def _medians(values: Floats) -> tuple[Floats, float]:
     return np.asarray(np.median(values, axis=0)), noise
 
 
-def _shrunk(differences: Floats, noise: float) -> Floats:
+def _shrink(differences: Floats, noise: float) -> Floats:
     """Return differences, those within three standard errors shrunk by the share of noise in them."""
     near = differences**2 <= 9.0 * noise
     spread = float((differences[near] ** 2).mean()) if near.any() else 0.0
@@ -223,14 +223,14 @@ def fleet_of(
     other: str | Path | Run | Record | None = None,
     slope: float | None = None,
     unit: str | None = None,
-) -> tuple[Fleet, list[str], bool]:
+) -> tuple[MeasuredFleet, list[str], bool]:
     """Return a record's fleet, what was assumed in place of measurements, and whether its slope was assumed.
 
     ``slope``: seconds that a typical worker computes on the whole data; by default it is fitted to ``other``, a
     record at another load, or taken from the record's compute stamps, or else all of a task is assumed to be computing.
     """
     times = record.table
-    complete = record.known.all(axis=1)
+    complete = record.measured.all(axis=1)
     load = 1.0 / times.shape[1] if record.load is None else record.load
     assumptions = []
     if record.load is None:
@@ -239,7 +239,7 @@ def fleet_of(
     assumptions += assumed
     if not complete.all():
         assumptions.append(f"{int((~complete).sum())} rounds in which a worker is missing left out")
-    fleet = Fleet(times, np.asarray(record.censored)[complete], load, slopes)
+    fleet = MeasuredFleet(times, np.asarray(record.censored)[complete], load, slopes)
     measured = isinstance(slopes, np.ndarray)
     if not measured and slopes and float(np.ptp(np.log(fleet.slopes))) > math.log(_APART):
         assumptions.append("workers that are slow for good compute slowly, and do not only reply late")
@@ -275,9 +275,9 @@ def _slope(
             )
         if second.seconds.shape[1] != times.shape[1]:
             raise BadInput(f"the records have {times.shape[1]} and {second.seconds.shape[1]} workers; they must agree")
-        return _fitted(times, load, second.table, second.load), []
+        return _fit_slope(times, load, second.table, second.load), []
     if "compute" in record.parts and load > 0:
-        computing = np.asarray(record.parts["compute"])[record.known.all(axis=1)]
+        computing = np.asarray(record.parts["compute"])[record.measured.all(axis=1)]
         stamped = np.isfinite(computing)  # cancelled tasks have no stamps, and maybe all of a worker's were cancelled
         if stamped.any():
             columns = zip(computing.T, stamped.T, strict=True)
@@ -292,7 +292,7 @@ def _slope(
     return level / load, [assumption]
 
 
-def _fitted(times: Floats, load: float, others: Floats, other_load: float) -> float | Floats:
+def _fit_slope(times: Floats, load: float, others: Floats, other_load: float) -> float | Floats:
     """Return the slope between two records; of each worker if there are enough rounds, shrunk to its slowness."""
     from scipy.stats import trim_mean
 
@@ -304,4 +304,4 @@ def _fitted(times: Floats, load: float, others: Floats, other_load: float) -> fl
     expected = typical * slowness(times)
     (first, noise), (second, more) = _medians(times), _medians(others)
     differences = (second - first) / apart - expected
-    return np.asarray(np.maximum(0.0, expected + _shrunk(differences, (noise + more) / apart**2)))
+    return np.asarray(np.maximum(0.0, expected + _shrink(differences, (noise + more) / apart**2)))
