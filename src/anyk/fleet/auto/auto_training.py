@@ -1,4 +1,4 @@
-"""Training that finds its strategy itself: measured, planned, checked as it goes on, and planned again."""
+"""Training that chooses its strategy: it measures the fleet, plans, checks the promise, and plans again."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from anyk import specs
 from anyk.checks import AtLeastOne, typed
 from anyk.clusters import cluster as build_cluster
-from anyk.delays import Communication, DelayModel, parse
+from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
-from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, SharedSettings, continues, read_auto, save_record
+from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, continues, read_auto
 from anyk.fleet.plans.candidates import build_candidate, specs_for
 from anyk.fleet.records import Record, read
 from anyk.optimizers import Optimizer
@@ -28,8 +28,8 @@ from anyk.runs import Run, usual_optimizer
 from anyk.runs.callbacks import check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
-from anyk.runs.folder.digests import digests_of, with_callbacks
-from anyk.runs.folder.folders import check_plain, new_folder
+from anyk.runs.folder.digests import with_callbacks
+from anyk.runs.folder.folders import check_plain
 from anyk.runs.folder.rebuilding import Rebuilt, describe, rebuild
 from anyk.runs.limits import LIMIT, STEPS, Limits
 from anyk.runs.many_models import combine
@@ -53,9 +53,9 @@ modes.register("auto")(Settings)
 
 @dataclass(frozen=True)
 class Auto:
-    """The runs of :func:`train_auto`, each begun where the one before stood, with their plans and checks.
+    """The runs of :func:`train_auto`, each started from the previous run's model, with their plans and checks.
 
-    ``left_out``: strategies that were not looked at, since they cannot continue another run.
+    ``left_out``: strategies that were not considered, because they cannot continue another run.
     """
 
     parts: tuple[Part, ...]
@@ -68,7 +68,7 @@ class Auto:
 
     @property
     def run(self) -> Run:
-        """The last run, whose models are the result; its steps count from the beginning, its seconds do not."""
+        """The last run, whose models are the result; its steps count from the first run on, its seconds do not."""
         return self.runs[-1]
 
     @property
@@ -97,14 +97,14 @@ class Auto:
         before = 0.0
         for run in self.runs:
             part = run.history_of(slot)
-            new = part["step"] > run.begun if parts else part["step"] >= 0  # it began with the last of the one before
+            new = part["step"] > run.begun if parts else part["step"] >= 0  # without the version it started from
             parts.append({name: column[new] for name, column in part.items()})
             parts[-1]["seconds"] += before
             before += run.seconds
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[-1]}
 
     def report(self) -> dict[str, Any]:
-        """The runs, plans and promises as plain values for JSON."""
+        """Return the runs, plans and promises as plain values for JSON."""
         parts = [
             {
                 "strategy": part.run.config.strategy,
@@ -112,7 +112,7 @@ class Auto:
                 "steps": part.run.steps,
                 "seconds": part.run.seconds,
                 "plan": part.promise and part.promise.plain(),
-                "check": None if part.checked is None else part.checked.report(),
+                "check": part.checked and part.checked.report(),
             }
             for part in self.parts
         ]
@@ -145,62 +145,43 @@ def train_auto(
     tell: Callable[[str], None] | None = None,
     progress: bool = False,
 ) -> Auto:
-    """Train a model with the strategy that suits the fleet: measure, plan, switch, and check the promise all along.
+    """Train a model with the strategy that suits the fleet: measure, plan, switch, and keep checking the promise.
 
-    Of several problems a model each is trained, in turn (:func:`anyk.train_many`); then codes over several rounds,
-    which need that, take part, and ``measure``, ``every`` and the promise count the steps of all models together.
+    The first ``measure`` steps are uncoded and measure every worker; with a ``record`` of the fleet, there are none.
+    From the measurements, :func:`anyk.plan` chooses among strategies whose steps are the exact sum and which can
+    continue another run, under ``slope`` and ``max_load``. The time of each ``every`` steps is compared with the
+    promise; when it lies outside of the promised interval twice consecutively, the fleet is measured and planned for
+    again. With several problems, one model is trained for each, in turn (:func:`anyk.train_many`): codes over several
+    rounds then take part, and ``measure``, ``every`` and the promise count the steps of all models together.
 
-    The first ``measure`` steps are uncoded, which measures every worker; with a ``record`` of the fleet, none are. From
-    what was measured, :func:`anyk.plan` chooses among strategies whose steps are the exact sum and which can continue
-    another run, under ``slope`` and ``max_load``. After every ``every`` steps their time is held against the promise;
-    when it lies outside of the promised interval twice in a row, the fleet is measured and planned for again.
-
-    Each part is a run that begins where the last one stands (:func:`anyk.train`), with workers of its own on a clock of
-    its own; no step is lost or taken twice. ``steps``, ``seconds`` and ``target`` are of all parts together. ``out``: a
-    folder that gets a run folder for each part, and with which :func:`resume_auto` goes on. ``tell`` hears, in
-    sentences, of what is measured, planned and missed. The rest is as for :func:`anyk.train`.
+    Each part is a run (:func:`anyk.train`) that starts from the model of the previous one, with its own workers and
+    clock; no step is lost or taken twice. ``steps``, ``seconds`` and ``target`` are limits of all parts together.
+    ``out``: a folder with a run folder for each part, from which :func:`resume_auto` continues. ``tell`` receives
+    sentences about measurements, plans and missed promises. The remaining arguments are those of :func:`anyk.train`.
 
     Raises :class:`~anyk.errors.BadInput` for settings out of range and a record of another number of workers.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
-    >>> found = train_auto(problem, workers=6, cluster="simulated", delays="bimodal:fast=0.1,slow=1", steps=60)
-    >>> [(run.config.strategy, run.begun, run.steps) for run in found.runs]
+    >>> training = train_auto(problem, workers=6, cluster="simulated", delays="bimodal:fast=0.1,slow=1", steps=60)
+    >>> [(run.config.strategy, run.begun, run.steps) for run in training.runs]
     [('uncoded', 0, 30), ('bcc:batches=2', 30, 60)]
     """
     trained, models = combine(problem)
-    law = parse(delays)
-    fleet_record = None if record is None else _read_record(record, workers)
-    fleet = build_cluster(cluster, workers=workers, delays=law, seed=seed, communication=communication)
-    if law.silent and fleet.virtual:
+    measured = _read_record(record, workers)
+    fleet = build_cluster(cluster, workers=workers, delays=delays, seed=seed, communication=communication)
+    if fleet.delays.silent and fleet.virtual:
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
+    rebuilt, hooks = Rebuilt(trained, usual_optimizer(trained, optimizer), fleet), check_callbacks(callbacks)
     limits = Limits(steps, seconds, target).within(STEPS if target is None else LIMIT)
-    optimizer, hearing = usual_optimizer(trained, optimizer), check_callbacks(callbacks)
-    config = describe(
-        AutoConfig,
-        trained,
-        fleet,
-        optimizer,
-        limits,
-        read_evaluate(evaluate),
-        hearing,
-        cluster=cluster,
-        models=models,
-        measure=measure,
-        every=every,
-        slope=slope,
-        max_load=max_load,
-        record=fleet_record is not None,
-    )
+    own = {"cluster": cluster, "models": models, "measure": measure, "every": every, "slope": slope}
+    own |= {"max_load": max_load, "record": record is not None}
+    evaluation = read_evaluate(evaluate)
+    config = describe(AutoConfig, trained, fleet, rebuilt.optimizer, limits, evaluation, hooks, **own)
     folder = None if out is None else Path(out)
-    if folder is not None:
-        config = replace(config, digests=digests_of(trained, fleet, config))
-        new_folder(folder, known=NAME)
-        fleet_record = fleet_record and save_record(fleet_record, folder)
-        write_sealed(folder / NAME, config)
-    rebuilt = Rebuilt(trained, optimizer, fleet)
-    shared = SharedSettings(config, rebuilt, folder, checkpoint_every, hearing, tell, progress)
-    return _trained(Parts(shared, fleet_record), config)
+    parts = Parts(config, rebuilt, folder, checkpoint_every, hooks, tell, progress, record=measured)
+    parts.make_folder()
+    return _train(parts)
 
 
 @typed
@@ -218,13 +199,13 @@ def resume_auto(
     tell: Callable[[str], None] | None = None,
     progress: bool = False,
 ) -> Auto:
-    """Go on with a folder of :func:`train_auto` as if it had never been interrupted, or with new limits.
+    """Continue a training in a folder of :func:`train_auto` as if it had never been interrupted, or with new limits.
 
-    The part that was interrupted is resumed from its last checkpoint, and what comes after it is measured, planned and
-    checked as before. On a simulated cluster the result is bit for bit that of a training never interrupted. All else
-    is as in :func:`anyk.resume`.
+    The part that was interrupted is resumed from its last checkpoint, and the following parts are measured, planned
+    and checked as before. On a simulated cluster the result equals, bit for bit, the result of a training without the
+    interruption. The other arguments are those of :func:`anyk.resume`.
 
-    Raises :class:`~anyk.errors.BadInput` for a folder that is not one of ``train_auto`` or is damaged.
+    Raises :class:`~anyk.errors.BadInput` for a folder that ``train_auto`` has not made or that is damaged.
     """
     folder = Path(path)
     config, of = read_auto(folder), f"the training '{folder}'"
@@ -235,36 +216,37 @@ def resume_auto(
     trained = None if problem is None else combine(problem)[0]
     rebuilt = rebuild(folder, config, of, call="anyk.resume_auto", problem=trained, optimizer=optimizer, trust=trust)
     check_evaluation(rebuilt.problem, read_evaluate(config.evaluate), config.limits)
-    hearing = check_callbacks(callbacks)
-    config = with_callbacks(config, hearing.specs)
+    hooks = check_callbacks(callbacks)
+    config = with_callbacks(config, hooks.specs)
     write_sealed(folder / NAME, config)
-    shared = SharedSettings(config, rebuilt, folder, checkpoint_every, hearing, tell, progress, trust)
-    return _trained(Parts.of_folder(shared, folder), config)
+    parts = Parts(config, rebuilt, folder, checkpoint_every, hooks, tell, progress, trust)
+    parts.restore(folder)
+    return _train(parts)
 
 
-def _trained(parts: Parts, config: AutoConfig) -> Auto:
+def _train(parts: Parts) -> Auto:
     """Train until a limit has been reached."""
     parts.train()
-    return Auto(tuple(parts.done), left_out(config.workers, config.models))
+    return Auto(tuple(parts.done), left_out(parts.config.workers, parts.config.models))
 
 
 def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
-    """The strategies, by name, that exist for so many workers and cannot continue another run of so many models."""
+    """Return the names of the strategies that exist for ``workers`` but cannot continue a run of ``models`` models."""
     possible: dict[str, bool] = {}
     for spec in specs_for(workers):
         name = spec.partition(":")[0]
         try:
-            one = from_spec(spec, workers)
+            strategy = from_spec(spec, workers)
         except BadInput:
             continue
         with contextlib.suppress(BadInput):
-            one = build_candidate(spec, workers, models)
-        possible[name] = possible.get(name, False) or (continues(one) and models_trained(one) == models)
+            strategy = build_candidate(spec, workers, models)
+        possible[name] = possible.get(name, False) or (continues(strategy) and models_trained(strategy) == models)
     return tuple(sorted(name for name, good in possible.items() if not good))
 
 
-def _read_record(source: str | Path | Run | Record, workers: int) -> Record:
-    record = read(source)
-    if len(record.workers) != workers:
+def _read_record(source: str | Path | Run | Record | None, workers: int) -> Record | None:
+    record = None if source is None else read(source)
+    if record is not None and len(record.workers) != workers:
         raise BadInput(f"the record is of {len(record.workers)} workers, and {workers} are to train")
     return record

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from anyk.errors import BadInput
 from anyk.fleet.plans.check import Checked, check
@@ -15,15 +17,16 @@ from anyk.protocol import Strategy, models_trained, slot_names
 from anyk.runs import Promise, Run, resume, train
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun
 from anyk.runs.folder.config import NAME as RUN
-from anyk.runs.folder.config import Count, SharedConfig, read_sealed
-from anyk.runs.folder.folders import empty, locked
+from anyk.runs.folder.config import Count, SharedConfig, read_sealed, write_sealed
+from anyk.runs.folder.digests import digests_of
+from anyk.runs.folder.folders import empty, locked, new_folder
 from anyk.runs.folder.rebuilding import Rebuilt, cluster_like
 from anyk.specs import with_keys
 
 NAME = "auto.toml"
-_RECORD = "record.npz"  # the one given, of which the first plan is made
+_RECORD = "record.npz"  # the record from which the first plan is made
 _UNCODED = "uncoded"
-_MISSES = 2  # in a row, after which the plan is made again
+_MISSES = 2  # consecutive misses, after which the fleet is measured and planned for again
 
 
 class AutoConfig(SharedConfig, frozen=True, kw_only=True):
@@ -33,12 +36,12 @@ class AutoConfig(SharedConfig, frozen=True, kw_only=True):
     measure: Count
     every: Count
     max_load: float
-    record: bool = False  # whether it began with a record, which is kept beside
+    record: bool = False  # whether it started from a record, which is stored beside it
     slope: float | None = None
 
 
 def read_auto(folder: Path) -> AutoConfig:
-    """Return the configuration of such a folder, checked, as it may be a stranger's."""
+    """Return the configuration of a training's folder, checked, as its author may be unknown."""
     if not (folder / NAME).is_file():
         raise BadInput(f"'{folder}' is not a folder of train_auto: it has no {NAME}; to resume a run: anyk.resume")
     return read_sealed(folder / NAME, AutoConfig, f"the training '{folder}'")
@@ -46,9 +49,10 @@ def read_auto(folder: Path) -> AutoConfig:
 
 @dataclass(frozen=True)
 class Part:
-    """A run of :func:`anyk.train_auto`; one that measures has no promise.
+    """A run of :func:`anyk.train_auto`; a run that measures has no promise.
 
-    ``plan``: with which it was begun, unless that was before an interruption; ``checked``: whether it kept its promise.
+    ``plan``: the plan that the run follows, unless it was made before an interruption; ``checked``: the comparison of
+    the run with its promise.
     """
 
     run: Run
@@ -61,9 +65,13 @@ class Part:
         return self.run.config.plan
 
 
-@dataclass(frozen=True)
-class SharedSettings:
-    """The settings that all parts share; ``tell`` receives sentences for the user."""
+@dataclass
+class Parts:
+    """The settings that all parts share, the parts that are ``done``, and the training of the next one.
+
+    ``tell`` receives sentences for the user. ``record``: the record that the first plan is made from, if the user gave
+    a record. ``going``: no limit has been reached.
+    """
 
     config: AutoConfig
     rebuilt: Rebuilt
@@ -73,37 +81,27 @@ class SharedSettings:
     tell: Callable[[str], None] | None
     progress: bool
     trust: bool = False
-
-    def say(self, text: str) -> None:
-        """Tell the user a sentence."""
-        if self.tell is not None:
-            self.tell(text)
-
-
-class Parts:
-    """The parts so far, and how the next one is trained. ``going``: no limit has been reached."""
-
-    def __init__(self, shared: SharedSettings, record: Record | None = None) -> None:
-        self._shared, self._config, self._record = shared, shared.config, record
-        self._limits = shared.config.limits
-        models = shared.config.models
-        self._uncoded = with_keys(_UNCODED, {"models": models} if models > 1 else {})
-        self.done: list[Part] = []
-        self.going = True
+    record: Record | None = None
+    done: list[Part] = field(default_factory=list)
+    going: bool = True
 
     @property
     def _step(self) -> int:
         return self.done[-1].run.steps if self.done else 0
 
+    def _say(self, text: str) -> None:
+        if self.tell is not None:
+            self.tell(text)
+
     def train(self) -> None:
         """Measure, plan and follow the plan in turn, until a limit has been reached."""
         while self.going:
-            record = self._measured()
+            record = self._latest_record()
             if record is None:
                 self._measure()
             else:
-                config = self._config
-                plan_made = plan(
+                config = self.config
+                chosen = plan(
                     record,
                     today=_UNCODED,
                     slope=config.slope,
@@ -112,34 +110,29 @@ class Parts:
                     steps=config.every,
                     among=continues,
                 )
-                self._shared.say(
-                    f"from step {self._step}: '{plan_made.best.spec}' ({plan_made.verdict}: {plan_made.why})"
-                )
-                for assumption in plan_made.assumptions:
-                    self._shared.say(f"assumed: {assumption}")
-                self._follow(plan_made.promise, record, plan_made)
+                self._say(f"from step {self._step}: '{chosen.best.spec}' ({chosen.verdict}: {chosen.why})")
+                for assumption in chosen.assumptions:
+                    self._say(f"assumed: {assumption}")
+                self._follow(chosen.promise, record, chosen)
 
-    def _measured(self) -> Record | None:
-        """Return the record given, or that of the run that has just measured; None if the next part is to measure."""
+    def _latest_record(self) -> Record | None:
+        """Return the user's record, or the record of the last run; None if the next part has to measure."""
         if not self.done:
-            return self._record
+            return self.record
         last = self.done[-1]
         return read(last.run) if last.promise is None else None
 
     # --------------------------------------------------------------------------------------- one part
 
     def _measure(self, again: Path | None = None, *, last: bool = True) -> None:
-        """Train uncoded for the rounds that measure the fleet, each a step of one of the models."""
-        upto = self._step - -self._config.measure // self._config.models
-        upto = min(upto, self._limits.steps or upto)
+        """Train uncoded for the rounds that measure the fleet; a round is a step of one of the models."""
+        models = self.config.models
+        uncoded = with_keys(_UNCODED, {"models": models} if models > 1 else {})
+        upto = self._step - -self.config.measure // models
+        upto = min(upto, self.config.steps or upto)
         if again is None:
-            self._shared.say(f"from step {self._step}: measuring {upto - self._step} steps of '{self._uncoded}'")
-            run = self._start(self._uncoded, "measure", upto)
-        else:
-            run = Run.open(again)
-            if last and run.steps < upto:
-                run = self._resume(run, upto)
-        self._add(Part(run), whole=not last or run.steps == upto)
+            self._say(f"from step {self._step}: measuring {upto - self._step} steps of '{uncoded}'")
+        self._add(uncoded, "measure", upto, lambda run: run.steps == upto, again, last)
 
     def _follow(
         self,
@@ -150,91 +143,102 @@ class Parts:
         *,
         last: bool = True,
     ) -> None:
-        """Train as planned, until a limit is reached or the promise was missed."""
-        watcher = _Watcher(promise, self._shared.say)
-        if again is None:
-            run = self._start(promise, promise.strategy.partition(":")[0], self._limits.steps, watcher)
-        else:
-            run = Run.open(again)
-            if last and run.summary.get("stopped") != watcher.reason:
-                run = self._resume(run, self._limits.steps, watcher)
-        checked = check(run, record=record, again=False) if run.jobs else None
-        self._add(Part(run, chosen, checked), whole=not last or run.summary.get("stopped") == watcher.reason)
+        """Train as planned, until a limit is reached or the promise is missed."""
+        watcher = _Watcher(promise, self._say)
+        run = self._add(
+            promise,
+            promise.strategy.partition(":")[0],
+            self.config.steps,
+            lambda run: run.summary.get("stopped") == watcher.reason,
+            again,
+            last,
+            watcher,
+        )
+        self.done[-1] = Part(run, chosen, check(run, record=record, again=False) if run.jobs else None)
 
-    def _add(self, part: Part, *, whole: bool) -> None:
-        """Another part follows if this one is ``whole``, not cut short by a limit, and has reached none itself."""
-        self.done.append(part)
-        self.going = whole and part.run.time_to_target is None and part.run.steps != self._limits.steps
+    def _add(
+        self,
+        strategy: str | Promise,
+        name: str,
+        upto: int | None,
+        complete: Callable[[Run], bool],
+        again: Path | None,
+        last: bool,
+        *watchers: Callback,
+    ) -> Run:
+        """Add a part: a new run or, if it is the ``last`` in the training's folder, the run ``again`` resumed.
 
-    def _options(self, upto: int | None, watcher: _Watcher | None) -> dict[str, Any]:
-        shared, seconds = self._shared, self._limits.seconds
-        callbacks = shared.callbacks if watcher is None else shared.callbacks.also(watcher)
-        return {
-            "problem": shared.rebuilt.problem,
-            "optimizer": shared.rebuilt.optimizer,
+        Another part follows if this one is ``complete`` and has reached no limit of the training.
+        """
+        config, limits = self.config, self.config.limits
+        steps, seconds, target = limits.steps, limits.seconds, limits.target
+        options: dict[str, Any] = {
+            "problem": self.rebuilt.problem,
+            "optimizer": self.rebuilt.optimizer,
             "steps": upto,
             "seconds": None if seconds is None else seconds - sum(part.run.seconds for part in self.done),
-            "target": self._limits.target,
-            "callbacks": callbacks,
-            "checkpoint_every": shared.checkpoint_every,
-            "progress": shared.progress,
+            "target": target,
+            "callbacks": self.callbacks.also(*watchers),
+            "checkpoint_every": self.checkpoint_every,
+            "progress": self.progress,
         }
-
-    def _start(self, strategy: str | Promise, name: str, upto: int | None, watcher: _Watcher | None = None) -> Run:
-        folder, config = self._shared.folder, self._config
-        return train(
-            strategy=strategy,
-            cluster=cluster_like(self._shared.rebuilt.cluster, config, config.seed),
-            begin=self.done[-1].run if self.done else None,
-            out=None if folder is None else folder / f"{len(self.done) + 1}-{name}",
-            evaluate=config.evaluate,
-            **self._options(upto, watcher),
-        )
-
-    def _resume(self, run: Run, upto: int | None, watcher: _Watcher | None = None) -> Run:
-        shared = self._shared
-        shared.say(f"from step {run.steps}: going on with '{run.config.strategy}'")
-        run.close()
-        assert run.path is not None
-        return resume(run.path, trust=shared.trust, tell=shared.say, **self._options(upto, watcher))
+        if again is None:
+            run = train(
+                strategy=strategy,
+                cluster=cluster_like(self.rebuilt.cluster, config, config.seed),
+                begin=self.done[-1].run if self.done else None,
+                out=None if self.folder is None else self.folder / f"{len(self.done) + 1}-{name}",
+                evaluate=config.evaluate,
+                **options,
+            )
+        else:
+            run = Run.open(again)
+            if last and not complete(run):
+                self._say(f"from step {run.steps}: resuming '{run.config.strategy}'")
+                run.close()
+                run = resume(again, trust=self.trust, tell=self._say, **options)
+        self.done.append(Part(run))
+        self.going = (not last or complete(run)) and run.time_to_target is None and run.steps != steps
+        return run
 
     # --------------------------------------------------------------------------------------- its folder
 
-    @classmethod
-    def of_folder(cls, shared: SharedSettings, folder: Path) -> Parts:
-        """Return the parts in a folder, the last of them resumed to its end."""
-        parts = cls(shared, read(folder / _RECORD) if shared.config.record else None)
+    def make_folder(self) -> None:
+        """Make the training's folder, unless it has none, and store its settings and its record there."""
+        if self.folder is None:
+            return
+        self.config = replace(self.config, digests=digests_of(self.rebuilt.problem, self.rebuilt.cluster, self.config))
+        new_folder(self.folder, known=NAME)
+        if self.record is not None:
+            self.record.save(self.folder / _RECORD)
+            self.record = read(self.folder / _RECORD)  # as it will be read again
+        write_sealed(self.folder / NAME, self.config)
+
+    def restore(self, folder: Path) -> None:
+        """Add the parts in a folder, and resume the last one to its end."""
+        self.record = read(folder / _RECORD) if self.config.record else None
         places = _places(folder)
         for place in places:
             last = place == places[-1]
             with Run.open(place) as run:
                 promise = run.config.plan
             if promise is None:
-                parts._measure(place, last=last)
+                self._measure(place, last=last)
             else:
-                record = parts._measured()
+                record = self._latest_record()
                 if record is None:
-                    raise BadInput(f"'{folder}' is not whole: the run that '{place}' was planned from is gone")
-                parts._follow(promise, record, again=place, last=last)
-        return parts
-
-
-def save_record(record: Record, folder: Path) -> Record:
-    """Save the record with which training starts in its folder, and return it as it will be read again."""
-    record.save(folder / _RECORD)
-    return read(folder / _RECORD)
+                    raise BadInput(f"'{folder}' is incomplete: the run that '{place}' was planned from is missing")
+                self._follow(promise, record, again=place, last=last)
 
 
 def _places(folder: Path) -> list[Path]:
-    """Return the folders of the parts, in their order; one that was killed before its run started is removed."""
-    places = sorted(
-        (place for place in folder.iterdir() if place.is_dir() and place.name.partition("-")[0].isdigit()),
-        key=lambda place: int(place.name.partition("-")[0]),
-    )
+    """Return the folders of the parts, in their order; remove the last if it was killed before its run started."""
+    numbers = {place: place.name.partition("-")[0] for place in folder.iterdir() if place.is_dir()}
+    places = sorted((place for place, text in numbers.items() if text.isdigit()), key=lambda place: int(numbers[place]))
     if places and not (places[-1] / RUN).exists():
-        unborn = places.pop()
-        with locked(unborn):
-            empty(unborn)
+        unstarted = places.pop()
+        with locked(unstarted):
+            empty(unstarted)
     return places
 
 
@@ -245,7 +249,7 @@ def continues(strategy: Strategy) -> bool:
 
 
 class _Watcher(Callback):
-    """Holds every so many steps of a run against its promise, and ends the run when that is missed twice in a row."""
+    """Compares each ``horizon`` steps of a run with its promise; ends the run if it is missed twice consecutively."""
 
     def __init__(self, promise: Promise, tell: Callable[[str], None]) -> None:
         self._promise, self._tell = promise, tell
@@ -253,20 +257,20 @@ class _Watcher(Callback):
         self.reason = f"the promise of '{promise.strategy}' was missed"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a run that is resumed."""
+        """Return the state from which a resumed run continues."""
         return {"misses": self._misses, "taken": self._taken, "time": self._time}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Continue from the result of :meth:`state_dict`."""
         self._misses, self._taken, self._time = state["misses"], state["taken"], state["time"]
 
     def on_begin(self, info: RunInfo) -> None:
-        """End a run that was killed when its promise had been missed."""
+        """End a run that was killed after its promise had been missed."""
         del info
         self._end_if_missed()
 
     def on_step(self, info: StepInfo) -> None:
-        """Look whether so many steps, of all models together, have been taken, and how long they took."""
+        """Compare the seconds per step once ``horizon`` steps, of all models together, have been taken."""
         self._taken += 1
         if self._taken < self._promise.horizon:
             return

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.candidates import candidates_for, paces_of
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, loads_of
 from anyk.fleet.plans.prices import USUAL, vectors_held
@@ -78,8 +79,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The request that a plan answers; see :func:`plan`."""
+class Request:
+    """The request that a plan answers; see :func:`anyk.plan`."""
 
     today: str
     max_load: float
@@ -87,15 +88,14 @@ class Asked:
     models: int
     steps: int | None
     resamples: int
-    burst: float
     seed: int
     everything: bool
     tell: Callable[[str], None] | None
-    among: Callable[[Strategy], bool] | None = None
-    goal: Goal | None = None
-    batch: int | None = None
-    exact: bool = False
-    max_staleness: float | None = None
+    among: Callable[[Strategy], bool] | None
+    goal: Goal | None
+    batch: int | None
+    exact: bool
+    max_staleness: float | None
 
 
 class _Spread(NamedTuple):
@@ -116,51 +116,49 @@ class _Spread(NamedTuple):
 class Judgement:
     """Candidates on a fleet with their intervals, and the advice that follows."""
 
-    def __init__(self, fleet: MeasuredFleet, asked: Asked) -> None:
-        self.fleet, self._goal = fleet, asked.goal
-        rounds, goal = len(fleet.times), asked.goal
+    def __init__(self, fleet: MeasuredFleet, request: Request) -> None:
+        self.fleet, self._goal = fleet, request.goal
+        rounds, goal = len(fleet.times), request.goal
         self._strategies = candidates_for(
-            asked.today,
+            request.today,
             fleet,
-            max_load=asked.max_load,
-            memory=asked.memory,
-            models=asked.models,
-            batch=asked.batch,
-            everything=(asked.everything or goal is not None) and not asked.exact,
-            among=asked.among,
+            max_load=request.max_load,
+            memory=request.memory,
+            models=request.models,
+            batch=request.batch,
+            everything=(request.everything or goal is not None) and not request.exact,
+            among=request.among,
         )
         self._today = next(iter(self._strategies))
-        self._paces = paces_of(fleet, self._strategies, asked.seed, asked.tell, USUAL if goal is None else goal.size)
-        self._limit_staleness(asked.max_staleness)
-        self.specs = [spec for spec in self._strategies if spec in self._paces.series]
+        size = USUAL if goal is None else goal.size
+        self._paces = paces_of(fleet, self._strategies, request.seed, request.tell, size)
+        stalest = math.inf if request.max_staleness is None else request.max_staleness
+        for spec, quality in self._paces.quality.items():
+            if spec != self._today and (quality.staleness or 0.0) > stalest:
+                del self._paces.series[spec]
+        self.specs = list(filter(self._paces.series.__contains__, self._strategies))
         self._table = np.stack([self._paces.series[spec] for spec in self.specs])
         self._at = self.specs.index(self._today)
         self.left_out = tuple(self._paces.left_out)
-        self.horizon = asked.steps or rounds
+        self.horizon = request.steps or rounds
         self._arrivals: dict[str, Arrival] = {}
         if goal is not None:
             remaining = {spec: self._strategies[spec] for spec in self.specs}
-            contest = Contest(fleet, remaining, self._paces, goal, self._today, asked.tell)
+            contest = Contest(fleet, remaining, self._paces, goal, self._today, request.tell)
             self._arrivals = contest.arrivals()
             self.left_out += tuple(contest.left_out)
-            self.horizon = asked.steps or max(1, round(float(np.median(self._arrivals[self._today].steps))))
+            self.horizon = request.steps or max(1, round(float(np.median(self._arrivals[self._today].steps))))
         # the largest of Politis and White's length, the cube root of the rounds and twice the mean burst
-        length: float = max(block_length(self._table[self._at]), float(np.cbrt(rounds)), 2.0 * asked.burst)
+        burst = attribution.passing_burst(attribution.late(fleet.times))
+        length: float = max(block_length(self._table[self._at]), float(np.cbrt(rounds)), 2.0 * burst)
         self.block = max(1, min(math.ceil(length), rounds // 3))
         self._resamples = resample(
-            rounds, self.horizon, self.block, asked.resamples, keyed.generator(asked.seed, "plan")
+            rounds, self.horizon, self.block, request.resamples, keyed.generator(request.seed, "plan")
         )
         self.thin = rounds < _FEW or self._resamples.effective < _INDEPENDENT
         self._pace = _Spread(np.log(self._table.mean(axis=1)), *self._resamples.spread(self._table))
-        self._total = self._pace if goal is None else self._to_target(asked.seed)
+        self._total = self._pace if goal is None else self._to_target(request.seed)
         self._choose()
-
-    def _limit_staleness(self, most: float | None) -> None:
-        """Remove strategies, other than today's, whose messages are staler than ``most`` versions."""
-        if most is not None:
-            for spec in [spec for spec in self._paces.series if spec != self._today]:
-                if (self._paces.quality[spec].staleness or 0.0) > most:
-                    del self._paces.series[spec]
 
     def _choose(self) -> None:
         """Choose the best strategy, and correct its figures for the optimism of choosing among many."""

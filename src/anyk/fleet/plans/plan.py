@@ -1,4 +1,4 @@
-"""Plans: the strategy to run on a measured fleet, its gain, and the certainty of that."""
+"""Plans: the strategy to run on a measured fleet, its gain, and how certain the gain is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import explain
 from anyk.fleet.plans.advice import Advice, advice, probe
-from anyk.fleet.plans.judging import Asked, Choice, Judgement, headline, in_short, pareto
+from anyk.fleet.plans.judging import Choice, Judgement, Request, headline, in_short, pareto
 from anyk.fleet.plans.measured_fleet import fleet_of, sample_record
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
@@ -38,8 +38,9 @@ PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 class FleetSummary:
     """The fleet that a plan was made for.
 
-    ``slowest``: the five costliest workers; ``named``: those that cost more than chance explains; ``mean_burst``:
-    rounds that stragglers last; ``apart``: the share of the time that is waited beyond the rounds' medians.
+    ``slowest``: the five costliest workers; ``named``: the workers that cost more than chance explains; ``mean_burst``:
+    the mean number of rounds that stragglers last; ``apart``: the share of the time spent waiting beyond the rounds'
+    medians.
     """
 
     workers: int
@@ -54,10 +55,10 @@ class FleetSummary:
 class Plan:
     """The strategy to run, made by :func:`plan`. ``verdict`` is change or nothing, ``evidence`` enough, thin or none.
 
-    ``candidates`` compete, the fastest first; ``others`` make steps that are not the exact sum or not measured, and are
-    not ranked. ``advice``: the gains of changing the fleet itself; ``probe``: if too many times were cut off, the run
-    that would measure them. ``record`` and ``fleet``: what the plan was made from; ``slopes``: seconds that each worker
-    computes on the whole data.
+    ``candidates`` compete, the fastest first; ``others`` are not ranked, because their steps are not the exact sum or
+    were not measured. ``advice``: the gains of changing the fleet itself; ``probe``: the run that would measure times
+    that were cut off, if they are too many. The plan was made from ``record`` and ``fleet``. ``slopes``: seconds that
+    each worker computes on the whole data.
     """
 
     verdict: Literal["change", "nothing"]
@@ -128,7 +129,7 @@ class Plan:
         return html.table(["strategy", title, "gain", "load"], rows) + html.text(text)
 
     def report(self) -> dict[str, Any]:
-        """Return all of it as plain values for JSON."""
+        """Return the plan as plain values for JSON."""
         plain = to_plain(self)
         for name in ("candidates", "others"):
             plain[name] = [_plain(choice) for choice in vars(self)[name]]
@@ -170,66 +171,47 @@ def plan(
     tell: Callable[[str], None] | None = None,
     among: Callable[[Strategy], bool] | None = None,
 ) -> Plan:
-    """Return the strategy to run on a fleet, and what that gains.
+    """Return the strategy to run on a fleet, and its gain over today's strategy.
 
-    Strategies compete whose steps are worth the same: those whose steps are the exact sum. With a ``problem`` and a
-    ``target`` of its metric all do, by the seconds that they take to it: they are trained with real gradients on the
-    virtual clock, on the measured rounds, each with a learning rate of its own.
+    Strategies compete if their steps are the exact sum, by the seconds of a step. With a ``problem`` and a ``target``
+    of its metric all compete, by the seconds to the target: they are trained with real gradients on the virtual clock,
+    on the measured rounds, each with a learning rate of its own.
 
-    ``source``: what :func:`anyk.fleet.read` reads, or a delay model of ``workers`` workers. ``today``: the strategy in
-    use; by default that of the run if the source is a run, else ``uncoded``. A task's seconds are a fixed part and
-    ``slope`` (seconds for the whole data) times its load: the slope is given, or fitted to a second record, ``other``,
-    at another load; else all of a task's time is assumed to be computing, and the plan reports what follows if half
-    of it is. ``steps``: of the run that the promise is for; by default, the rounds of the record, or the steps of
-    today's strategy to the target. ``max_load``: the largest share of the data that a worker may compute in a step,
-    ``memory``: the largest that it may store. ``models``: trained simultaneously, a step each in turn. ``everything``:
-    include strategies whose steps are not the exact sum; without a target they are not ranked. ``among``: whether a
-    strategy may be chosen. ``tell`` receives the spec of each strategy that has to be simulated.
+    ``source``: a source of :func:`anyk.fleet.read`, or a delay model of ``workers`` workers. ``today``: the strategy in
+    use (default: the strategy of the run if the source is a run, else ``uncoded``). A task's seconds are a fixed part
+    and ``slope`` (seconds for the whole data) times its load. The slope is given, or fitted to a second record,
+    ``other``, at another load; else all of a task's time is assumed to be computing, and the plan also reports the
+    result if half of it is. ``steps`` of the run that the promise is for (default: the rounds of the record, or
+    today's steps to the target). ``max_load`` and ``memory``: the largest share of the data that a worker may compute
+    in a step, and store. ``models``: trained simultaneously, a step each in turn. ``everything``: include strategies
+    with inexact steps; without a target they are not ranked. ``among`` returns whether a strategy may be chosen.
+    ``tell`` receives the spec of each strategy that has to be simulated.
 
-    With a target: ``optimizer`` (a spec) and ``lr``, from which learning rates are searched, as for
-    :func:`anyk.train`; ``runs``: at most; ``evaluate``: as for :func:`anyk.train`. ``batch``: the samples of a step,
-    all workers together (by default today's; 0: all of the data). ``exact``: only strategies whose steps are the exact
-    sum; ``max_staleness``: only those whose messages are at most that stale, on average.
+    With a target: ``optimizer`` (a spec), ``lr``, from which learning rates are searched, and ``evaluate`` as for
+    :func:`anyk.train`; ``runs``: at most. ``batch``: the samples of a step, all workers together (default: today's; 0:
+    all of the data). ``exact``: only strategies with exact steps; ``max_staleness``: the largest mean staleness.
 
-    Raises :class:`~anyk.errors.BadInput` for a record without rounds in which all workers were measured, or fewer than
-    5 of them, and for a target that no strategy reaches.
+    Raises :class:`~anyk.errors.BadInput` for a record with fewer than 5 rounds in which all workers were measured, and
+    for a target that no strategy reaches.
 
     >>> import numpy as np
-    >>> times = np.ones((60, 12))
-    >>> times[np.arange(60), np.arange(60) % 12] = 10.0
+    >>> times = np.tile(1.0 + 9.0 * np.eye(12), (5, 1))
     >>> best = plan(Record(times, load=1 / 12), slope=0.0)
     >>> best.verdict, best.best.spec, round(best.best.gain.median, 3)
     ('change', 'frc:stragglers=1', 0.9)
     """
     goal = _goal(problem, target, optimizer, lr, runs, evaluate, models)
-    record = sample_record(source, workers, seed) if isinstance(source, DelayModel) else read(source, unit=unit)
-    rounds, n = record.table.shape
+    record = _complete_record(source, workers, seed, unit)
     if today is None:
         today = record.strategy or "uncoded"
-        models = models if models > 1 else models_trained(build_strategy(today, workers=n))
-    if rounds < 5 or n < 2:
-        raise BadInput(
-            f"a plan takes 5 rounds or more in which all of 2 workers or more were measured; got {rounds} x {n}"
-        )
-    if np.asarray(record.censored)[record.measured].all():
-        raise BadInput(
-            "every time of the record is cut off, so nothing is known of how long tasks take; record a run "
-            "that waits for all: anyk train … --strategy uncoded"
-        )
-    fleet, assumptions, guessed = fleet_of(record, other, slope, unit)
-    causes = explain(record, today=today, seed=seed)
-    if causes.drifts and not 1 / attribution.DRIFT < causes.drift < attribution.DRIFT:
-        change = f"the last quarter of its rounds takes {causes.drift:.2g} times as long as the first"
-        assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
-    burst = attribution.passing_burst(attribution.late(fleet.times))
-    request = Asked(
+        models = models if models > 1 else models_trained(build_strategy(today, workers=len(record.workers)))
+    request = Request(
         today,
         max_load,
         memory,
         models,
         steps,
         resamples,
-        burst,
         seed,
         everything,
         tell,
@@ -239,8 +221,42 @@ def plan(
         exact,
         max_staleness,
     )
-    judged = Judgement(fleet, request)
-    verdict, why, evidence = judged.verdict()
+    return _answer(request, record, source, other, slope, unit)
+
+
+def _complete_record(
+    source: str | Path | Run | Record | DelayModel, workers: int | None, seed: int, unit: str | None
+) -> Record:
+    """Return the record of a source; raise BadInput if no plan can be made from it."""
+    record = sample_record(source, workers, seed) if isinstance(source, DelayModel) else read(source, unit=unit)
+    rounds, n = record.table.shape
+    if rounds < 5 or n < 2:
+        raise BadInput(
+            f"a plan takes 5 rounds or more in which all of 2 workers or more were measured; got {rounds} x {n}"
+        )
+    if np.asarray(record.censored)[record.measured].all():
+        raise BadInput(
+            "every time of the record is cut off, so nothing is known of how long tasks take; record a run "
+            "that waits for all: anyk train … --strategy uncoded"
+        )
+    return record
+
+
+def _answer(
+    request: Request,
+    record: Record,
+    source: str | Path | Run | Record | DelayModel,
+    other: str | Path | Run | Record | None,
+    slope: float | None,
+    unit: str | None,
+) -> Plan:
+    """Return the plan for a request, made from the record of a source; ``other`` and ``slope``: see :func:`plan`."""
+    fleet, assumptions, guessed = fleet_of(record, other, slope, unit)
+    causes = explain(record, today=request.today, seed=request.seed)
+    if causes.drifts and not 1 / attribution.DRIFT < causes.drift < attribution.DRIFT:
+        change = f"the last quarter of its rounds takes {causes.drift:.2g} times as long as the first"
+        assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
+    judged, goal = Judgement(fleet, request), request.goal
     assumptions += judged.left_out
     if guessed and (goal is None or judged.today.exact):
         half = Judgement(
@@ -253,16 +269,14 @@ def plan(
     specs = judged.today.spec, judged.best.spec
     path = source.path if isinstance(source, Run) else source if isinstance(source, str | Path) else None
     return Plan(
-        verdict,
-        why,
-        evidence,
+        *judged.verdict(),
         judged.horizon,
         tuple(assumptions),
         judged.today,
         judged.best,
         judged.candidates,
         judged.others,
-        advice(fleet, record.workers, places[0], named or places[:1], specs, seed),
+        advice(fleet, record.workers, places[0], named or places[:1], specs, request.seed),
         probe(judged.today, judged.others),
         Source(
             digest=record.digest,
@@ -272,19 +286,19 @@ def plan(
             path=None if path is None else str(Path(path).expanduser().absolute()),
             unit=None if path is None else unit,
             law=source.spec if isinstance(source, DelayModel) else None,
-            seed=seed,
+            seed=request.seed,
         ),
         FleetSummary(
-            n,
-            rounds,
-            slowest=[cost.worker for cost in causes.workers[:5]],
-            named=list(causes.named),
-            mean_burst=causes.mean_burst,
-            apart=causes.apart,
+            len(record.workers),
+            len(fleet.times),
+            [cost.worker for cost in causes.workers[:5]],
+            list(causes.named),
+            causes.mean_burst,
+            causes.apart,
         ),
         tuple(fleet.slopes.tolist()),
-        max_load,
-        memory,
+        request.max_load,
+        request.memory,
         *((None, None, None) if goal is None else (goal.problem.metric, goal.target, goal.optimizer)),
     )
 
