@@ -35,7 +35,7 @@ from fleets import CLEAN, CULPRITS, FLEETS, NOISE, REPORTED, base, few, make, ra
 import anyk
 from anyk import keyed
 from anyk.fleet.explanation.attribution import shares, stands_out
-from anyk.fleet.plans.candidates import candidates_for, paces_of
+from anyk.fleet.plans.candidates import candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of
 from anyk.fleet.records import Record
 from anyk.fleet.simulation import drive
@@ -275,8 +275,8 @@ def _known(fleets):
     tables = []
     for name, times in fleets:
         fleet = fleet_of(Record(times, load=1 / times.shape[1]), slope=SLOPE * float(np.median(times)) * times.shape[1])
-        made = candidates_for("uncoded", fleet[0], max_load=1.0, memory=1.0, models=1, everything=False)
-        tables.append((name, paces_of(fleet[0], made, seed=0).series))
+        made = candidates_for("uncoded", fleet[0], max_load=1.0, memory=1.0, models=1, inexact=False)
+        tables.append((name, {spec: one.series for spec, one in time_strategies(fleet[0], made, seed=0)[0].items()}))
     for i, (name, own) in enumerate(tables):
         rest = [series for j, (other, series) in enumerate(tables) if other == name and j != i]
         known = set(own).intersection(*rest)
@@ -297,8 +297,8 @@ def scale(asked):
     pace = intervals = count = 0.0
     for models in (1, 4, 8, 12):  # until there are a thousand
         begin = time.process_time()
-        made = candidates_for("uncoded", fleet, max_load=1.0, memory=1.0, models=models, everything=False)
-        count += len(paces_of(fleet, made, seed=0).series)
+        made = candidates_for("uncoded", fleet, max_load=1.0, memory=1.0, models=models, inexact=False)
+        count += len(time_strategies(fleet, made, seed=0)[0])
         pace += time.process_time() - begin
         begin = time.process_time()
         anyk.plan(record, slope=SLOPE * workers, models=models)

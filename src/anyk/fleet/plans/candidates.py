@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,13 +76,14 @@ def candidates_for(
     max_load: float,
     memory: float,
     models: int,
-    everything: bool,
+    inexact: bool,
     batch: int | None = None,
     among: Callable[[Strategy], bool] | None = None,
 ) -> dict[str, Strategy]:
-    """Return today's strategy, then every other registered one within the limits, by spec.
+    """Return today's strategy, then every other registered strategy within the limits, by spec.
 
-    ``batch``: the samples of a step; None: those of today's strategy.
+    ``inexact``: include strategies whose steps are not the exact sum. ``batch``: the samples of a step (None: the same
+    as today's strategy).
     """
     workers = fleet.times.shape[1]
     if batch is None:
@@ -91,7 +92,7 @@ def candidates_for(
     candidates = {current.spec: current}
     for spec in specs_for(workers):
         try:
-            strategy = build_candidate(spec, workers, models, exact=not everything, batch=batch_of(current))
+            strategy = build_candidate(spec, workers, models, exact=not inexact, batch=batch_of(current))
             load = loads_of(fleet.adapt(strategy)).max()
             within = load <= max_load + 1e-12 and share_stored(strategy) <= memory + 1e-12
         except BadInput:
@@ -101,41 +102,77 @@ def candidates_for(
     return candidates
 
 
-@dataclass
-class Paces:
-    """Seconds of each round, shape (rounds,), under each strategy, by spec.
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """A strategy with the seconds of each round under it, shape (rounds,).
 
-    ``series``: with times that were cut off taken as measured; ``imputed``: with their continuations by several delay
-    models, if they matter. ``seen``: the share of rounds that measured times decide. ``quality``: the composition of
-    steps, for a model of that ``size``. ``left_out``: sentences about strategies that were skipped.
+    ``series``: with times that were cut off counted as measured; ``imputed``: with their continuations by several
+    delay models, if they matter. ``seen``: the share of rounds that measured times decide. ``quality``: the composition
+    of its steps.
     """
 
-    series: dict[str, Floats] = field(default_factory=dict)
-    imputed: dict[str, list[Floats]] = field(default_factory=dict)
-    seen: dict[str, float] = field(default_factory=dict)
-    quality: dict[str, Quality] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-    size: VectorSize = USUAL
+    strategy: Strategy
+    series: Floats
+    imputed: list[Floats]
+    seen: float
+    quality: Quality
+
+    @property
+    def spec(self) -> str:
+        """The strategy's spec."""
+        return self.strategy.spec
+
+    @property
+    def exact(self) -> bool:
+        """Whether its steps are the exact sum."""
+        return self.strategy.facts.exact
+
+    @property
+    def mean(self) -> float:
+        """Mean seconds of a round."""
+        return float(self.series.mean())
+
+    def means(self, least: int) -> Floats:
+        """Return the means of the series and of its imputed versions, the last repeated up to ``least`` of these."""
+        versions = [self.series, *self.imputed]
+        versions += versions[-1:] * (least - len(self.imputed))
+        return np.array([version.mean() for version in versions])
 
 
-def paces_of(
-    fleet: MeasuredFleet, strategies: dict[str, Strategy], seed: int, tell: Tell | None = None, size: VectorSize = USUAL
-) -> Paces:
-    """Return the pace of each strategy; the first is today's and must be possible. ``size``: of the model."""
-    paces = Paces(size=size)
+def time_strategies(
+    fleet: MeasuredFleet,
+    strategies: dict[str, Strategy],
+    seed: int,
+    tell: Tell | None = None,
+    size: VectorSize = USUAL,
+) -> tuple[dict[str, Timed], list[str]]:
+    """Return strategies with their seconds by spec, and sentences about those that were omitted.
+
+    The first strategy is today's and must be possible. ``size``: of the model.
+    """
+    timed: dict[str, Timed] = {}
+    omitted: list[str] = []
     continued = []
     if fleet.censored.any():
         far = fleet.taking(np.where(fleet.censored, fleet.times * _FAR, fleet.times))
         continued = [far, *imputations(fleet, seed)]
     today = next(iter(strategies))
+
+    def add(spec: str) -> None:
+        try:
+            timed[spec] = _time(fleet, continued, strategies[spec], size)
+        except (BadInput, RunFailed):
+            if spec == today:
+                raise
+
     quick = [spec for spec, strategy in strategies.items() if _quick(strategy, fleet) or spec == today]
     for spec in quick:
-        _add_pace(paces, fleet, continued, spec, strategies[spec], required=spec == today)
-    for spec in _promising(fleet, paces, strategies, quick):
+        add(spec)
+    for spec in _promising(fleet, timed, [strategies[spec] for spec in strategies if spec not in quick], omitted):
         if tell is not None:
             tell(spec)
-        _add_pace(paces, fleet, continued, spec, strategies[spec])
-    return paces
+        add(spec)
+    return timed, omitted
 
 
 def _quick(strategy: Strategy, fleet: MeasuredFleet) -> bool:
@@ -146,62 +183,42 @@ def _quick(strategy: Strategy, fleet: MeasuredFleet) -> bool:
     return fleet.taking(fleet.times[:1]).closed_form(strategy) is not None
 
 
-def _add_pace(
-    paces: Paces,
-    fleet: MeasuredFleet,
-    continued: list[MeasuredFleet],
-    spec: str,
-    strategy: Strategy,
-    *,
-    required: bool = False,
-) -> None:
-    """Add the pace of a strategy, unless its steps are impossible or take no time; raise if it is ``required``.
+def _time(fleet: MeasuredFleet, continued: list[MeasuredFleet], strategy: Strategy, size: VectorSize) -> Timed:
+    """Return a strategy with its seconds; raise if its steps are impossible or take no time.
 
     ``continued``: if times were cut off, the fleet with these far longer, then with likely continuations.
     """
-
-    def series(fleet: MeasuredFleet) -> Floats:
-        values = fleet.durations(strategy)
-        return values if len(values) == rounds else np.resize(values, rounds)
-
-    rounds, share_seen = len(fleet.times), 1.0
-    try:
-        lower = series(fleet)
-        if not np.isfinite(lower).all() or lower.mean() <= 0:
-            raise BadInput(f"no step of '{spec}' takes any time")
-        if continued:
-            share_seen = float((np.abs(series(continued[0]) - lower) <= 1e-9 * lower).mean())
-        imputed = [series(likely) for likely in continued[1:]] if share_seen < 1.0 else []
-        quality = fleet.quality(strategy, paces.size)
-    except (BadInput, RunFailed):
-        if required:
-            raise
-        return
-    paces.series[spec], paces.seen[spec], paces.imputed[spec] = lower, share_seen, imputed
-    paces.quality[spec] = quality
+    rounds, seen = len(fleet.times), 1.0
+    lower, *others = (np.resize(own.durations(strategy), rounds) for own in (fleet, *continued[:1]))
+    if not np.isfinite(lower).all() or lower.mean() <= 0:
+        raise BadInput(f"no step of '{strategy.spec}' takes any time")
+    if others:
+        seen = float((np.abs(others[0] - lower) <= 1e-9 * lower).mean())
+    imputed = [np.resize(likely.durations(strategy), rounds) for likely in continued[1:] if seen < 1.0]
+    return Timed(strategy, lower, imputed, seen, fleet.quality(strategy, size))
 
 
-def _promising(fleet: MeasuredFleet, paces: Paces, strategies: dict[str, Strategy], quick: list[str]) -> list[str]:
-    """Return the strategies without a closed form that might be the fastest, then inexact ones in their order.
+def _promising(fleet: MeasuredFleet, timed: dict[str, Timed], slow: list[Strategy], omitted: list[str]) -> list[str]:
+    """Return the ``slow`` strategies, without a closed form, that might be the fastest, then inexact ones in order.
 
-    No exact step can be taken before each partition has been computed by some worker.
+    No exact step can be taken before each partition has been computed by some worker. Reasons for omitting the others
+    are added to ``omitted``.
     """
     rounds, workers = fleet.times.shape
-    slow = [spec for spec in strategies if spec not in quick]
-    exact = [spec for spec in slow if strategies[spec].facts.exact]
-    exact_means = [values.mean() for spec, values in paces.series.items() if strategies[spec].facts.exact]
-    least = min(exact_means, default=np.inf)
-    bounds = {spec: _bound(fleet, strategies[spec]) for spec in exact}
-    near = sorted((spec for spec in exact if bounds[spec] < least), key=bounds.__getitem__)
-    if len(near) < len(exact):
-        paces.left_out.append(f"{count_strategies(len(exact) - len(near))} left out that cannot be the soonest")
-    heavy = [spec for spec in near if rounds * workers**2 > _STEPS and code_of(strategies[spec]) is not None]
+    least = min((one.mean for one in timed.values() if one.exact), default=np.inf)
+    bounds = {strategy.spec: _bound(fleet, strategy) for strategy in slow if strategy.facts.exact}
+    near = sorted((spec for spec, bound in bounds.items() if bound < least), key=bounds.__getitem__)
+    if len(near) < len(bounds):
+        omitted.append(f"{count_strategies(len(bounds) - len(near))} left out that cannot be the soonest")
+    coded = {strategy.spec for strategy in slow if code_of(strategy) is not None}
+    heavy = [spec for spec in near if rounds * workers**2 > _STEPS and spec in coded]
     if heavy:
         some = ", ".join(heavy[:3]) + (f" and {len(heavy) - 3} more" if len(heavy) > 3 else "")
-        paces.left_out.append(f"{some} left out, as deciding when they can be decoded takes too long")
-    first = [spec for spec in near if spec not in heavy] + [spec for spec in slow if spec not in exact]
+        omitted.append(f"{some} left out, as deciding when they can be decoded takes too long")
+    first = [spec for spec in near if spec not in heavy]
+    first += [strategy.spec for strategy in slow if strategy.spec not in bounds]
     if len(first) > SIMULATED:
-        paces.left_out.append(f"{count_strategies(len(first) - SIMULATED)} that would have to be simulated left out")
+        omitted.append(f"{count_strategies(len(first) - SIMULATED)} that would have to be simulated left out")
     return first[:SIMULATED]
 
 

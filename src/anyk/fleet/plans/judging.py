@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.fleet.explanation import attribution
-from anyk.fleet.plans.candidates import candidates_for, paces_of
+from anyk.fleet.plans.candidates import candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, loads_of
 from anyk.fleet.plans.prices import USUAL, vectors_held
 from anyk.fleet.plans.resampling import block_length, resample, student_factor
@@ -80,7 +80,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Request:
-    """The request that a plan answers; see :func:`anyk.plan`."""
+    """The request that a plan answers, see :func:`anyk.plan`; ``inexact``: include strategies with inexact steps."""
 
     today: str
     max_load: float
@@ -89,12 +89,11 @@ class Request:
     steps: int | None
     resamples: int
     seed: int
-    everything: bool
+    inexact: bool
     tell: Callable[[str], None] | None
     among: Callable[[Strategy], bool] | None
     goal: Goal | None
     batch: int | None
-    exact: bool
     max_staleness: float | None
 
 
@@ -119,35 +118,32 @@ class Judgement:
     def __init__(self, fleet: MeasuredFleet, request: Request) -> None:
         self.fleet, self._goal = fleet, request.goal
         rounds, goal = len(fleet.times), request.goal
-        self._strategies = candidates_for(
+        strategies = candidates_for(
             request.today,
             fleet,
             max_load=request.max_load,
             memory=request.memory,
             models=request.models,
             batch=request.batch,
-            everything=(request.everything or goal is not None) and not request.exact,
+            inexact=request.inexact,
             among=request.among,
         )
-        self._today = next(iter(self._strategies))
+        today = next(iter(strategies))
         size = USUAL if goal is None else goal.size
-        self._paces = paces_of(fleet, self._strategies, request.seed, request.tell, size)
+        timed, omitted = time_strategies(fleet, strategies, request.seed, request.tell, size)
         stalest = math.inf if request.max_staleness is None else request.max_staleness
-        for spec, quality in self._paces.quality.items():
-            if spec != self._today and (quality.staleness or 0.0) > stalest:
-                del self._paces.series[spec]
-        self.specs = list(filter(self._paces.series.__contains__, self._strategies))
-        self._table = np.stack([self._paces.series[spec] for spec in self.specs])
-        self._at = self.specs.index(self._today)
-        self.left_out = tuple(self._paces.left_out)
+        timed = {spec: one for spec, one in timed.items() if spec == today or (one.quality.staleness or 0.0) <= stalest}
+        self._timed = [timed[spec] for spec in strategies if spec in timed]
+        self._table = np.stack([one.series for one in self._timed])
+        self._at = [one.spec for one in self._timed].index(today)
+        self.left_out = tuple(omitted)
         self.horizon = request.steps or rounds
         self._arrivals: dict[str, Arrival] = {}
         if goal is not None:
-            remaining = {spec: self._strategies[spec] for spec in self.specs}
-            contest = Contest(fleet, remaining, self._paces, goal, self._today, request.tell)
+            contest = Contest(fleet, timed, goal, today, request.tell)
             self._arrivals = contest.arrivals()
             self.left_out += tuple(contest.left_out)
-            self.horizon = request.steps or max(1, round(float(np.median(self._arrivals[self._today].steps))))
+            self.horizon = request.steps or max(1, round(float(np.median(self._arrivals[today].steps))))
         # the largest of Politis and White's length, the cube root of the rounds and twice the mean burst
         burst = attribution.passing_burst(attribution.late(fleet.times))
         length: float = max(block_length(self._table[self._at]), float(np.cbrt(rounds)), 2.0 * burst)
@@ -167,9 +163,9 @@ class Judgement:
         picks = np.array(competing)[total.past[:, competing].argmin(axis=1)]
         bias = float((total.past[np.arange(len(total.past)), picks] - total.center[picks]).mean())
         optimism = max(0.0, -bias), float(total.center[picks].std())
-        best_count = np.bincount(picks, minlength=len(self.specs)) / len(picks)
+        best_count = np.bincount(picks, minlength=len(self._timed)) / len(picks)
         choices = {}
-        for i in range(len(self.specs)):  # with a target, only the best is chosen by the luck of its seeds
+        for i in range(len(self._timed)):  # with a target, only the best is chosen by the luck of its seeds
             flattered = self._goal is None and i in competing and i != at
             choices[i] = self._choice(i, float(best_count[i]), *(optimism if flattered else (0.0, 0.0)))
 
@@ -192,18 +188,14 @@ class Judgement:
         ]
 
     def _competing(self) -> list[int]:
-        """Return the strategies that today's is compared with, and today's."""
-        share_seen, goal = self._paces.seen, self._goal
-        # without a target nothing competes with steps that are not exact: theirs are of other progress
-        exact = self._strategies[self._today].facts.exact
+        """Return the numbers of today's strategy and of those that it is compared with."""
+        # without a target nothing competes with inexact steps: their progress differs
+        exact = self._timed[self._at].exact
         return [
             i
-            for i, spec in enumerate(self.specs)
+            for i, one in enumerate(self._timed)
             if i == self._at
-            or (
-                share_seen[spec] >= _SEEN
-                and (exact and self._strategies[spec].facts.exact if goal is None else spec in self._arrivals)
-            )
+            or (one.seen >= _SEEN and (exact and one.exact if self._goal is None else one.spec in self._arrivals))
         ]
 
     def _to_target(self, seed: int) -> _Spread:
@@ -216,9 +208,9 @@ class Judgement:
         resamples = len(pace.past)
         past_seeds, future_seed = random.integers(0, SEEDS, (resamples, SEEDS)), random.integers(0, SEEDS, resamples)
         center, past, future = np.full_like(pace.center, np.nan), pace.past.copy(), pace.future.copy()
-        for i, spec in enumerate(self.specs):
-            if spec in self._arrivals:
-                logs = np.log(self._arrivals[spec].seconds)
+        for i, one in enumerate(self._timed):
+            if one.spec in self._arrivals:
+                logs = np.log(self._arrivals[one.spec].seconds)
                 center[i] = logs.mean()
                 apart = student_factor(SEEDS) * (logs - logs.mean())
                 past[:, i] += center[i] - pace.center[i] + apart[past_seeds].mean(axis=1)
@@ -227,29 +219,30 @@ class Judgement:
 
     def _choice(self, i: int, probability_best: float, shift: float, unsure: float) -> Choice:
         """Return a candidate with its figures; ``shift`` and ``unsure``: its optimism, in logarithms of seconds."""
-        spec, at, pace, total, paces = self.specs[i], self._at, self._pace, self._total, self._paces
-        strategy, quality = self._strategies[spec], paces.quality[spec]
+        one, at, pace, total = self._timed[i], self._at, self._pace, self._total
+        spec, strategy, quality, today = one.spec, one.strategy, one.quality, self._timed[at]
         own = (shift, unsure) if self._goal is None else (0.0, 0.0)
         seconds = self._estimate(pace.deviations(i), pace.center[i] + own[0], own[1])
         gap = total.center[i] - total.center[at] + shift
         ratio = self._estimate(total.deviations(i) - total.deviations(at), gap, unsure)
         if self._goal is None:
             ratio = _capped(ratio, float((self._table[i] / self._table[at]).max()) * math.exp(shift))
-        if min(paces.seen[spec], paces.seen[self._today]) < _SEEN:
-            seconds, ratio = self._unmeasured(spec, seconds, ratio)
+        if min(one.seen, today.seen) < _SEEN:
+            means = one.means(len(today.imputed))
+            seconds, ratio = _between(seconds, means), _between(ratio, means / today.means(len(one.imputed)))
         gain = Estimate(1.0 - ratio.median, 1.0 - ratio.high, 1.0 - ratio.low)
         arrival, goal = self._arrivals.get(spec), self._goal
         to_target = self._estimate(total.deviations(i), total.center[i] + shift, unsure)
         return Choice(
             spec,
             spec.partition(":")[0],
-            strategy.facts.exact,
+            one.exact,
             seconds,
             gain if i != at else Estimate(0.0, 0.0, 0.0),
             float(loads_of(self.fleet.adapt(strategy)).max()),
             probability_best,
             shift,
-            paces.seen[spec],
+            one.seen,
             self.fleet.times.shape[1] * seconds.median,
             share_stored(strategy),
             quality.vectors,
@@ -262,16 +255,6 @@ class Judgement:
             steps_to_target=None if arrival is None else float(np.median(arrival.steps)),
             arrival=None if arrival is None else to_target,
         )
-
-    def _unmeasured(self, spec: str, seconds: Estimate, ratio: Estimate) -> tuple[Estimate, Estimate]:
-        """Return intervals over the least to the largest continuation of times that were cut off."""
-        paces = self._paces
-        own = [paces.series[spec], *paces.imputed[spec]]
-        now = [paces.series[self._today], *paces.imputed[self._today]]
-        versions = max(len(own), len(now))
-        means = np.array([own[min(v, len(own) - 1)].mean() for v in range(versions)])
-        ratios = means / np.array([now[min(v, len(now) - 1)].mean() for v in range(versions)])
-        return _between(seconds, means), _between(ratio, ratios)
 
     def _estimate(self, deviations: Floats, center: float, unsure: float) -> Estimate:
         """Return an interval of seconds (or a ratio) from logarithms."""
@@ -292,14 +275,14 @@ class Judgement:
         """Return change or nothing, the reason, and the quality of the evidence."""
         evidence: Literal["enough", "thin"] = "thin" if self.thin else "enough"
         if not self.today.measured:
-            why = f"how long steps of '{self._today}' take is not known, as too many times were cut off"
+            why = f"how long steps of '{self.today.spec}' take is not known, as too many times were cut off"
             return "nothing", why, "none"
         first, to_target = self._first, "" if self._goal is None else " to the target"
         interval = f"{100 * first.gain.low:.0f} to {100 * first.gain.high:.0f} %"
         if len(self.candidates) == 1:
-            why = f"no strategy makes steps that are worth as much as those of '{self._today}'"
-        elif first.spec == self._today:
-            why = f"'{self._today}' is the soonest{to_target} of {len(self.candidates)} strategies"
+            why = f"no strategy makes steps that are worth as much as those of '{self.today.spec}'"
+        elif first is self.today:
+            why = f"'{self.today.spec}' is the soonest{to_target} of {len(self.candidates)} strategies"
         elif min([first.gain.low, *(self._halves if self.thin else ())]) >= _GAIN:
             why = f"'{first.spec}' would take {100 * first.gain.median:.0f} % less{to_target} ({interval})"
             return "change", why, evidence

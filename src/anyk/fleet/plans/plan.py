@@ -205,21 +205,9 @@ def plan(
     if today is None:
         today = record.strategy or "uncoded"
         models = models if models > 1 else models_trained(build_strategy(today, workers=len(record.workers)))
+    inexact = (everything or goal is not None) and not exact
     request = Request(
-        today,
-        max_load,
-        memory,
-        models,
-        steps,
-        resamples,
-        seed,
-        everything,
-        tell,
-        among,
-        goal,
-        batch,
-        exact,
-        max_staleness,
+        today, max_load, memory, models, steps, resamples, seed, inexact, tell, among, goal, batch, max_staleness
     )
     return _answer(request, record, source, other, slope, unit)
 
@@ -259,9 +247,7 @@ def _answer(
     judged, goal = Judgement(fleet, request), request.goal
     assumptions += judged.left_out
     if guessed and (goal is None or judged.today.exact):
-        half = Judgement(
-            replace(fleet, slope=fleet.slopes / 2), replace(request, everything=False, tell=None, goal=None)
-        )
+        half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(request, inexact=False, tell=None, goal=None))
         among_all = "" if goal is None else ", among exact steps"
         assumptions.append(f"if only half of that time is computing{among_all}: {in_short(half)}")
     places = [record.workers.index(cost.worker) for cost in causes.workers]

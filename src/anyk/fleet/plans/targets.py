@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from anyk.clusters import Simulated
 from anyk.errors import BadInput, RunFailed
-from anyk.fleet.plans.candidates import Paces, Tell, batch_of, build_candidate, count_strategies
+from anyk.fleet.plans.candidates import Tell, Timed, batch_of, build_candidate, count_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet
 from anyk.fleet.plans.prices import VectorSize
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
-from anyk.protocol import Strategy
 from anyk.runs import train
 from anyk.runs.defaults import usual_optimizer
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
@@ -104,8 +103,7 @@ class Contest:
     """
 
     fleet: MeasuredFleet
-    made: dict[str, Strategy]
-    paces: Paces
+    timed: dict[str, Timed]
     goal: Goal
     today: str
     tell: Tell | None = None
@@ -117,8 +115,8 @@ class Contest:
         self._base = float(start.at(0)) if start.at(0) == start.at(LIMIT) else None  # None: a schedule
         if self._base is None:
             self.left_out.append("the learning rate's schedule was taken as it is for every strategy")
-        self._pace = {spec: float(series.mean()) for spec, series in self.paces.series.items()}
-        exact = [spec for spec in self._pace if self.made[spec].facts.exact and self.paces.seen[spec] > 0.0]
+        self._pace = {spec: one.mean for spec, one in self.timed.items()}
+        exact = [spec for spec, one in self.timed.items() if one.exact and one.seen > 0.0]
         self._exact = min(exact, key=self._pace.__getitem__, default=None)
         self._runs = self.goal.runs
         self._known: dict[tuple[str, int, int], tuple[float, _Outcome]] = {}
@@ -128,7 +126,7 @@ class Contest:
         """Return today's, the exact one, and the others in turns of families, those with most data per second first."""
         first = [spec for spec in dict.fromkeys((self.today, self._exact)) if spec and self._of(spec) == spec]
         longest = _LONG * self._pace[self.today]
-        others = [spec for spec in self._pace if not self.made[spec].facts.exact and spec not in first]
+        others = [spec for spec in self._pace if not self.timed[spec].exact and spec not in first]
         slow = sorted({_family(spec) for spec in others if self._pace[spec] > longest})
         others = sorted((spec for spec in others if self._pace[spec] <= longest), key=self._per_sample)
         if slow:
@@ -146,11 +144,11 @@ class Contest:
         return contestants[:most]
 
     def _per_sample(self, spec: str) -> float:
-        return self._pace[spec] / max(1e-9, self.paces.quality[spec].samples or 1.0)
+        return self._pace[spec] / max(1e-9, self.timed[spec].quality.samples or 1.0)
 
     def _of(self, spec: str) -> str:
         """Return the contestant that represents a strategy."""
-        return self._exact if self._exact is not None and self.made[spec].facts.exact else spec
+        return self._exact if self._exact is not None and self.timed[spec].exact else spec
 
     def arrivals(self) -> dict[str, Arrival]:
         """Return the arrivals of strategies at the target by spec, without those that were abandoned.
@@ -219,7 +217,7 @@ class Contest:
 
     def _arrival(self, spec: str, seconds: float, *, needed: bool = False) -> Arrival | None:
         """Return the arrival with other seeds; None if not all of them reach the target, unless it is needed."""
-        fixed = self.made[spec].facts.exact and not batch_of(self.made[spec])
+        fixed = self.timed[spec].exact and not batch_of(self.timed[spec].strategy)
         runs = [self._run(spec, self._rates[spec], seed, seconds) for seed in range(1, 2 if fixed else SEEDS + 1)]
         late = [run.kind != 0 for run in runs]
         if any(late):
@@ -239,7 +237,7 @@ class Contest:
         by_spec = {}
         for spec in self._pace:
             arrival = arrivals.get(self._of(spec))
-            if arrival is not None and self.made[spec].facts.exact:
+            if arrival is not None and self.timed[spec].exact:
                 arrival = replace(arrival, seconds=arrival.steps * self._pace[spec])
             if arrival is not None:
                 by_spec[spec] = arrival
@@ -272,7 +270,7 @@ class Contest:
 
     def _train(self, spec: str, optimizer: Optimizer, seed: int, seconds: float) -> _Outcome:
         problem, target = self.goal.problem, self.goal.target
-        strategy, exact = self.made[spec], spec == self._exact
+        strategy, exact = self.timed[spec].strategy, spec == self._exact
         cluster = self.fleet.from_round(seed, SEEDS + 1).cluster(strategy, seed=seed)
         steps: int | None = None
         if exact:  # the times of its steps are known
