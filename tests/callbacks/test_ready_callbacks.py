@@ -129,7 +129,7 @@ def test_early_stopping_judges_each_run_of_a_race_by_itself_and_works_on_real_wo
         (lambda: EarlyStopping(0), "patience must be a whole number of at least 1, got 0"),
         (lambda: EarlyStopping(min_delta=-1.0), "min_delta must be a finite number of at least 0, got -1"),
         (lambda: EarlyStopping(of="accuracy"), "of must be loss or metric, got 'accuracy'"),
-        (lambda: Checkpoint("x"), "a Checkpoint keeps models every so many steps or the best; give every=100"),
+        (lambda: Checkpoint("x"), "a Checkpoint stores models at regular steps or the best model; give every=100"),
         (lambda: Checkpoint("x", every=0), "every must be a whole number of at least 1 or None, got 0"),
         (lambda: Logging(0), "every must be a whole number of at least 1, got 0"),
     ],
@@ -281,7 +281,7 @@ def test_a_mirror_is_whole_at_any_time_and_outlives_the_run(tmp_path):
         assert len(seen) == 5 and sorted(seen) == seen
     with anyk.runs.Following(mirror.folder) as followed:
         assert followed.run().steps == 100 and followed.ended
-    for folder, why in ((tmp_path / "run", "is the run's"), (tmp_path, "holds other files")):
+    for folder, why in ((tmp_path / "run", "is the run's"), (tmp_path, "contains other files")):
         with pytest.raises(anyk.errors.BadInput, match=why):
             anyk.resume(tmp_path / "run", steps=201, callbacks=[anyk.callbacks.Mirror(folder)])
     with pytest.raises(anyk.errors.BadInput, match="give out='runs/NAME'"):

@@ -26,7 +26,7 @@ class Best:
     def begin(self, info: RunInfo, who: str) -> None:
         """Prepare for a run; raise :class:`~anyk.errors.BadInput` if it evaluates nothing."""
         if info.config.evaluate == "none":
-            raise BadInput(f"{who} needs evaluation, which evaluate=None switches off; leave out one of them")
+            raise BadInput(f"{who} needs evaluation, which evaluate=None switches off; omit one of them")
         self._who = who
         if info.evaluated is None or (self.of == "loss" and info.evaluated == "held_out"):
             raise self._missing()

@@ -21,8 +21,8 @@ from anyk.specs import Folder
 class Checkpoint(Callback):
     """Writes models, flat vectors of length d, as ``.npy`` files into ``folder``, to be read by ``numpy.load``.
 
-    ``every``: number of steps between models, stored as ``step-00000100.npy``. ``best``: the best evaluated so far by
-    ``loss`` or ``metric``, as ``best.npy``. If several models are trained, each has files of its own
+    ``every``: number of steps between models, stored as ``step-00000100.npy``. ``best``: the best model by ``loss`` or
+    ``metric`` so far, as ``best.npy``. If several models are trained, each has files of its own
     (``model 1-best.npy``), and so has each run of a race, in a folder with its strategy's name. The state for resuming
     a run is stored elsewhere, in the folder ``out`` of :func:`anyk.train`.
 
@@ -43,15 +43,15 @@ class Checkpoint(Callback):
     def __init__(self, folder: Folder, *, every: AtLeastOne | None = None, best: Quantity | None = None) -> None:
         if every is None and best is None:
             raise BadInput(
-                "a Checkpoint keeps models every so many steps or the best; give every=100, best='loss' or both"
+                "a Checkpoint stores models at regular steps or the best model; give every=100, best='loss' or both"
             )
         self.folder, self.every, self.best = Path(folder), every, best
         self._into = self.folder
-        self._seen: dict[str, Best] = {}
+        self._best: dict[str, Best] = {}
         self._restored: dict[str, tuple[float | None, int]] = {}
 
     def on_begin(self, info: RunInfo) -> None:
-        self._info, self._seen = info, {}
+        self._info, self._best = info, {}
         self._into = self.folder / info.title if info.title else self.folder
         if self.best is not None:
             Best(self.best).begin(info, "best of Checkpoint")
@@ -63,11 +63,11 @@ class Checkpoint(Callback):
     def on_evaluation(self, info: EvaluationInfo) -> None:
         if self.best is None:
             return
-        if info.slot not in self._seen:
-            best = self._seen[info.slot] = Best(self.best)
+        if info.slot not in self._best:
+            best = self._best[info.slot] = Best(self.best)
             best.begin(self._info, "best of Checkpoint")
             best.value, best.step = self._restored.pop(info.slot, (None, -1))
-        if self._seen[info.slot].improved(info):
+        if self._best[info.slot].improved(info):
             self._write(info.slot, "best", info.model)
 
     def _write(self, slot: str, name: str, model: Vector) -> None:
@@ -81,7 +81,7 @@ class Checkpoint(Callback):
 
     def state_dict(self) -> dict[str, tuple[float | None, int]]:
         """Return the state from which a resumed run continues."""
-        return {slot: (best.value, best.step) for slot, best in self._seen.items()}
+        return {slot: (best.value, best.step) for slot, best in self._best.items()}
 
     def load_state_dict(self, state: dict[str, tuple[float | None, int]]) -> None:
         """Continue from the result of :meth:`state_dict`."""

@@ -17,7 +17,7 @@ class EarlyStopping(Callback):
 
     ``of``: ``loss``, or ``metric`` on held-out data. :class:`anyk.Evaluate` sets when evaluations happen; on a real
     clock they take at most a twentieth of the time, so the run may continue for a while. If several models are trained,
-    the first one counts. Each run of a race is judged by itself, and a resumed run together with its earlier part.
+    only the first counts. Each run of a race is judged separately, a resumed run together with its earlier part.
 
     Raises :class:`~anyk.errors.BadInput` if nothing is evaluated.
 

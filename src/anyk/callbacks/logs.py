@@ -14,8 +14,8 @@ from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, Run
 class Logging(Callback):
     """Writes a run as messages of Python's logging.
 
-    Its start and end, evaluations and every ``every``-th step (INFO), lost workers (WARNING) and the error with which
-    it failed (ERROR), under ``logger``. The settings of ``logging`` decide which messages appear where; the command
+    Its start and end, evaluations and every ``every``-th step (INFO), lost workers (WARNING) and the error of a failed
+    run (ERROR), under ``logger``. The settings of ``logging`` decide which messages appear where; the command
     line shows them unless they are set up.
 
     >>> import anyk
@@ -47,7 +47,7 @@ class Logging(Callback):
         self.logger.info("step %d of %s: %s", info.step, info.slot, _values(info, self._metric))
 
     def on_worker_lost(self, info: LostInfo) -> None:
-        fate = "given up" if info.gone else "lost"
+        fate = "abandoned" if info.gone else "lost"
         self.logger.warning(
             "worker %d %s at step %d, %.3f s: %s", info.worker, fate, info.step, info.seconds, info.reason
         )

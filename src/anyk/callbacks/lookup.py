@@ -1,6 +1,6 @@
 """Callbacks by name, for the command line and run folders.
 
-anyk's own are named by their specs, a user's by the function that builds them.
+The built-in callbacks are named by their specs, custom ones by the function that builds them.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Mirror(Callback):
             raise BadInput(f"the log cannot be copied to '{into}' ({error})") from None
         check_plain(*files)
         if {file.name for file in files} - {NAME, LOG, f"{NAME}.part", f"{LOG}.part"}:
-            raise BadInput(f"the copy's folder '{into}' holds other files; choose another, or an empty one")
+            raise BadInput(f"the copy's folder '{into}' contains other files; choose another, or an empty folder")
         try:
             _copy(origin, into)
         except _FAILURES as error:
@@ -79,7 +79,7 @@ class Mirror(Callback):
         pause = self.every
         while not self._over.wait(pause):
             start = time.monotonic()
-            with contextlib.suppress(*_FAILURES):  # the next copy contains everything of this one
+            with contextlib.suppress(*_FAILURES):  # the next copy contains everything in this one
                 _copy(self._origin, self._into)
             pause = max(self.every, (time.monotonic() - start) / _SHARE)
 

@@ -69,7 +69,7 @@ def _client(uri: str | None) -> Any:
         import mlflow
 
         return mlflow.MlflowClient(uri)
-    except ImportError:  # also of a package for its database
+    except ImportError:  # of MLflow or of a package for its database
         raise MissingPackage("MLflow", "mlflow", "callbacks.MLflow") from None
     except mlflow.exceptions.MlflowException as error:
         reason = " ".join(str(error).split()).partition(". ")[0]

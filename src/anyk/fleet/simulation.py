@@ -72,9 +72,9 @@ def computed_load(
 ) -> float:
     """Return the mean share of the data that a worker really computes in an update, on the virtual clock.
 
-    A worker that is never cancelled computes its code's ``load``. This counts each partial gradient that is finished
-    when its worker is cancelled, used or not, but not the unfinished one. So it is at most the load, and much less
-    with codes that end in mid-step, ``nested`` and ``progress``. It is informative for delays by partition
+    A worker that is never cancelled computes its code's ``load``. The result counts each partial gradient that is
+    finished when its worker is cancelled, used or not, but not the unfinished one. So it is at most the load, and much
+    less with codes that end in mid-step, ``nested`` and ``progress``. It is informative for delays by partition
     (``per=load``). Raises :class:`~anyk.errors.BadInput` if workers take local steps.
 
     >>> import anyk

@@ -45,12 +45,12 @@ def codes_table(rows: Sequence[Facts | MissingCode]) -> Columns:
 
 
 def residual_text(value: float) -> str:
-    """A residual for a table; 0 where it is rounding."""
+    """Return a residual for a table; 0 if it is rounding."""
     return "0" if value < 1e-7 else f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
 
 
 def code_facts(code: Code) -> list[tuple[str, str]]:
-    """Facts about a code, as (word, value)."""
+    """Return facts about a code as pairs of a word and a value."""
     promised = (
         f"any {code.tolerates} straggler{'s' * (code.tolerates > 1)}"
         if code.tolerates
@@ -62,14 +62,14 @@ def code_facts(code: Code) -> list[tuple[str, str]]:
     return [
         ("code", code.spec),
         ("workers", f"{code.workers}, each sends {sends}"),
-        ("partitions", f"{code.partitions}, each held by {code.replication:.3g} workers on average"),
+        ("partitions", f"{code.partitions}, each stored by {code.replication:.3g} workers on average"),
         ("load", f"at most {code.load} partitions per worker, {code.load / code.partitions:.3g} of the data"),
         ("tolerates", promised + (" (meant to be approximate)" if code.approximate else "")),
     ]
 
 
 def matrix_text(code: Code) -> str:
-    """The encoding matrix, a row for each reply; partitions nobody holds there are dots."""
+    """Return the encoding matrix as text, a row for each reply, with zeros as dots; "" if it is wide."""
     if code.partitions * code.blocks > _COLUMNS:
         return ""
     dense = code.encoding.toarray()
@@ -89,12 +89,12 @@ def holders_text(code: Code) -> str:
 
 
 def theory_text(thing: object, width: int = 100) -> str:
-    """The documentation of a code or strategy, as text: how it works and where it comes from."""
+    """Return the documentation of a code or strategy as plain text."""
     return plain(inspect.getdoc(type(thing)) or "", width)
 
 
 def plot_code(code: Code, path: str | Path | None = None) -> Figure:
-    """Draw the encoding matrix: a square for each partition that a worker holds, its colour the coefficient."""
+    """Draw the encoding matrix: a square for each partition that a worker stores, coloured by the coefficient."""
     with picture(path, (7.0, 6.0), "the picture of a code") as (figure, axes):
         dense = code.encoding.toarray()
         most = float(np.abs(dense).max()) or 1.0
@@ -104,7 +104,7 @@ def plot_code(code: Code, path: str | Path | None = None) -> Figure:
         image = axes.imshow(shown, cmap=colours, vmin=-most, vmax=most, aspect="auto")
         axes.grid(False)
         if alike:
-            axes.text(1.0, 1.01, f"held, coefficient {most:g}", transform=axes.transAxes, ha="right", fontsize=9)
+            axes.text(1.0, 1.01, f"stored, coefficient {most:g}", transform=axes.transAxes, ha="right", fontsize=9)
         else:
             figure.colorbar(image, ax=axes, label="coefficient", shrink=0.8)
         if max(dense.shape) <= _COLUMNS:
@@ -153,7 +153,7 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
 
 
 def curves_table(curves: Sequence[Curve]) -> Columns:
-    """Residuals at a few numbers of stragglers, random and chosen to hurt (≥: found by search); counts of draws."""
+    """Return residuals at up to 7 numbers of stragglers, random and chosen to hurt (≥: by search); counts of draws."""
     points = curves[0].stragglers
     columns_shown = np.unique(np.linspace(0, len(points) - 1, min(len(points), 7)).round().astype(int))
     rows = []
@@ -174,14 +174,14 @@ def _draws(count: int) -> str:
     return f"{count} draw{'s' * (count > 1)}"
 
 
-def thresholds_table(found: Mapping[str, Mapping[str, Threshold]]) -> Columns:
-    """By code and what the adversary knows, how many stragglers it takes; upper bounds are marked."""
-    titles = ["chosen by one\nwho knows:", *(f"{knows}" for knows in next(iter(found.values())))]
-    rows = [[spec, *(_threshold(one) for one in row.values())] for spec, row in found.items()]
+def thresholds_table(thresholds: Mapping[str, Mapping[str, Threshold]]) -> Columns:
+    """Return the numbers of stragglers that do harm, by code and the adversary's knowledge; upper bounds are marked."""
+    titles = ["chosen by one\nwho knows:", *(f"{knows}" for knows in next(iter(thresholds.values())))]
+    rows = [[spec, *(_threshold(threshold) for threshold in row.values())] for spec, row in thresholds.items()]
     return Columns(titles, rows)
 
 
-def _threshold(found: Threshold) -> str:
-    if found.stragglers is None:
+def _threshold(threshold: Threshold) -> str:
+    if threshold.stragglers is None:
         return "none do"
-    return f"{'≤ ' * (found.found == 'search')}{found.stragglers}"
+    return f"{'≤ ' * (threshold.found == 'search')}{threshold.stragglers}"

@@ -1,4 +1,4 @@
-"""Tables that fit the width they are printed at."""
+"""Tables that fit the width of the screen."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 _GAP = 2  # blanks between columns
-_LEAST = 12  # characters of a spec below which it says too little
+_LEAST = 12  # characters, at the least, of a shortened spec
 
 
 class Columns:
-    """Rows of cells, the first of each a spec or a name, the others numbers.
+    """Rows of cells: first a spec or a name, then numbers.
 
-    Where the rows are wider than the screen the names are shortened in the middle; where that is not enough, or would
-    make two names alike, each row becomes a block of lines. Numbers are never shortened. Titles may have several lines.
+    If the rows are wider than the screen, the names are shortened in the middle. If that is not enough, or would make
+    two names equal, each row becomes a block of lines. Numbers are never shortened. Titles may have several lines.
 
     >>> from rich.console import Console
     >>> table = Columns(["strategy", "seconds", "speed-up"], [["agc:load=3,wait=11", "2.561", "10.1x"]])
@@ -33,11 +33,11 @@ class Columns:
     """
 
     def __init__(self, titles: Sequence[str], rows: Sequence[Sequence[str]], *, dim: Sequence[int] = ()) -> None:
-        """``dim``: numbers of the rows that are shown faintly."""
+        """``dim``: numbers of the rows in a fainter colour."""
         self.titles, self.rows, self.dim = list(titles), [list(row) for row in rows], set(dim)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """The lines, for a screen of this width."""
+        """Yield the lines for a screen of this width."""
         heads = [title.split("\n") for title in self.titles]
         widths = [
             max(cell_len(text) for text in (*head, *(row[i] for row in self.rows))) for i, head in enumerate(heads)
@@ -70,7 +70,7 @@ class Columns:
 
 
 def shortened(text: str, width: int, mark: str = "…") -> str:
-    """A text with its middle left out, if it is longer than ``width``.
+    """Return a text without its middle if it is longer than ``width`` cells.
 
     >>> shortened("agc:load=3,wait=11", 13)
     'agc:lo…ait=11'

@@ -29,7 +29,7 @@ _HIGHEST = 2.0  # times today's seconds, beyond which a strategy is not drawn
 
 
 def explained_table(explanation: Explanation) -> Columns:
-    """The costliest workers; those that stand out are marked."""
+    """Return the costliest workers; workers that stand out are marked."""
     rows = [
         [
             f"{'> ' if worker.worker in explanation.named else '  '}{worker.worker}",
@@ -50,36 +50,36 @@ def explained_note(explanation: Explanation) -> str:
     hidden = len(explanation.workers) - _ROWS
     note = f"; {hidden} further workers are not shown" if hidden > 0 else ""
     return (
-        "costs: share of the waiting beyond each round's median (adds up over workers); saves: by how much "
-        f"'{explanation.today}' would be sooner with this worker at the others' median; relative: its median over the "
+        "costs: share of the waiting beyond each round's median (adds up over workers); saves: seconds that "
+        f"'{explanation.today}' would save with this worker at the others' median; relative: its median over the "
         f"fleet's; own best: its last quarter over its best{note}"
     )
 
 
 def draw_explanation(record: Record, explanation: Explanation, path: str | Path) -> None:
-    """Each time over its round's median, costliest workers on top, and what each of these costs."""
-    with picture(path, (11.0, 4.8), "drawing an explanation", columns=2) as (figure, (left, right)):
+    """Draw each time over its round's median, the costliest workers on top, and the cost of each."""
+    with picture(path, (11.0, 4.8), "drawing an explanation", columns=2) as (figure, (heat, bars)):
         names = [worker.worker for worker in explanation.workers]
         order = [record.workers.index(name) for name in names]
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.log2(record.seconds / lower_median(record.seconds)[:, None]).T[order]
         most = max(0.5, float(np.nanquantile(np.abs(ratio[np.isfinite(ratio)]), 0.995)))
-        image = left.imshow(ratio, aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
-        left.grid(False)
-        left.set_xlabel("round")
-        left.set_ylabel("workers, the costliest on top")
-        left.set_yticks([])
-        bar = figure.colorbar(image, ax=left, label="time over the round's median")
+        image = heat.imshow(ratio, aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
+        heat.grid(False)
+        heat.set_xlabel("round")
+        heat.set_ylabel("workers, the costliest on top")
+        heat.set_yticks([])
+        bar = figure.colorbar(image, ax=heat, label="time over the round's median")
         ticks = [tick for tick in bar.get_ticks() if -most <= tick <= most]
         bar.set_ticks(ticks, labels=[f"{2.0**tick:.2g}" for tick in ticks])
         shown = explanation.workers[:_BARS]
         colours = [COLOURS[1] if worker.worker in explanation.named else LIGHT["spare"] for worker in shown]
         costs = [100 * worker.cost_seconds / explanation.seconds for worker in shown]
-        right.barh([str(worker.worker) for worker in shown], costs, color=colours)
-        right.invert_yaxis()
-        right.set_ylabel("worker")
-        right.set_xlabel("cost in % of the run (coloured: more than chance)")
-        right.grid(axis="y", visible=False)
+        bars.barh([str(worker.worker) for worker in shown], costs, color=colours)
+        bars.invert_yaxis()
+        bars.set_ylabel("worker")
+        bars.set_xlabel("cost in % of the run (coloured: more than chance)")
+        bars.grid(axis="y", visible=False)
         figure.suptitle(
             f"{len(record.rounds)} rounds x {len(record.workers)} workers: slowdown {explanation.slowdown:.3g}; "
             f"{100 * explanation.apart:.0f} % of the time is waiting beyond the rounds' medians",
@@ -87,9 +87,9 @@ def draw_explanation(record: Record, explanation: Explanation, path: str | Path)
 
 
 def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
-    """Strategies with the seconds and gains that are predicted for them, in 90 % intervals; today's is marked.
+    """Return strategies with predicted seconds and gains in 90 % intervals; today's strategy is marked.
 
-    With a target: seconds to it, and the learning rate.
+    With a target: seconds to the target, and the learning rate.
     """
     to_target = any(one.arrival is not None for one in choices)
     rows = []
@@ -116,7 +116,7 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
 
 
 def inexact_table(choices: Sequence[Choice]) -> Columns:
-    """Strategies whose steps are not the exact sum, with what their steps are made of."""
+    """Return strategies whose steps are not the exact sum, with the composition of their steps."""
     rows = [
         [
             f"  {one.spec}",
@@ -130,22 +130,22 @@ def inexact_table(choices: Sequence[Choice]) -> Columns:
     )
 
 
-def plan_lines(found: Plan) -> list[str]:
-    """The verdict, why, and what it rests on."""
-    advice = headline(found.verdict, found.today)
-    run = f"for a run of {found.horizon} steps"
-    if found.target is not None:
-        run = f"for a run to {found.metric} {found.target:g}, {found.horizon} steps under '{found.today.spec}'"
-    lines = [f"{advice}: {found.why}", f"{run}; evidence: {found.evidence}"]
-    if found.verdict == "change":
-        lines.append(f"'{found.best.spec}': {strategy(found.best.spec, workers=found.fleet.workers).summary}")
-    lines.append(_cause(found))
-    lines += [text if text.startswith("if ") else f"assumed: {text}" for text in found.assumptions]
-    if found.probe is not None:
-        lines.append(found.probe)
-    for one in found.advice:
+def plan_lines(plan: Plan) -> list[str]:
+    """Return the verdict, its reason and its assumptions."""
+    advice = headline(plan.verdict, plan.today)
+    run = f"for a run of {plan.horizon} steps"
+    if plan.target is not None:
+        run = f"for a run to {plan.metric} {plan.target:g}, {plan.horizon} steps under '{plan.today.spec}'"
+    lines = [f"{advice}: {plan.why}", f"{run}; evidence: {plan.evidence}"]
+    if plan.verdict == "change":
+        lines.append(f"'{plan.best.spec}': {strategy(plan.best.spec, workers=plan.fleet.workers).summary}")
+    lines.append(_cause(plan))
+    lines += [text if text.startswith("if ") else f"assumed: {text}" for text in plan.assumptions]
+    if plan.probe is not None:
+        lines.append(plan.probe)
+    for one in plan.advice:
         if max(one.today or 0.0, one.best or 0.0) >= _WORTH:
-            lines.append(f"with {one.what}, {_gains(one, found)}")
+            lines.append(f"with {one.what}, {_gains(one, plan)}")
     return lines
 
 
@@ -153,25 +153,25 @@ def plan_note() -> str:
     """Return an explanation of the columns of the table."""
     return (
         "gain: how much less time it takes than today's; load: the largest share of the data that a worker computes in "
-        "a step (in brackets: that it holds, where that is more)"
+        "a step (in brackets: that it stores, if that is more)"
     )
 
 
-def _cause(found: Plan) -> str:
+def _cause(plan: Plan) -> str:
     """Return how much can be gained, and from which workers, as text."""
-    share, named = found.fleet.apart, found.fleet.named
+    share, named = plan.fleet.apart, plan.fleet.named
     who = "who is slow changes from round to round"
     if named:
         shown = ", ".join(map(str, named[:5])) + (" and others" if len(named) > 5 else "")
         who = (
             f"worker{'s' * (len(named) > 1)} {shown} {'cost' if len(named) > 1 else 'costs'} more than chance explains"
         )
-    least = "at least " if found.record.censored else ""  # what was cut off may have taken far longer
+    least = "at least " if plan.record.censored else ""  # what was cut off may have taken far longer
     return f"where all are waited for, waiting for slow workers takes {least}{100 * share:.0f} % of the time; {who}"
 
 
 def checked_lines(checked: Checked) -> list[str]:
-    """Whether a promise held and, if not, what the difference is made of."""
+    """Return whether a promise held and, if not, the parts of the difference."""
     lines = [checked.sentence]
     steps = checked.measured.steps
     if checked.parts is not None:
@@ -183,9 +183,9 @@ def checked_lines(checked: Checked) -> list[str]:
     return [*lines, *checked.remarks]
 
 
-def _gains(one: Advice, found: Plan) -> str:
-    """Return what a change of the fleet saves today's strategy and the best one, each compared with itself."""
-    gains = {found.today.spec: one.today, found.best.spec: one.best}
+def _gains(one: Advice, plan: Plan) -> str:
+    """Return the savings by a change of the fleet, for today's and the best strategy, each compared with itself."""
+    gains = {plan.today.spec: one.today, plan.best.spec: one.best}
     parts = [
         f"'{spec}' takes {100 * abs(gain):.0f} % {'less' if gain >= 0 else 'more'}"
         for spec, gain in gains.items()
@@ -196,7 +196,7 @@ def _gains(one: Advice, found: Plan) -> str:
 
 
 def parts_table(parts: Sequence[Part]) -> Columns:
-    """Runs that each began where the one before stood, with what was promised of them."""
+    """Return the runs of a training that plans for itself, with their promises."""
     rows = []
     for part in parts:
         run, promised = part.run, part.promise and part.promise.seconds_per_step
@@ -213,25 +213,22 @@ def parts_table(parts: Sequence[Part]) -> Columns:
     return Columns(["strategy", "steps", "seconds", "a step", "promised"], rows)
 
 
-def draw_plan(found: Plan, path: str | Path | None) -> Figure:
-    """Seconds against load, with intervals; the front of what is neither sooner nor lighter is joined.
-
-    Of a step or, with a target, until it is reached.
-    """
+def draw_plan(plan: Plan, path: str | Path | None) -> Figure:
+    """Draw seconds of a step, or to the target, against load, with intervals; a line joins the Pareto front."""
     with picture(path, (8.6, 5.0), "drawing a plan") as (figure, axes):
         from matplotlib.ticker import LogLocator, NullFormatter
 
-        front = pareto(found.candidates)
+        front = pareto(plan.candidates)
 
         def of(one: Choice) -> Estimate:
             return one.arrival or one.seconds_per_step
 
-        most = _HIGHEST * of(found.today).median
-        near = [one for one in found.candidates if of(one).median <= most]
-        shown = {one.spec: one for one in (*near, found.today)}.values()
+        most = _HIGHEST * of(plan.today).median
+        near = [one for one in plan.candidates if of(one).median <= most]
+        shown = {one.spec: one for one in (*near, plan.today)}.values()
         for one in shown:
             first = one in front
-            colour = COLOURS[1] if one.spec == found.best.spec else COLOURS[0] if first else LIGHT["spare"]
+            colour = COLOURS[1] if one.spec == plan.best.spec else COLOURS[0] if first else LIGHT["spare"]
             seconds = of(one)
             axes.plot(
                 [one.load, one.load], [seconds.low, seconds.high], color=colour, lw=1.2, alpha=0.7, zorder=2 + first
@@ -242,7 +239,7 @@ def draw_plan(found: Plan, path: str | Path | None) -> Figure:
         axes.set_yscale("log")
         axes.margins(x=0.14, y=0.08)
         boxes: list[Any] = []
-        for one in {choice.spec: choice for choice in (found.best, found.today, *front)}.values():
+        for one in {choice.spec: choice for choice in (plan.best, plan.today, *front)}.values():
             label = axes.annotate(  # nothing is below and left of the front
                 one.spec,
                 (one.load, of(one).median),
@@ -265,7 +262,7 @@ def draw_plan(found: Plan, path: str | Path | None) -> Figure:
             axis.set_major_formatter(lambda value, _: f"{value:g}")
             axis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("load: share of the data that a worker computes in a step")
-        what = "seconds a step" if found.target is None else "seconds to the target"
+        what = "seconds a step" if plan.target is None else "seconds to the target"
         axes.set_ylabel(f"{what} (90 % prediction interval)")
-        axes.set_title(plan_lines(found)[0], fontsize=10)
+        axes.set_title(plan_lines(plan)[0], fontsize=10)
     return figure

@@ -20,7 +20,7 @@ def graph_text(graph: Mixing) -> str:
     for k, matrix in enumerate(graph.rounds):
         directed = not np.allclose(matrix, matrix.T)
         head = f"round {k}: " if rounds > 1 else ""
-        shown = [f"{i} <- {' '.join(map(str, graph.neighbours(i, k))) or 'nobody'}" for i in range(min(n, _WIDE))]
+        shown = [f"{i} <- {' '.join(map(str, graph.neighbours(i, k))) or 'no node'}" for i in range(min(n, _WIDE))]
         lines.append(f"{head}{'directed' if directed else 'undirected'}; " + "; ".join(shown) + (" …" * (n > _WIDE)))
         if n <= _WIDE and rounds == 1:
             lines += [" ".join(f"{value:5.3f}" if value else "    ." for value in row) for row in matrix]
@@ -28,8 +28,8 @@ def graph_text(graph: Mixing) -> str:
 
 
 def draw_graph(graph: Mixing, path: str | Path) -> None:
-    """Nodes on a circle and edges between them, as wide as their weight, and beside it the matrix."""
-    with picture(path, (9.6, 4.6), "drawing a graph", columns=2) as (figure, (left, right)):
+    """Draw nodes on a circle with edges as wide as their weights, and the matrix beside it."""
+    with picture(path, (9.6, 4.6), "drawing a graph", columns=2) as (figure, (circle, grid)):
         n = graph.workers
         angle = 2 * np.pi * np.arange(n) / n + np.pi / 2
         x, y = np.cos(angle), np.sin(angle)
@@ -37,16 +37,18 @@ def draw_graph(graph: Mixing, path: str | Path) -> None:
         top = (mean - np.diag(mean.diagonal())).max() or 1.0
         for i, j in np.argwhere(mean):
             if i != j:
-                left.plot([x[i], x[j]], [y[i], y[j]], color=COLOURS[0], lw=2.2 * mean[i, j] / top, alpha=0.7, zorder=1)
-        left.scatter(x, y, s=210, color="white", edgecolor=COLOURS[0], zorder=2)
+                circle.plot(
+                    [x[i], x[j]], [y[i], y[j]], color=COLOURS[0], lw=2.2 * mean[i, j] / top, alpha=0.7, zorder=1
+                )
+        circle.scatter(x, y, s=210, color="white", edgecolor=COLOURS[0], zorder=2)
         for i in range(n):
-            left.text(x[i], y[i], str(i), ha="center", va="center", fontsize=8, zorder=3)
-        left.set_aspect("equal")
-        left.axis("off")
+            circle.text(x[i], y[i], str(i), ha="center", va="center", fontsize=8, zorder=3)
+        circle.set_aspect("equal")
+        circle.axis("off")
         figure.suptitle(f"{graph.spec}, n = {n}, zeta = {graph.zeta:.4g}")
-        image = right.imshow(mean, cmap="Blues", vmin=0)
-        right.grid(False)
-        right.set_xlabel("node that reads")
-        right.set_ylabel("node that is read")
+        image = grid.imshow(mean, cmap="Blues", vmin=0)
+        grid.grid(False)
+        grid.set_xlabel("node that reads")
+        grid.set_ylabel("node that is read")
         label = "weight" + (", mean of the rounds" if len(graph.rounds) > 1 else "")
-        figure.colorbar(image, ax=right, shrink=0.8, label=label)
+        figure.colorbar(image, ax=grid, shrink=0.8, label=label)

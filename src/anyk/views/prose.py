@@ -1,4 +1,4 @@
-"""Words for readers: quantities, and docstrings without the marks of reStructuredText, wrapped to the screen."""
+"""Quantities in words, and docstrings as plain text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _RULE = re.compile(r"=+(?: +=+)+")
 
 
 def plain(text: str, width: int = 100) -> str:
-    """A docstring's paragraphs, lists and simple tables, without marks and wrapped; nothing from an example on.
+    """Return a docstring up to its first example, without marks and wrapped; lists and simple tables as points.
 
     >>> print(plain("Takes ``k`` of *all*.\\n\\n====  ====\\nkind  does\\n====  ====\\na     waits\\n====  ===="))
     Takes k of all.
@@ -27,7 +27,7 @@ def plain(text: str, width: int = 100) -> str:
 
 
 def _items(lines: list[str]) -> list[str]:
-    """The paragraph, or the points of a list, each in one line."""
+    """Return the paragraph, or the points of a list, each in one line."""
     items = [""]
     for line in lines:
         if line.lstrip().startswith("- "):
@@ -38,7 +38,7 @@ def _items(lines: list[str]) -> list[str]:
 
 
 def _rows(lines: list[str]) -> list[str]:
-    """The rows of a simple table as points: the first cell, then the others by their titles if there are several."""
+    """Return the rows of a simple table as points: the first cell, then the others, with their titles if several."""
     edges = [(match.start(), match.end()) for match in re.finditer(r"=+", lines[0])]
     last = edges[-1][0]
     rows = [

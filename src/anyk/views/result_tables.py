@@ -17,22 +17,22 @@ from anyk.runs.limits import LIMIT
 from anyk.runs.log.schema import DIFFERENT
 from anyk.views.columns import Columns, shortened
 
-FREE = 0.05  # of a task's delay: computing that takes less does not show
+FREE = 0.05  # share of a task's delay below which computing counts as free
 _WIDEST = 16  # characters of the reference's spec in a title
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number for a table; a dash where it is missing or not a number."""
+    """Return a number for a table; a dash if it is missing or not a number."""
     return "–" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
 def seconds(value: float | None) -> str:
-    """Seconds for a table."""
+    """Return seconds for a table."""
     return "–" if value is None else f"{value:.3f}" if value < 10 else f"{value:.2f}"
 
 
 def ratio_to_floor(run: Run) -> float | None:
-    """Seconds over floor seconds; None where the floor is too small to say anything."""
+    """Return seconds over floor seconds; None if the floor is too small for a meaningful ratio."""
     floor = run.floor_seconds
     steps = run.steps - run.begun
     if not floor or not steps or floor / steps < SHOWN_FROM:
@@ -43,7 +43,7 @@ def ratio_to_floor(run: Run) -> float | None:
 def race_table(runs: Sequence[Run]) -> Columns:
     """Return a row for each strategy; with several, also its speed-up (:func:`anyk.runs.compare`).
 
-    Three rows where strategies ran with several seeds: median, least and largest.
+    With several seeds, each strategy has three rows: median, least and largest.
     """
     if max(map(len, grouped(runs))) > 1:
         return _seeds_table(compare_seeds(runs))
@@ -79,7 +79,7 @@ def race_table(runs: Sequence[Run]) -> Columns:
 
 
 def _seeds_table(comparison: SeedsComparison) -> Columns:
-    """Three rows a strategy: the median over the seeds, the least and the largest."""
+    """Return three rows for each strategy: the median over the seeds, the least and the largest."""
     runs = [run for one in comparison.strategies for run in one.runs]
     target = next((run.config.target for run in runs if run.config.target is not None), None)
     several = any(run.models_trained > 1 for run in runs)
@@ -108,7 +108,7 @@ def _seeds_table(comparison: SeedsComparison) -> Columns:
 
 
 def _beside(runs: Sequence[Run]) -> dict[str, str]:
-    """Titles of the further columns that say how good a model is, by the metric's name."""
+    """Return titles of columns of further metrics, by the metric's name."""
     return {
         name: title
         for name, title in (("accuracy", "accuracy"), ("r2", "R²"))
@@ -125,7 +125,7 @@ def _times(value: float | None, at_least: bool = False) -> str:
 
 
 def race_notes(runs: Sequence[Run]) -> list[str]:
-    """Return notes for the reader: targets missed at a limit, a loss still falling, load that is free."""
+    """Return notes on targets missed at a limit, a loss that is still falling, and load that costs nothing."""
     groups = grouped(runs)
     several = any(len(group) > 1 for group in groups)
     lines = ["medians over the seeds; below them the least and the largest value"] * several
@@ -157,7 +157,7 @@ def race_notes(runs: Sequence[Run]) -> list[str]:
 
 
 def _loss_notes(runs: Sequence[Run]) -> list[str]:
-    """Return the accuracy of a constant model, and whether more steps or other steps would do better."""
+    """Return notes on the accuracy of a constant model, and on losses that still fall or have risen."""
     lines = []
     majority = next((run.metrics["majority"] for run in runs if "majority" in run.metrics), None)
     if majority is not None:
@@ -185,8 +185,8 @@ def _whose(some: Sequence[Run], runs: Sequence[Run]) -> str:
 def falls_fast(run: Run) -> bool:
     """Return whether the loss was still falling fast when a run ended that reached no target.
 
-    Between the medians of the third and the last quarter of the steps it fell by more than a twentieth of its whole
-    fall, or by more than a tenth of what is left (and a thousandth of its fall, or a perfect fit would never end).
+    The medians of the third and the last quarter of the steps differ by more than a twentieth of the whole fall, or by
+    more than a tenth of the last loss (and a thousandth of the whole fall, because of losses that approach 0).
     """
     steps, losses = _losses(run)
     if run.time_to_target is not None or steps.size < 4:
@@ -206,14 +206,14 @@ def _has_risen(run: Run) -> bool:
 
 
 def _losses(run: Run) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The steps at which the loss was evaluated, and the losses; both of shape (evaluations,)."""
+    """Return the steps at which the loss was evaluated, and the losses, both of shape (evaluations,)."""
     history = run.history
     finite = np.isfinite(history["loss"])
     return history["step"][finite], history["loss"][finite]
 
 
 def load_notes(runs: Sequence[Run]) -> list[str]:
-    """A line where runs differ in load and load costs nothing, or next to nothing beside the delays."""
+    """Return a note if runs differ in load but load costs nothing, or next to nothing beside the delays."""
     costs = [run.cost for run in runs]
     if not costs or max(cost.load for cost in costs) == min(cost.load for cost in costs):
         return []
@@ -234,7 +234,7 @@ def load_notes(runs: Sequence[Run]) -> list[str]:
 
 
 def _ended_below(run: Run) -> bool:
-    """Whether the final model misses the target that an earlier version reached."""
+    """Return whether the final model misses the target that an earlier version reached."""
     value = (run.metric or {}).get("value")
     if run.time_to_target is None or value is None:
         return False

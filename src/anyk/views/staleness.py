@@ -1,4 +1,4 @@
-"""How stale the messages were that a run used: in words, as a table and as a picture."""
+"""The staleness of the messages that a run used, as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from anyk.views.style import COLOURS, picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ROWS = 20  # of a table; more values are put together
+_ROWS = 20  # of a table; more values share rows
 
 
 def staleness_table(counts: Mapping[int, int]) -> Columns:
-    """Messages by staleness (:meth:`Run.staleness`), with their share and that of all up to there.
+    """Return messages by staleness (:meth:`Run.staleness`), with their share and the cumulative share.
 
     >>> staleness_table({0: 30, 1: 10}).rows
     [['0', '30', '75.0 %', '75.0 %'], ['1', '10', '25.0 %', '100.0 %']]
@@ -47,11 +47,11 @@ def mean_staleness(counts: Mapping[int, int]) -> float | None:
 
 
 def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
-    """Draw which share of the messages used had which staleness, beside the geometric law with the same mean.
+    """Draw the share of messages against their staleness, beside the geometric distribution with the same mean.
 
-    With n workers whose delays are exponential, asynchronous SGD follows the law with mean n - 1,
-    ``(1/n) (1 - 1/n)^s``: each next reply is as likely to come from any worker. ``path`` saves the picture. Raises
-    :class:`~anyk.errors.MissingPackage` without matplotlib.
+    With n workers whose delays are exponential, asynchronous SGD follows the distribution with mean n - 1,
+    ``(1/n) (1 - 1/n)^s``: the next reply comes from each worker with equal probability. ``path`` saves the picture.
+    Raises :class:`~anyk.errors.MissingPackage` without matplotlib.
     """
     counts = run.staleness()
     mean = mean_staleness(counts)
@@ -63,7 +63,11 @@ def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
         axes.bar(values, shares, width=0.9, color=COLOURS[0], alpha=0.8, label="messages used")
         p = 1.0 / (1.0 + mean)
         axes.plot(
-            values, p * (1.0 - p) ** values, color=COLOURS[1], lw=1.5, label=f"geometric law with mean {mean:.3g}"
+            values,
+            p * (1.0 - p) ** values,
+            color=COLOURS[1],
+            lw=1.5,
+            label=f"geometric distribution with mean {mean:.3g}",
         )
         axes.set_xlabel("staleness (versions)")
         axes.set_ylabel("share of the messages")

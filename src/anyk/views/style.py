@@ -1,4 +1,4 @@
-"""The look of pictures and pages, light and dark; every colour is written here once."""
+"""The style of pictures and pages, light and dark, with all colours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anyk.errors import BadInput, MissingPackage
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = {  # on paper and in the dark; those of curves differ for colour-blind readers, too (Okabe and Ito, 2008)
+_COLOURS = {  # light and dark; colour-blind readers can distinguish the curves (Okabe and Ito, 2008)
     "paper": ("#ffffff", "#14191f"),
     "ink": ("#1d2733", "#e6ebf1"),
     "dim": ("#55616f", "#a5b1bf"),
@@ -46,10 +46,10 @@ def picture(
     columns: int = 1,
     look: Mapping[str, str] = LIGHT,
 ) -> Iterator[tuple[Figure, Any]]:
-    """Give an empty figure and its axes, and write it to ``path``, if there is one, when it is drawn.
+    """Yield an empty figure and its axes; write it to ``path``, if given, when it is drawn.
 
-    ``size``: width and height in inches. The ending of ``path`` chooses the format. ``what`` is named where
-    matplotlib is missing.
+    ``size``: width and height in inches. The ending of ``path`` chooses the format. ``what``: what needs matplotlib,
+    for the error message if it is missing.
     """
     try:
         import matplotlib
@@ -90,7 +90,7 @@ def picture(
 
 
 def picture_formats() -> list[str]:
-    """Return the endings of files that a picture can have, in order."""
+    """Return the endings of a picture's file name, sorted."""
     with picture(None, (1.0, 1.0), "a picture") as (figure, _):
         return sorted(figure.canvas.get_supported_filetypes())
 

@@ -1,4 +1,4 @@
-"""Traces of delays: what is in them, in words and as a picture."""
+"""Statistics of delay traces, in words and as a picture."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -
 
 
 def _fits(times: Floats, censored: NDArray[np.bool_] | None) -> list[Fit]:
-    """Return the laws that fit, the best first; none where the times allow no fit."""
+    """Return the delay models that fit, the best first; none if the times allow no fit."""
     try:
         return fit(times, censored=censored)
     except BadInput:
@@ -52,13 +52,13 @@ def _fits(times: Floats, censored: NDArray[np.bool_] | None) -> list[Fit]:
 
 
 def _rounded(law: DelayModel) -> str:
-    """A law's spec with four digits."""
+    """Return the spec of a delay model with four digits."""
     values: dict[str, Any] = {f.name: float(f"{getattr(law, f.name):.4g}") for f in fields(law) if f.type == "float"}
     return replace(law, **values).spec
 
 
 def _runs(late: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Lengths of all runs of rounds in which a worker straggles."""
+    """Return the lengths of all runs of rounds in which a worker straggles."""
     lengths: list[int] = []
     for column in late.T:
         edges = np.flatnonzero(np.diff(np.concatenate(([0], column.astype(np.int8), [0]))))
@@ -67,9 +67,9 @@ def _runs(late: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def trace_text(found: dict[str, Any], mu: float) -> str:
-    """The facts for people."""
+    """Return the facts as text."""
     bursts = ", ".join(f"{length} rounds: {count}" for length, count in list(found["bursts"].items())[:8]) or "none"
-    slow = ", ".join(f"{one['worker']} ({100 * one['share']:.0f} %)" for one in found["slowest"]) or "nobody"
+    slow = ", ".join(f"{one['worker']} ({100 * one['share']:.0f} %)" for one in found["slowest"]) or "no worker"
     lines = [
         f"{found['rounds']} rounds x {found['workers']} workers, seconds: mean {found['mean']:.4g}, median "
         f"{found['median']:.4g}, longest {found['longest']:.4g}, variation {found['variation']:.3g}",
@@ -86,27 +86,27 @@ def trace_text(found: dict[str, Any], mu: float) -> str:
 
 
 def draw_trace(times: Floats, path: str | Path, censored: NDArray[np.bool_] | None, title: str) -> None:
-    """Heat map workers x rounds, and the distribution with the laws that fit best."""
-    with picture(path, (11.0, 4.6), "drawing a trace", columns=2) as (figure, (left, right)):
-        image = left.imshow(
+    """Draw a heat map, workers x rounds, and the distribution with the delay models that fit best."""
+    with picture(path, (11.0, 4.6), "drawing a trace", columns=2) as (figure, (times_axes, tail_axes)):
+        image = times_axes.imshow(
             times.T, aspect="auto", cmap="viridis", vmax=float(np.quantile(times, 0.995)), origin="lower"
         )
-        left.grid(False)
-        left.set_xlabel("round")
-        left.set_ylabel("worker")
-        figure.colorbar(image, ax=left, label="seconds (colours end at 99.5 %)")
+        times_axes.grid(False)
+        times_axes.set_xlabel("round")
+        times_axes.set_ylabel("worker")
+        figure.colorbar(image, ax=times_axes, label="seconds (colours end at 99.5 %)")
         values = np.sort(times, axis=None)
-        right.plot(values, 1.0 - np.arange(values.size) / values.size, color=LIGHT["ink"], lw=2.2, label="measured")
+        tail_axes.plot(values, 1.0 - np.arange(values.size) / values.size, color=LIGHT["ink"], lw=2.2, label="measured")
         uniforms = np.linspace(0, 1 - 1 / values.size, 2000)
         smooth = [each for each in _fits(times, censored) if each.law.name != "bimodal"]
         for each in smooth[:3]:
             label = f"{each.law.name}, misfit {each.misfit:.2f}"
-            right.plot(np.sort(each.law.seconds(uniforms, 0)), 1.0 - uniforms, lw=1.3, label=label)
-        right.set_xscale("log")
-        right.set_yscale("log")
-        right.set_ylim(bottom=0.5 / values.size)
-        right.set_xlim(values[values > 0].min() * 0.8, values.max() * 1.3)
-        right.set_xlabel("seconds")
-        right.set_ylabel("share of tasks that take longer")
-        right.legend()
+            tail_axes.plot(np.sort(each.law.seconds(uniforms, 0)), 1.0 - uniforms, lw=1.3, label=label)
+        tail_axes.set_xscale("log")
+        tail_axes.set_yscale("log")
+        tail_axes.set_ylim(bottom=0.5 / values.size)
+        tail_axes.set_xlim(values[values > 0].min() * 0.8, values.max() * 1.3)
+        tail_axes.set_xlabel("seconds")
+        tail_axes.set_ylabel("share of tasks that take longer")
+        tail_axes.legend()
         figure.suptitle(title)

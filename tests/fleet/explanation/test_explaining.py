@@ -168,7 +168,7 @@ def test_times_that_were_cut_off_and_workers_that_vanish_are_said() -> None:
     assert "17 % of the times were cut off: the costs are lower bounds" in text
     times[12:, 3] = np.nan
     found = anyk.explain(Record(times))
-    assert "worker 3 is not seen after round 11" in "\n".join(found.sentences)
+    assert "worker 3 is not measured after round 11" in "\n".join(found.sentences)
     assert anyk.explain(Record(times), today="k-sync:k=4").today_seconds < found.seconds
     with pytest.raises(BadInput, match="at least 2 rounds of 2 workers"):
         anyk.explain(Record([[1.0, 2.0]]))

@@ -201,11 +201,11 @@ def test_mean_effects_add_up_and_are_shapley_values(totals: list[float], names: 
 
 
 def test_what_cannot_be_checked(plan: Any, record: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="was not begun with a plan; begin one with: anyk train --plan"):
+    with pytest.raises(BadInput, match="was not started with a plan; start one with: anyk train --plan"):
         anyk.check(anyk.train(problem(), "uncoded", "simulated", workers=3, steps=1))
     run = run_of(plan, delays="constant:3", steps=5)
     without = anyk.check(run)  # the plan was made from a record in memory
-    assert not without.held and without.parts is None and "why cannot be told: the plan was made" in without.sentence
+    assert not without.held and without.parts is None and "the cause is unknown: the plan was made" in without.sentence
     other = Record(wandering(30), load=1 / N)
     with pytest.raises(BadInput, match="the record given is not the record that the plan was made from"):
         anyk.check(run, record=other)
@@ -220,7 +220,9 @@ def test_the_record_is_found_again_by_path_and_law_or_missed_in_one_sentence(rec
     assert anyk.check(run).broke == "delays"
     file.rename(tmp_path / "there.npz")
     lines = invoke("check", tmp_path / "run", "--quiet")
-    assert lines.exit_code == 0 and lines.output.count("\n") == 2 and "is gone; give the file" in lines.output
+    assert (
+        lines.exit_code == 0 and lines.output.count("\n") == 2 and "is missing; give its present place" in lines.output
+    )
     again = invoke("check", tmp_path / "run", "--record", tmp_path / "there.npz", "--quiet", "--json", "-")
     report = json.loads(again.stdout)
     assert {"promised", "measured", "held", "parts", "broke", "replan"} <= set(report) and report["broke"] == "delays"

@@ -110,7 +110,7 @@ def test_where_todays_strategy_never_comes_there_gains_are_at_least_so() -> None
         among=lambda strategy: strategy.spec in ("uncoded", "frc:stragglers=1", "frc:stragglers=2", "uncoded:wait=5"),
     )  # fmt: skip
     assert found.verdict == "change" and found.best.spec == "frc:stragglers=1" and found.best.gain.median > 0.8
-    assert any("'uncoded:wait=5' had not come to the target" in text for text in found.assumptions)
+    assert any("'uncoded:wait=5' had not reached the target" in text for text in found.assumptions)
 
 
 def test_seeds_with_which_todays_strategy_was_given_up_are_told(monkeypatch: Any) -> None:
@@ -119,7 +119,7 @@ def test_seeds_with_which_todays_strategy_was_given_up_are_told(monkeypatch: Any
         Record(times(), load=1 / N), slope=2.4, problem=problem(), target=TARGET, lr=0.2, resamples=20, runs=30,
         optimizer="gd", today="async", among=lambda strategy: strategy.spec == "async",
     )  # fmt: skip
-    assert any("'async' came to the target with 0 of 5 seeds; the others count as" in one for one in found.assumptions)
+    assert any("'async' reached the target with 0 of 5 seeds; the others count as" in one for one in found.assumptions)
 
 
 def test_a_target_that_is_reached_in_one_step_is_planned_for_without_a_warning() -> None:
@@ -196,7 +196,7 @@ def test_the_command_line_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.
         bad = run(*args)
         assert bad.exit_code == 2 and said in bad.output, bad.output
     monkeypatch.setattr("anyk.fleet.plans.targets.LIMIT", 300)  # steps
-    with pytest.raises(BadInput, match="no strategy came to mse 0.001 within"):
+    with pytest.raises(BadInput, match="no strategy reached mse 0.001 within"):
         anyk.plan(
             Record(times(), load=1 / N), slope=0.0, problem=problem(l2=1.0), evaluate="every=100",
             target=1e-3, runs=30, resamples=20, among=lambda strategy: strategy.spec in ("uncoded", "frc:stragglers=1"),

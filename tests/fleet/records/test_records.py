@@ -49,7 +49,7 @@ def test_joined_records_follow_each_other_and_match_workers_by_name() -> None:
     whole = joined([one, two])
     assert whole.workers == (1, 2, 3) and whole.gaps == 2
     assert np.array_equal(whole.seconds, [[1.0, 2.0, np.nan], [np.nan, 3.0, 4.0]], equal_nan=True)
-    assert whole.vanished() == ["worker 1 is not seen after round 0"]
+    assert whole.vanished() == ["worker 1 is not measured after round 0"]
     with pytest.raises(BadInput, match="at different loads"):
         joined([Record([[1.0]], load=0.5), Record([[1.0]], load=0.25)])
 
@@ -134,7 +134,7 @@ WRONG = [
     ("clock.csv", "round,worker,seconds\n0,0,1\n1,0,-3\n", "worker 0 took -3 s in round 1; its clock may have jumped"),
     ("twice.csv", "round,worker,seconds\n0,0,1\n0,0,3\n", "round 0 of worker 0 is there 2 times"),
     ("text.csv", "round,worker,seconds\n0,0,fast\n0,1,slow\n", "column 'seconds' of .* holds text"),
-    ("half.csv", "round,worker,seconds\n0.5,0,1\n1,0,1\n", "must hold whole numbers of rounds"),
+    ("half.csv", "round,worker,seconds\n0.5,0,1\n1,0,1\n", "must contain whole numbers of rounds"),
     ("loads.csv", "round,worker,seconds,load\n0,0,1,0.5\n1,0,1,0.25\n", "at 2 different loads"),
     ("empty.csv", "", "is empty"),
     ("notes.txt", "hello\n", "is not a fleet record"),
@@ -158,7 +158,7 @@ def test_folders_and_tables_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="the folder of one of its runs"):
         read(tmp_path)
     for wrong, why in (
-        ({"seconds": [[1.0, np.nan], [2.0, np.nan]]}, "no time is known of worker 1"),
+        ({"seconds": [[1.0, np.nan], [2.0, np.nan]]}, "worker 1 has no times"),
         ({"seconds": [[np.nan]]}, "none is known"),
         ({"seconds": [1.0]}, "rounds x workers"),
         ({"seconds": [[1.0, 2.0]], "workers": ("a", "a")}, "the same name"),
@@ -193,9 +193,9 @@ def test_the_command_says_the_load_of_records_that_do_not(tmp_path: Path, monkey
             Path(folder, f"worker-{worker}.csv").write_text("round,worker,seconds\n" + rows)
         done = CliRunner().invoke(main, ["record", folder, "--load", str(load), "-o", f"{folder}.csv"])
         assert done.exit_code == 0, done.output
-    with pytest.raises(BadInput, match=r"two records that say their loads, .* \(anyk record --load says it"):
+    with pytest.raises(BadInput, match=r"two records with different loads \(anyk record --load adds"):
         anyk.plan("lean", other="full.csv")
     found = anyk.plan("lean.csv", other="full.csv", resamples=20)
     assert found.slopes == pytest.approx([2.0] * 4)
     done = CliRunner().invoke(main, ["record", "lean.csv", "--load", "0.5", "-o", "other.csv"])
-    assert done.exit_code == 2 and "itself says a load of 0.25, not 0.5" in done.output
+    assert done.exit_code == 2 and "itself has a load of 0.25, not 0.5" in done.output

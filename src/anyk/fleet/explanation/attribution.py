@@ -13,9 +13,9 @@ SHUFFLES = 199
 _COST_SHUFFLES = 499
 _NAMED = 0.96  # quantile that a worker's cost must exceed; the margin keeps false culprits below 5 % of fleets
 _NAMED_IN_BLOCKS = 0.985  # the same if slowness lasts, because its duration is only estimated
-DRIFT = 1.1  # times the first quarter; less is not mentioned
-STRAGGLER = 1.5  # times its round's median
-_ENOUGH = 10  # rounds from which on groups of workers are formed
+DRIFT = 1.1  # times the first quarter: the least drift that is reported
+STRAGGLER = 1.5  # times the round's median
+_ENOUGH = 10  # rounds, at the least, to form groups of workers
 
 
 def lower_median(times: ArrayLike) -> Floats:
@@ -32,9 +32,9 @@ def lower_median(times: ArrayLike) -> Floats:
 def shares(times: ArrayLike) -> Floats:
     """Return each worker's Shapley share of each round's excess over its lower median, in seconds, same shape.
 
-    The excess of a set of workers is that of its slowest, as in the airport game (Littlechild and Owen 1973): with
-    excesses sorted, the r-th of n adds ``(c_r - c_{r-1}) / (n - r + 1)`` to itself and to all slower ones. Rows add up
-    to ``max - median``. Where a time is nan, the share is 0.
+    The excess of a set of workers is the excess of its slowest worker, as in the airport game (Littlechild and Owen
+    1973): with excesses sorted, the r-th of n adds ``(c_r - c_{r-1}) / (n - r + 1)`` to its own share and to the shares
+    of all slower workers. Rows add up to ``max - median``. The share of a time that is nan is 0.
 
     >>> shares([[1.0, 1.0, 3.0, 4.0]]).tolist()
     [[0.0, 0.0, 1.0, 2.0]]
@@ -59,7 +59,8 @@ def persistence(costs: ArrayLike) -> tuple[int, float]:
     ``inflation``, which follows from the autocorrelation about each worker's mean, pooled over workers, up to the first
     lag at which it is not positive and at most a tenth of the rounds. Differences between workers' means count as
     variance without dependence: to be slow throughout is no persistence. A block is twice the inflation, at most a
-    sixth of the rounds; the factor is the standard deviation of a total over that of a sum of independent blocks.
+    sixth of the rounds; the factor is the ratio of the standard deviations of a total and of a sum of independent
+    blocks.
 
     >>> persistence([[1.0, 0.0], [0.0, 1.0]] * 10)
     (1, 1.0)
@@ -92,9 +93,9 @@ def persistence(costs: ArrayLike) -> tuple[int, float]:
 def stands_out(costs: Floats, generator: np.random.Generator) -> Flags:
     """Return which workers cost more in total than chance explains, shape (workers,).
 
-    The largest total is compared with those found when costs are shuffled among workers within blocks of rounds, in
-    which slowness that lasts stays whole (:func:`persistence`). Shuffling within single rounds would treat every burst
-    as evidence of a culprit; shifting each worker's rounds would not change its total.
+    Totals are compared with the largest totals after shuffling costs among workers within blocks of rounds, which keep
+    lasting slowness together (:func:`persistence`). Shuffling within single rounds would treat every burst as evidence
+    of a culprit; shifting each worker's rounds would not change its total.
     """
     length, factor = persistence(costs)
     blocks = np.stack([part.sum(axis=0) for part in np.array_split(costs, len(costs) // length)])
@@ -127,7 +128,7 @@ def mean_burst(straggling: NDArray[np.generic]) -> float:
 
 
 def passing_burst(straggling: Flags) -> float:
-    """Return the :func:`mean_burst` of workers that straggle in at most half of all rounds: the others always do."""
+    """Return the :func:`mean_burst` of workers that straggle in at most half of all rounds."""
     return mean_burst(straggling[:, straggling.mean(axis=0) <= 0.5])
 
 
@@ -141,7 +142,7 @@ def gilbert_elliott(straggling: Flags) -> tuple[float, float]:
 
 
 def drift(times: NDArray[np.generic]) -> float:
-    """Return the median round of the last quarter over that of the first quarter, by rounds' lower medians."""
+    """Return the median round of the last quarter over the median round of the first, by rounds' lower medians."""
     medians = lower_median(times)
     quarter = max(1, len(medians) // 4)
     first, last = float(np.median(medians[:quarter])), float(np.median(medians[-quarter:]))
@@ -167,8 +168,8 @@ def autocorrelation(times: Floats, lags: int = 10) -> list[float]:
 def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int], float]]:
     """Return groups of workers that are slow in the same rounds more than chance explains, and mean correlations.
 
-    Correlations are those of ``log(time / round's median)``. Groups come from average linkage, cut at 0.5 or at the
-    95 % quantile of the largest correlation over shuffles of each worker's rounds, whichever is larger.
+    ``log(time / round's median)`` is correlated. Groups come from average linkage, cut at 0.5 or at the 95 % quantile
+    of the largest correlation over shuffles of each worker's rounds, whichever is larger.
     """
     rounds, workers = times.shape
     if rounds < _ENOUGH or workers < 3 or not np.isfinite(times).all():

@@ -1,4 +1,4 @@
-"""The cost of slow workers and its causes: a fleet record explained in sentences that one can act on."""
+"""The cost of slow workers and its causes: a fleet record explained in sentences."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _COSTLIEST = 10  # workers for which a run without their slowness is simulated
 def explain(
     source: str | Path | Run | Record, *, today: str | Strategy = "uncoded", seed: int = 0, unit: str | None = None
 ) -> Explanation:
-    """Return what slow workers cost in a measured fleet, who they are, and what kind of slowness it is.
+    """Return the cost of slow workers in a measured fleet, their names, and the kind of their slowness.
 
-    ``source``: whatever :func:`anyk.fleet.read` reads. ``today``: the strategy in use, simulated on the record.
-    ``seed``: of the shuffles against which findings are tested, so that chance leads to a finding of each kind in at
+    ``source``: a source of :func:`anyk.fleet.read`. ``today``: the strategy in use, simulated on the record.
+    ``seed`` of the shuffles against which findings are tested, so that chance leads to a finding of each kind in at
     most 5 % of fleets.
 
     Raises :class:`~anyk.errors.BadInput` for fewer than two workers or rounds.
@@ -115,7 +115,7 @@ def _worker_costs(
 
 
 def _seconds(strategy: Strategy, times: Floats) -> float:
-    """Return a strategy's seconds for as many steps as there are rounds (rounds without gaps, unless uncoded)."""
+    """Return a strategy's seconds for a step per round (a round without gaps, unless the strategy is uncoded)."""
     spec, workers = strategy.spec, times.shape[1]
     if spec == "uncoded":
         return float(np.nanmax(times, axis=1).sum())
@@ -131,17 +131,17 @@ def _seconds(strategy: Strategy, times: Floats) -> float:
 
 
 def _at_median(times: Floats, places: Sequence[int]) -> Floats:
-    """Return the times, with some workers at the median of the others in the same round where they are slower."""
-    mended = times.copy()
+    """Return the times, with some workers at the median of the others in rounds in which they are slower."""
+    repaired = times.copy()
     others = np.delete(times, places, axis=1)
     if others.shape[1]:
         level = attribution.lower_median(others)[:, None]
-        mended[:, places] = np.where(np.isfinite(level), np.minimum(mended[:, places], level), mended[:, places])
-    return mended
+        repaired[:, places] = np.where(np.isfinite(level), np.minimum(repaired[:, places], level), repaired[:, places])
+    return repaired
 
 
 def _own_best(times: Floats) -> float:
-    """Return the median of the last quarter of a worker's times over that of its best quarter."""
+    """Return the median of the last quarter of a worker's times over the median of its best quarter."""
     quarters = [float(np.median(part)) for part in np.array_split(times[np.isfinite(times)], 4) if len(part)]
     return quarters[-1] / min(quarters) if quarters and min(quarters) > 0 else 1.0
 

@@ -1,4 +1,4 @@
-"""The result of :func:`anyk.explain`: what slow workers cost a fleet, as numbers and sentences."""
+"""The result of :func:`anyk.explain`: the cost of slow workers, as numbers and sentences."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class WorkerCost:
 
     ``cost_seconds``: its Shapley share of the rounds' excess over their medians; ``saves_seconds``: seconds that
     today's strategy would save with this worker at the others' median (None unless it is among the costliest);
-    ``relative``: its median over the fleet's; ``individual``: the median of its last quarter over that of its own best;
-    ``straggles``: the share of rounds in which it takes more than 1.5 times the median.
+    ``relative``: its median over the fleet's; ``individual``: the median of its last quarter of rounds over the median
+    of its best quarter; ``straggles``: the share of rounds in which it takes more than 1.5 times the median.
     """
 
     worker: int | str
@@ -28,7 +28,7 @@ class WorkerCost:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The findings of :func:`explain` about a fleet record. Seconds are those of all rounds of the record.
+    """The findings of :func:`explain` about a fleet record. Seconds are totals over all rounds of the record.
 
     ``seconds`` (T): if every round waited for all. ``steady`` is the share of T if all rounds were like the median
     round, ``together`` the excess of rounds in which all are slow, ``apart`` the waiting beyond the rounds' medians:

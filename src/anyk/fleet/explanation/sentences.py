@@ -1,4 +1,4 @@
-"""The findings of :func:`anyk.explain` as sentences that a person can act on."""
+"""The findings of :func:`anyk.explain` as sentences."""
 
 from __future__ import annotations
 

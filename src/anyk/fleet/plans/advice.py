@@ -22,7 +22,8 @@ _FAR = 1000.0  # factor between the ends of an interval from which on the upper 
 class Advice:
     """A change of the fleet, and the share of a step's time that it saves ``today``'s strategy and the ``best`` one.
 
-    Each is compared with itself on the fleet without the change. None: it does not exist for that number of workers.
+    Each is compared with itself on the fleet without the change. None: the strategy does not exist for the changed
+    number of workers.
     """
 
     what: str
@@ -38,7 +39,7 @@ def advice(
     specs: tuple[str, str],
     seed: int,
 ) -> tuple[Advice, ...]:
-    """Return what changes of the fleet save today's strategy and the best one, ``specs``; workers by their columns."""
+    """Return the savings by changes of the fleet under today's and the best strategy, ``specs``; workers by column."""
     seconds = {spec: fleet.alone(spec) for spec in specs}
 
     def gain(changed: MeasuredFleet, spec: str) -> float | None:

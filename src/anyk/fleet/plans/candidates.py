@@ -239,11 +239,11 @@ def _bound(fleet: MeasuredFleet, strategy: Strategy) -> float:
     return float(np.minimum.reduceat(first[:, workers[order]], starts, axis=1).max(axis=1).mean())
 
 
-# ------------------------------------------------------------------------------------------- what was cut off
+# ------------------------------------------------------------------------------------------- censored times
 
 
 def imputations(fleet: MeasuredFleet, seed: int) -> list[MeasuredFleet]:
-    """Return the fleet with times that were cut off continued, by each delay model that fits, and by Pareto's.
+    """Return the fleet with its censored times continued, once by each delay model that fits, and by Pareto's.
 
     Models are fitted to times relative to the workers' slowness, and sample the remainder of a time given that it is
     longer than the cut; the same uniforms serve all of them.

@@ -1,4 +1,4 @@
-"""Runs compared with the promises of their plans and, if these were not kept, the causes."""
+"""Runs compared with the promises of their plans, and the causes of broken promises."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from anyk.runs.log.queries import waits_of_steps
 from anyk.strategies import strategy as build_strategy
 
 _GRID = 2.0**30  # parts of a second to which seconds are rounded, so that sums are exact
-_SAME = 1e-9  # largest difference of loads that are taken as equal
+_SAME = 1e-9  # largest difference of loads that count as equal
 _WORDS = {
-    "luck": "the record's rounds were not what was promised of them",
+    "luck": "the record's rounds differ from the promise made from them",
     "delays": "its workers' times besides computing were {} than the record's",
-    "load": "computing took {} than the plan took it to",
+    "load": "computing took {} than planned",
     "times": "its workers were {} than in the record",
-    "anyk": "what the driver adds to its workers' times made it {}",
+    "anyk": "the driver's own time made it {}",
     "steps": "it took another number of steps than promised",
 }
 
@@ -50,11 +50,11 @@ class Figures:
 class Checked:
     """The result of :func:`check`.
 
-    ``interval``: of the promised total seconds. ``parts``: seconds that add up exactly to measured minus promised:
-    luck, delays, load, anyk and steps, or times in place of delays and load if the run cannot separate them; None if
-    the promise held, or if the difference cannot be split for the reason in ``sentence``. ``broke``: the largest part.
-    ``added``: seconds besides the workers' times by the log's own stamps, to compare with the part anyk. ``replan``:
-    the strategy that a plan made from the run would choose, if it is another.
+    ``interval``: the promised interval of the total seconds. ``parts``: seconds that add up exactly to measured minus
+    promised: luck, delays, load, anyk and steps, or times in place of delays and load if the run cannot separate them;
+    None if the promise held, or if the difference cannot be split for the reason in ``sentence``. ``broke``: the
+    largest part. ``added``: seconds besides the workers' times by the log's own stamps, to compare with the part anyk.
+    ``replan``: the strategy that a plan made from the run would choose, if it is another.
     """
 
     promised: Figures
@@ -69,7 +69,7 @@ class Checked:
     remarks: tuple[str, ...] = ()
 
     def report(self) -> dict[str, Any]:
-        """Return all of it as plain values for JSON."""
+        """Return the result as plain values for JSON."""
         return dict(to_plain(self))
 
 
@@ -109,7 +109,7 @@ def check(
     promise = promise_of(run)
     steps = run.jobs
     if not steps:
-        raise BadInput("the run has taken no step yet; there is nothing to hold against its plan")
+        raise BadInput("the run has taken no step yet; there is nothing to compare with its plan")
     expected = promise.seconds_per_step
     arrived = _arrived(promise, run)
     measured = arrived or Figures(run.seconds / steps, steps, _exact(run.seconds))
@@ -139,7 +139,7 @@ def check(
     except BadInput as error:
         if record is not None:
             raise
-        return replace(outcome, sentence=f"{outcome.sentence}; why cannot be told: {error}")
+        return replace(outcome, sentence=f"{outcome.sentence}; the cause is unknown: {error}")
     late = measured.seconds > promised.seconds
     broke = max(parts, key=lambda name: parts[name] if late else -parts[name])
     replan, advice = _plan_again(promise, split, broke, tell) if again else (None, "")
@@ -152,7 +152,7 @@ def promise_of(run: Run) -> Promise:
     promise = run.config.plan
     if promise is None:
         where = "the run" if run.path is None else f"the run '{run.path}'"
-        raise BadInput(f"{where} was not begun with a plan; begin one with: anyk train --plan plan.toml")
+        raise BadInput(f"{where} was not started with a plan; start one with: anyk train --plan plan.toml")
     return promise
 
 
@@ -173,7 +173,7 @@ def _remarks(promise: Promise, steps: int, arrived: bool) -> tuple[str, ...]:
     if arrived:
         return ()
     if promise.target is not None:
-        return (f"the run has not come to the target of {promise.target:g}: seconds of a step are compared",)
+        return (f"the run has not reached the target of {promise.target:g}: seconds of a step are compared",)
     if steps == promise.horizon:
         return ()
     return (f"the interval was made for a run of {promise.horizon} steps; this one has taken {steps}",)
@@ -183,7 +183,7 @@ def _remarks(promise: Promise, steps: int, arrived: bool) -> tuple[str, ...]:
 
 
 class Split:
-    """The fleet of the plan, the fleet of the run, and the strategy on both."""
+    """The strategy on the fleet of the plan and on the fleet of the run."""
 
     def __init__(self, promise: Promise, run: Run, record: str | Path | Record | None) -> None:
         with with_plugins(run.config, f"the run '{run.path}'"):
@@ -201,7 +201,7 @@ class Split:
             if not guessed:
                 return fleet, True
         fleet, _, _ = fleet_of(self.record, slope=0.0)
-        # with equal loads it does not matter how times grow
+        # with equal loads the growth of times does not matter
         same = np.abs(loads_of(self.strategy) - self.planned.load).max() <= _SAME
         return (fleet.growing_as(self.planned) if same else fleet), bool(same)
 
@@ -246,7 +246,7 @@ def _find_record(source: Source, workers: int, instead: str | Path | Record | No
     elif source.path is None:
         raise BadInput("the plan was made from a record in memory; give that record")
     elif not Path(source.path).exists():
-        raise BadInput(f"the record '{source.path}' that the plan was made from is gone; give the file where it is now")
+        raise BadInput(f"the record '{source.path}' that the plan was made from is missing; give its present place")
     else:
         record = read(source.path, unit=source.unit)
     if record.digest != source.digest:
@@ -306,9 +306,9 @@ def _cause(name: str, seconds: float, steps: float) -> str:
 def _plan_again(
     promise: Promise, split: Split, broke: str, tell: Callable[[str], None] | None
 ) -> tuple[str | None, str]:
-    """Return the strategy that a plan would choose now, if it is another one, and a clause about it."""
+    """Return the strategy that a plan would choose now, if it is another, and a clause about it."""
     if promise.target is not None:
-        return None, "; whether the plan would be another one now takes the problem: anyk plan … --target"
+        return None, "; to plan again, give the problem: anyk plan … --target"
     record = split.again(broke)
     try:
         new = plan(
@@ -320,8 +320,8 @@ def _plan_again(
             tell=tell,
         )
     except BadInput as error:
-        return None, f"; whether the plan would be another one now cannot be told ({error})"
+        return None, f"; it cannot be planned for again ({error})"
     if new.verdict == "change":
         return new.best.spec, f"; the plan would now be '{new.best.spec}'"
-    cut = ", as far as a log can tell in which slow workers were cut off" if record.cut else ""
-    return None, f"; the plan would not be another one now{cut}"
+    cut = ", as far as a log shows in which slow workers were cut off" if record.cut else ""
+    return None, f"; the plan would be the same now{cut}"

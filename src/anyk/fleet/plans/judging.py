@@ -1,4 +1,4 @@
-"""Candidates on a measured fleet, with prediction intervals, and what follows from them."""
+"""Candidates on a measured fleet with prediction intervals, and the verdict of a plan."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Choice:
 
     ``seconds_per_step`` and ``gain`` (1 - its seconds over today's) for a run of the requested steps; ``load``: the
     largest share of the data that a worker computes in a step; ``exact``: whether every step is the exact sum.
-    ``probability_best``: the share of resamples in which it is the best of those that compete; ``optimism``: added to
-    the promise, since the best of many looks better than it is; ``seen``: the share of its steps that measured times
-    decide; if that is too little, seconds and gain range over the least and the largest continuation of the times that
-    were cut off. Its price: ``worker_seconds`` of a step, ``memory`` (the largest share of the data that a worker
-    stores); vectors as long as the model: ``vectors`` sent in a step, at most (``bytes_per_step`` if the problem is
-    given), and ``vectors_held`` by a worker. Composition of steps: mean ``residual`` and ``staleness``, and
-    ``samples_per_step``, a share of the data.
+    ``probability_best``: the share of resamples in which it is the best of the competing strategies; ``optimism``:
+    added to the promise, since the best of many looks better than it is; ``seen``: the share of its steps that measured
+    times decide; if the share is too small, seconds and gain range over the least and the largest continuation of the
+    times that were cut off. Its price: ``worker_seconds`` of a step; ``memory``, the largest share of the data that a
+    worker stores; and vectors as long as the model: the most ``vectors`` sent in a step (``bytes_per_step`` if the
+    problem is given), and the ``vectors_held`` by a worker. Composition of steps: mean ``residual`` and ``staleness``,
+    and ``samples_per_step``, a share of the data.
 
     With a target: the ``learning_rate`` at which it is reached soonest, ``steps_to_target`` and seconds (``arrival``),
     to which ``gain`` refers. None (and a ``gain`` of nan) if it was not trained, or abandoned.
@@ -113,7 +113,7 @@ class _Spread(NamedTuple):
 
 
 class Judgement:
-    """Candidates on a fleet with their intervals, and the advice that follows."""
+    """Candidates on a fleet with their intervals, and the verdict."""
 
     def __init__(self, fleet: MeasuredFleet, request: Request) -> None:
         self.fleet, self._goal = fleet, request.goal
@@ -136,13 +136,13 @@ class Judgement:
         self._timed = [timed[spec] for spec in strategies if spec in timed]
         self._table = np.stack([one.series for one in self._timed])
         self._at = [one.spec for one in self._timed].index(today)
-        self.left_out = tuple(omitted)
+        self.omitted = tuple(omitted)
         self.horizon = request.steps or rounds
         self._arrivals: dict[str, Arrival] = {}
         if goal is not None:
             contest = Contest(fleet, timed, goal, today, request.tell)
             self._arrivals = contest.arrivals()
-            self.left_out += tuple(contest.left_out)
+            self.omitted += tuple(contest.omitted)
             self.horizon = request.steps or max(1, round(float(np.median(self._arrivals[today].steps))))
         # the largest of Politis and White's length, the cube root of the rounds and twice the mean burst
         burst = attribution.passing_burst(attribution.late(fleet.times))

@@ -1,4 +1,4 @@
-"""A measured fleet: the seconds of its workers for tasks of another size, and for rounds of any strategy."""
+"""A measured fleet: the seconds of its workers for tasks of any size, and for rounds of any strategy."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MeasuredFleet:
 
     ``times``: seconds, shape (rounds, workers), of tasks that cover the share ``load`` of the data; ``censored``: times
     that are lower bounds. A task's seconds are a fixed part and load times ``slope``, the seconds for the whole data:
-    of each worker, shape (workers,), or of the typical one; then each worker's is in proportion to its
+    of each worker, shape (workers,), or of the typical worker, with each worker's in proportion to its
     :func:`slowness`. If a task took less than its slope predicts, all of it counts as computing.
 
     >>> fleet = MeasuredFleet(np.tile([1.0, 1.0, 2.0], (8, 1)), np.zeros((8, 3), bool), load=1 / 3, slope=3.0)
@@ -116,28 +116,28 @@ class MeasuredFleet:
 
     def cluster(self, strategy: Strategy, seed: int = 0) -> Simulated:
         """Return the virtual clock on which a strategy has the measured rounds, repeatedly."""
-        workers = self.times.shape[1]
+        workers, layout, code = self.times.shape[1], strategy.layout, code_of(strategy)
         loads = loads_of(strategy)
-        code = code_of(strategy)
-        rounds_of = "coded" if code is None else code.policy().rounds
-        if code is not None and rounds_of == "coded" and code.messages > 1:  # in order, which cores do not heed
-            share = self.seconds(loads) / np.array([len(assigned) for assigned in strategy.layout.assignment])
-            return Simulated(workers, delays=Table(share, by="round", per="load"), seed=seed)
-        if rounds_of != "coded":  # a part counts when it is computed
-            fixed = np.maximum(0.0, self.seconds(loads) - loads * self.slopes)
-            each = tuple((self.slopes / strategy.layout.partitions).tolist())
+        seconds, compute = self.seconds(loads), None
+        if code is not None and code.policy().rounds != "coded":  # a part counts when it is computed
+            each = tuple((self.slopes / layout.partitions).tolist())
             compute = Compute(0.0, each, 0.0, workers)
-            return Simulated(workers, delays=Table(fixed, by="round"), compute=compute, seed=seed)
-        # a strategy without rounds gives its workers task after task
-        return Simulated(
-            workers, delays=Table(self.seconds(loads), by="round" if strategy.facts.exact else "task"), seed=seed
-        )
+            delays = Table(np.maximum(0.0, seconds - loads * self.slopes), by="round")
+        elif code is not None and code.messages > 1:  # in order, which cores do not heed
+            delays = Table(seconds / [len(assigned) for assigned in layout.assignment], by="round", per="load")
+        else:  # a strategy without rounds gives its workers task after task
+            delays = Table(seconds, by="round" if strategy.facts.exact else "task")
+        return Simulated(workers, delays=delays, compute=compute, seed=seed)
 
     def from_round(self, part: int, parts: int) -> MeasuredFleet:
         """Return the fleet with its rounds rotated to start at ``part / parts`` of the record."""
         first = part * len(self.times) // parts
-        times, censored = np.roll(self.times, -first, axis=0), np.roll(self.censored, -first, axis=0)
-        return MeasuredFleet(times, censored, self.load, self.slopes)
+        return replace(
+            self,
+            times=np.roll(self.times, -first, axis=0),
+            censored=np.roll(self.censored, -first, axis=0),
+            slope=self.slopes,
+        )
 
     def quality(self, strategy: Strategy, size: VectorSize = USUAL) -> Quality:
         """Return the composition of steps under a strategy; of steps that are not exact, by the virtual clock."""
@@ -177,11 +177,11 @@ def code_of(strategy: Strategy) -> codes.Code | None:
     return code if isinstance(code, codes.Code) else None
 
 
-# ------------------------------------------------------------------------------------------- how slow each worker is
+# ------------------------------------------------------------------------------------------- slowness
 
 
 def slowness(times: Floats) -> Floats:
-    """Return each worker's lasting slowness: its median over that of the (lower) median worker, shape (workers,).
+    """Return each worker's lasting slowness: its median over the (lower) median worker's, shape (workers,).
 
     Differences that chance explains are shrunk by empirical Bayes (James and Stein 1961): logarithms of the medians
     within three standard errors are shrunk together, by the share of noise in their mean square. The noise is
@@ -200,10 +200,10 @@ def typical_value(values: Floats) -> float:
 
 
 def _medians(values: Floats) -> tuple[Floats, float]:
-    """Return the median of each column, and the variance of these by the medians of quarters of the rows."""
+    """Return the median of each column, and the variance of the medians, estimated from quarters of the rows."""
     parts = np.array_split(values, min(_QUARTERS, len(values)))
     quarters = np.stack([np.median(part, axis=0) for part in parts])
-    quarters = quarters - np.median(quarters, axis=1)[:, None]  # a change of all is no difference
+    quarters = quarters - np.median(quarters, axis=1)[:, None]  # a change of all columns is no difference
     noise = float(quarters.var(axis=0, ddof=1).mean() / len(parts)) if len(parts) > 1 else 0.0
     return np.asarray(np.median(values, axis=0)), noise
 
@@ -215,7 +215,7 @@ def _shrink(differences: Floats, noise: float) -> Floats:
     return np.asarray(np.where(near, max(0.0, 1.0 - noise / spread) if spread else 0.0, 1.0) * differences)
 
 
-# ------------------------------------------------------------------------------------------- how times grow with load
+# ------------------------------------------------------------------------------------------- growth with load
 
 
 def fleet_of(
@@ -224,10 +224,10 @@ def fleet_of(
     slope: float | None = None,
     unit: str | None = None,
 ) -> tuple[MeasuredFleet, list[str], bool]:
-    """Return a record's fleet, what was assumed in place of measurements, and whether its slope was assumed.
+    """Return a record's fleet, assumptions in place of measurements, and whether its slope was assumed.
 
     ``slope``: seconds that a typical worker computes on the whole data; by default it is fitted to ``other``, a
-    record at another load, or taken from the record's compute stamps, or else all of a task is assumed to be computing.
+    record at another load, or taken from the record's compute stamps, or else a task is assumed to be computing only.
     """
     times = record.table
     complete = record.measured.all(axis=1)
@@ -238,21 +238,21 @@ def fleet_of(
     slopes, assumed = _slope(record, other, slope, times, load, unit)
     assumptions += assumed
     if not complete.all():
-        assumptions.append(f"{int((~complete).sum())} rounds in which a worker is missing left out")
+        assumptions.append(f"{int((~complete).sum())} rounds in which a worker is missing are omitted")
     fleet = MeasuredFleet(times, np.asarray(record.censored)[complete], load, slopes)
     measured = isinstance(slopes, np.ndarray)
     if not measured and slopes and float(np.ptp(np.log(fleet.slopes))) > math.log(_APART):
-        assumptions.append("workers that are slow for good compute slowly, and do not only reply late")
+        assumptions.append("workers that are always slow compute slowly, and do not only reply late")
     return fleet, assumptions, bool(assumed)
 
 
 def sample_record(model: DelayModel, workers: int | None, seed: int) -> Record:
     """Return the record of a fleet whose delays follow a model."""
     if workers is None:
-        raise BadInput("to plan for a delay model, say for how many workers")
+        raise BadInput("to plan for a delay model, give the number of workers")
     model.check_fleet(workers)
     times = np.stack([model.draws(seed, i, 0, _SAMPLED_ROUNDS) for i in range(workers)], axis=1)
-    return Record(times, load=1.0 / workers, remarks=(f"{_SAMPLED_ROUNDS} rounds drawn of {model.spec}",))
+    return Record(times, load=1.0 / workers, remarks=(f"{_SAMPLED_ROUNDS} rounds sampled from {model.spec}",))
 
 
 def _slope(
@@ -263,26 +263,25 @@ def _slope(
     load: float,
     unit: str | None,
 ) -> tuple[float | Floats, list[str]]:
-    """Return the seconds for the whole data, and what was assumed in place of measurements."""
+    """Return the seconds for the whole data, and assumptions in place of measurements."""
     if given is not None:
         return given, []
     if other is not None:
         second = read(other, unit=unit)
         if record.load is None or second.load is None or record.load == second.load:
             raise BadInput(
-                "a slope takes two records that say their loads, and different ones (anyk record --load says it for "
-                "those that do not); or give slope=…"
+                "a slope takes two records with different loads (anyk record --load adds a missing load), or slope=…"
             )
         if second.seconds.shape[1] != times.shape[1]:
             raise BadInput(f"the records have {times.shape[1]} and {second.seconds.shape[1]} workers; they must agree")
         return _fit_slope(times, load, second.table, second.load), []
     if "compute" in record.parts and load > 0:
         computing = np.asarray(record.parts["compute"])[record.measured.all(axis=1)]
-        stamped = np.isfinite(computing)  # cancelled tasks have no stamps, and maybe all of a worker's were cancelled
+        stamped = np.isfinite(computing)  # cancelled tasks have none; perhaps all of a worker were cancelled
         if stamped.any():
             columns = zip(computing.T, stamped.T, strict=True)
             typical = np.median(computing[stamped])
-            medians = [np.median(column[seen]) if seen.any() else typical for column, seen in columns]
+            medians = [np.median(column[mask]) if mask.any() else typical for column, mask in columns]
             return np.array(medians) / load, []
     level = float(np.median(attribution.lower_median(times)))
     assumption = (

@@ -245,7 +245,7 @@ def _answer(
         change = f"the last quarter of its rounds takes {causes.drift:.2g} times as long as the first"
         assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
     judged, goal = Judgement(fleet, request), request.goal
-    assumptions += judged.left_out
+    assumptions += judged.omitted
     if guessed and (goal is None or judged.today.exact):
         half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(request, inexact=False, tell=None, goal=None))
         among_all = "" if goal is None else ", among exact steps"

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 LEVEL = 0.90
-_LEAST = 1e-6  # of its mean, which a resample takes at least
+_LEAST = 1e-6  # of the mean: the lower limit of a resample
 
 
 def block_length(series: ArrayLike) -> float:

@@ -1,9 +1,9 @@
 """Sequential codes and their parameters, compared by replaying a grid of them on a measured trace.
 
-The strategies themselves decide in :func:`anyk.fleet.simulate`; here the same decisions are taken for thousands of
-candidates, with sets of workers as bits of integers. A task that covers another share of the data than the trace was
-measured at takes ``(share - load) * slope`` seconds more, for all workers alike, so that the same workers are slow in a
-round and only the cut-off moves.
+In :func:`anyk.fleet.simulate` the strategies themselves decide. Here the same decisions are taken for thousands of
+candidates, with sets of workers as bits of integers. A task that covers another share of the data than in the trace
+takes ``(share - load) * slope`` seconds more, for all workers alike, so that the same workers are slow in a round and
+only the cut-off moves.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class TraceGrid:
             waits += waited
         return Candidate(spec, load, T, seconds, waits, self.jobs)
 
-    # ------------------------------------------------------------------------------------------- all of them
+    # ------------------------------------------------------------------------------------------- the grid
 
     def grid(self, most_delay: int, *, published: bool = False) -> Iterator[Candidate]:
         """Yield every scheme whose jobs take at most ``most_delay`` further rounds, with all parameters (W up to 20).

@@ -77,7 +77,7 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """The way of a strategy to the target: its learning rate (None: a schedule), seconds and steps, shape (seeds,)."""
+    """A strategy's seconds and steps to the target, shape (seeds,), at a learning rate (None: a schedule)."""
 
     learning_rate: float | None
     seconds: Floats
@@ -85,7 +85,10 @@ class Arrival:
 
 
 class _Outcome(NamedTuple):
-    """The outcome of a run, the least the best: 0 arrived (seconds), 1 on the way (distance), 2 diverged (rate)."""
+    """The outcome of a run by ``kind``: 0 reached the target (``value``: seconds), 1 not yet (distance), 2 diverged.
+
+    Outcomes are ordered, the best first.
+    """
 
     kind: int
     value: float
@@ -98,8 +101,8 @@ class Contest:
 
     All exact strategies take the same steps and are one contestant, represented by the fastest. Each contestant
     searches its learning rate in factors of 2, in the first rung and at the end; the better half continues, with
-    today's strategy and the best of each family. Those that arrive are then trained with seeds that had no part in the
-    choice.
+    today's strategy and the best of each family. The strategies that reach the target are then trained with other
+    seeds than those of the choice.
     """
 
     fleet: MeasuredFleet
@@ -107,30 +110,34 @@ class Contest:
     goal: Goal
     today: str
     tell: Tell | None = None
-    left_out: list[str] = field(default_factory=list)
+    omitted: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._optimizer = self.goal.start
         start = self._optimizer.rate
         self._base = float(start.at(0)) if start.at(0) == start.at(LIMIT) else None  # None: a schedule
         if self._base is None:
-            self.left_out.append("the learning rate's schedule was taken as it is for every strategy")
+            self.omitted.append("every strategy used the schedule of the learning rate unchanged")
         self._pace = {spec: one.mean for spec, one in self.timed.items()}
         exact = [spec for spec, one in self.timed.items() if one.exact and one.seen > 0.0]
         self._exact = min(exact, key=self._pace.__getitem__, default=None)
         self._runs = self.goal.runs
-        self._known: dict[tuple[str, int, int], tuple[float, _Outcome]] = {}
+        self._outcomes: dict[tuple[str, int, int], tuple[float, _Outcome]] = {}
         self._rates: dict[str, int] = {}
 
     def _contestants(self) -> list[str]:
-        """Return today's, the exact one, and the others in turns of families, those with most data per second first."""
+        """Return today's strategy, the exact one, and the others: families in turns, most data per second first."""
+
+        def per_sample(spec: str) -> float:
+            return self._pace[spec] / max(1e-9, self.timed[spec].quality.samples or 1.0)
+
         first = [spec for spec in dict.fromkeys((self.today, self._exact)) if spec and self._of(spec) == spec]
         longest = _LONG * self._pace[self.today]
         others = [spec for spec in self._pace if not self.timed[spec].exact and spec not in first]
         slow = sorted({_family(spec) for spec in others if self._pace[spec] > longest})
-        others = sorted((spec for spec in others if self._pace[spec] <= longest), key=self._per_sample)
+        others = sorted((spec for spec in others if self._pace[spec] <= longest), key=per_sample)
         if slow:
-            self.left_out.append(f"left out, as a step takes over {_LONG:g} times today's: of {', '.join(slow)}")
+            self.omitted.append(f"left out, as a step takes over {_LONG:g} times today's: of {', '.join(slow)}")
         families: dict[str, list[str]] = {}
         for spec in others:
             families.setdefault(_family(spec), []).append(spec)
@@ -138,67 +145,68 @@ class Contest:
         most = max(3, min(_CONTESTANTS, self.goal.runs // _RUNS_EACH))
         contestants = [*first, *turns]
         if len(contestants) > most:
-            self.left_out.append(
+            self.omitted.append(
                 f"{count_strategies(len(contestants) - most)} not trained: {self.goal.runs} runs in all"
             )
         return contestants[:most]
-
-    def _per_sample(self, spec: str) -> float:
-        return self._pace[spec] / max(1e-9, self.timed[spec].quality.samples or 1.0)
 
     def _of(self, spec: str) -> str:
         """Return the contestant that represents a strategy."""
         return self._exact if self._exact is not None and self.timed[spec].exact else spec
 
     def arrivals(self) -> dict[str, Arrival]:
-        """Return the arrivals of strategies at the target by spec, without those that were abandoned.
+        """Return the arrivals of strategies at the target by spec, without abandoned strategies.
 
-        Raises :class:`~anyk.errors.BadInput` if none arrives, or the initial model is there already.
+        Raises :class:`~anyk.errors.BadInput` if none arrives, or if the initial model has reached the target.
         """
-        going = self._contestants()
-        self._announce(f"training to the target: {count_strategies(len(going))}, in at most {self.goal.runs} runs")
-        self._rates = dict.fromkeys(going, 0)
-        seconds = _FIRST * max(self._pace[spec] for spec in going)
-        outcomes = {spec: self._climb(spec, seconds) for spec in going}
+        contestants = self._contestants()
+        self._announce(
+            f"training to the target: {count_strategies(len(contestants))}, in at most {self.goal.runs} runs"
+        )
+        self._rates = dict.fromkeys(contestants, 0)
+        seconds = _FIRST * max(self._pace[spec] for spec in contestants)
+        outcomes = {spec: self._climb(spec, seconds) for spec in contestants}
         while not any(outcome.kind == 0 for outcome in outcomes.values()):
-            if seconds > LIMIT * max(self._pace[spec] for spec in going) or self._runs < len(going) * (SEEDS + 2):
+            if seconds > LIMIT * max(self._pace[spec] for spec in contestants) or self._runs < len(contestants) * (
+                SEEDS + 2
+            ):
                 raise BadInput(self._unreached(outcomes, seconds))
-            going = self._better_half(outcomes)
+            contestants = self._better_half(outcomes)
             seconds *= _RUNG
-            self._announce(f"{count_strategies(len(going))} for {seconds:.3g} s")
-            outcomes = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in going}
+            self._announce(f"{count_strategies(len(contestants))} for {seconds:.3g} s")
+            outcomes = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in contestants}
         seconds = _LATER * min(outcome.value for outcome in outcomes.values() if outcome.kind == 0)
         if not seconds:
             metric, target = self.goal.problem.metric, self.goal.target
             raise BadInput(f"the model has {metric} {target:g} before the first step; give another target")
-        going = self._better_half(outcomes)
-        self._announce(f"{count_strategies(len(going))} for {seconds:.3g} s, and with other seeds")
-        last = {spec: self._climb(spec, seconds) for spec in sorted(going, key=outcomes.__getitem__)}
+        contestants = self._better_half(outcomes)
+        self._announce(f"{count_strategies(len(contestants))} for {seconds:.3g} s, and with other seeds")
+        last = {spec: self._climb(spec, seconds) for spec in sorted(contestants, key=outcomes.__getitem__)}
         today, patience = self._of(self.today), seconds
         while last[today].kind != 0 and patience < _HOPELESS * seconds:  # gains are relative to it
             patience *= _RUNG
             last[today] = self._climb(today, patience)
-        arrived = sorted((spec for spec in going if last[spec].kind == 0), key=last.__getitem__)
+        arrived = sorted((spec for spec in contestants if last[spec].kind == 0), key=last.__getitem__)
         arrivals = {spec: self._arrival(spec, _PATIENT * seconds) for spec in arrived if spec != today}
         if last[today].kind == 0:
-            arrivals[today] = self._arrival(today, _PATIENT * patience, needed=True)
+            arrivals[today] = self._arrival(today, _PATIENT * patience, required=True)
         else:
-            self.left_out.append(
-                f"'{self.today}' had not come to the target after {patience:.3g} s: gains are at least so"
+            self.omitted.append(
+                f"'{self.today}' had not reached the target after {patience:.3g} s: gains are at least as stated"
             )
             steps = patience / self._pace[today]
             arrivals[today] = self._at(today, np.full(SEEDS, patience), np.full(SEEDS, steps))
         return self._by_spec(arrivals)
 
     def _better_half(self, outcomes: dict[str, _Outcome]) -> list[str]:
-        """Return the better half, today's, and the best of each family."""
+        """Return the better half, today's strategy, and the best of each family."""
         order = sorted(outcomes, key=outcomes.__getitem__)
         best = {_family(spec): spec for spec in reversed(order)}
         keep = {*order[: -(-len(order) // 2)], *best.values(), self._of(self.today)}
         return [spec for spec in outcomes if spec in keep]
 
     def _climb(self, spec: str, seconds: float) -> _Outcome:
-        """Search the best learning rate, from the last one on, until the rates on both sides are worse."""
+        """Search the best learning rate, starting at the last one, until the rates on both sides are worse."""
         at = self._rates[spec]
         best = self._run(spec, at, 0, seconds)
         if self._base is None:
@@ -215,15 +223,15 @@ class Contest:
         self._rates[spec] = at
         return best
 
-    def _arrival(self, spec: str, seconds: float, *, needed: bool = False) -> Arrival | None:
-        """Return the arrival with other seeds; None if not all of them reach the target, unless it is needed."""
+    def _arrival(self, spec: str, seconds: float, *, required: bool = False) -> Arrival | None:
+        """Return the arrival with other seeds; None if any of them misses the target, unless it is ``required``."""
         fixed = self.timed[spec].exact and not batch_of(self.timed[spec].strategy)
         runs = [self._run(spec, self._rates[spec], seed, seconds) for seed in range(1, 2 if fixed else SEEDS + 1)]
         late = [run.kind != 0 for run in runs]
         if any(late):
-            came = f"'{spec}' came to the target with {late.count(False)} of {len(late)} seeds"
-            self.left_out.append(f"{came}; the others count as {seconds:.3g} s, the least" if needed else came)
-            if not needed:
+            came = f"'{spec}' reached the target with {late.count(False)} of {len(late)} seeds"
+            self.omitted.append(f"{came}; the others count as {seconds:.3g} s, the least" if required else came)
+            if not required:
                 return None
         times = np.array([seconds if run.kind != 0 else run.value for run in runs])
         steps = np.array([float(run.steps) for run in runs])
@@ -247,16 +255,16 @@ class Contest:
         metric, target = self.goal.problem.metric, self.goal.target
         best, outcome = min(outcomes.items(), key=lambda item: item[1])
         sign = -1.0 if self.goal.problem.better == "higher" else 1.0
-        reached = f"'{best}' came to {sign * outcome.value:.4g}" if outcome.kind == 1 else "all of them diverged"
-        came = f"no strategy came to {metric} {target:g} within {seconds:.3g} s"
+        reached = f"'{best}' reached {sign * outcome.value:.4g}" if outcome.kind == 1 else "all of them diverged"
+        came = f"no strategy reached {metric} {target:g} within {seconds:.3g} s"
         return f"{came}; {reached}; give another target, or more runs"
 
     def _rate(self, exponent: int) -> float | None:
         return None if self._base is None else float(f"{self._base * 2.0**exponent:.4g}")
 
     def _run(self, spec: str, exponent: int, seed: int, seconds: float) -> _Outcome:
-        """Return the outcome of training for ``seconds``, from memory if possible."""
-        upto, trained = self._known.get((spec, exponent, seed), (0.0, None))
+        """Return the outcome of training for ``seconds``, without training again if a former run shows it."""
+        upto, trained = self._outcomes.get((spec, exponent, seed), (0.0, None))
         if trained is not None and (trained.kind != 1 or upto >= seconds):
             return trained if trained.kind != 0 or trained.value <= seconds else _Outcome(1, math.inf)
         self._runs -= 1
@@ -265,7 +273,7 @@ class Contest:
         outcome = self._train(spec, optimizer, seed, seconds)
         if outcome.kind == 2:
             outcome = _Outcome(2, float(exponent))
-        self._known[spec, exponent, seed] = seconds, outcome
+        self._outcomes[spec, exponent, seed] = seconds, outcome
         return outcome
 
     def _train(self, spec: str, optimizer: Optimizer, seed: int, seconds: float) -> _Outcome:

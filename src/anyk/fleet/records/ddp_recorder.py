@@ -15,20 +15,20 @@ from anyk.fleet.records.recorder import Recorder
 if TYPE_CHECKING:
     import torch
 
-_DROPPED = 2  # first steps, in which DDP rebuilds its buckets, and much is done for the first time
+_DROPPED = 2  # first steps, in which DDP rebuilds its buckets
 M = TypeVar("M")  # a moment: seconds, or an event of a GPU
 
 
 def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) -> Recorder:
     """Record the steps of a ``DistributedDataParallel`` model; every rank calls this once, before its first step.
 
-    DDP computes what it would compute anyway: its gradients and its communication hook, if it has one, are left alone.
-    A hook of each parameter notes when its gradient is ready. A step lasts from the end of the previous backward pass,
-    when the gradients have been averaged, to the readiness of the last gradient on this rank: loading data, forward
-    and backward pass and the optimiser's step, without the waiting. Passes under ``no_sync`` belong to the next step
-    that is not; the first two steps are dropped. A step is written down when the next one begins and when the recorder
-    is closed, as it is at the end of the process. On a GPU, times are those of events on its streams, read when they
-    are over, without synchronising.
+    The gradients of DDP and its communication hook, if any, do not change. A hook of each parameter notes when its
+    gradient is ready. A step lasts from the end of the previous backward pass, when the gradients have been averaged,
+    until the last gradient is ready on this rank: it includes loading data, the forward and backward pass and the
+    optimiser's step, but not the waiting for other ranks. Passes under ``no_sync`` belong to the next step without it;
+    the first two steps are dropped. A step is recorded when the next step starts, or when the recorder is closed, at
+    the latest at the end of the process. On a GPU, times are measured by events on its streams, which are read when
+    they are over, without synchronising.
 
     Raises :class:`~anyk.errors.BadInput` for a model that is not DistributedDataParallel.
     """
@@ -53,8 +53,8 @@ class _Passes(Recorder, ABC, Generic[M]):
         import torch
 
         engine: Any = torch.autograd.Variable
-        self._queue = engine._execution_engine.queue_callback  # of what is called at the end of a backward pass
-        self._model, self._under_way, self._seen = model, False, 0
+        self._queue = engine._execution_engine.queue_callback  # calls a function at the end of a backward pass
+        self._model, self._under_way, self._steps = model, False, 0
         self._from: M | None = None
         self._ready: M | None = None
         self._averaged: M | None = None
@@ -83,7 +83,7 @@ class _Passes(Recorder, ABC, Generic[M]):
         self._queue(self._over)
 
     def _over(self) -> None:
-        """Note the end of a backward pass, or of a part of it: checkpointed modules have passes of their own."""
+        """Note the end of a backward pass, or of a part of it: checkpointed modules have their own passes."""
         self._under_way = False
         if self._model.require_forward_param_sync:  # set by DDP's forward pass, False under no_sync
             self._averaged = self._now(self._averaged)
@@ -93,9 +93,9 @@ class _Passes(Recorder, ABC, Generic[M]):
         self._under_way = False  # a pass that raised did not end
         if self._averaged is None:
             return
-        if self._seen >= _DROPPED and self._from is not None and self._ready is not None:
+        if self._steps >= _DROPPED and self._from is not None and self._ready is not None:
             self._took(self._from, self._ready)
-        self._seen += 1
+        self._steps += 1
         self._from, self._ready, self._averaged = self._averaged, None, None
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from anyk.errors import BadInput, MissingPackage
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-PARTS = ("delay", "compute", "transport")  # of a worker's seconds, where stamps tell them apart
+PARTS = ("delay", "compute", "transport")  # of a worker's seconds, if stamps separate them
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,21 +81,21 @@ class Record:
             why = "its clock may have jumped" if seconds[t, i] < 0 else f"at most {MOST:g} s make sense"
             raise BadInput(f"worker {self.workers[i]} took {seconds[t, i]:g} s in round {self.rounds[t]}; {why}")
         if not np.isfinite(seconds).any():
-            raise BadInput("a fleet record needs times, and none is known")
+            raise BadInput("a fleet record needs times, but has none")
         if not np.nanmax(seconds):
             raise BadInput("all times of the fleet record are 0; there is nothing to learn from it")
-        silent = [str(name) for name, seen in zip(self.workers, self.rounds_measured, strict=True) if not seen]
+        silent = [str(name) for name, count in zip(self.workers, self.rounds_measured, strict=True) if not count]
         if silent:
-            raise BadInput(f"no time is known of worker {', '.join(silent[:5])}; leave such workers out")
+            raise BadInput(f"worker {', '.join(silent[:5])} has no times; leave such workers out")
 
     @cached_property
     def measured(self) -> Flags:
-        """Times that were measured, or a lower bound of them, shape (rounds, workers)."""
+        """Times that were measured or bounded from below, shape (rounds, workers)."""
         return np.asarray(np.isfinite(self.seconds))
 
     @property
     def rounds_measured(self) -> NDArray[np.int64]:
-        """Rounds in which each worker was measured, cancelled or not, shape (workers,)."""
+        """The number of rounds in which each worker was measured, cancelled or not, shape (workers,)."""
         return np.asarray(self.measured.sum(axis=0))
 
     @property
@@ -110,7 +110,7 @@ class Record:
 
     @property
     def table(self) -> Floats:
-        """The rounds in which every worker was measured, as a table without gaps.
+        """The seconds of the rounds in which every worker was measured, without gaps.
 
         Raises :class:`~anyk.errors.BadInput` if there is none.
         """
@@ -121,7 +121,7 @@ class Record:
 
     @property
     def digest(self) -> str:
-        """A digest of the times, which of them are censored, and the names."""
+        """A digest of the times, the censored flags and the names."""
         names = repr((self.seconds.shape, self.workers, self.rounds)).encode()
         flags = np.ascontiguousarray(self.censored).tobytes()
         content = np.ascontiguousarray(self.seconds).tobytes() + flags + names
@@ -143,8 +143,8 @@ class Record:
         for i, name in enumerate(self.workers):
             last = int(np.flatnonzero(self.measured[:, i])[-1])
             if last + 1 < len(self.rounds):
-                sentences.append(f"worker {name} is not seen after round {self.rounds[last]}")
-        return sentences if len(sentences) <= 5 else [*sentences[:4], f"so are {len(sentences) - 4} further workers"]
+                sentences.append(f"worker {name} is not measured after round {self.rounds[last]}")
+        return sentences if len(sentences) <= 5 else [*sentences[:4], f"nor are {len(sentences) - 4} further workers"]
 
     def save(self, path: str | Path) -> None:
         """Write the record as .npz, or as a long table .csv or .parquet; :func:`anyk.fleet.read` reads it back.
@@ -170,7 +170,7 @@ class Record:
             raise BadInput(f"the fleet record '{path}' cannot be written ({error.strerror})") from None
 
     def _arrays(self) -> dict[str, Any]:
-        """Return the arrays of the .npz file; names of workers are numbers, or all of them text."""
+        """Return the arrays of the .npz file; names of workers are all numbers or all text."""
         arrays: dict[str, Any] = {
             "seconds": self.seconds,
             "censored": np.asarray(self.censored),
@@ -183,7 +183,7 @@ class Record:
         return arrays | parts | {f"stage {name}": table for name, table in self.stages.items()}
 
     def long(self) -> dict[str, list[Any]]:
-        """Return the known times as columns of a long table: round, worker, seconds, and further known values."""
+        """Return the measured times as columns of a long table: round, worker, seconds, and further values."""
         rows, columns = np.nonzero(self.measured)
         table: dict[str, list[Any]] = {
             "round": [self.rounds[t] for t in rows],

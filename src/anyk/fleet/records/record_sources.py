@@ -34,8 +34,8 @@ _FILES = "worker-*.csv"  # files of recorders
 def read(source: str | Path | Run | Record, *, unit: str | None = None, max_gb: float | None = None) -> Record:
     """Return the fleet record of a source.
 
-    A source is a run folder (or a :class:`~anyk.Run`), a folder written by :mod:`anyk.fleet`'s recorders, a table
-    of rounds x workers or a long table with columns for round (step, iteration), worker (rank, client, executor) and
+    A source is a run folder (or a :class:`~anyk.Run`); a folder written by :mod:`anyk.fleet`'s recorders; a table of
+    rounds x workers or a long table with columns for round (step, iteration), worker (rank, client, executor) and
     seconds (duration, ms), as .npz, .csv or .parquet; an operation trace in the layout of StragglerAnalysis; or a Spark
     event log. ``unit`` is s, ms or us if the source does not specify it; ``max_gb`` limits the memory of a file.
 
@@ -78,7 +78,7 @@ def read_all(
     if load is None:
         return record
     if record.load not in (None, load):
-        raise BadInput(f"the record itself says a load of {record.load:g}, not {load:g}; leave the load out")
+        raise BadInput(f"the record itself has a load of {record.load:g}, not {load:g}; leave the load out")
     return replace(record, load=load)
 
 
@@ -145,12 +145,14 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
 def _of_long(path: Path, table: Table, names: list[str], places: tuple[int, int, int], unit: str | None) -> Record:
     rounds, workers, seconds = checked_columns(path, table, places)
     if (rounds != np.floor(rounds)).any():
-        raise BadInput(f"column '{shown(table.names[places[0]])}' of '{shown(path)}' must hold whole numbers of rounds")
+        raise BadInput(
+            f"column '{shown(table.names[places[0]])}' of '{shown(path)}' must contain whole numbers of rounds"
+        )
     seconds, unit_remarks = in_seconds(seconds, unit, unit_in(names[places[2]])[1] or 1.0)
     more = {name: table.columns[names.index(name)] for name in ("censored", "load", *PARTS) if name in names}
     wrong = [name for name, values in more.items() if values.dtype.kind != "f"]
     if wrong:
-        raise BadInput(f"column '{wrong[0]}' of '{shown(path)}' holds text; it must hold numbers")
+        raise BadInput(f"column '{wrong[0]}' of '{shown(path)}' contains text; it must contain numbers")
     used = [table.names[i] for i in places] + list(more)
     unused = len([name for name in table.names if name not in used])
     remarks = (f"from the columns {', '.join(map(shown, used))}", *([f"{unused} others not used"] if unused else []))

@@ -16,11 +16,11 @@ _EVERY = 1.0  # seconds between writes
 
 
 class Recorder:
-    """Writes the seconds of each step of one worker; a folder of such files is read by :func:`anyk.fleet.read`.
+    """Writes the seconds of each step of one worker into a folder that :func:`anyk.fleet.read` reads.
 
-    ``folder`` is shared by all workers, each of which writes ``worker-<number>.csv``. A step must end before anything
-    that waits for the other workers: after an all-reduce all look alike. If the file exists, as after a restart, rounds
-    continue to count. Times are those of the worker's own monotonic clock, written at least once a second and when the
+    All workers share ``folder``, and each writes ``worker-<number>.csv``. A step must end before any waiting for other
+    workers: after an all-reduce, all workers look alike. If the file exists, as after a restart, the numbers of rounds
+    continue. Times are measured by the worker's own monotonic clock, and written at least once a second and when the
     recorder is closed; steps of the last second before a crash are lost.
 
     Raises :class:`~anyk.errors.BadInput` for a negative ``worker`` and where the file cannot be written.

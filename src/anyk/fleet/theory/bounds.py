@@ -93,7 +93,7 @@ def best_k(
 ) -> int:
     """Return the K with the least :func:`error_after`; ``step_seconds[K - 1]`` is the mean time of its step.
 
-    ``slowdown``: of each K (default: 1).
+    ``slowdown``: for each K (default: 1).
 
     >>> pace = [k / 8 for k in range(1, 9)]  # K-batch-sync under exponential delays
     >>> [best_k(t, pace, 2.3, 0.2, 1.0, 0.2, 1.0) for t in (10.0, 50.0, 200.0)]

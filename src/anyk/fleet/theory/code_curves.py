@@ -29,11 +29,11 @@ ATTACKED = 10  # draws of a random code for which the worst stragglers are searc
 class Facts:
     """Error, gain and decoding time of a code for one number of stragglers.
 
-    ``expected`` and ``worst``: root of the mean squared residual over random straggler sets and the largest residual.
-    ``expected_known``: whether the first is a closed form (else a mean over 200 sets, 40 for codes with more than
-    160,000 entries). ``worst_known``: whether the second is a closed form or a comparison of all sets (else a lower
-    bound by :func:`~anyk.codes.worst_stragglers`). ``gain``: noise gain, ``decode``: seconds for a new set; medians
-    over random sets.
+    ``expected``: root of the mean squared residual over random straggler sets, which is a closed form if
+    ``expected_known`` (else a mean over 200 sets, 40 for codes with more than 160,000 entries). ``worst``: the largest
+    residual, which is a closed form or a comparison of all sets if ``worst_known`` (else a lower bound by
+    :func:`~anyk.codes.worst_stragglers`). ``gain`` (noise gain) and ``decode`` (seconds for a new set) are medians over
+    random sets.
     """
 
     code: Code
@@ -60,9 +60,9 @@ class Curve:
 
     All of shape (points,): ``random`` (root of the mean squared residual) with ``spread`` (standard error of the mean
     square, propagated), ``adversarial`` (the largest residual if ``exact``, else a lower bound by search), ``expected``
-    and ``bound`` (closed forms, else NaN; ``bound`` is an upper bound). With several ``draws`` of a random code, the
-    first of which is ``code``, squares are means over the draws and ``spread`` is theirs; ``adversarial`` and ``bound``
-    are means over the first 10.
+    and ``bound`` (closed forms, else NaN; ``bound`` is an upper bound). With several ``draws`` of a random code, whose
+    first draw is ``code``, squares are means over the draws with their ``spread``; ``adversarial`` and ``bound`` are
+    means over the first 10 draws.
     """
 
     code: Code
@@ -162,7 +162,7 @@ def survey(
 
 
 def draws_of(spec: str, *, workers: int, draws: int) -> list[Code]:
-    """Return a code and, if it is random, those of the following seeds, ``draws`` in all; else only the code.
+    """Return a code and, if it is random, the codes of the following seeds, ``draws`` in all; else only the code.
 
     >>> [len(draws_of(spec, workers=12, draws=5)) for spec in ("bgc:load=3", "frc:load=3", "progress:load=3")]
     [5, 1, 1]
@@ -200,8 +200,8 @@ def compare_codes(
     """Return residuals against the number of stragglers, for several codes, random and adversarial.
 
     ``decoder``: own, least-squares, one-step or algorithmic. ``most``: the largest number of stragglers (default: half
-    the workers); up to 25 numbers are compared. ``draws``: of random codes, with the seeds from that of the spec on;
-    the straggler ``sets`` of a point are divided among them, at least one each. ``tell`` is called with the spec after
+    the workers); up to 25 numbers are compared. ``draws`` of a random code: its seed and the following ones; the
+    straggler ``sets`` of a point are divided among the draws, at least one each. ``tell`` is called with the spec after
     each point.
 
     >>> curve = compare_codes(["frc:load=3"], workers=30, most=6)[0]
@@ -258,6 +258,6 @@ def _point(
 
 
 def _root(squares: Sequence[float | None]) -> float:
-    """Return the root of the mean; NaN if a value is not known."""
+    """Return the root of the mean of squares; NaN if one of them is None."""
     valid = [square for square in squares if square is not None]
     return max(0.0, float(np.mean(valid))) ** 0.5 if len(valid) == len(squares) else np.nan
