@@ -125,7 +125,7 @@ def test_only_this_machine_may_ask_and_only_read(tmp_path, served):
 
 
 def test_a_race_and_runs_that_have_not_begun(tmp_path, served):
-    assert "No run has begun yet" in ask(served, "/")[1]
+    assert "No run has started yet" in ask(served, "/")[1]
     with anyk.race(PROBLEM, ["uncoded", "frc:load=3"], workers=6, cluster="simulated", steps=3, seeds=2,
                    out=tmp_path / "race") as race:  # fmt: skip
         titles = [race.title(run) for run in race.runs]

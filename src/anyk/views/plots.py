@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Floats = NDArray[np.float64]
-_WIDE = 4.0  # times longer than the shortest run: beyond that a linear axis shows the longest alone
-_LABELS = 6  # runs that are labelled where they end; more get a legend
-_ROW, _HEIGHT, _AROUND = 0.26, 3.4, 1.2  # inches: for the label of a run, for the curves, for titles and below
-_DECADES = 4  # of a logarithmic axis, from which on only powers of ten are named
+_WIDE = 4.0  # ratio of the longest to the shortest run from which on the axis is logarithmic
+_LABELS = 6  # runs that are labelled at their ends; more get a legend
+_ROW, _HEIGHT, _AROUND = 0.26, 3.4, 1.2  # inches: label of a run, curves, titles with the axis
+_DECADES = 4  # of a logarithmic axis from which on only powers of ten are named
 _TINY = 1e-300
 _LONG = 115  # characters of the subtitle's first line
 _FEW = 40  # versions that are shown as points
@@ -40,15 +40,14 @@ def plot(
     of: Literal["metric", "loss"] = "metric",
     dark: bool = False,
 ) -> Figure:
-    """Draw metric (or loss: asked for, or without held-out data) against the seconds at which each version was made.
+    """Draw the metric (or the loss, on request or without held-out data) against the seconds of each version.
 
-    One line a run, labelled where it reached the target or ended. Where strategies ran with several seeds, one line a
-    strategy, the median, in a band from the least to the largest; a run that has ended counts with its last value.
-    Seconds are on a logarithmic axis where runs took very different times. ``path`` saves the picture; its ending
-    chooses the kind. ``dark``: for a dark page.
+    There is one line for each run, labelled where it reached the target or ended. With several seeds there is one line
+    for each strategy, the median, in a band from the least to the largest value; a run that has ended counts with its
+    last value. The axis of seconds is logarithmic if runs took very different times. ``path`` saves the picture; its
+    ending chooses the format. ``dark``: for a dark page.
 
-    Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` where nothing was
-    evaluated.
+    Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` if nothing was evaluated.
     """
     groups = grouped([runs] if isinstance(runs, Run) else runs)
     if not groups:
@@ -61,7 +60,7 @@ def plot(
     falls = name in ("mse", "loss")
     curves = [_curve(group, name, of) for group in groups]
     if not any(curve.times.size for curve in curves):
-        raise NothingToDraw(f"no version has a known {name}: there is no curve to draw; train with evaluation")
+        raise NothingToDraw(f"no version has a {name}: there is no curve to draw; train with evaluation")
     ends = [curve.end for curve in curves if curve.end > 0.0]
     wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
     target = first[0].config.target if of == "metric" else None
@@ -82,17 +81,7 @@ def plot(
         if not wide:
             axes.set_xlim(left=0)
         if target is not None:
-            axes.axhline(target, color=look["dim"], lw=0.9, ls="--", zorder=0)
-            axes.annotate(
-                f"target {target:g}",
-                (0.0, target),
-                xycoords=("axes fraction", "data"),
-                xytext=(5, -4 if falls else 4),
-                textcoords="offset points",
-                va="top" if falls else "bottom",
-                color=look["dim"],
-                fontsize=9,
-            )
+            _draw_target(axes, target, falls, look["dim"])
         texts = []
         if rows:
             texts = _label(axes, groups, curves, name, target, _ROW / height, look)
@@ -107,13 +96,28 @@ def plot(
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_title(_title(first, name, target) + "\n" * 2, fontsize=13, fontweight="bold")
         below = axes.text(0.0, 1.015, _subtitle(groups), transform=axes.transAxes, fontsize=9, color=look["dim"])
-        below.set_in_layout(False)  # the title has left room for it; long names are not to squeeze the curves
+        below.set_in_layout(False)  # the title leaves room for it; long names must not squeeze the curves
         _keep_inside(figure, axes, texts)
     return figure
 
 
+def _draw_target(axes: Any, target: float, falls: bool, colour: str) -> None:
+    """Draw a line at the target, with a label on the side from which the curves do not come."""
+    axes.axhline(target, color=colour, lw=0.9, ls="--", zorder=0)
+    axes.annotate(
+        f"target {target:g}",
+        (0.0, target),
+        xycoords=("axes fraction", "data"),
+        xytext=(5, -4 if falls else 4),
+        textcoords="offset points",
+        va="top" if falls else "bottom",
+        color=colour,
+        fontsize=9,
+    )
+
+
 def on_virtual_clock(run: Run) -> bool:
-    """Return whether a run's seconds are those of the simulated cluster."""
+    """Return whether a run's seconds are virtual."""
     return run.config.cluster.startswith("simulated")
 
 
@@ -122,24 +126,23 @@ def _colour(number: int, look: Mapping[str, str]) -> str:
 
 
 class _Curve(NamedTuple):
-    """Times and values of the versions evaluated, and the point to label: the target reached, or the last.
+    """Times and values of evaluated versions, and the point to label: the target reached, or the last.
 
-    Of several seeds: medians at all their times, and the ``band`` from least to largest.
+    With several seeds: medians at all their times, and the ``band`` from least to largest.
     """
 
-    times: NDArray[np.float64]
-    values: NDArray[np.float64]
+    times: _Floats
+    values: _Floats
     end: float
     height: float
     reached: Spread | None = None
-    band: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+    band: tuple[_Floats, _Floats] | None = None
 
 
 def _curve(group: Sequence[Run], name: str, of: str) -> _Curve:
-    lines = [line for run in group if (line := _line(run, name))[0].size]
-    if not lines:
-        return _Curve(np.empty(0), np.empty(0), 0.0, float("nan"))
-    times, values, band = banded(lines)
+    times, values, band = banded([evaluated(run, name) for run in group])
+    if not times.size:
+        return _Curve(times, values, 0.0, float("nan"))
     at = len(times) - 1
     reached = spread(run.time_to_target for run in group)
     if of == "metric" and reached.median is not None:
@@ -148,19 +151,23 @@ def _curve(group: Sequence[Run], name: str, of: str) -> _Curve:
 
 
 def banded(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats, tuple[_Floats, _Floats] | None]:
-    """Times, medians of several lines (their times and values) and the band from least to largest; None for one."""
+    """Return times, the medians of several lines (times and values) and the band from least to largest.
+
+    The band is None for a single line; lines without points do not count.
+    """
+    lines = [line for line in lines if line[0].size] or [(np.empty(0), np.empty(0))]
     if len(lines) == 1:
         return *lines[0], None
     times = np.unique(np.concatenate([own for own, _ in lines]))
-    each = np.array([np.interp(times, *line) for line in lines])  # after its end: the last value
+    each = np.array([np.interp(times, *line) for line in lines])  # after the end of a line: its last value
     return times, np.median(each, axis=0), (each.min(axis=0), each.max(axis=0))
 
 
 def lower_end(lines: Sequence[tuple[_Floats, _Floats]]) -> float | None:
     """Return the lower end of the axis of a rising value: half of the upper range below the least median of the lines.
 
-    What precedes is a steep rise, which would leave the lines a small part of the figure. None for a single line, or
-    where no line rises after that.
+    It omits a steep rise, which would leave the lines a small part of the figure. None for a single line, or if no line
+    rises after that.
     """
     medians = [float(np.median(values)) for _, values in lines if len(values)]
     lows = [float(np.min(values)) for _, values in lines if len(values)]
@@ -171,12 +178,12 @@ def lower_end(lines: Sequence[tuple[_Floats, _Floats]]) -> float | None:
     return start if start > min(lows) else None
 
 
-def _line(run: Run, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Times and values of the versions evaluated."""
+def evaluated(run: Run, name: str, against: str = "seconds") -> tuple[_Floats, _Floats]:
+    """Return seconds (or steps, ``against`` "step") and values of the versions whose column ``name`` is known."""
     history = run.history
-    column = history.get(name, np.full(len(history["seconds"]), np.nan))  # a run that failed may have no metric
+    column = history.get(name, np.full(len(history[against]), np.nan))  # a run that failed may have no metric
     good = np.isfinite(column)
-    return history["seconds"][good], column[good]
+    return history[against][good].astype(float), column[good]
 
 
 def _label(
@@ -188,9 +195,9 @@ def _label(
     each: float,
     look: Mapping[str, str],
 ) -> list[Any]:
-    """A line from where each curve ends to its name, in rows above the curves (below those that fall).
+    """Draw a line from the end of each curve to its name, in rows above the curves (below falling curves).
 
-    ``each``: the part of the height that a row takes.
+    ``each``: the share of the height that a row takes.
     """
     order = sorted((i for i, curve in enumerate(curves) if curve.times.size), key=lambda i: curves[i].end)
     space, falls = each * len(order), axes.get_yscale() == "log"
@@ -210,14 +217,14 @@ def _label(
     axes.set_ylim(low, high)
     texts = []
     faster = _faster(groups)
-    left, right = axes.get_xlim()
+    start, end = axes.get_xlim()
     wide = axes.get_xscale() == "log"
     both = ("data", "axes fraction")
     for row, i in enumerate(order):
         run, curve, colour = groups[i][0], curves[i], _colour(i, look)
         at = 1.0 - each * (row + 0.45)
         at = 1.0 - at if falls else at
-        place = np.log(curve.end / left) / np.log(right / left) if wide else (curve.end - left) / (right - left)
+        place = np.log(curve.end / start) / np.log(end / start) if wide else (curve.end - start) / (end - start)
         side = "left" if place < 0.5 else "right"
         axes.annotate(
             "",
@@ -251,7 +258,7 @@ def _keep_inside(figure: Figure, axes: Any, texts: Sequence[Any]) -> None:
 
 
 def _faster(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """By how much each is faster than the reference, for its label; over several seeds with the range."""
+    """Return the speed-up of each strategy for its label; over several seeds with the range."""
     comparison = compare_seeds([run for group in groups for run in group])
     texts = []
     for strategy in comparison.strategies:
@@ -311,9 +318,9 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
 
 
 def purpose(run: Run) -> str:
-    """Return what a run's strategy does, in a few words; empty if its spec does not tell."""
+    """Return what a run's strategy does, in a few words; empty if its spec cannot be built."""
     workers = run.config.workers
     try:
         return build_strategy(run.config.strategy, workers=workers).summary
-    except BadInput:  # made in Python, or by a plug-in that is not loaded
+    except BadInput:  # made in Python, or in a plug-in that is not loaded
         return ""

@@ -1,4 +1,4 @@
-"""Runs as pages that follow them while they go on, served to this machine only."""
+"""Live pages about runs, served to this machine only."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from anyk.views.prose import count_steps, duration
 from anyk.views.result_tables import number
 
 _HOST = "127.0.0.1"
-_LEAST, _SHARE = 1.0, 0.1  # seconds between two makings of a page, and the share of time that they may take
-_SILENT = 10.0  # seconds without news after which a run is said to be silent
+_LEAST, _SHARE = 1.0, 0.1  # seconds between two renderings of a page, and their largest share of the time
+_SILENT = 10.0  # seconds without news after which a run is shown as silent
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
     "font-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -36,18 +36,18 @@ _State = tuple[str, str]  # for the style sheet, and in words
 
 
 class Watch:
-    """Serves a live page for each of some run folders, races, and folders of them, at :attr:`url`.
+    """Serves a live page for each run and race in some folders, at :attr:`url`.
 
-    A page is the report of :func:`anyk.report`. Its state follows the run twice a second; the report is made again when
-    the log has grown, at most once a second and in at most 10 % of the time. What is shown is read from the runs' logs
-    alone (:class:`anyk.runs.Following`): runs may be those of other processes, and of other machines where
-    :class:`anyk.callbacks.Mirror` copies their logs; nothing is written to their folders. Runs that begin later in a
-    folder of runs appear.
+    ``folders``: of runs, of races, or with such folders inside; runs that start later in them appear. A page is the
+    report of :func:`anyk.report`. Its state follows the run twice a second; the report is rendered again when the log
+    has grown, at most once a second and in at most 10 % of the time. It reads only the runs' logs
+    (:class:`anyk.runs.Following`) and writes nothing to their folders, so other processes may run them, also on other
+    machines if :class:`anyk.callbacks.Mirror` copies their logs.
 
-    Only this machine can ask, and only by this machine's own names, so that no page of another site can read along.
-    ``port``: 0 takes a free one. Nothing is served before :meth:`serve`.
+    Only this machine receives answers, and only under its own names, so that no page of another site can read them.
+    ``port``: 0 takes a free port. Nothing is served before :meth:`serve`.
 
-    Raises :class:`~anyk.errors.BadInput` where there is no such folder or the port is taken, and
+    Raises :class:`~anyk.errors.BadInput` for a missing folder or a port that is in use, and
     :class:`~anyk.errors.MissingPackage` without Bokeh and Jinja2 (``anyk[report]``).
     """
 
@@ -71,7 +71,7 @@ class Watch:
         watch = self
 
         class Handler(_Handler):
-            """Answers for this watch."""
+            """Answers by this watch."""
 
             answer = staticmethod(watch._answer)
 
@@ -107,7 +107,7 @@ class Watch:
     # ------------------------------------------------------------------------------------------- answers
 
     def _answer(self, path: str) -> tuple[str, str] | None:
-        """Kind and text for a path; None where there is nothing."""
+        """Return the content type and text for a path; None if there is no such page."""
         if path in self._scripts:
             return "text/javascript", self._scripts[path]
         with self._lock:
@@ -127,19 +127,19 @@ class Watch:
             return "text/html", _list_page(shown.name, str(error), [])
 
     def _look(self) -> None:
-        """Find runs that have begun."""
+        """Find runs that have started."""
         for folder in self._folders:
             inner = sorted(folder.iterdir()) if folder.is_dir() else []
             alone = (folder / "run.toml").is_file() or (folder / RACE).is_file()
-            for one in [folder] if alone else [one for one in inner if one.is_dir()]:
-                if one not in self._pages and ((one / "run.toml").is_file() or is_race(one)):
-                    self._pages[one] = _Page(one)
+            for place in [folder] if alone else [place for place in inner if place.is_dir()]:
+                if place not in self._pages and ((place / "run.toml").is_file() or is_race(place)):
+                    self._pages[place] = _Page(place)
 
     def _list(self, pages: Sequence[_Page]) -> str:
         lines = [shown.line() | {"number": i} for i, shown in enumerate(pages)]
         lines.sort(key=lambda line: (line["state"][0] == "ended", -line["number"]))
         where = ", ".join(str(folder) for folder in self._folders)
-        message = "" if lines else "No run has begun yet; this page shows the first as soon as it does."
+        message = "" if lines else "No run has started yet; this page shows the first when it starts."
         return _list_page(f"Runs in {where}", message, lines)
 
 
@@ -150,7 +150,7 @@ def _list_page(title: str, message: str, lines: Sequence[dict[str, Any]]) -> str
 
 
 class _Page:
-    """A run or a race, as it is followed: its live page, and its line in the list."""
+    """The live page of a run or a race, and its line in the list."""
 
     def __init__(self, folder: Path) -> None:
         self.name = folder.name or str(folder)
@@ -169,7 +169,7 @@ class _Page:
         self._followed.clear()
 
     def _folders(self) -> tuple[list[Path], list[str]]:
-        """Return the folders of the runs that have begun, and the titles of those that have not."""
+        """Return the folders of the runs that have started, and the titles of the runs that have not."""
         if (self._folder / RACE).is_file():
             planned = [(self._folder / entry.folder, entry.title) for entry in read_race(self._folder).entries]
             waiting = [title for folder, title in planned if not (folder / LOG).is_file()]
@@ -177,10 +177,10 @@ class _Page:
         return [self._folder] if (self._folder / "run.toml").is_file() else run_folders(self._folder), []
 
     def _read(self) -> tuple[list[Run], _State]:
-        """Return the runs that have begun, as their logs stand, and the state of them all."""
+        """Return the runs that have started, by their present logs, and their common state."""
         folders, waiting = self._folders()
         if not folders:
-            raise BadInput(f"'{self._folder}' has no run that has begun")
+            raise BadInput(f"'{self._folder}' has no run that has started")
         for folder in folders:
             if folder not in self._followed:
                 self._followed[folder] = Following(folder)
@@ -202,7 +202,7 @@ class _Page:
         return runs, ("running", f"running: {words}")
 
     def line(self) -> dict[str, Any]:
-        """Return its line in the list."""
+        """Return the line of the run or race in the list."""
         with self._lock:
             try:
                 folders, waiting = self._folders()
@@ -220,11 +220,11 @@ class _Page:
             line = {"name": self.name, "state": state, "cells": cells}
             if state[0] == "ended":
                 self._line = stand, line
-                self.close()  # copies are made again when somebody looks at it
+                self.close()  # copies are made again for the next request
             return line
 
     def whole(self) -> str:
-        """Return the page of the runs as their logs stand."""
+        """Return the page of the runs by their present logs."""
         with self._lock:
             runs, _ = self._read()
             seals = _seals(runs)
@@ -252,12 +252,12 @@ class _Page:
 
 
 def _seals(runs: Sequence[Run]) -> str:
-    """Return the newest seals of the runs' logs, which change whenever something is written."""
+    """Return the newest seals of the runs' logs, which change with every write."""
     return ",".join(queries.newest_seal(run.log) for run in runs)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers this machine's own requests."""
+    """Answers requests from this machine."""
 
     server_version = "anyk"
     sys_version = ""
@@ -267,12 +267,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         port = self.connection.getsockname()[1]
         if self.headers.get("Host", "") not in (f"{_HOST}:{port}", f"localhost:{port}"):
-            # a name of somebody else's that leads here: a page of theirs would be allowed to read what it is told
+            # another site's name that leads here: a page of that site would be allowed to read the answer
             self._send(HTTPStatus.FORBIDDEN, "text/plain", f"ask for http://{_HOST}:{port}/")
             return
         try:
             answer = self.answer(urlsplit(self.path).path)
-        except Exception as error:  # one page is not to end the others
+        except Exception as error:  # one page must not end the others
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{type(error).__name__}: {error}")
             return
         if answer is None:
@@ -290,9 +290,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
-        with contextlib.suppress(ConnectionError, TimeoutError):  # whoever asked has gone
+        with contextlib.suppress(ConnectionError, TimeoutError):  # the client has gone
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""

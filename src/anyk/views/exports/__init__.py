@@ -1,4 +1,4 @@
-"""Runs for other programs: Perfetto's traces, tables, and metrics for Prometheus."""
+"""Exports of runs: traces for Perfetto, tables, and metrics for Prometheus."""
 
 from anyk.views.exports.log_tables import save_tables
 from anyk.views.exports.perfetto import save_perfetto

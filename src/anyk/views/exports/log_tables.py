@@ -1,4 +1,4 @@
-"""A run as tables: Parquet or CSV, one file for each table of its log."""
+"""A run as tables: a Parquet or CSV file for each table of its log."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from anyk.runs.log.queries import TABLES
 
 
 def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = "parquet") -> dict[str, int]:
-    """Write a run's tables (:meth:`anyk.Run.to_frame`) into a folder, made if need be; returns their numbers of rows.
+    """Write a run's tables (:meth:`anyk.Run.to_frame`) into a folder, made if missing; return their numbers of rows.
 
-    Raises :class:`~anyk.errors.BadInput` where it cannot be written, and :class:`~anyk.errors.MissingPackage` without
-    pandas and PyArrow (``anyk[data]``).
+    Raises :class:`~anyk.errors.BadInput` if the folder cannot be written, and :class:`~anyk.errors.MissingPackage`
+    without pandas and PyArrow (``anyk[data]``).
 
     >>> import anyk, tempfile
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")

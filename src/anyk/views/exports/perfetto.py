@@ -23,12 +23,12 @@ _DRIVER, _WORKERS = 1, 2  # process numbers: names of groups of tracks
 
 
 def save_perfetto(run: Run, path: str | Path) -> int:
-    """Write a run as a trace that ui.perfetto.dev opens; returns the number of its events.
+    """Write a run as a trace that ui.perfetto.dev opens, and return the number of its events.
 
-    A track for each worker has a slice for each task, named by what became of it, and in it waiting, computing and
-    sending; a track for each model has its steps; counters show loss, metric, residual and staleness. A path that ends
-    in ``.gz`` is compressed. Raises :class:`~anyk.errors.BadInput` for another ending than ``.json`` or ``.json.gz``,
-    and where the file cannot be written.
+    A track for each worker has a slice for each task, named by its ending, with waiting, computing and sending inside;
+    a track for each model has its steps; counters show loss, metric, residual and staleness. A path that ends in
+    ``.gz`` is compressed. Raises :class:`~anyk.errors.BadInput` for other endings than ``.json`` and ``.json.gz``, and
+    if the file cannot be written.
 
     >>> import anyk, tempfile
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -75,7 +75,7 @@ def _slice(name: str, pid: int, tid: int, begin: float, end: float, **fields: An
 
 
 def _steps(run: Run) -> Iterator[dict[str, Any]]:
-    """The steps of each model, and counters of what is known of them."""
+    """Yield the steps of each model, and counters of their values."""
     log = queries.columns(run.log, "steps")
     for number, slot in enumerate(dict.fromkeys(log["slot"])):
         yield _event("M", "thread_name", _DRIVER, number, args={"name": f"steps of {slot}"})
@@ -94,14 +94,16 @@ def _steps(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
-    """Slices of tasks; where two of a worker overlap, as a message that is sent beside computing, on another track."""
+    """Yield slices of tasks; a task that overlaps another of the same worker is on a further track."""
     order = np.lexsort((tasks.start, tasks.worker))
     ends: dict[int, list[float]] = {}
     widest = 1
     for i in order.tolist():
         worker = int(tasks.worker[i])
         lanes = ends.setdefault(worker, [])
-        edges = [_micro(value) for value in np.cumsum([tasks.start[i], *(getattr(tasks, one)[i] for one in PHASES)])]
+        edges = [
+            _micro(value) for value in np.cumsum([tasks.start[i], *(getattr(tasks, phase)[i] for phase in PHASES)])
+        ]
         edges.append(_micro(tasks.end[i]))
         lane = next((j for j, end in enumerate(lanes) if end <= edges[0]), len(lanes))
         lanes[lane : lane + 1] = [edges[-1]]
@@ -121,7 +123,7 @@ def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
 
 
 def _facts(tasks: Tasks, i: int) -> dict[str, Any]:
-    """Return what is known of a task besides its times."""
+    """Return the properties of a task besides its times."""
     step, version = int(tasks.step[i]), int(tasks.version[i])
     arguments: dict[str, Any] = {"task": int(tasks.task[i]), "model": tasks.slots[tasks.slot[i]], "version": version}
     if tasks.fate[i] <= LATE:

@@ -1,4 +1,4 @@
-"""A run's state for Prometheus, served over HTTP while it goes on."""
+"""The state of a running training for Prometheus, served over HTTP."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from anyk.runs.callbacks import Callback, EvaluationInfo, LostInfo, RunInfo, Ste
 
 
 class Metrics(Callback):
-    """Serves steps, seconds, loss, residual, staleness, and workers' shares of steps and losses, to be scraped.
+    """Serves steps, seconds, loss, residual, staleness, and the share of steps that used each worker.
 
-    A callback for :func:`anyk.train` and others. ``port``: 0 takes a free one (:attr:`url` has it); ``host``: who may
-    ask; by default only this machine. In a race the numbers are those of the run at hand, and start again with the
-    next. The server runs in a thread until :meth:`close`, as by ``with``; it costs the run nothing but counting.
+    A callback for :func:`anyk.train` and others. ``port``: 0 takes a free port (see :attr:`url`); ``host``: the address
+    to listen at, by default of this machine only. In a race the numbers describe the current run. The server runs in a
+    thread until :meth:`close`, as by ``with``; the run itself only counts.
 
-    Raises :class:`~anyk.errors.BadInput` where the port is taken or not allowed, and
+    Raises :class:`~anyk.errors.BadInput` if the port is in use or not allowed, and
     :class:`~anyk.errors.MissingPackage` without prometheus_client (``anyk[metrics]``).
 
     >>> import anyk, urllib.request
@@ -64,7 +64,7 @@ class Metrics(Callback):
         self._server.server_close()
         self._thread.join()
 
-    # ------------------------------------------------------------------------------------------- what happens
+    # ------------------------------------------------------------------------------------------- events
 
     def on_begin(self, info: RunInfo) -> None:
         for counters in (self._steps, self._evaluated, self._taken, self._used, self._lost):
@@ -83,10 +83,10 @@ class Metrics(Callback):
     def on_worker_lost(self, info: LostInfo) -> None:
         self._lost[info.worker] += 1
 
-    # ------------------------------------------------------------------------------------------- what is served
+    # ------------------------------------------------------------------------------------------- metrics
 
     def collect(self) -> Iterator[Any]:
-        """The metrics as they stand; called by prometheus_client when somebody asks."""
+        """Yield the current metrics, for prometheus_client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
         info = self._info
@@ -106,9 +106,9 @@ class Metrics(Callback):
         values = {slot: self._of(slot, step) for slot, step in list(self._steps.items())}
         for name, family, text in of_model:
             metric = family(f"anyk_{name}", text, labels=("model", "strategy"))
-            for slot, known in values.items():
-                if known[name] is not None:
-                    metric.add_metric((slot, strategy), known[name])
+            for slot, current in values.items():
+                if current[name] is not None:
+                    metric.add_metric((slot, strategy), current[name])
             yield metric
         total = sum(self._taken.values())
         on_time = GaugeMetricFamily(
@@ -142,7 +142,7 @@ class Metrics(Callback):
 
 
 def address(text: str) -> tuple[int, str]:
-    """Port and host of ``PORT`` or ``HOST:PORT``; raises :class:`~anyk.errors.BadInput` for anything else.
+    """Return port and host of ``PORT`` or ``HOST:PORT``; raise :class:`~anyk.errors.BadInput` for anything else.
 
     >>> address("9100"), address("0.0.0.0:9100")
     ((9100, '127.0.0.1'), (9100, '0.0.0.0'))

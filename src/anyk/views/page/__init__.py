@@ -1,4 +1,4 @@
-"""One self-contained page about a run, a race or several of them, that opens without a network."""
+"""A self-contained page about runs and races."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ _HERE = Path(__file__).parent
 
 
 def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
-    """Write one HTML page that shows runs and races; returns its path.
+    """Write an HTML page about runs and races, and return its path.
 
-    It has everything inside: open it anywhere, also without a network. It says what ran and how it ended; draws metric
-    and loss against seconds or steps, every task on a timeline, seconds by worker and step, how each worker's tasks
-    ended, residual, staleness and where the time went; and shows the receipt of any step. Several runs are compared as
-    :func:`anyk.runs.compare` does. Where strategies ran with several seeds, the first seed's run has an account of
-    its own.
+    The page is self-contained and opens without a network. It describes the settings and the result; draws metric and
+    loss against seconds or steps, every task on a timeline, seconds by worker and step, the endings of each worker's
+    tasks, residual, staleness and the use of time; and shows the receipt of any step. Several runs are compared by
+    :func:`anyk.runs.compare`. With several seeds, only the first seed's run is described on its own.
 
-    Raises :class:`~anyk.errors.BadInput` where there is no run, or the file cannot be written, and
+    Raises :class:`~anyk.errors.BadInput` if there is no run or the file cannot be written, and
     :class:`~anyk.errors.MissingPackage` without Bokeh and Jinja2 (``anyk[report]``).
 
     >>> import anyk, tempfile
@@ -39,7 +38,7 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
     True
     """
     items = [of] if isinstance(of, Run | Race) else list(of)
-    runs = [run for one in items for run in (one.runs if isinstance(one, Race) else [one])]
+    runs = [run for item in items for run in (item.runs if isinstance(item, Race) else [item])]
     if not runs:
         raise BadInput("there is no run to report on")
     target = Path(path)
@@ -47,7 +46,7 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
         raise BadInput(f"a report is written as .html, got '{path}'")
     if not target.parent.is_dir():
         raise BadInput(f"the report '{path}' cannot be written: there is no folder '{target.parent}'")
-    text = page(runs, [title for one in items if isinstance(one, Race) for title in one.waiting])
+    text = page(runs, [title for item in items if isinstance(item, Race) for title in item.waiting])
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -56,7 +55,7 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
 
 
 def check_packages() -> None:
-    """Raise :class:`~anyk.errors.MissingPackage` where a package is not installed that pages need."""
+    """Raise :class:`~anyk.errors.MissingPackage` if a package that pages need is not installed."""
     try:
         import bokeh.document  # noqa: F401
         import jinja2  # noqa: F401
@@ -66,9 +65,9 @@ def check_packages() -> None:
 
 
 def page(runs: Sequence[Run], waiting: Sequence[str], *, live: str | None = None) -> str:
-    """Return the page as text, with its scripts inside or, with ``live``, for a server that has them.
+    """Return the page as text, with its scripts inside or, with ``live``, for a server of the scripts.
 
-    ``live``: the newest seals of the logs, by which the page notices that they have grown.
+    ``live``: the newest seals of the logs, by which the page notices that the logs have grown.
     """
     check_packages()
     from bokeh.document import Document
@@ -108,7 +107,7 @@ def template(name: str) -> jinja2.Template:
 
 
 def bokeh_scripts() -> list[str]:
-    """Bokeh's own scripts."""
+    """Return Bokeh's own scripts."""
     from bokeh.resources import INLINE
 
     return list(type(INLINE)(mode="inline", components=["bokeh"]).js_raw)
@@ -125,7 +124,7 @@ def style() -> str:
 
 
 def _plain_json(document: Document) -> str:
-    """A document as JSON that no text in it can break out of."""
+    """Return a document as JSON in which no text can end the surrounding script."""
     text = json.dumps(document.to_json(deferred=False), separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

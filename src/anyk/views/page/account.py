@@ -1,4 +1,4 @@
-"""The time of a run, by what it went into, and the fate of each worker's tasks."""
+"""The time of a run by its use, and the endings of each worker's tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUNDING = 1e-9  # seconds
 
 
 class Account(NamedTuple):
-    """Seconds of a run by what it waited for at the time; they add up to the time of its last step."""
+    """Seconds of a run by their use; they add up to the time of its last step."""
 
     waiting: float
     computing: float
@@ -24,17 +24,17 @@ class Account(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The seconds of all parts together."""
+        """The sum of all parts."""
         return sum(self)
 
 
 def account(run: Run, tasks: Tasks) -> Account:
-    """Follow the last message that came before each step: where was it in the time since the step before?
+    """Return the use of a run's time, from the last message that arrived before each step.
 
-    A step is taken when the message comes that makes it possible, so the phases of that message's task, as far as they
-    lie between the step before and this one, are what the run waited for. What remains of that time is the driver's
-    (taking the step, handing out tasks) or spent until a deadline. Between ``waiting`` for an injected delay and for an
-    order to come nothing is told apart.
+    A step is taken when the message arrives that makes it possible, so the run waited for the phases of that message's
+    task, as far as they lie between the previous step and this one. The remaining time is the driver's (taking the
+    step, dispatching tasks) or spent until a deadline. ``waiting`` for an injected delay and for an order are not
+    distinguished.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -55,7 +55,7 @@ def account(run: Run, tasks: Tasks) -> Account:
     since = np.concatenate(([0.0], times))[step]
     until = np.maximum(times[step], since)
     first = np.searchsorted(tasks.task, tasks.task[used])  # rows are ordered by task and chunk
-    count = used - first + 1  # the chunks of its task before it are what it waited for
+    count = used - first + 1  # the message had to wait for the previous chunks of its task
     own = np.repeat(np.arange(len(used)), count)
     row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[own]
     sending = np.where(row == used[own], tasks.sending[row], 0.0)
@@ -67,9 +67,9 @@ def account(run: Run, tasks: Tasks) -> Account:
 
 
 class Share(NamedTuple):
-    """The tasks of a worker: numbers by ending (:data:`FATES`), and how late the cancelled ones would have been.
+    """The tasks of a worker: numbers by ending (:data:`FATES`), and the lateness of cancelled tasks.
 
-    ``late`` and ``latest``: median and largest seconds after the cut-off; NaN where they are not known.
+    ``late`` and ``latest``: median and largest seconds after the cut-off; NaN if unknown.
     """
 
     worker: int
@@ -104,8 +104,9 @@ def shares(tasks: Tasks, workers: int) -> list[Share]:
 
 
 class Heat(NamedTuple):
-    """Seconds by worker and column, shape (workers, columns), NaN where there was no task; ``cut`` is the share of
-    tasks that were cut off. Column ``i`` stands for the ``each`` steps (or tasks) from ``first + i * each`` on.
+    """Seconds by worker and column, shape (workers, columns), NaN without a task, and the share of tasks ``cut`` off.
+
+    Column ``i`` stands for the ``each`` steps (or tasks) from ``first + i * each`` on.
     """
 
     seconds: NDArray[np.float32]
@@ -119,10 +120,9 @@ _CELLS = 120_000
 
 
 def heat(tasks: Tasks, workers: int) -> Heat | None:
-    """Seconds of each worker's task for each step, or by their order where workers take few of the steps, or where
-    they train several models at once.
+    """Return seconds of each worker's tasks by step; by their order if workers take few steps or train several models.
 
-    Where that is more than can be seen, columns are means. None without tasks.
+    Columns are means if there are too many. None without tasks.
     """
     tasks = tasks.only(tasks.fate != OPEN)
     if not len(tasks):

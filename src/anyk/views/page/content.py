@@ -17,18 +17,18 @@ from anyk.views.columns import Columns
 from anyk.views.page import figures, texts
 from anyk.views.page.account import account
 from anyk.views.page.panels import report_figures
-from anyk.views.plots import banded, on_virtual_clock, purpose
+from anyk.views.plots import banded, evaluated, on_virtual_clock, purpose
 from anyk.views.result_tables import race_notes, race_table, ratio_to_floor
 from anyk.views.style import DARK, LIGHT
 
-_MANY = 24  # runs with an account of their own on one page
-_REUSES = 20_000  # messages used again that are written down
+_MANY = 24  # runs with a section of their own on one page
+_REUSES = 20_000  # messages used again that are listed
 _WORKS = 100_000  # partitions of all kinds of work together, for the weights in receipts
-_WIDE = 8.0  # times longer than the shortest run: beyond that seconds are logarithmic at first
+_WIDE = 8.0  # ratio of the longest to the shortest run from which on seconds are logarithmic at first
 
 
 def content(runs: Sequence[Run], waiting: Sequence[str]) -> dict[str, Any]:
-    """Values for the page's template; ``figures`` by name, ``about`` for the page's script."""
+    """Return values for the page's template; ``figures`` by name, ``about`` for the page's script."""
     groups = grouped(runs)
     figures_by_name: dict[str, Any] = {}
     sections = [_section(group[0], f"run{i}", figures_by_name) for i, group in enumerate(groups[:_MANY])]
@@ -95,14 +95,7 @@ def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> list[str]
 def _line(group: Sequence[Run], column: str) -> figures.Line:
     by: dict[str, tuple[Any, ...]] = {}
     for axis, key in (("seconds", "seconds"), ("steps", "step")):
-        lines = []
-        for run in group:
-            values = run.history.get(column, np.empty(0))
-            good = np.isfinite(values)
-            if good.any():
-                lines.append((run.history[key][good].astype(float), values[good]))
-        empty = np.empty(0)
-        times, values, band = banded(lines) if lines else (empty, empty, None)
+        times, values, band = banded([evaluated(run, column, key) for run in group])
         by[axis] = (times, values) if band is None else (times, values, *band)
     return figures.Line(group[0].config.strategy, by)
 
@@ -140,7 +133,7 @@ def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _panels(run: Run, tasks: Tasks, name: str, drawn: dict[str, Any]) -> list[dict[str, Any]]:
-    """The registered figures, as the template shows them."""
+    """Return the registered figures, as the template shows them."""
     shown = []
     for entry in report_figures:
         panel = entry.build(run, tasks)
@@ -155,7 +148,7 @@ def _panels(run: Run, tasks: Tasks, name: str, drawn: dict[str, Any]) -> list[di
 
 
 def _steps(run: Run, tasks: Tasks) -> dict[str, Any]:
-    """The steps that were taken, for lines in the timeline and for receipts."""
+    """Return the steps that were taken, for lines in the timeline and for receipts."""
     log = queries.columns(run.log, "steps")
     trained = np.isin(log["slot"].astype(str), tasks.slots) & np.isfinite(log["replies"])
     return {
@@ -168,7 +161,7 @@ def _steps(run: Run, tasks: Tasks) -> dict[str, Any]:
 
 
 def _for_receipts(run: Run, tasks: Tasks) -> dict[str, Any]:
-    """Return data of receipts that the timeline lacks: work by its number, and messages that were used again."""
+    """Return data of receipts that the timeline lacks: works by number, and messages that were used again."""
     data: dict[str, Any] = {}
     works = queries.columns(run.log, "works")
     texts = [f"[{lists[0]}, {lists[1]}]" for lists in zip(works["partitions"], works["coefficients"], strict=True)]
@@ -199,7 +192,7 @@ def _settings(run: Run) -> list[tuple[str, str]]:
         if key == "format" or value in ([], {}):
             continue
         if isinstance(value, dict):
-            flat += [(f"{key}.{inner}", str(one)) for inner, one in value.items() if one not in (None, [], {})]
+            flat += [(f"{key}.{inner}", str(item)) for inner, item in value.items() if item not in (None, [], {})]
         else:
             flat.append((key, str(value)))
     ended = {name: count for name, count in run.ledger.items() if count}

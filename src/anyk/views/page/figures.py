@@ -1,4 +1,4 @@
-"""The figures of a report, as Bokeh models; data travels as binary columns, and the page draws what is in sight."""
+"""The figures of a report, as Bokeh models with binary columns of data."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FATE_COLOURS = (COLOURS[0], COLOURS[5], LIGHT["spare"], COLOURS[1], LIGHT["lost
 _FATE_HATCHES = (" ", "dot", " ", "right_diagonal_line", "cross", "blank")
 _POINTS = 4000  # of a curve; more are thinned evenly
 _DURATION = "return Math.abs(value) < 0.1 ? (1e3 * value).toPrecision(3) + ' ms' : value.toPrecision(4) + ' s'"
-_LATE = "return isNaN(value) ? 'not known' : 'another ' + value.toPrecision(3) + ' s'"
+_LATE = "return isNaN(value) ? 'unknown' : 'another ' + value.toPrecision(3) + ' s'"
 _FIRST = 1500  # bars that the timeline shows at first
 _SYMBOLS = 8  # along a curve
 
@@ -98,14 +98,14 @@ def new_figure(
 
 
 def _plain_numbers() -> CustomJSTickFormatter:
-    """Ticks as 0.004 and 0.1, not as 4.000e-3 and a power of ten."""
+    """Return a formatter of ticks as 0.004 and 0.1, not as 4.000e-3 and a power of ten."""
     return CustomJSTickFormatter(code="return String(Number(tick.toPrecision(6)))")
 
 
 def _draw(into: Any, glyph: Any, source: ColumnDataSource, **given: Any) -> Any:
-    """Add a glyph to a figure, which looks the same when others are chosen.
+    """Add a glyph to a figure, and return its renderer.
 
-    The figure's own methods make three more glyphs each, for looks that a report does not have: a third of a page's
+    The figure's own methods make three more glyphs each, for styles that a report does not use: a third of a page's
     models.
     """
     renderer = GlyphRenderer(
@@ -121,7 +121,7 @@ def _thinned(count: int) -> NDArray[np.int64]:
 
 
 def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: float | None) -> Any:
-    """Values against seconds or steps: the page switches between them, and between scales.
+    """Return the figure of values against seconds or steps; the page switches between them, and between scales.
 
     The axis of a metric that rises, such as accuracy, omits the steep beginning.
     """
@@ -159,7 +159,10 @@ def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: 
 
 
 def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: str) -> Any:
-    """A bar for each phase of each task, thick where its message was used; the page finds receipts in these columns."""
+    """Return the timeline: a bar for each phase of each task, thick if its message was used.
+
+    The page finds receipts in its columns.
+    """
     workers = run.config.workers
     end = float(max(tasks.end.max(initial=0.0), run.seconds, 1e-9))
     shown = float(np.sort(tasks.start)[_FIRST]) if len(tasks) > _FIRST else end
@@ -179,7 +182,7 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
         if not which.any():
             continue
         source = ColumnDataSource(columns(tasks, which, kind), name=f"{name} {kind}")
-        view = CDSView(filter=IndexFilter(indices=[0]), name=f"{name} {kind} view")  # the page sets what is in sight
+        view = CDSView(filter=IndexFilter(indices=[0]), name=f"{name} {kind} view")  # the page sets the visible range
         bars, fields = [], ["start"]
         for phase, colour in {"unknown": None}.items() if kind == "cut" else zip(PHASES, _PHASE_COLOURS, strict=True):
             bar = HBar(
@@ -219,7 +222,7 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
 
 
 def kinds(tasks: Tasks) -> dict[str, tuple[NDArray[np.bool_], float]]:
-    """Which tasks the timeline draws in which way, and the heights of their bars."""
+    """Return which tasks the timeline draws as which kind, and the heights of their bars."""
     return {
         "used": (tasks.finished & (tasks.fate <= LATE), 0.82),
         "spare": (tasks.finished & (tasks.fate > LATE), 0.34),
@@ -249,7 +252,7 @@ def columns(tasks: Tasks, which: NDArray[np.bool_], kind: str) -> dict[str, NDAr
     if len(tasks.slots) > 1:
         narrow["slot"] = tasks.slot, np.uint8
     rows = np.flatnonzero(which)
-    rows = rows[np.argsort(tasks.start[rows], kind="stable")]  # so that the page finds those in sight by halving
+    rows = rows[np.argsort(tasks.start[rows], kind="stable")]  # so that the page finds the visible tasks by bisection
     return {name: column[rows].astype(kind) for name, (column, kind) in narrow.items()}
 
 
@@ -272,7 +275,7 @@ def _timeline_hover(bars: Sequence[Any], kind: str) -> HoverTool:
 
 
 def heat_map(heat: Heat) -> Any:
-    """Workers x steps, the lighter the longer."""
+    """Return the heat map of workers x steps, the lighter the longer."""
     workers, columns = heat.seconds.shape
     start, end = heat.first - 0.5, heat.first - 0.5 + columns * heat.each
     plot = new_figure(
@@ -311,16 +314,16 @@ def heat_map(heat: Heat) -> Any:
     return plot
 
 
-def worker_bars(found: Sequence[Share]) -> Any:
-    """Return the figure of how tasks ended, as shares, with a bar for each worker."""
-    fates = np.array([one.fates for one in found], dtype=float)
+def worker_bars(rows: Sequence[Share]) -> Any:
+    """Return the figure of the endings of tasks, as shares, with a bar for each worker."""
+    fates = np.array([row.fates for row in rows], dtype=float)
     total = np.maximum(fates.sum(axis=1), 1)
-    workers = Range1d(-0.6, len(found) - 0.4)
+    workers = Range1d(-0.6, len(rows) - 0.4)
     plot = new_figure(
         "worker", "share of its tasks", 230, drag="width", whole="x", x_range=workers, y_range=Range1d(0, 1)
     )
     top = np.cumsum(fates, axis=1) / total[:, None]
-    data: dict[str, Any] = {"worker": np.arange(len(found)), "total": total}
+    data: dict[str, Any] = {"worker": np.arange(len(rows)), "total": total}
     shown = np.flatnonzero(fates.any(axis=0)).tolist()
     for i in shown:
         data |= {f"b{i}": top[:, i] - fates[:, i] / total, f"t{i}": top[:, i], f"n{i}": fates[:, i]}
@@ -345,11 +348,11 @@ def worker_bars(found: Sequence[Share]) -> Any:
     return plot
 
 
-def lateness(found: Sequence[Share]) -> Any:
-    """Return the figure of how long after its cancellation a message would have come: median and largest."""
-    plot = new_figure("worker", "seconds late", 190, drag=None, whole="x", x_range=Range1d(-0.6, len(found) - 0.4))
-    late, latest = [one.late for one in found], [one.latest for one in found]
-    source = ColumnDataSource({"worker": np.arange(len(found)), "late": late, "latest": latest})
+def lateness(rows: Sequence[Share]) -> Any:
+    """Return the figure of the seconds after which cancelled messages would have come: median and largest."""
+    plot = new_figure("worker", "seconds late", 190, drag=None, whole="x", x_range=Range1d(-0.6, len(rows) - 0.4))
+    late, latest = [row.late for row in rows], [row.latest for row in rows]
+    source = ColumnDataSource({"worker": np.arange(len(rows)), "late": late, "latest": latest})
     look: dict[str, Any] = {"source": source, "line_color": COLOURS[1]}
     plot.segment("worker", "late", "worker", "latest", line_width=1.5, **look)
     dots = plot.scatter("worker", "late", size=7, fill_color=COLOURS[1], **look)
@@ -361,7 +364,7 @@ def lateness(found: Sequence[Share]) -> Any:
 
 
 def residuals(step: NDArray[np.float64], residual: NDArray[np.float64]) -> Any:
-    """The residual of each step."""
+    """Return the figure of the residual of each step."""
     keep = _thinned(len(step))
     plot = new_figure("step", "residual", 230)
     source = ColumnDataSource({"step": step[keep], "residual": residual[keep]})

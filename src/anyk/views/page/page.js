@@ -12,7 +12,7 @@
     return made;
   };
   const seconds = (value) =>
-    !Number.isFinite(value) ? "not known" :
+    !Number.isFinite(value) ? "unknown" :
     value !== 0 && Math.abs(value) < 0.1 ? Number((1e3 * value).toPrecision(3)) + " ms" :
     Number(value.toPrecision(value >= 100 ? 5 : 3)) + " s";
 

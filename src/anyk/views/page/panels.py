@@ -1,4 +1,4 @@
-"""What a report shows of one run, figure by figure; each is registered here, or by a plug-in in the same way."""
+"""The figures of a report about one run, registered here or by plug-ins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ register = report_figures.register
 
 @register("heat")
 def _heat(run: Run, tasks: Tasks) -> Panel | None:
-    """Seconds of each worker's task in each step."""
+    """Return the panel of the seconds of each worker's task in each step."""
     from anyk.views.page import figures
 
     times = heat(tasks, run.config.workers)
@@ -55,7 +55,7 @@ def _heat(run: Run, tasks: Tasks) -> Panel | None:
 
 @register("workers")
 def _workers(run: Run, tasks: Tasks) -> Panel | None:
-    """Return the panel of how each worker's tasks ended."""
+    """Return the panel of the endings of each worker's tasks."""
     from anyk.views.page import figures
 
     if not len(tasks):
@@ -67,7 +67,7 @@ def _workers(run: Run, tasks: Tasks) -> Panel | None:
 
 @register("lateness")
 def _lateness(run: Run, tasks: Tasks) -> Panel | None:
-    """Return the panel of how long after its cancellation a message would have come, by worker."""
+    """Return the panel of the lateness of cancelled messages, by worker."""
     from anyk.views.page import figures
 
     if not len(tasks):
@@ -81,8 +81,8 @@ def _lateness(run: Run, tasks: Tasks) -> Panel | None:
         figure = figures.lateness(workers)
         note = (
             "How much later the messages of tasks that were cut off would have come: the median (dot), and up to the "
+            "largest. A worker without a dot had no such task."
         )
-        note += "largest. A worker without a dot had no such task."
         titles += ["median\nseconds late", "largest\nseconds late"]
         rows = [[*row, number(w.late, 3), number(w.latest, 3)] for row, w in zip(rows, workers, strict=True)]
     elif FATES.index("cut off") in fates:
@@ -92,7 +92,7 @@ def _lateness(run: Run, tasks: Tasks) -> Panel | None:
 
 @register("residual")
 def _residual(run: Run, tasks: Tasks) -> Panel:
-    """The residual of each step."""
+    """Return the panel of the residual of each step."""
     from anyk.views.page import figures
 
     residual = run.history["residual"]

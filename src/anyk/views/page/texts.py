@@ -1,4 +1,4 @@
-"""The words of a report: what ran, how it ended, and what to make of it."""
+"""The sentences of a report: settings, results and conclusions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from anyk.views.page.account import Account
 from anyk.views.plots import on_virtual_clock
 from anyk.views.prose import count_steps, duration, percent
 from anyk.views.result_tables import ratio_to_floor
+from anyk.views.staleness import mean_staleness
 
-_CELLS = 20_000  # times that are explained; more take seconds
+_CELLS = 20_000  # times that are explained, at the most, because more take seconds
 _WHERE = {
     "processes": "processes on one machine",
     "simulated": "simulated workers (seconds are virtual)",
@@ -31,7 +32,7 @@ _WHERE = {
 
 
 def subject(config: RunConfig) -> str:
-    """Return what was trained, as far as the configuration states it."""
+    """Return the model and its data in words, as far as the configuration names them."""
     recipe = config.problem or Recipe()
     if recipe.many is not None:
         data = dict.fromkeys(each.data or "a model" for each in recipe.many)
@@ -41,7 +42,7 @@ def subject(config: RunConfig) -> str:
 
 
 def where(config: RunConfig) -> str:
-    """On what, with how many workers and which injected delays."""
+    """Return the number of workers, their cluster and the injected delays in words."""
     name = config.cluster.partition(":")[0]
     delays = config.delays
     delay_text = "no injected delays" if delays == "none" else f"injected delays {delays}"
@@ -49,7 +50,7 @@ def where(config: RunConfig) -> str:
 
 
 def run_verdict(run: Run, tasks: Tasks, spent: Account) -> list[str]:
-    """Three sentences on one run."""
+    """Return three sentences about a run."""
     config = run.config
     what = f"{config.strategy} trained {subject(config)} with {where(config)}: {count_steps(run.steps - run.begun)}"
     what += f" in {duration(run.seconds)}."
@@ -60,7 +61,7 @@ def _ending(run: Run) -> str:
     value = (run.metric or {}).get("value")
     worth = [] if run.loss is None else [f"a loss of {run.loss:.4g}"]
     worth += [] if value is None else [f"{run.metric_name} {value:.4g}"]
-    which = "final model" if run.ledger else "newest model that was evaluated"  # it may go on
+    which = "final model" if run.ledger else "newest model that was evaluated"  # the run may not have ended
     end = f"The {which} has {' and '.join(worth)}" if worth else f"Its {which.split(' that')[0]} has not been evaluated"
     target = run.config.target
     if target is not None and run.time_to_target is not None:
@@ -79,7 +80,7 @@ def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
     counted = tasks.only((tasks.fate <= LATE) & (tasks.step >= 0))
     pairs = len(np.unique(np.stack([counted.slot, counted.step, counted.worker]), axis=1).T)
     senders = pairs / jobs
-    cut, spare = (float((tasks.fate == one).sum()) / jobs for one in (CUT, SPARE))
+    cut, spare = (float((tasks.fate == fate).sum()) / jobs for fate in (CUT, SPARE))
     plural = "message" if f"{used:.3g}" == "1" else "messages"
     mean = f"On average a step used {used:.3g} {plural}"
     mean += f" from {senders:.3g} of {run.config.workers} workers" if senders else ""
@@ -89,23 +90,23 @@ def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
         longer = "no longer than" if ratio < 1.005 else f"{ratio:.3g} times as long as"
         return f"{mean}; the run took {longer} its delays alone make it."
     name, most = max(zip(spent._fields, spent, strict=True), key=lambda part: part[1])
-    virtual = on_virtual_clock(run)  # where the driver takes no time
-    other_text = "spent until deadlines" if virtual else "spent in the driver or until deadlines"
+    # the driver takes no virtual time
+    other_text = "spent until deadlines" if on_virtual_clock(run) else "spent in the driver or until deadlines"
     doing = {"waiting": "waiting for delays and orders", "driver": other_text}.get(name, name)
     return f"{mean}; the largest part of the time, {percent(most / spent.total)}, was {doing}." if most else f"{mean}."
 
 
 def race_verdict(runs: Sequence[Run]) -> list[str]:
-    """Three sentences on several runs."""
+    """Return three sentences about several runs."""
     comparison = compare_seeds(runs)
     first = runs[0]
-    seeds = max(len(one.runs) for one in comparison.strategies)
+    seeds = max(len(each.runs) for each in comparison.strategies)
     count = len(comparison.strategies)
     what = f"{count} strateg{'ies' if count > 1 else 'y'} trained {subject(first.config)} with {where(first.config)}"
     what += f", each with {seeds} seeds" if seeds > 1 else ""
     unlike = differing(runs)
     what += f"; the runs differ in {', '.join(unlike)}, so compare them with care." if unlike else "."
-    took = [(t, i) for i, one in enumerate(comparison.strategies) if (t := _took(one, comparison)) is not None]
+    took = [(t, i) for i, each in enumerate(comparison.strategies) if (t := _took(each, comparison)) is not None]
     ranked = [comparison.strategies[i] for _, i in sorted(took)]
     if not ranked:
         return [what, _none_reached(comparison), "Each run's own account is below."]
@@ -115,18 +116,18 @@ def race_verdict(runs: Sequence[Run]) -> list[str]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Settings, other than strategy and seed, in which runs to be compared differ."""
+    """Return the settings, other than strategy and seed, in which runs differ."""
     names = ("workers", "cluster", "delays", "communication", "optimizer", "lr", "problem")
     return [name for name in names if len({repr(getattr(run.config, name)) for run in runs}) > 1]
 
 
-def _took(one: OverSeeds, comparison: SeedsComparison) -> float | None:
-    """By what strategies are ranked: seconds to the target, seconds a job, or one over the speed-up."""
+def _took(strategy: OverSeeds, comparison: SeedsComparison) -> float | None:
+    """Return the value by which strategies are ranked: seconds to the target or a job, or one over the speed-up."""
     if comparison.by == "target":
-        return one.spread(lambda run: run.time_to_target).median
+        return strategy.spread(lambda run: run.time_to_target).median
     if comparison.by == "job":
-        return one.spread(lambda run: None if run.asynchronous else run.seconds_a_job).median
-    speed = one.speed_up.median if one.speed_up is not None else None
+        return strategy.spread(lambda run: None if run.asynchronous else run.seconds_a_job).median
+    speed = strategy.speed_up and strategy.speed_up.median
     return 1.0 / speed if speed else None
 
 
@@ -157,13 +158,13 @@ def _fastest(best: OverSeeds, comparison: SeedsComparison) -> str:
 
 
 def _caveat(best: OverSeeds, ranked: Sequence[OverSeeds], comparison: SeedsComparison) -> str:
-    unranked = [one.strategy for one in comparison.strategies if one not in ranked]
+    unranked = [each.strategy for each in comparison.strategies if each not in ranked]
     if unranked:
         return f"Not ranked, as they did not come as far in most of their runs: {', '.join(unranked)}."
     how = ", ".join(departures(best.runs[0]))
     if not how:
         return "Its steps were the exact full gradient, so that nothing was traded for the speed."
-    other = next((one for one in ranked if not departures(one.runs[0])), None)
+    other = next((each for each in ranked if not departures(each.runs[0])), None)
     if other is None:
         return f"Its steps were not those of the full gradient: {how}."
     speed = "" if other.speed_up is None or other.speed_up.median is None else f" ({other.speed_up.median:.1f} times)"
@@ -193,12 +194,10 @@ def promised(run: Run) -> str:
 
 
 def departures(run: Run) -> list[str]:
-    """In what the steps of a run were other than those of the full gradient at the newest model; nothing if exact."""
+    """Return how a run's steps differed from the full gradient of the newest model; [] if they were exact."""
     ways = []
     if run.asynchronous:
-        counts = run.staleness()
-        mean = sum(value * count for value, count in counts.items()) / max(sum(counts.values()), 1)
-        ways.append(f"messages were {mean:.3g} versions old on average")
+        ways.append(f"messages were {mean_staleness(run.staleness()) or 0.0:.3g} versions old on average")
     residual = float(np.nanmax(run.history["residual"], initial=0.0))
     if not run.asynchronous and residual > EXACT:
         ways.append(f"residual up to {residual:.2g}")
@@ -213,32 +212,33 @@ def departures(run: Run) -> list[str]:
 
 
 def explained(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
-    """Return the cost of waiting for all: an introduction and sentences of :func:`anyk.explain`, or a reason."""
+    """Return an introduction and the sentences of :func:`anyk.explain` about a run, or the reason for their absence."""
     workers = run.config.workers
     seconds_, censored = rounds(tasks, workers)
     most = max(_CELLS // workers, 2)
     try:
         if len(seconds_) < 2:
-            return "This run cannot say: its workers were not all given a task at once.", []
+            return "This run cannot tell: its workers were never all given a task at the same time.", []
         record = Record(seconds_[:most], censored[:most])
         if record.cut > 0.5:
             return (
                 f"{percent(record.cut)} of the tasks were cut off, and how long they would have taken is not known. "
-                "So this run cannot say what slow workers would cost; a run of 'uncoded' can.",
+                "So this run cannot tell what slow workers would cost; a run of 'uncoded' can.",
                 [],
             )
         explanation = explain(record)
     except BadInput as error:
-        return f"This run cannot say: {error}.", []
+        return f"This run cannot tell: {error}.", []
     head = "If every step had waited for all workers"
     head += f" (the first {most:,} of {len(seconds_):,} rounds)" if len(seconds_) > most else ""
     return head + ":", [sentence[:1].upper() + sentence[1:] + "." for sentence in explanation.sentences]
 
 
 def rounds(tasks: Tasks, workers: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Seconds of each worker's task, (rounds, workers), where all were given one at once; and which are lower bounds.
+    """Return seconds of tasks, shape (rounds, workers), if all workers were given one at the same time, and a mask.
 
-    As :func:`anyk.runs.log.delay_trace.task_seconds` finds them, in the time that a page of 100,000 tasks may take.
+    The mask marks lower bounds. This is a fast version of :func:`anyk.runs.log.delay_trace.task_seconds`, for pages of
+    100,000 tasks.
     """
     tasks = tasks.only(tasks.fate != LOST)
     if not len(tasks):
