@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,40 @@ def ratio_to_floor(run: Run) -> float | None:
     return run.seconds / floor
 
 
+class _Column(NamedTuple):
+    """A column of numbers: the value of a run, the format of its text, and the value that counts for a missing one."""
+
+    title: str
+    value: Callable[[Run], float | None]
+    form: Callable[[Any], str]
+    missing: float = math.inf
+
+
+def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
+    """Return the columns that the runs need; ``single``: each strategy ran with one seed."""
+    several = any(run.models_trained > 1 for run in runs)
+    target = next((run.config.target for run in runs if run.config.target is not None), None)
+    worst = -math.inf if runs[0].config.better == "higher" else math.inf
+    columns = [_Column("steps", lambda run: run.steps, "{:.12g}".format)]
+    if several and single:
+        columns += [_Column("models", lambda run: run.models_trained, str), _Column("jobs", lambda run: run.jobs, str)]
+    columns += [_Column("seconds", lambda run: run.seconds, seconds)]
+    columns += [_Column("seconds\na job", lambda run: run.seconds_a_job, seconds)] * several
+    if single:
+        columns += [_Column("floor\ns", lambda run: run.floor_seconds, seconds)]
+        columns += [_Column("ratio", ratio_to_floor, lambda ratio: "–" if ratio is None else f"{ratio:.3f}")]
+    columns += [_Column("loss", lambda run: run.loss, number)]
+    columns += [_Column(runs[0].metric_name, lambda run: (run.metric or {}).get("value"), number, worst)]
+    for name, title in (("accuracy", "accuracy"), ("r2", "R²")):  # further metrics
+        if any(name in run.metrics and name != run.metric_name for run in runs):
+            columns += [_Column(title, partial(_further, name), number, -math.inf)]
+    if single and any(_ended_below(run) for run in runs):
+        columns += [_Column("best", lambda run: run.best, number)]
+    if target is not None:
+        columns += [_Column(f"s to\n{target:g}", lambda run: run.time_to_target, seconds)]
+    return columns
+
+
 def race_table(runs: Sequence[Run]) -> Columns:
     """Return a row for each strategy; with several, also its speed-up (:func:`anyk.runs.compare`).
 
@@ -47,76 +81,46 @@ def race_table(runs: Sequence[Run]) -> Columns:
     """
     if max(map(len, grouped(runs))) > 1:
         return _seeds_table(compare_seeds(runs))
-    comparison = compare(runs) if len(runs) > 1 else None
-    target = next((run.config.target for run in runs if run.config.target is not None), None)
-    several = any(run.models_trained > 1 for run in runs)
-    below = any(_ended_below(run) for run in runs)
-    titles = ["strategy", "steps", *["models", "jobs"] * several, "seconds", *["seconds\na job"] * several]
-    further = _beside(runs)
-    titles += ["floor\ns", "ratio", "loss", runs[0].metric_name, *further.values(), *["best"] * below]
-    titles += [] if target is None else [f"s to\n{target:g}"]
-    if comparison is not None:
-        titles += ["at\nloss"] * (comparison.by == "loss")
-        by = "\na job" if comparison.by == "job" else ""
-        titles += [f"speed-up{by}\nvs {shortened(comparison.over, _WIDEST)}"]
-    rows = []
-    for i, run in enumerate(runs):
-        metric: dict[str, Any] = run.metric or {}
-        ratio = ratio_to_floor(run)
-        row = [run.config.strategy, str(run.steps)]
-        row += [str(run.models_trained), str(run.jobs)] * several
-        row += [seconds(run.seconds), *[seconds(run.seconds_a_job)] * several, seconds(run.floor_seconds)]
-        row += ["–" if ratio is None else f"{ratio:.3f}", number(run.loss), number(metric.get("value"))]
-        row += [number(run.metrics.get(name)) for name in further]
-        row += [number(run.best)] * below
-        row += [] if target is None else [seconds(run.time_to_target)]
-        if comparison is not None:
-            speed_up = comparison.speed_ups[i]
-            row += [number(speed_up.at)] * (comparison.by == "loss")
+    columns = _columns(runs, single=True)
+    titles = ["strategy", *(column.title for column in columns)]
+    rows = [[run.config.strategy, *(column.form(column.value(run)) for column in columns)] for run in runs]
+    if len(runs) > 1:
+        over, by, speed_ups = compare(runs)
+        titles += ["at\nloss"] * (by == "loss")
+        job = "\na job" * (by == "job")
+        titles += [f"speed-up{job}\nvs {shortened(over, _WIDEST)}"]
+        for row, speed_up in zip(rows, speed_ups, strict=True):
+            row += [number(speed_up.at)] * (by == "loss")
             row += [_times(speed_up.times, at_least=speed_up.at_least)]
-        rows.append(row)
     return Columns(titles, rows)
 
 
 def _seeds_table(comparison: SeedsComparison) -> Columns:
     """Return three rows for each strategy: the median over the seeds, the least and the largest."""
-    runs = [run for one in comparison.strategies for run in one.runs]
-    target = next((run.config.target for run in runs if run.config.target is not None), None)
-    several = any(run.models_trained > 1 for run in runs)
-    metric = next((run.metric_name for run in runs if run.metric), "metric")
-    further = _beside(runs)
-    titles = ["strategy,\nmedian", "seeds", "steps", "seconds", *["seconds\na job"] * several, "loss", metric]
-    titles += further.values()
-    titles += [] if target is None else [f"s to\n{target:g}", "reached"]
-    titles += [f"speed-up\nvs {shortened(comparison.over, _WIDEST)}"] * (len(comparison.strategies) > 1)
+    columns = _columns([run for one in comparison.strategies for run in one.runs], single=False)
+    titles = ["strategy,\nmedian", "seeds", *(column.title for column in columns)]
+    reached = comparison.strategies[0].reached is not None
+    compared = len(comparison.strategies) > 1
+    titles += ["reached"] * reached + [f"speed-up\nvs {shortened(comparison.over, _WIDEST)}"] * compared
     rows = []
-    for one in comparison.strategies:
-        columns = [(str(len(one.runs)), "", ""), _three(one.spread(lambda run: run.steps), "{:g}".format)]
-        columns += [_three(one.spread(lambda run: run.seconds), seconds)]
-        columns += [_three(one.spread(lambda run: run.seconds_a_job), seconds)] * several
-        columns += [_three(one.spread(lambda run: run.loss), number), _three(one.metric, number)]
-        columns += [
-            _three(spread((run.metrics.get(name) for run in one.runs), missing=-math.inf), number) for name in further
-        ]
-        if target is not None:
-            columns += [_three(one.spread(lambda run: run.time_to_target), seconds)]
-            columns += [(f"{one.reached} of {len(one.runs)}", "", "")]
-        if len(comparison.strategies) > 1:
-            columns += [_three(one.speed_up or Spread(None, None, None), partial(_times, at_least=one.at_least))]
-        rows += [list(row) for row in zip((one.strategy, "  least", "  largest"), *columns, strict=True)]
+    for strategy in comparison.strategies:
+        seeds = len(strategy.runs)
+        cells = [(str(seeds), "", "")]
+        for column in columns:
+            cells.append(_three(spread(map(column.value, strategy.runs), missing=column.missing), column.form))
+        cells += [(f"{strategy.reached} of {seeds}", "", "")] * reached
+        if compared:
+            form = partial(_times, at_least=strategy.at_least)
+            cells.append(_three(strategy.speed_up or Spread(None, None, None), form))
+        rows += [list(row) for row in zip((strategy.strategy, "  least", "  largest"), *cells, strict=True)]
     return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])
 
 
-def _beside(runs: Sequence[Run]) -> dict[str, str]:
-    """Return titles of columns of further metrics, by the metric's name."""
-    return {
-        name: title
-        for name, title in (("accuracy", "accuracy"), ("r2", "R²"))
-        if any(name in run.metrics and name != run.metric_name for run in runs)
-    }
+def _further(name: str, run: Run) -> float | None:
+    return run.metrics.get(name)
 
 
-def _three(values: Spread, form: Callable[[float | None], str]) -> tuple[str, str, str]:
+def _three(values: Spread, form: Callable[[Any], str]) -> tuple[str, str, str]:
     return form(values.median), form(values.least), form(values.most)
 
 
