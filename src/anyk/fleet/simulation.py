@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anyk.checks import typed
 from anyk.clusters import Simulated
 from anyk.delays import Communication, DelayModel, Table
 from anyk.errors import BadInput
@@ -37,12 +39,13 @@ class Measured:
     error: float
 
 
+@typed
 def simulated_pace(
     strategy: Strategy,
     delays: DelayModel,
     *,
     communication: Communication | None = None,
-    updates: int = 2000,
+    updates: Annotated[int, msgspec.Meta(ge=2 * _BATCHES)] = 2000,
     seed: int = 0,
 ) -> Measured:
     """Return the seconds of an update, by running a fresh ``strategy`` for ``updates`` updates on the virtual clock.
@@ -54,8 +57,6 @@ def simulated_pace(
     >>> simulated_pace(anyk.strategy("dpsgd", workers=3), anyk.delays.Constant(2.0), updates=40)
     Measured(seconds=2.0, error=0.0)
     """
-    if updates < 2 * _BATCHES:
-        raise BadInput(f"updates must be at least {2 * _BATCHES}, got {updates}")
     cluster = Simulated(strategy.layout.workers, delays=delays, seed=seed, communication=communication)
     waits = np.diff(drive(strategy, cluster, updates)[0])
     batches = waits[: len(waits) // _BATCHES * _BATCHES].reshape(_BATCHES, -1).mean(axis=1)

@@ -71,11 +71,6 @@ def duration(value: float) -> str:
     return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
 
 
-def percent(share: float) -> str:
-    """Return a share in words."""
-    return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
-
-
 def count_steps(count: int) -> str:
     """Return a number of steps in words."""
     return f"{count:,} step{'s' * (count != 1)}"

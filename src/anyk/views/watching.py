@@ -21,6 +21,7 @@ from anyk.runs.log.copies import log_state, remove_abandoned
 from anyk.runs.log.following import LOG
 from anyk.runs.races.race_folder import NAME as RACE
 from anyk.runs.races.race_folder import read_race, run_folders
+from anyk.views.exports.prometheus import Port
 from anyk.views.page import bokeh_scripts, check_packages, page, script, style, template
 from anyk.views.prose import count_steps, duration
 from anyk.views.result_tables import number
@@ -52,10 +53,8 @@ class Watch:
     """
 
     @typed
-    def __init__(self, folders: Sequence[str | Path], *, port: int = 0) -> None:
+    def __init__(self, folders: Sequence[str | Path], *, port: Port = 0) -> None:
         check_packages()
-        if not 0 <= port <= 65535:
-            raise BadInput(f"a port is a number from 0 to 65535, got {port}")
         remove_abandoned()
         self._folders = [Path(folder) for folder in folders]
         for folder in self._folders:

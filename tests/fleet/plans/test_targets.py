@@ -188,7 +188,7 @@ def test_the_command_line_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.
         (["--data", DATA], "--data is for a plan with a --target"),
         (["--lr", "0.1"], "--lr is for a plan with a --target"),
         (["--data", DATA, "--target", "1.5"], "auc lies between 0 and 1"),
-        (["--data", DATA, "--target", "0.9", "--runs", "3"], "runs must be at least 30, got 3"),
+        (["--data", DATA, "--target", "0.9", "--runs", "3"], "runs must be a whole number of at least 30, got 3"),
         (["--data", DATA, "--target", "0.9", "--models", "2"], "for one model, got models=2"),
         (["--batch", "-1"], "batch must be a whole number of at least 0"),
         (["--max-staleness", "-1"], "max_staleness must be a number of at least 0"),

@@ -29,7 +29,7 @@ def test_a_recorder_of_any_loop(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_recorded(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="worker must be a number of at least 0"):
+    with pytest.raises(BadInput, match="worker must be a whole number of at least 0"):
         Recorder(tmp_path, -1)
     (tmp_path / "worker-0.csv").write_text("my own notes\n")
     with pytest.raises(BadInput, match="was not written by a recorder"):

@@ -48,7 +48,7 @@ def sentences(record: Record, explanation: Explanation, straggling: NDArray[np.b
 def _costs(record: Record, explanation: Explanation) -> Iterator[str]:
     total, apart = explanation.seconds, explanation.apart
     yield (
-        f"waiting for slow workers takes {_percent(apart)} of the {seconds_text(total)} s that {len(record.rounds)} "
+        f"waiting for slow workers takes {percent(apart)} of the {seconds_text(total)} s that {len(record.rounds)} "
         f"rounds take if all are waited for: {seconds_text(apart * total)} s beyond the rounds' medians (slowdown "
         f"{explanation.slowdown:.3g})"
     )
@@ -59,7 +59,7 @@ def _costs(record: Record, explanation: Explanation) -> Iterator[str]:
     if explanation.censored:
         lower = " also of the rounds' medians" if _median_cut(record) else ""
         yield (
-            f"{_percent(explanation.censored)} of the times were cut off: the costs are lower bounds,"
+            f"{percent(explanation.censored)} of the times were cut off: the costs are lower bounds,"
             f"{lower or ' since'} how long those workers would have taken is not known"
         )
     yield from record.vanished()
@@ -80,7 +80,7 @@ def _named(record: Record, explanation: Explanation, straggling: NDArray[np.bool
         return
     if len(named) > _MANY:
         share = sum(costs[name] for name in named) / total
-        yield f"{len(named)} workers stand out and cost {_percent(share)} of the run: {_listed(named)}"
+        yield f"{len(named)} workers stand out and cost {percent(share)} of the run: {_listed(named)}"
         named = named[:3]
     for name in named:
         i = record.workers.index(name)
@@ -90,8 +90,8 @@ def _named(record: Record, explanation: Explanation, straggling: NDArray[np.bool
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = float(np.nanmedian((times / others)[slow])) if slow.any() else 1.0
         yield (
-            f"worker {name} costs {_percent(costs[name] / total)} of the run: it is {_times(ratio)} slower than "
-            f"the others in {_percent(float(slow.sum() / record.rounds_measured[i]))} of rounds"
+            f"worker {name} costs {percent(costs[name] / total)} of the run: it is {_times(ratio)} slower than "
+            f"the others in {percent(float(slow.sum() / record.rounds_measured[i]))} of rounds"
         )
 
 
@@ -114,12 +114,12 @@ def _savings(record: Record, explanation: Explanation) -> Iterator[str]:
     if first.saves_seconds is not None:
         share = first.saves_seconds / today
         if share >= 0.01:
-            yield f"with worker {first.worker} at the others' median, today's run would take {_percent(share)} less"
+            yield f"with worker {first.worker} at the others' median, today's run would take {percent(share)} less"
         elif len(explanation.named) > 1:
             joint = max(explanation.saves.values()) / today
             yield (
-                f"mending worker {first.worker} alone would save {_percent(max(share, 0.0))}, as others are as slow; "
-                f"mending the costliest 10 % would save {_percent(joint)}"
+                f"mending worker {first.worker} alone would save {percent(max(share, 0.0))}, as others are as slow; "
+                f"mending the costliest 10 % would save {percent(joint)}"
             )
         elif explanation.today != "uncoded":
             why = f"'{explanation.today}' does not wait for it"
@@ -171,7 +171,7 @@ def _together(record: Record, explanation: Explanation) -> Iterator[str]:
         more = f" and {len(waves) - 4} more times" if len(waves) > 4 else ""
         yield f"all workers slow down together in rounds {where}{more}: no code helps there"
     elif explanation.together > 0.1:
-        yield f"rounds in which all are slow take {_percent(explanation.together)} of the run: no code helps there"
+        yield f"rounds in which all are slow take {percent(explanation.together)} of the run: no code helps there"
 
 
 def _stages(explanation: Explanation) -> Iterator[str]:
@@ -193,7 +193,8 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2g} times" if ratio < 99.5 else f"{ratio:,.0f} times"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Return a share in words."""
     return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
 
 

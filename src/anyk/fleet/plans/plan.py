@@ -163,7 +163,7 @@ def plan(
     target: float | None = None,
     optimizer: str | None = None,
     lr: float | str | None = None,
-    runs: int = 600,
+    runs: Annotated[int, msgspec.Meta(ge=30)] = 600,
     evaluate: Evaluate | str | None = USUAL,
     batch: AtLeastZero | None = None,
     exact: bool = False,

@@ -25,7 +25,6 @@ from anyk.runs.limits import LIMIT, Limits, check_limits
 
 Floats = NDArray[np.float64]
 SEEDS = 5  # besides the one by which strategies and rates are chosen
-LEAST_RUNS = 30
 _CONTESTANTS = 30
 _RUNS_EACH = 15  # runs of a contestant, roughly: its rates, twice, and the seeds
 _FIRST = 5  # steps of the slowest contestant in the first rung
@@ -54,8 +53,6 @@ class Goal:
 
     def check(self) -> None:
         """Raise :class:`~anyk.errors.BadInput` for settings that cannot work."""
-        if self.runs < LEAST_RUNS:
-            raise BadInput(f"runs must be at least {LEAST_RUNS}, got {self.runs}")
         check_limits(self.problem, Limits(target=self.target))
         evaluate = read_evaluate(self.evaluate)
         if evaluate is not None and evaluate.where == "aside":

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from anyk.errors import BadInput, MissingPackage
 from anyk.fleet.records.recorder import Recorder
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
 
 _DROPPED = 2  # first steps, in which DDP rebuilds its buckets
-M = TypeVar("M")  # a moment: seconds, or an event of a GPU
 
 
 def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) -> Recorder:
@@ -39,14 +38,14 @@ def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) ->
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise BadInput(f"ddp records a DistributedDataParallel model, got {type(model).__name__}")
     worker = torch.distributed.get_rank(model.process_group)
-    kind: type[_Passes[Any]] = _OnGpu if next(model.parameters()).is_cuda else _OnHost
+    kind: type[_Passes] = _OnGpu if next(model.parameters()).is_cuda else _OnHost
     recorder = kind(folder, worker, model)
     atexit.register(recorder.close)
     return recorder
 
 
-class _Passes(Recorder, ABC, Generic[M]):
-    """A recorder of steps by the moments of backward passes."""
+class _Passes(Recorder, ABC):
+    """A recorder of steps by the moments of backward passes: seconds, or events of a GPU."""
 
     def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
         super().__init__(folder, worker)
@@ -55,20 +54,20 @@ class _Passes(Recorder, ABC, Generic[M]):
         engine: Any = torch.autograd.Variable
         self._queue = engine._execution_engine.queue_callback  # calls a function at the end of a backward pass
         self._model, self._under_way, self._steps = model, False, 0
-        self._from: M | None = None
-        self._ready: M | None = None
-        self._averaged: M | None = None
+        self._from: Any = None
+        self._ready: Any = None
+        self._averaged: Any = None
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._note)
         model.register_forward_pre_hook(self._begin)
 
     @abstractmethod
-    def _now(self, last: M | None) -> M:
+    def _now(self, last: Any) -> Any:
         """Return the current moment; ``last``, which is obsolete, may be reused for it."""
 
     @abstractmethod
-    def _took(self, begin: M, end: M) -> None:
+    def _took(self, begin: Any, end: Any) -> None:
         """Record a step that lasted from ``begin`` to ``end``."""
 
     def _note(self, _: Any) -> None:
@@ -103,10 +102,10 @@ class _Passes(Recorder, ABC, Generic[M]):
         super().close()
 
 
-class _OnHost(_Passes[float]):
+class _OnHost(_Passes):
     """Moments by the host's monotonic clock."""
 
-    def _now(self, last: float | None) -> float:
+    def _now(self, last: Any) -> float:
         del last
         return time.perf_counter()
 
@@ -114,7 +113,7 @@ class _OnHost(_Passes[float]):
         self.add(end - begin)
 
 
-class _OnGpu(_Passes[Any]):
+class _OnGpu(_Passes):
     """Moments by events on a GPU's streams, read a step or more later."""
 
     def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from anyk.checks import AtLeastZero, typed
 from anyk.errors import BadInput
 
 HEADER = "round,worker,seconds"
@@ -35,9 +36,8 @@ class Recorder:
     4
     """
 
-    def __init__(self, folder: str | Path, worker: int) -> None:
-        if worker < 0:
-            raise BadInput(f"worker must be a number of at least 0, got {worker}")
+    @typed
+    def __init__(self, folder: str | Path, worker: AtLeastZero) -> None:
         self.worker, self.path = worker, Path(folder) / f"worker-{worker}.csv"
         self._rows: list[str] = []
         self._written = time.monotonic()

@@ -9,8 +9,9 @@ two workers share, it searches for a community of workers that share many (Charl
 from __future__ import annotations
 
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from anyk import keyed
@@ -27,6 +28,7 @@ SETS = 101  # random orders of the workers, by default
 _ROUNDING = 1e-12
 
 
+@typed
 def chosen_stragglers(
     code: Code, stragglers: int, *, knows: Knowledge = "code", decoder: str | Method = "own", seed: int = 0
 ) -> tuple[tuple[int, ...], Decoding]:
@@ -34,8 +36,8 @@ def chosen_stragglers(
 
     If it knows the code, this is the set of :func:`~anyk.codes.worst_stragglers`, or the set that overlaps suggest if
     that is worse. Unless all sets are compared there, its residual is a lower bound of the worst. ``seed`` is for an
-    adversary that knows nothing. Raises
-    :class:`~anyk.errors.BadInput` for a number of stragglers below 0 or not below the number of workers.
+    adversary that knows nothing. Raises :class:`~anyk.errors.BadInput` for a number of stragglers below 0 or not below
+    the number of workers.
 
     >>> import anyk
     >>> code = anyk.code("frc:load=3", workers=9)
@@ -43,20 +45,23 @@ def chosen_stragglers(
     [(0, 1, 2), (0, 1, 2)]
     """
     n = code.workers
-    if not 0 <= stragglers < n:
-        raise BadInput(f"stragglers must be at least 0 and below {n}, got {stragglers}")
-    if knows in ("code", "overlaps"):
-        lost = _community(code, stragglers)
-    elif knows == "nothing":
+    check_count(stragglers, n)
+    if knows == "nothing":
         lost = np.sort(keyed.generator(seed, "adversary", n, stragglers).permutation(n)[:stragglers])
     else:
-        raise BadInput(f"knows must be code, overlaps or nothing, got {knows!r}")
+        lost = _community(code, stragglers)
     present = np.setdiff1d(np.arange(n), lost)
     decoded = tuple(lost.tolist()), code.decode(replies_of(code, present), decoder=method(decoder))
     if knows == "code":
         searched = worst_stragglers(code, stragglers, decoder=decoder)
         return max(searched, decoded, key=lambda choice: choice[1].residual)
     return decoded
+
+
+def check_count(stragglers: int, workers: int) -> None:
+    """Raise :class:`~anyk.errors.BadInput` unless ``stragglers`` is at least 0 and below ``workers``."""
+    if not 0 <= stragglers < workers:
+        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}")
 
 
 def replies_of(code: Code, workers: Indices) -> Indices:
@@ -100,7 +105,7 @@ class Threshold(NamedTuple):
 @typed
 def adversarial_threshold(
     code: Code,
-    error: float,
+    error: Annotated[float, msgspec.Meta(gt=0, le=1)],
     *,
     knows: Knowledge = "code",
     decoder: str | Method = "own",
@@ -117,8 +122,6 @@ def adversarial_threshold(
     >>> adversarial_threshold(anyk.code("frc:load=3", workers=9), 0.3)
     Threshold(stragglers=3, found='exact', lost=(0, 1, 2), error=0.3333333333333333)
     """
-    if not 0.0 < error <= 1.0:
-        raise BadInput(f"the error per partition must be above 0 and at most 1, got {error:g}")
     best = Threshold(None, "random" if knows == "nothing" else "search")
     low, high = -1, code.workers
     while high - low > 1:  # errors grow with the number of stragglers

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import pi, sin, sqrt
 
+from anyk.checks import Positive, typed
 from anyk.errors import BadInput
 
 
@@ -107,7 +108,8 @@ def best_k(
     return bounds.index(min(bounds)) + 1
 
 
-def stationary_error(rate: float, curvature: float, noise: float, k: int) -> float:
+@typed
+def stationary_error(rate: float, curvature: Positive, noise: float, k: int) -> float:
     """Return the final excess loss of synchronous steps on ``(c/2) |w|^2``: ``rate noise / (2 k (2 - rate c))``.
 
     This is exact, and about half of :func:`error_floor`. Raises :class:`~anyk.errors.BadInput` for rates that diverge.
@@ -115,8 +117,6 @@ def stationary_error(rate: float, curvature: float, noise: float, k: int) -> flo
     >>> round(stationary_error(0.1, 1.0, 1.0, 4), 10)
     0.0065789474
     """
-    if not curvature > 0.0:
-        raise BadInput(f"curvature must be above 0, got {curvature:g}")
     if not 0.0 < rate * curvature < 2.0:
         raise BadInput(f"steps of {rate:g} diverge at curvature {curvature:g}: it must be below {2.0 / curvature:g}")
     return rate * noise / (2.0 * k * (2.0 - rate * curvature))

@@ -16,7 +16,7 @@ from anyk.codes.base import check_workers
 from anyk.codes.decoders import Floats, Indices, method
 from anyk.codes.search import is_exhaustive
 from anyk.errors import BadInput
-from anyk.fleet.theory.adversaries import replies_of
+from anyk.fleet.theory.adversaries import check_count, replies_of
 from anyk.specs import parse, show
 
 _SETS = 200  # random straggler sets of an average
@@ -100,8 +100,7 @@ def facts(code: Code, *, stragglers: int | None = None, sets: int = _SETS, seed:
     """
     n = code.workers
     f = min(n - 1, max(1, n // 10)) if stragglers is None else stragglers
-    if not 0 <= f < n:
-        raise BadInput(f"stragglers must be at least 0 and below workers ({n}), got {f}")
+    check_count(f, n)
     how = method("own")
     squares, gains, times = [], [], []
     code.decode(np.arange(code.replies))  # the first call also prepares the decoder
@@ -145,8 +144,7 @@ def survey(
     2
     """
     check_workers(workers)
-    if stragglers is not None and not 0 <= stragglers < workers:
-        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}")
+    check_count(stragglers or 0, workers)
     rows: list[Facts | MissingCode] = []
     for entry in codes.registry:
         try:
@@ -180,8 +178,7 @@ def draws_of(spec: str, *, workers: int, draws: int) -> list[Code]:
 def straggler_counts(workers: int, most: int | None = None) -> Indices:
     """Return up to 25 numbers of stragglers at which codes are compared, 0 to ``most`` (default: half the workers)."""
     top = workers // 2 if most is None else most
-    if not 0 <= top < workers:
-        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {top}")
+    check_count(top, workers)
     return np.unique(np.linspace(0, top, min(top + 1, _POINTS)).round().astype(np.int64))
 
 

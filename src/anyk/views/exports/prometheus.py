@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from msgspec import Meta
+
+from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.runs.callbacks import Callback, EvaluationInfo, LostInfo, RunInfo, StepInfo
+
+Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class Metrics(Callback):
@@ -29,9 +34,8 @@ class Metrics(Callback):
     ['anyk_steps_total{model="model",strategy="uncoded"} 3.0']
     """
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        if not 0 <= port <= 65535:
-            raise BadInput(f"a port is a number from 0 to 65535, got {port}")
+    @typed
+    def __init__(self, port: Port, host: str = "127.0.0.1") -> None:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anyk.errors import BadInput, MissingPackage
+from anyk.fleet.explanation.sentences import percent
 from anyk.runs import Race, Run
-from anyk.views.prose import duration, percent
+from anyk.views.prose import duration
 from anyk.views.result_tables import number
 from anyk.views.style import css
 

@@ -72,7 +72,6 @@ class Share(NamedTuple):
     ``late`` and ``latest``: median and largest seconds after the cut-off; NaN if unknown.
     """
 
-    worker: int
     tasks: int
     fates: NDArray[np.int64]
     seconds: float
@@ -92,7 +91,6 @@ def shares(tasks: Tasks, workers: int) -> list[Share]:
         late = late[np.isfinite(late)]
         rows.append(
             Share(
-                worker,
                 len(mine),
                 counts[worker],
                 float(np.median(tasks.seconds[mine])) if len(mine) else float("nan"),

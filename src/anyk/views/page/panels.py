@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anyk.codes.base import EXACT
+from anyk.fleet.explanation.sentences import percent
 from anyk.runs import Run, Tasks
 from anyk.runs.log.fates import FATES
 from anyk.specs import Registry
 from anyk.views.columns import Columns
 from anyk.views.page.account import heat, shares
-from anyk.views.prose import percent
 from anyk.views.result_tables import number
 from anyk.views.staleness import mean_staleness
 
@@ -75,7 +75,10 @@ def _lateness(run: Run, tasks: Tasks) -> Panel | None:
     workers = shares(tasks, run.config.workers)
     fates = np.unique(tasks.fate).tolist()
     titles = ["worker", "tasks", "median\nseconds", *(FATES[i] for i in fates)]
-    rows = [[str(w.worker), str(w.tasks), number(w.seconds), *(str(w.fates[i]) for i in fates)] for w in workers]
+    rows = [
+        [str(i), str(w.tasks), number(w.seconds), *(str(w.fates[fate]) for fate in fates)]
+        for i, w in enumerate(workers)
+    ]
     figure, note = None, "No task was cut off."
     if np.isfinite(tasks.late).any():
         figure = figures.lateness(workers)

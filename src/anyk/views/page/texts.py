@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from anyk.codes.base import EXACT
 from anyk.errors import BadInput
 from anyk.fleet import explain
+from anyk.fleet.explanation.sentences import percent
 from anyk.fleet.records import Record
 from anyk.runs import OverSeeds, Run, SeedsComparison, Tasks, compare_seeds
 from anyk.runs.folder.config import Recipe, RunConfig
@@ -18,7 +19,7 @@ from anyk.runs.log import queries
 from anyk.runs.log.fates import CUT, LATE, LOST, SPARE
 from anyk.views.page.account import Account
 from anyk.views.plots import on_virtual_clock
-from anyk.views.prose import count_steps, duration, percent
+from anyk.views.prose import count_steps, duration
 from anyk.views.result_tables import ratio_to_floor
 from anyk.views.staleness import mean_staleness
 
