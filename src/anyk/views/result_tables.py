@@ -66,7 +66,7 @@ def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
     columns += [_Column(runs[0].metric_name, lambda run: (run.metric or {}).get("value"), number, worst)]
     for name, title in (("accuracy", "accuracy"), ("r2", "R²")):  # further metrics
         if any(name in run.metrics and name != run.metric_name for run in runs):
-            columns += [_Column(title, partial(_further, name), number, -math.inf)]
+            columns += [_Column(title, partial(lambda name, run: run.metrics.get(name), name), number, -math.inf)]
     if single and any(_ended_below(run) for run in runs):
         columns += [_Column("best", lambda run: run.best, number)]
     if target is not None:
@@ -114,10 +114,6 @@ def _seeds_table(comparison: SeedsComparison) -> Columns:
             cells.append(_three(strategy.speed_up or Spread(None, None, None), form))
         rows += [list(row) for row in zip((strategy.strategy, "  least", "  largest"), *cells, strict=True)]
     return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])
-
-
-def _further(name: str, run: Run) -> float | None:
-    return run.metrics.get(name)
 
 
 def _three(values: Spread, form: Callable[[Any], str]) -> tuple[str, str, str]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.delays import DelayModel, Fit, fit
+from anyk.delays import Fit, fit
 from anyk.errors import BadInput
+from anyk.fleet.explanation.sentences import rounded
 from anyk.strategies import stragglers
 from anyk.views.style import LIGHT, picture
 
@@ -39,7 +39,7 @@ def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -
         "stragglers": float(late.mean()),
         "bursts": {int(length): int(count) for length, count in zip(*np.unique(runs, return_counts=True), strict=True)},
         "slowest": [{"worker": int(i), "share": float(share[i])} for i in slow if share[i] > 0],
-        "laws": [{"law": _rounded(one.law), "misfit": one.misfit} for one in _fits(times, censored)],
+        "laws": [{"law": rounded(one.law, 4), "misfit": one.misfit} for one in _fits(times, censored)],
     }
 
 
@@ -49,12 +49,6 @@ def _fits(times: Floats, censored: NDArray[np.bool_] | None) -> list[Fit]:
         return fit(times, censored=censored)
     except BadInput:
         return []
-
-
-def _rounded(law: DelayModel) -> str:
-    """Return the spec of a delay model with four digits."""
-    values: dict[str, Any] = {f.name: float(f"{getattr(law, f.name):.4g}") for f in fields(law) if f.type == "float"}
-    return replace(law, **values).spec
 
 
 def _runs(late: NDArray[np.bool_]) -> NDArray[np.int64]:

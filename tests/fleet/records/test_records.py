@@ -159,7 +159,7 @@ def test_folders_and_tables_that_are_none(tmp_path: Path) -> None:
         read(tmp_path)
     for wrong, why in (
         ({"seconds": [[1.0, np.nan], [2.0, np.nan]]}, "worker 1 has no times"),
-        ({"seconds": [[np.nan]]}, "none is known"),
+        ({"seconds": [[np.nan]]}, "but has none"),
         ({"seconds": [1.0]}, "rounds x workers"),
         ({"seconds": [[1.0, 2.0]], "workers": ("a", "a")}, "the same name"),
         ({"seconds": [[1.0, 2.0]], "parts": {"compute": np.ones((2, 2))}}, "'compute' must have the shape"),

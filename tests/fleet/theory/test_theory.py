@@ -192,7 +192,7 @@ def test_thresholds() -> None:
             assert found.found == "exact" and bound is not None and bound <= (found.stragglers or workers)
             assert spec != "bibd" or bound == found.stragglers
     assert threshold_bound(small, 0.2) is None
-    with pytest.raises(BadInput, match="must be above 0 and at most 1, got 0"):
+    with pytest.raises(BadInput, match="error must be a number above 0 and of at most 1, got 0"):
         adversarial_threshold(small, 0.0)
     with pytest.raises(BadInput, match="knows must be code, overlaps or nothing, got 'all'"):
         chosen_stragglers(small, 1, knows="all")  # type: ignore[arg-type]

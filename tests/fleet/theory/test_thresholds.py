@@ -79,7 +79,7 @@ def test_thresholds_from_the_command_line() -> None:
         0.5,
     )
     for words, sentence in (
-        (("--error", "2"), "above 0 and at most 1, got 2"),
+        (("--error", "2"), "above 0 and of at most 1, got 2"),
         (("--sets", "0"), "sets must be a whole number of at least 1"),
     ):
         assert sentence in run("bibd", "--workers", "7", *words).output

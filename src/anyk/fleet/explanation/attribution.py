@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+from anyk.fleet.records.record import Flags, Floats
+
 SHUFFLES = 199
 _COST_SHUFFLES = 499
 _NAMED = 0.96  # quantile that a worker's cost must exceed; the margin keeps false culprits below 5 % of fleets

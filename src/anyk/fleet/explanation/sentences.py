@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.delays import DelayModel, parse
 from anyk.fleet.explanation.attribution import DRIFT, lower_median, mean_burst, slow_kind
 from anyk.fleet.explanation.explanation import Explanation
 from anyk.fleet.records import Record
@@ -38,11 +41,11 @@ def sentences(record: Record, explanation: Explanation, straggling: NDArray[np.b
         )
     if explanation.law and explanation.misfit > _MISFIT:
         yield (
-            f"no simple delay model fits the times well (the best is {_short(explanation.law)}, misfit "
+            f"no simple delay model fits the times well (the best is {rounded(parse(explanation.law), 3)}, misfit "
             f"{explanation.misfit:.2f})"
         )
     elif explanation.law:
-        yield f"the times are close to {_short(explanation.law)} (misfit {explanation.misfit:.2f})"
+        yield f"the times are close to {rounded(parse(explanation.law), 3)} (misfit {explanation.misfit:.2f})"
 
 
 def _costs(record: Record, explanation: Explanation) -> Iterator[str]:
@@ -207,14 +210,9 @@ def _listed(names: Sequence[int | str]) -> str:
     return ", ".join(parts[:10]) + (", …" if len(parts) > 10 else "")
 
 
-def _short(spec: str) -> str:
-    """Return the spec of a delay model with three digits."""
-    name, _, keys = spec.partition(":")
-    short = []
-    for pair in keys.split(",") if keys else []:
-        key, _, value = pair.partition("=")
-        try:
-            short.append(f"{key}={float(value):.3g}")
-        except ValueError:
-            short.append(pair)
-    return name + (":" + ",".join(short) if short else "")
+def rounded(model: DelayModel, digits: int) -> str:
+    """Return the spec of a delay model with ``digits`` digits."""
+    values: dict[str, Any] = {
+        name: float(f"{value:.{digits}g}") for name, value in vars(model).items() if isinstance(value, float)
+    }
+    return replace(model, **values).spec

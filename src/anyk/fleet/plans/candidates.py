@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import codes, keyed
 from anyk.delays import fit
@@ -14,13 +13,13 @@ from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, Quality, code_of, loads_of, slowness
 from anyk.fleet.plans.prices import USUAL, VectorSize
+from anyk.fleet.records.record import Floats
 from anyk.protocol import Strategy, models_trained, share_stored
 from anyk.specs import parse, with_keys
 from anyk.strategies import registry
 from anyk.strategies import strategy as build_strategy
 from anyk.strategies.construction import from_spec
 
-Floats = NDArray[np.float64]
 Tell = Callable[[str], None]
 SIMULATED = 60  # candidates at most that have no closed form
 _STEPS = 2_000_000  # rounds x workers^2 from which on replies are not decoded one after another

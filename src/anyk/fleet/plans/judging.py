@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.fleet.explanation import attribution
@@ -17,10 +16,10 @@ from anyk.fleet.plans.measured_fleet import MeasuredFleet, loads_of
 from anyk.fleet.plans.prices import USUAL, vectors_held
 from anyk.fleet.plans.resampling import block_length, resample, student_factor
 from anyk.fleet.plans.targets import SEEDS, Arrival, Contest, Goal
+from anyk.fleet.records.record import Floats
 from anyk.protocol import Strategy, share_stored
 from anyk.runs.folder.promise import Estimate
 
-Floats = NDArray[np.float64]
 _GAIN = 0.03  # below it a change is not worth it
 _TIE = 0.01  # strategies within it are equally good
 _MOMENTUM = 1  # vectors of the usual optimiser's state

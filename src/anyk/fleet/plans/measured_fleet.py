@@ -19,6 +19,7 @@ from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.prices import USUAL, VectorSize, vectors_sent
 from anyk.fleet.records import Record, read
+from anyk.fleet.records.record import Floats
 from anyk.fleet.simulation import drive, for_jobs
 from anyk.protocol import Strategy, shares_computed
 from anyk.runs import Run
@@ -26,7 +27,6 @@ from anyk.runs.log.queries import works
 from anyk.runs.log.runlog import RunLog
 from anyk.strategies import strategy as build_strategy
 
-Floats = NDArray[np.float64]
 _LEAST = 1e-6  # seconds that a task takes at least
 _SAMPLED_ROUNDS = 400  # of a delay model
 _QUARTERS = 4

@@ -27,8 +27,10 @@ from anyk.plain import to_plain
 from anyk.problems.base import Problem, ensure_problem
 from anyk.protocol import Strategy, models_trained
 from anyk.runs import Promise, Run
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate
+from anyk.runs.evaluation.evaluate import Evaluate, USUAL
+from anyk.runs.evaluation.settings import Evaluate, USUAL, read_evaluate
 from anyk.runs.folder.promise import Source, Today
+from anyk.runs.limits import Limits, check_limits
 from anyk.strategies import strategy as build_strategy
 
 PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -309,6 +311,12 @@ def _goal(
     if models > 1:
         raise BadInput(f"a plan for a target is for one model, got models={models}")
     ensure_problem(problem)
+    check_limits(problem, Limits(target=target))
+    evaluation = read_evaluate(evaluate)
+    if evaluation is not None and evaluation.where == "aside":
+        raise BadInput(
+            "a plan makes hundreds of short runs, each with its own process to evaluate; leave where=aside out"
+        )
     goal = Goal(problem, target, optimizer, lr, runs, evaluate)
-    goal.check()
+    _ = goal.start  # raises BadInput without a learning rate
     return goal

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from anyk.fleet.records.record import Floats
+
 LEVEL = 0.90
 _LEAST = 1e-6  # of the mean: the lower limit of a resample
 

@@ -9,21 +9,21 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.clusters import Simulated
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.candidates import Tell, Timed, batch_of, build_candidate, count_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet
 from anyk.fleet.plans.prices import VectorSize
+from anyk.fleet.records.record import Floats
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.runs import train
 from anyk.runs.defaults import usual_optimizer
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
+from anyk.runs.evaluation.evaluate import Evaluate, USUAL, read_evaluate
+from anyk.runs.evaluation.settings import Evaluate, USUAL
 from anyk.runs.limits import LIMIT, Limits, check_limits
 
-Floats = NDArray[np.float64]
 SEEDS = 5  # besides the one by which strategies and rates are chosen
 _CONTESTANTS = 30
 _RUNS_EACH = 15  # runs of a contestant, roughly: its rates, twice, and the seeds
@@ -50,16 +50,6 @@ class Goal:
     lr: float | str | None = None
     runs: int = 600
     evaluate: Evaluate | str | None = USUAL
-
-    def check(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` for settings that cannot work."""
-        check_limits(self.problem, Limits(target=self.target))
-        evaluate = read_evaluate(self.evaluate)
-        if evaluate is not None and evaluate.where == "aside":
-            raise BadInput(
-                "a plan makes hundreds of short runs, each with its own process to evaluate; leave where=aside out"
-            )
-        _ = self.start
 
     @cached_property
     def start(self) -> Optimizer:

@@ -130,6 +130,3 @@ def _plain_json(document: Document) -> str:
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
-
-
-__all__ = ["bokeh_scripts", "check_packages", "page", "report", "script", "style", "template"]

@@ -115,6 +115,10 @@ def _draw(into: Any, glyph: Any, source: ColumnDataSource, **given: Any) -> Any:
     return renderer
 
 
+def _add_tips(plot: Any, renderer: Any, *tips: tuple[str, str], **given: Any) -> None:
+    plot.add_tools(HoverTool(renderers=[renderer], tooltips=list(tips), **given))
+
+
 def _thinned(count: int) -> NDArray[np.int64]:
     every = -(-count // _POINTS)
     return np.unique(np.append(np.arange(0, count, max(every, 1)), max(count - 1, 0)))[:count]
@@ -154,7 +158,7 @@ def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: 
             tips = [(value, "@y{0.00000}"), ("seconds" if axis == "seconds" else "step", "@x{0.[000]}")]
             tips = [("", "$name"), *tips] if len(lines) > 1 else tips
             tips += [("least to largest", "@low{0.0000} to @high{0.0000}")] if band else []
-            plot.add_tools(HoverTool(renderers=[renderer], tooltips=tips, mode="vline", line_policy="nearest"))
+            _add_tips(plot, renderer, *tips, mode="vline", line_policy="nearest")
     return plot
 
 
@@ -309,7 +313,7 @@ def heat_map(heat: Heat) -> Any:
         "$y": CustomJSHover(code="return Math.round(value)"),
         "$x": CustomJSHover(args={"source": source}, code=column),
     }
-    plot.add_tools(HoverTool(renderers=[image], tooltips=tips, formatters=form))
+    _add_tips(plot, image, *tips, formatters=form)
     plot.add_layout(ColorBar(color_mapper=colours, width=10, label_standoff=6, padding=4, title="s"), "right")
     return plot
 
@@ -343,8 +347,7 @@ def worker_bars(rows: Sequence[Share]) -> Any:
             hatch_scale=7,
         )
         bar = _draw(plot, shape, source, name=f"fate {i}")
-        tips = [("worker", "@worker"), (FATES[i], f"@n{i} of @total tasks")]
-        plot.add_tools(HoverTool(renderers=[bar], tooltips=tips))
+        _add_tips(plot, bar, ("worker", "@worker"), (FATES[i], f"@n{i} of @total tasks"))
     return plot
 
 
@@ -357,8 +360,7 @@ def lateness(rows: Sequence[Share]) -> Any:
     plot.segment("worker", "late", "worker", "latest", line_width=1.5, **look)
     dots = plot.scatter("worker", "late", size=7, fill_color=COLOURS[1], **look)
     plot.scatter("worker", "latest", size=8, marker="dash", **look)
-    tips = [("worker", "@worker"), ("median", "@late{0.0000} s"), ("largest", "@latest{0.0000} s")]
-    plot.add_tools(HoverTool(renderers=[dots], tooltips=tips))
+    _add_tips(plot, dots, ("worker", "@worker"), ("median", "@late{0.0000} s"), ("largest", "@latest{0.0000} s"))
     plot.y_range.start = 0
     return plot
 
@@ -370,7 +372,7 @@ def residuals(step: NDArray[np.float64], residual: NDArray[np.float64]) -> Any:
     source = ColumnDataSource({"step": step[keep], "residual": residual[keep]})
     plot.line("step", "residual", source=source, line_color=COLOURS[0], line_alpha=0.5)
     dots = plot.scatter("step", "residual", source=source, size=4, fill_color=COLOURS[0], line_color=COLOURS[0])
-    plot.add_tools(HoverTool(renderers=[dots], tooltips=[("step", "@step"), ("residual", "@residual{0.0000}")]))
+    _add_tips(plot, dots, ("step", "@step"), ("residual", "@residual{0.0000}"))
     plot.y_range.start = 0
     return plot
 
@@ -381,7 +383,6 @@ def staleness(counts: Mapping[int, int]) -> Any:
     number = np.array(list(counts.values()))
     source = ColumnDataSource({"old": list(counts), "count": number, "share": number / number.sum()})
     bars = plot.vbar("old", top="share", width=0.86, source=source, fill_color=COLOURS[0], line_color=None)
-    tips = [("versions old", "@old"), ("messages", "@count"), ("share", "@share{0.0 %}")]
-    plot.add_tools(HoverTool(renderers=[bars], tooltips=tips))
+    _add_tips(plot, bars, ("versions old", "@old"), ("messages", "@count"), ("share", "@share{0.0 %}"))
     plot.y_range.start = 0
     return plot
