@@ -206,7 +206,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert (report["version"], report["verdict"], report["interval"]) == (1, "change", "prediction")
     assert report["best"]["gain"]["low"] > 0.8 and report["candidates"][0]["spec"] == "frc:stragglers=1"
     for wrong, why in ((["fleet.csv", "--workers", "3"], "a record knows its workers"), (["nowhere.csv"], "no fleet record"),
-                       (["exp:mean=1"], "for how many workers")):  # fmt: skip
+                       (["exp:mean=1"], "give the number of workers")):  # fmt: skip
         refused = CliRunner().invoke(main, ["plan", *wrong])
         assert refused.exit_code == 2 and why in refused.output and refused.output.count("\n") == 1, refused.output
 

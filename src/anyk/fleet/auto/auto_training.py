@@ -157,7 +157,7 @@ def train_auto(
     Each part is a run (:func:`anyk.train`) that starts from the model of the previous one, with its own workers and
     clock; no step is lost or taken twice. ``steps``, ``seconds`` and ``target`` are limits of all parts together.
     ``out``: a folder with a run folder for each part, from which :func:`resume_auto` continues. ``tell`` receives
-    sentences about measurements, plans and missed promises. The remaining arguments are those of :func:`anyk.train`.
+    sentences about measurements, plans and missed promises. See :func:`anyk.train` for the other arguments.
 
     Raises :class:`~anyk.errors.BadInput` for settings out of range and a record of another number of workers.
 
@@ -203,7 +203,7 @@ def resume_auto(
 
     The part that was interrupted is resumed from its last checkpoint, and the following parts are measured, planned
     and checked as before. On a simulated cluster the result equals, bit for bit, the result of a training without the
-    interruption. The other arguments are those of :func:`anyk.resume`.
+    interruption. See :func:`anyk.resume` for the other arguments.
 
     Raises :class:`~anyk.errors.BadInput` for a folder that ``train_auto`` has not made or that is damaged.
     """

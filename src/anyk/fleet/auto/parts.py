@@ -101,7 +101,7 @@ class Parts:
                 self._measure()
             else:
                 config = self.config
-                chosen = plan(
+                new_plan = plan(
                     record,
                     today=_UNCODED,
                     slope=config.slope,
@@ -110,10 +110,10 @@ class Parts:
                     steps=config.every,
                     among=continues,
                 )
-                self._say(f"from step {self._step}: '{chosen.best.spec}' ({chosen.verdict}: {chosen.why})")
-                for assumption in chosen.assumptions:
+                self._say(f"from step {self._step}: '{new_plan.best.spec}' ({new_plan.verdict}: {new_plan.why})")
+                for assumption in new_plan.assumptions:
                     self._say(f"assumed: {assumption}")
-                self._follow(chosen.promise, record, chosen)
+                self._follow(new_plan.promise, record, new_plan)
 
     def _latest_record(self) -> Record | None:
         """Return the user's record, or the record of the last run; None if the next part has to measure."""
@@ -138,7 +138,7 @@ class Parts:
         self,
         promise: Promise,
         record: Record,
-        chosen: Plan | None = None,
+        new_plan: Plan | None = None,
         again: Path | None = None,
         *,
         last: bool = True,
@@ -154,7 +154,7 @@ class Parts:
             last,
             watcher,
         )
-        self.done[-1] = Part(run, chosen, check(run, record=record, again=False) if run.jobs else None)
+        self.done[-1] = Part(run, new_plan, check(run, record=record, again=False) if run.jobs else None)
 
     def _add(
         self,

@@ -106,14 +106,14 @@ class Timed:
     """A strategy with the seconds of each round under it, shape (rounds,).
 
     ``series``: with times that were cut off counted as measured; ``imputed``: with their continuations by several
-    delay models, if they matter. ``seen``: the share of rounds that measured times decide. ``quality``: the composition
-    of its steps.
+    delay models, if they matter. ``measured_share``: the share of rounds that measured times decide. ``quality``: the
+    composition of its steps.
     """
 
     strategy: Strategy
     series: Floats
     imputed: list[Floats]
-    seen: float
+    measured_share: float
     quality: Quality
 
     @property
@@ -187,14 +187,14 @@ def _time(fleet: MeasuredFleet, continued: list[MeasuredFleet], strategy: Strate
 
     ``continued``: if times were cut off, the fleet with these far longer, then with likely continuations.
     """
-    rounds, seen = len(fleet.times), 1.0
+    rounds, measured_share = len(fleet.times), 1.0
     lower, *others = (np.resize(own.durations(strategy), rounds) for own in (fleet, *continued[:1]))
     if not np.isfinite(lower).all() or lower.mean() <= 0:
         raise BadInput(f"no step of '{strategy.spec}' takes any time")
     if others:
-        seen = float((np.abs(others[0] - lower) <= 1e-9 * lower).mean())
-    imputed = [np.resize(likely.durations(strategy), rounds) for likely in continued[1:] if seen < 1.0]
-    return Timed(strategy, lower, imputed, seen, fleet.quality(strategy, size))
+        measured_share = float((np.abs(others[0] - lower) <= 1e-9 * lower).mean())
+    imputed = [np.resize(likely.durations(strategy), rounds) for likely in continued[1:] if measured_share < 1.0]
+    return Timed(strategy, lower, imputed, measured_share, fleet.quality(strategy, size))
 
 
 def _promising(fleet: MeasuredFleet, timed: dict[str, Timed], slow: list[Strategy], omitted: list[str]) -> list[str]:
@@ -245,7 +245,7 @@ def imputations(fleet: MeasuredFleet, seed: int) -> list[MeasuredFleet]:
     """Return the fleet with its censored times continued, once by each delay model that fits, and by Pareto's.
 
     Models are fitted to times relative to the workers' slowness, and sample the remainder of a time given that it is
-    longer than the cut; the same uniforms serve all of them.
+    longer than the cut; all models use the same uniforms.
     """
     speeds = slowness(fleet.times)
     relative = fleet.times / speeds

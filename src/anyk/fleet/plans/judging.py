@@ -194,13 +194,16 @@ class Judgement:
             i
             for i, one in enumerate(self._timed)
             if i == self._at
-            or (one.seen >= _SEEN and (exact and one.exact if self._goal is None else one.spec in self._arrivals))
+            or (
+                one.measured_share >= _SEEN
+                and (exact and one.exact if self._goal is None else one.spec in self._arrivals)
+            )
         ]
 
     def _to_target(self, seed: int) -> _Spread:
         """Return the spread of seconds to the target; nan for strategies that do not reach it.
 
-        Seeds are resample like rounds: all of them for the record, one for the future, the same for all strategies,
+        Seeds are resampled like rounds: all seeds for the record, one for the future, the same for all strategies,
         and deviations are widened as by Student's t for so few.
         """
         pace, random = self._pace, keyed.generator(seed, "seeds")
@@ -226,7 +229,7 @@ class Judgement:
         ratio = self._estimate(total.deviations(i) - total.deviations(at), gap, unsure)
         if self._goal is None:
             ratio = _capped(ratio, float((self._table[i] / self._table[at]).max()) * math.exp(shift))
-        if min(one.seen, today.seen) < _SEEN:
+        if min(one.measured_share, today.measured_share) < _SEEN:
             means = one.means(len(today.imputed))
             seconds, ratio = _between(seconds, means), _between(ratio, means / today.means(len(one.imputed)))
         gain = Estimate(1.0 - ratio.median, 1.0 - ratio.high, 1.0 - ratio.low)
@@ -241,7 +244,7 @@ class Judgement:
             float(loads_of(self.fleet.adapt(strategy)).max()),
             probability_best,
             shift,
-            one.seen,
+            one.measured_share,
             self.fleet.times.shape[1] * seconds.median,
             share_stored(strategy),
             quality.vectors,
@@ -279,7 +282,7 @@ class Judgement:
         first, to_target = self._first, "" if self._goal is None else " to the target"
         interval = f"{100 * first.gain.low:.0f} to {100 * first.gain.high:.0f} %"
         if len(self.candidates) == 1:
-            why = f"no strategy makes steps that are worth as much as those of '{self.today.spec}'"
+            why = f"no strategy makes steps that are worth as much as the steps of '{self.today.spec}'"
         elif first is self.today:
             why = f"'{self.today.spec}' is the soonest{to_target} of {len(self.candidates)} strategies"
         elif min([first.gain.low, *(self._halves if self.thin else ())]) >= _GAIN:

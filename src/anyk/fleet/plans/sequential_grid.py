@@ -1,4 +1,4 @@
-"""Sequential codes and their parameters, compared by replaying a grid of them on a measured trace.
+"""Sequential codes and their parameters, compared by replaying them on a measured trace.
 
 In :func:`anyk.fleet.simulate` the strategies themselves decide. Here the same decisions are taken for thousands of
 candidates, with sets of workers as bits of integers. A task that covers another share of the data than in the trace

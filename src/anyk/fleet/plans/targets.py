@@ -89,7 +89,7 @@ class Contest:
     All exact strategies take the same steps and are one contestant, represented by the fastest. Each contestant
     searches its learning rate in factors of 2, in the first rung and at the end; the better half continues, with
     today's strategy and the best of each family. The strategies that reach the target are then trained with other
-    seeds than those of the choice.
+    seeds than the choice used.
     """
 
     fleet: MeasuredFleet
@@ -106,7 +106,7 @@ class Contest:
         if self._base is None:
             self.omitted.append("every strategy used the schedule of the learning rate unchanged")
         self._pace = {spec: one.mean for spec, one in self.timed.items()}
-        exact = [spec for spec, one in self.timed.items() if one.exact and one.seen > 0.0]
+        exact = [spec for spec, one in self.timed.items() if one.exact and one.measured_share > 0.0]
         self._exact = min(exact, key=self._pace.__getitem__, default=None)
         self._runs = self.goal.runs
         self._outcomes: dict[tuple[str, int, int], tuple[float, _Outcome]] = {}
@@ -211,7 +211,7 @@ class Contest:
         return best
 
     def _arrival(self, spec: str, seconds: float, *, required: bool = False) -> Arrival | None:
-        """Return the arrival with other seeds; None if any of them misses the target, unless it is ``required``."""
+        """Return the arrival with other seeds; None if a seed misses the target, unless it is ``required``."""
         fixed = self.timed[spec].exact and not batch_of(self.timed[spec].strategy)
         runs = [self._run(spec, self._rates[spec], seed, seconds) for seed in range(1, 2 if fixed else SEEDS + 1)]
         late = [run.kind != 0 for run in runs]

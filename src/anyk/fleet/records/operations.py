@@ -15,7 +15,7 @@ COLUMNS = ("dp_rank", "stage", "step", "optype", "duration")
 
 
 def is_trace(names: Collection[str]) -> bool:
-    """Return whether a table's columns are those of an operation trace."""
+    """Return whether a table has the columns of an operation trace."""
     return all(name in names for name in COLUMNS)
 
 

@@ -255,6 +255,6 @@ def _point(
 
 
 def _root(squares: Sequence[float | None]) -> float:
-    """Return the root of the mean of squares; NaN if one of them is None."""
+    """Return the root of the mean of squares; NaN if a square is None."""
     valid = [square for square in squares if square is not None]
     return max(0.0, float(np.mean(valid))) ** 0.5 if len(valid) == len(squares) else np.nan

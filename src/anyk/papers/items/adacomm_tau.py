@@ -49,7 +49,7 @@ def _end(t: Table) -> float:
 
 
 def _sooner(t: Table) -> float:
-    """Time of synchronous SGD over the time at which AdaComm has reached its last loss."""
+    """Return the time of synchronous SGD over the time at which AdaComm has reached its last loss."""
     times = np.linspace(_end(t) / 300, _end(t), 300)
     goal = t.row(tau=1).at("loss", times[-1])
     reached = [at for at in times if t.row(tau="adacomm").at("loss", at) <= goal]

@@ -23,7 +23,7 @@ SHOWN = 1e-14  # what is below it is drawn there: rounding
 
 
 def problem() -> LeastSquares:
-    """Least squares whose curvatures are far apart, of 10 groups of rows that would each like another model."""
+    """Return least squares with very different curvatures, of 10 groups of rows with different best models."""
     random = keyed.generator(0, "gallery-agc-vr")
     rows, features = 3_000, 20
     X = random.standard_normal((rows, features)) * np.geomspace(1.0, 0.2, features)

@@ -18,7 +18,7 @@ LOST = 30
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Results:
-    """Errors per partition, mean over draws of code and stragglers; ``optimal`` is least squares."""
+    """Measure errors per partition, mean over draws of code and stragglers; ``optimal`` is least squares."""
     errors, optimal = [], []
     for draw in range(lab.size(20, 5)):
         spec = CODES[case["code"]].format(load=10, seed=1000 * seed + draw, inside=0.8)

@@ -36,7 +36,7 @@ def measure(lab: Lab, case: Case, seed: int) -> Results:
 
 
 def lacking(lab: Lab, case: Case, seed: int) -> Results:
-    """Lemma 2 for n tasks on k workers: the share of tasks that decoded sums lack, and of pairs of groups."""
+    """Measure, for Lemma 2, the share of tasks that decoded sums lack, and of pairs of groups."""
     c, n = case["load"], case["partitions"]
     built, lacks = code(f"frc:load={c},partitions={n}", workers=N), []
     for draw in range(lab.size(4_000, 400)):
@@ -49,7 +49,7 @@ def lacking(lab: Lab, case: Case, seed: int) -> Results:
 
 
 def run(lab: Lab, case: Case, seed: int) -> Results:
-    """Virtual seconds of training to the least excess of which Theorem 3 speaks, and its bound."""
+    """Measure virtual seconds of training to the least excess in Theorem 3, and compute its bound."""
     random = keyed.generator(0, "gallery-theorem-3")
     X = np.tile(np.linalg.qr(random.standard_normal((40, 3)))[0] * [9.0, 6.0, 3.0], (N, 1))
     y = X @ [0.0, 0.0, 5.0] + 0.1 * np.repeat(random.standard_normal(N), 40)  # the slowest direction has the error
@@ -93,7 +93,7 @@ def table(lab: Lab) -> Table:
 
 
 def _off(t: Table, name: str) -> tuple[float, float]:
-    """By how much formulas are off for the exact code, least and largest over loads."""
+    """Return the relative errors of the formulas for the exact code, least and largest over loads."""
     errors = [row.mean(name) / row.mean("simulated") - 1.0 for row in t.where(scheme="exact", partitions=N)]
     return min(errors), max(errors)
 

@@ -1,4 +1,4 @@
-"""Codes for workers that straggle with different chances: error and bias of the sum, and of what is learned."""
+"""Codes for workers that straggle with different chances: error and bias of the sum and of the learned model."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ CODES = {
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Results:
-    """Mean squared error of the coefficients, their bias, and the excess loss of gradient descent on least squares."""
+    """Measure error and bias of the coefficients, and the excess loss of gradient descent on least squares."""
     code = codes.code(CODES[case["code"]].format(seed=seed), workers=N)
     random = keyed.generator(seed, "gallery-hetero-codes")
     encoding = np.asarray(code.encoding.todense())

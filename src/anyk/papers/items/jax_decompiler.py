@@ -16,7 +16,7 @@ FUNCTIONS = ("example", "mlp", "softmax", "scan", "cond", "vmap", "convolution")
 
 
 def function(name: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A scalar function of JAX's and its arguments."""
+    """A scalar JAX function and its arguments."""
     import jax
     import jax.numpy as jnp
 

@@ -18,7 +18,7 @@ PACE = [LAW.order_statistic(k, P) for k in range(1, P + 1)]  # K-sync
 
 
 def losses(lab: Lab, case: Case, seed: int) -> Results:
-    """Excess loss of K-sync SGD at each of the times, mean over runs."""
+    """Return the excess loss of K-sync SGD at each of the times, mean over runs."""
     totals = np.zeros(len(TIMES))
     runs = lab.size(40, 4)
     for run in range(runs):

@@ -26,7 +26,7 @@ STALE = {"async (K = 1)": 7.0, "4-async": 1.0, "4-batch-async": 1.75}  # (P - K)
 
 
 def least(problem: Problem) -> float:
-    """The least value of the objective."""
+    """Return the least value of the objective."""
     parts = problem.split(1)
 
     def value(w: np.ndarray) -> tuple[float, np.ndarray]:
@@ -37,7 +37,7 @@ def least(problem: Problem) -> float:
 
 
 def stale(run: Run) -> dict[str, float]:
-    """Mean staleness of the replies used, in versions, and the share of those without any."""
+    """Return the mean staleness of the replies used, in versions, and the share of replies without staleness."""
     staleness = np.array([used.step - 1 - used.version for used in decisions(run.log)])
     return {"mean staleness": float(staleness.mean()), "fresh": float((staleness == 0).mean())}
 

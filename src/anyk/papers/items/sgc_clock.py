@@ -21,7 +21,7 @@ RATIOS = {"a pass over the data is dear": 20.0, "a pass over the data is cheap":
 
 
 def bursty(rounds: int, seed: int) -> Floats:
-    """Return relative seconds of tasks without load, 5 % of which are four times slower, in bursts of one round."""
+    """Return relative seconds of tasks without load; 5 % are four times slower, in bursts of one round."""
     chain = GilbertElliott(fail=0.05 / 0.95 / 1.05, recover=1.0 / 1.05)
     noise = 1.0 + 0.05 * np.random.default_rng(seed).exponential(size=(rounds, N))
     return np.asarray(noise * np.where(chain.draw(rounds, N, seed=seed), 4.0, 1.0))

@@ -21,7 +21,7 @@ LAMBDAS = (4, 12)
 
 
 def least_load(workers: int, *, B: int, W: int, stragglers: int) -> float:
-    """The converse bound: no sequential code that tolerates these bursts has a smaller load.
+    """Return the converse bound: no sequential code that tolerates these bursts has a smaller load.
 
     Let ``stragglers`` workers straggle for B rounds, then no worker for W - 1 rounds, and so on. In such a period of
     W - 1 + B rounds, the workers outside of bursts have to compute W - 1 + B jobs.

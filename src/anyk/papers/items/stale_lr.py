@@ -18,7 +18,7 @@ SHOWN = 1e3  # losses above it are drawn there
 
 
 class LossRecorder(Callback):
-    """The loss against seconds, also of a run that fails because it diverges."""
+    """Records the loss against seconds, also of a run that fails because it diverges."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, float]] = []
@@ -29,7 +29,7 @@ class LossRecorder(Callback):
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Results:
-    """At a multiple of the largest rate that is stable when every gradient is P - 1 versions old."""
+    """Train at a multiple of the largest rate that is stable when every gradient is P - 1 versions old."""
     random = keyed.generator(0, "gallery-stale-lr")
     X = random.standard_normal((800, 10))
     problem = LeastSquares(X, X @ random.standard_normal(10) + 0.3 * random.standard_normal(800), l2=0.0)
