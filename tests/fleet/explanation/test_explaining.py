@@ -203,3 +203,12 @@ def test_what_the_authors_of_two_llm_traces_found() -> None:
     slow_stage = anyk.explain(DATA / "llm-traces" / "trace-ST.parquet")
     assert slow_stage.named == () and max(slow_stage.stages, key=lambda name: slow_stage.stages[name]) == "3"
     assert slow_stage.stages["3"] == pytest.approx(1.63, abs=0.01)
+
+
+def test_times_that_were_cut_off_bound_the_medians_too() -> None:
+    times = np.tile([1.0, 1.0, 3.0], (10, 1))
+    for censored, sentence in (
+        (times > 2.0, "the costs are lower bounds, since how long those workers would have taken is not known"),
+        (times < 2.0, "the costs are lower bounds, also of the rounds' medians, since how long those workers"),
+    ):
+        assert any(sentence in text for text in anyk.explain(Record(times, censored)).sentences)

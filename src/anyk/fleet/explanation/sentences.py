@@ -60,10 +60,10 @@ def _costs(record: Record, explanation: Explanation) -> Iterator[str]:
         why = "; it steps before the median worker is done" if ahead else ""
         yield f"'{explanation.today}' takes {seconds_text(explanation.today_seconds)} s for them{why}"
     if explanation.censored:
-        lower = " also of the rounds' medians" if _median_cut(record) else ""
+        bounded = " also of the rounds' medians," if _median_cut(record) else ""
         yield (
             f"{percent(explanation.censored)} of the times were cut off: the costs are lower bounds,"
-            f"{lower or ' since'} how long those workers would have taken is not known"
+            f"{bounded} since how long those workers would have taken is not known"
         )
     yield from record.vanished()
 
