@@ -72,7 +72,7 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     write_json(
         [
             {"name": entry.name, "usage": entry.usage(), "summary": entry.summary}
-            | ({"error": row.why} if isinstance(row, Missing) else _plain(row))
+            | ({"error": row.why} if isinstance(row, MissingCode) else _plain(row))
             for entry, row in zip(registry, rows, strict=True)
         ],
         json_file,

@@ -27,8 +27,7 @@ from anyk.plain import to_plain
 from anyk.problems.base import Problem, ensure_problem
 from anyk.protocol import Strategy, models_trained
 from anyk.runs import Promise, Run
-from anyk.runs.evaluation.evaluate import Evaluate, USUAL
-from anyk.runs.evaluation.settings import Evaluate, USUAL, read_evaluate
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
 from anyk.runs.folder.promise import Source, Today
 from anyk.runs.limits import Limits, check_limits
 from anyk.strategies import strategy as build_strategy

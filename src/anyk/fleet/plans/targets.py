@@ -20,9 +20,8 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.runs import train
 from anyk.runs.defaults import usual_optimizer
-from anyk.runs.evaluation.evaluate import Evaluate, USUAL, read_evaluate
-from anyk.runs.evaluation.settings import Evaluate, USUAL
-from anyk.runs.limits import LIMIT, Limits, check_limits
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate
+from anyk.runs.limits import LIMIT
 
 SEEDS = 5  # besides the one by which strategies and rates are chosen
 _CONTESTANTS = 30

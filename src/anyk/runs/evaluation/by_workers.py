@@ -11,9 +11,8 @@ from anyk.clusters.contract import Cluster
 from anyk.clusters.remote.remote import Remote
 from anyk.errors import BadInput
 from anyk.problems.base import Problem, Vector, abilities_of, penalty_of
-from anyk.problems.many import ManyProblems, each_of, sampled
+from anyk.problems.many import ManyProblems, each_of
 from anyk.runs.evaluation.evaluate import Evaluate
-from anyk.runs.evaluation.settings import Evaluate
 from anyk.runs.limits import first_metrics
 
 _MOMENT = 0.01  # seconds
