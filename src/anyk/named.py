@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from anyk.errors import BadInput, describe_error
-from anyk.files import read_plain
+from anyk.regular_files import read_plain
 
 _LOADED: dict[str, str] = {}  # SHA-256 of the files that have been run, by path
 _PLUGGED: list[Path] = []  # plug-ins in use

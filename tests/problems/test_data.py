@@ -262,9 +262,13 @@ def test_covertype_keeps_types_1_and_2(how: str, monkeypatch: pytest.MonkeyPatch
         ),
         ("kc-housing", "ACTION,RESOURCE\n1,2\n3,4\n", r"lacks price, bedrooms, .* which data set 'kc-housing' needs"),
         ("covertype", "1,2\n3,4\n", r"does not look like covtype.data: 55 columns are needed.*got 2"),
-        ("covertype", "a,b\n3,4\n", r"cannot be read as CSV: could not convert string 'a'"),
+        ("covertype", "a,b\n3,4\n", r"column 'column 0' of .* holds text, not numbers"),
         ("covertype", ",".join(["1"] * 54 + ["9"]) + "\n", r"a cover type from 1 to 7"),
-        ("covertype", "nan," + ",".join(["1"] * 54) + "\n", r"column 0 of .* is missing or not finite in 1 row;"),
+        (
+            "covertype",
+            "nan," + ",".join(["1"] * 54) + "\n",
+            r"column 'column 0' of .* is missing or not finite in 1 row;",
+        ),
         ("covertype", "", r"c\.csv is empty"),
         ("covertype", "\n\n", r"c\.csv is empty"),
     ],
@@ -280,9 +284,10 @@ def test_a_local_copy_that_is_another_file(name: str, content: str, says: str, t
     [
         ([], r"has too few rows \(0\); at least 2 are needed"),
         (["1,1,1,1,1,1,1,1,1,1"], r"has too few rows \(1\); at least 2"),
-        (["1,1,1,1,1,1,1,1,1,1", "0,1,,1,1,1,1,1,1,1"], r"cannot be read as CSV: could not convert string ''"),
+        (["1,1,1,1,1,1,1,1,1,1", "0,1,,1,1,1,1,1,1,1"], r"column 'MGR_ID' of .* is missing or not finite in 1 row;"),
+        (["1,1,1,1,1,1,1,1,1,1", "0,1,one,1,1,1,1,1,1,1"], r"column 'MGR_ID' of .* holds text, not numbers"),
         (["1,1,1,1,1,1,1,1,1,1", "0,1,nan,1,1,1,1,1,1,1"], r"column 'MGR_ID' of .* is missing or not finite in 1 row;"),
-        (["1,1,1,1,1,1,1,1,1,1", "0,1,1"], r"cannot be read as CSV: .*row 2"),
+        (["1,1,1,1,1,1,1,1,1,1", "0,1,1"], r"cannot be read as CSV: the row that ends at line 3 has 3 cells"),
         (["1,1,1,1,1,1,1,1,1,1"] * 5, r"column 'ACTION' of data set 'amazon' holds one class only, '1'"),
         ([f"{i},1,1,1,1,1,1,1,1,1" for i in range(5)], r"'ACTION' .* has 5 different values but task=binary needs two"),
     ],
@@ -456,10 +461,10 @@ BAD_TABLES = [
     ),
     ("file:task=regression", "a,y\n1,u\n2,v\n", r"holds text, such as 'u', but regression needs numbers"),
     ("file:task=clustering", "a,y\n1,u\n2,v\n", r"task in .* should be one of auto, binary, multiclass, regression"),
-    ("file:test=0", "a,y\n1,1\n2,2\n", r"test should be a fraction between 0 and 1, such as 0\.2, got 0"),
-    ("file:test=1", "a,y\n1,1\n2,2\n", r"test should be .*got 1"),
-    ("file:test=-0.5", "a,y\n1,1\n2,2\n", r"test should be .*got -0\.5"),
-    ("file:test=inf", "a,y\n1,1\n2,2\n", r"test should be .*got inf"),
+    ("file:test=0", "a,y\n1,1\n2,2\n", r"test must be a number above 0 and below 1, got 0\.0"),
+    ("file:test=1", "a,y\n1,1\n2,2\n", r"test must be .*got 1"),
+    ("file:test=-0.5", "a,y\n1,1\n2,2\n", r"test must be .*got -0\.5"),
+    ("file:test=inf", "a,y\n1,1\n2,2\n", r"test must be .*got inf"),
     ("file:task=regression", "a,y\n1,3\n", r"at least 2 rows, one to train and one to test, got 1"),
     ("file", "a,y\n", r"has 0 rows and 2 columns"),
     ("file", "y\n1\n2\n", r"has 2 rows and 1 column \(separated by commas\); a target, a feature"),
@@ -479,8 +484,8 @@ BAD_TABLES = [
         "day,y\n" + "".join(f"d{i},{i % 2}\n" for i in range(51)),
         r"'day' of .* 51 different values in 51 rows, such as 'd0'",
     ),
-    ("file", "a,y\n1,2\n1,2,3\n", r"cannot be read as CSV: a row at line 3 .* has 3 cells, the first has 2"),
-    ("file", "a,y\n1,2,3\n4,5,6\n", r"cannot be read as CSV: a row at line 3 .* has 3 cells, the first has 2"),
+    ("file", "a,y\n1,2\n1,2,3\n", r"cannot be read as CSV: the row that ends at line 3 has 3 cells, the first has 2"),
+    ("file", "a,y\n1,2,3\n4,5,6\n", r"cannot be read as CSV: the row that ends at line 2 has 3 cells, the first has 2"),
     ("file", 'a,y\n1,2\n"1,2\n', r"cannot be read as CSV: unexpected end of data"),
     ("file", "a,y\n1,2\n\0,4\n", r"holds NUL characters, so it is not text"),
     ("file", "\n", r"d\.csv is empty"),
@@ -845,15 +850,15 @@ def test_files_that_cannot_be(spec: str, name: str, says: str, tmp_path: Path) -
         ("x.csv", None, r"'x\.csv' looks like a file; to read one use the data set 'file' with --data-file x\.csv"),
         ("", None, r"a spec looks like name:key=value"),
         ("digits:seed=a", None, r"seed in 'digits:seed=a' should be a whole number, got 'a'"),
-        ("synthetic:rows=1", None, r"rows of data set 'synthetic' should be at least 2, got 1"),
+        ("synthetic:rows=1", None, r"rows must be a whole number of at least 2, got 1"),
         ("synthetic:rows=500000000", None, r"would take 84 GB, but the limit is 1 GB; for more give max_gb=…"),
-        ("synthetic:features=0", None, r"features of data set 'synthetic' should be at least 1, got 0"),
-        ("synthetic:noise=-1", None, r"noise .* 0 or more and finite, got -1"),
-        ("synthetic:noise=inf", None, r"noise .* finite, got inf"),
-        ("synthetic:density=0", None, r"density .* above 0 and at most 1, got 0"),
+        ("synthetic:features=0", None, r"features must be a whole number of at least 1, got 0"),
+        ("synthetic:noise=-1", None, r"noise must be a number from 0 to .*, got -1"),
+        ("synthetic:noise=inf", None, r"noise must be a number from 0 to .*, got inf"),
+        ("synthetic:density=0", None, r"density must be a number above 0 and of at most 1, got 0"),
         ("synthetic:density=1.5", None, r"density .* got 1\.5"),
         ("synthetic:classes=4", None, r"classes=4 is for task=multiclass, but the task is binary; leave it out"),
-        ("synthetic:task=multiclass,classes=1", None, r"classes of data set 'synthetic' should be at least 2, got 1"),
+        ("synthetic:task=multiclass,classes=1", None, r"classes must be a whole number of at least 2 or None, got 1"),
     ],
 )
 def test_specs_that_cannot_be(spec: str, file: str | None, says: str) -> None:
@@ -897,7 +902,7 @@ def test_idx_folder_with_both_parts_uses_them(tmp_path: Path) -> None:
     assert (data.X_test == np.column_stack([PIXELS[14:].reshape(6, 6) / 255, np.ones(6)])).all()
     assert (data.y_train == LABELS[:14]).all() and (data.y_test == LABELS[14:]).all()
     assert len(load("mnist-idx:test=0.5", file=train).y_test) == 7
-    with pytest.raises(BadInput, match="test should be a fraction"):  # also where it is not used
+    with pytest.raises(BadInput, match="test must be a number above 0 and below 1"):  # also where it is not used
         load("mnist-idx:test=2", file=tmp_path)
 
 

@@ -168,7 +168,7 @@ def test_what_is_refused() -> None:
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes over shards in this process."""
     for module in (sharded, survey):
-        monkeypatch.setattr(module, "in_processes", lambda work, pieces: [work(piece) for piece in pieces])
+        monkeypatch.setattr(module, "map_in_processes", lambda work, pieces: [work(piece) for piece in pieces])
 
 
 def table(text: bool, unit: float = 1.0) -> str:

@@ -32,7 +32,7 @@ def here(monkeypatch):
         HERE.clear()
         return found
 
-    monkeypatch.setattr(streams, "in_processes", inline)
+    monkeypatch.setattr(streams, "map_in_processes", inline)
 
 
 def make(partition, seed):

@@ -165,7 +165,7 @@ def test_remote_data_is_read_with_trust_or_when_it_is_named_again(folder, monkey
     from fsspec import filesystem
 
     for module in (sharded, survey):
-        monkeypatch.setattr(module, "in_processes", lambda work, pieces: [work(piece) for piece in pieces])
+        monkeypatch.setattr(module, "map_in_processes", lambda work, pieces: [work(piece) for piece in pieces])
     filesystem("memory").pipe("/hostile/x.csv", b"a,y\n" + b"1.5,0\n2.5,1\n" * 5)
     write_plain(folder / NAME, read_config(folder).plain() | {"problem": {"data": "memory://hostile/x.csv"}})
     assert "names data that would be fetched, 'memory://hostile/x.csv'" in run(*COMMANDS["replay"]).output

@@ -10,8 +10,8 @@ from anyk.callbacks.best import Best, Quantity
 from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, RunFailed
-from anyk.files import replacing
 from anyk.problems.base import Vector
+from anyk.regular_files import replacing
 from anyk.runs.callbacks import Callback, EvaluationInfo, RunInfo, StepInfo
 from anyk.specs import Folder
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from anyk.checks import Positive, typed
 from anyk.errors import BadInput, RunFailed
-from anyk.files import replacing
+from anyk.regular_files import replacing
 from anyk.runs.callbacks import Callback, EndInfo, RunInfo
 from anyk.runs.folder.config import NAME, read_config, write_sealed
 from anyk.runs.folder.folders import check_plain

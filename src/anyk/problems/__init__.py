@@ -12,7 +12,7 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Problem
 from anyk.problems.data import Dataset, load, sources, tell
-from anyk.problems.data.shards.naming import ShardedData, as_shards
+from anyk.problems.data.shards.shards_spec import ShardedData, as_shards
 from anyk.problems.data.splits import Dirichlet, splits
 from anyk.problems.digest import data_digest
 from anyk.problems.jax.functions import JaxProblem

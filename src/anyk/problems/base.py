@@ -201,6 +201,11 @@ def partition_abilities(partitions: Partitions) -> PartitionAbilities:
     return _with_defaults(partitions, PartitionAbilities)
 
 
+def is_sparse(array: Any) -> bool:
+    """Return whether an array is a compressed sparse one of SciPy."""
+    return hasattr(array, "indptr")
+
+
 def stacked(parts: Sequence[Any]) -> Any:
     """Return the rows of several arrays, dense or sparse, as one array."""
     if isinstance(parts[0], np.ndarray):

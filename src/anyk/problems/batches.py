@@ -11,7 +11,7 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems.base import DType, Ends, Index, PartitionAbilities, Vector
-from anyk.problems.data.samples import Samples, Selection
+from anyk.problems.data.sample_batches import PartitionSamples, Samples
 from anyk.problems.data.streams import NO_PARTS
 
 
@@ -42,11 +42,11 @@ class Batches(PartitionAbilities):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_placed": {}}
 
-    def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
+    def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the gradient at ``w`` of the sum of the samples' losses, shape (dimension,)."""
         raise NotImplementedError
 
-    def loss_sum(self, w: Vector, chosen: Selection) -> float:
+    def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the samples' losses at ``w``."""
         raise NotImplementedError
 
@@ -92,11 +92,11 @@ class Batches(PartitionAbilities):
         """Return the sum of the losses of a partition in evaluation mode."""
         return self.loss_sum(w, self._selected(partition, rows))
 
-    def _selected(self, partition: int, rows: Index | None) -> Selection:
+    def _selected(self, partition: int, rows: Index | None) -> PartitionSamples:
         number, (first, last) = self._first + partition, self._bounds[partition]
         if self.data.endless:
-            samples = self.data.drawn(range(number, number + self._spanned), rows)
-            return Selection(samples, number, 0, len(samples), None, rows)
+            samples = self.data.sample_batch(range(number, number + self._spanned), rows)
+            return PartitionSamples(samples, number, 0, len(samples), None, rows)
         if partition in self._placed:
-            return Selection(self._placed[partition], number, 0, last - first, rows, rows)
-        return Selection(self.data, number, first, last, rows, rows)
+            return PartitionSamples(self._placed[partition], number, 0, last - first, rows, rows)
+        return PartitionSamples(self.data, number, first, last, rows, rows)

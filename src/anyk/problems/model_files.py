@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from anyk.errors import BadInput, RunFailed
-from anyk.files import open_plain, replacing
+from anyk.regular_files import open_plain, replacing
 
 NAME = "model.safetensors"  # in a run folder
 _BLANK = "0" * 32  # in the place of the digest while the digest is computed

@@ -10,7 +10,7 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems.base import Array, Better, DType, ProblemAbilities, Recipe, problem_text
-from anyk.problems.data.samples import Samples
+from anyk.problems.data.sample_batches import Samples
 
 
 def number_array(values: Any, name: str, dtype: DType) -> Array:

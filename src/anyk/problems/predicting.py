@@ -12,7 +12,7 @@ import numpy as np
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Array, Floats, Vector
-from anyk.problems.data.encoding import Encoding, Matrix
+from anyk.problems.data.encoding import Encoding, Matrix, check_finite
 from anyk.problems.linear.layers import scores_of
 from anyk.problems.linear.scaling import Scaling, in_units
 from anyk.tables import Table
@@ -148,13 +148,11 @@ class Predictor:
 
     def _plain(self, X: Any, where: str) -> Matrix:
         """Return numbers that need no encoding, after checks."""
-        from anyk.problems.data.files import finite
-
         self._check_width(X.shape[1], self.features, where)
         if X.dtype.kind not in "biuf":
             raise BadInput(f"{where} must hold numbers, got {X.dtype}")
         X = X.astype(np.float64)
-        finite(X, where, self.encoding.names or None)
+        check_finite(X, where, self.encoding.names or None)
         encoded: Matrix = X
         return encoded
 

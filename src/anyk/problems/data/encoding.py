@@ -1,18 +1,18 @@
-"""How columns of a file become numbers: which ones, with which categories, and what stands for a missing value."""
+"""The conversion of a file's columns to numbers: categories of text, and replacements of missing values."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.tables import Table, is_number, listed, shown
+from anyk.problems.base import is_sparse
+from anyk.tables import Table, absent, column_hint, is_number, listed, missing, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -23,9 +23,9 @@ Fill: TypeAlias = Literal["mean", "median"]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a file before it was encoded; one of text has one 0/1 column for each of its ``categories``.
+    """A column of a file before encoding; text becomes one 0/1 column for each of its ``categories``.
 
-    ``fill`` is put where a value is missing; None: that is refused.
+    ``fill`` replaces missing values; with None they are refused.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """The columns of ``X`` in the file that a model learns from; kept with the model, and applied to other files.
+    """The columns of a file from which ``X`` is made; stored with a model and applied to other files.
 
-    ``columns``: those in order, empty where a file has none of its own (svmlight, a data set that is not a file).
-    ``named``: their names are the file's, so that other files may have them in another order. ``base``: the number of a
-    svmlight file's first column, 0 or 1. ``label``: the target's column. ``words``: the target's labels are text.
+    ``columns``: in order, empty for svmlight and for data sets without a file. ``named``: whether their names are from
+    the file, so that other files may have them in another order. ``base``: the number of the first column in a svmlight
+    file, 0 or 1. ``label``: the name of the target's column. ``words``: whether the target's labels are text.
     """
 
     columns: tuple[Column, ...] = ()
@@ -52,37 +52,40 @@ class Encoding:
     def fitted(
         cls, names: Sequence[str], values: Sequence[NDArray[Any]], rows: Any, fill: Fill | None, where: str
     ) -> tuple[Column, ...]:
-        """The columns as they are to be encoded; ``rows``: those that may be learned from, by index.
+        """Return the columns with their categories and fills.
 
-        Categories are all there are; what is filled in is the mean or median, of text the most frequent value.
+        ``rows``: the indices of the rows from which fills are computed, the mean or median of numbers or the most
+        frequent text. Categories are taken from all rows.
         """
-        columns_read = []
+        columns = []
         for name, column in zip(names, values, strict=True):
             place = f"column '{shown(name)}' of {where}"
             present = column[rows][~missing(column[rows])]
             if fill is not None and not len(present):
                 raise BadInput(f"{place} has no value in the rows to learn from; leave it out")
+            replacement: float | str | None = None
+            categories: tuple[str, ...] = ()
             if column.dtype.kind == "f":
-                filled = None if fill is None else float(np.mean(present) if fill == "mean" else np.median(present))
-                columns_read.append(Column(name, (), filled))
-                continue
-            check_categories(Counter(column[~missing(column)].tolist()), place)
-            categories = tuple(np.unique(column[~missing(column)]))
-            usual = None
-            if fill is not None:
-                words, counts = np.unique(present, return_counts=True)
-                usual = str(words[counts.argmax()])
-            columns_read.append(Column(name, categories, usual))
-        return tuple(columns_read)
+                if fill is not None:
+                    replacement = float(np.mean(present) if fill == "mean" else np.median(present))
+            else:
+                counts = Counter(column[~missing(column)].tolist())
+                check_categories(counts, place)
+                categories = tuple(sorted(counts))
+                if fill is not None:
+                    words, numbers = np.unique(present, return_counts=True)
+                    replacement = str(words[numbers.argmax()])
+            columns.append(Column(name, categories, replacement))
+        return tuple(columns)
 
     @property
     def width(self) -> int:
-        """Columns of ``X``."""
+        """The number of columns of ``X``."""
         return sum(len(column.categories) or 1 for column in self.columns)
 
     @property
     def categorical(self) -> NDArray[np.bool_]:
-        """Which columns of ``X`` stand for categories of text, shape (width,)."""
+        """Whether each column of ``X`` is a category of text, shape (width,)."""
         return np.array(
             [bool(column.categories) for column in self.columns for _ in column.categories or (None,)], bool
         )
@@ -90,46 +93,45 @@ class Encoding:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the columns of ``X``: ``size``, ``colour=red``, …"""
-        feature_names: list[str] = []
+        names: list[str] = []
         for column in self.columns:
-            feature_names += [f"{column.name}={one}" for one in column.categories] or [column.name]
-        return tuple(feature_names)
+            names += [f"{column.name}={category}" for category in column.categories] or [column.name]
+        return tuple(names)
 
     def places(self, names: Sequence[str], where: str) -> list[int]:
-        """Return the places of the encoding's columns in a table with these columns: by name, or else by order.
+        """Return the places of the encoding's columns in a table with columns of these ``names``.
 
-        Raises :class:`~anyk.errors.BadInput` where one is missing.
+        Columns are matched by name, or by order if the encoding's have no names and are equally many. Raises
+        :class:`~anyk.errors.BadInput` for a missing column.
         """
         if not self.named and len(names) == len(self.columns):
             return list(range(len(names)))
-        there = defaultdict(list)
+        places_of = defaultdict(list)
         for place, name in enumerate(names):
-            there[name].append(place)
+            places_of[name].append(place)
         positions, lacking = [], []
         for column in self.columns:
-            if there[column.name]:
-                positions.append(there[column.name].pop(0))
+            if places_of[column.name]:
+                positions.append(places_of[column.name].pop(0))
             else:
                 lacking.append(column.name)
-        twice = next((column.name for column in self.columns if there[column.name]), None)
-        if twice is not None and not lacking:
+        repeated = next((column.name for column in self.columns if places_of[column.name]), None)
+        if repeated is not None and not lacking:
             raise BadInput(
-                f"{where} has more columns called '{shown(twice)}' than the model learned from; leave one under that "
-                "name"
+                f"{where} has more columns called '{shown(repeated)}' than the model learned from; leave one under "
+                "that name"
             )
         if lacking and not self.named:
             raise BadInput(
                 f"{where} has {len(names)} columns, but the model learned from {len(self.columns)}, which have no names"
             )
         if lacking:
-            near = get_close_matches(lacking[0], names, n=1)
-            hint = f"did you mean '{shown(near[0])}'?" if near else f"its columns: {listed(names)}"
             several = f"the columns {listed(lacking)}" if len(lacking) > 1 else f"a column '{shown(lacking[0])}'"
-            raise BadInput(f"{where} lacks {several}, which the model learned from; {hint}")
+            raise BadInput(f"{where} lacks {several}, which the model learned from; {column_hint(lacking[0], names)}")
         return positions
 
     def text(self, names: Sequence[str]) -> set[int]:
-        """Which of a table's columns are to be read as text; none where columns are missing."""
+        """Return the places of a table's columns to read as text; none if columns are missing."""
         try:
             positions = self.places(names, "")
         except BadInput:
@@ -137,120 +139,114 @@ class Encoding:
         return {place for place, column in zip(positions, self.columns, strict=True) if column.categories}
 
     def of_table(self, table: Table, where: str, tell: Callable[[str], None] | None) -> Matrix:
-        """A table as the model's ``X``; see :meth:`encode`."""
+        """Return the model's ``X`` of a table; see :meth:`encode`."""
         places = self.places(table.names, where)
         return self.encode([table.columns[place] for place in places], where, tell)
 
     def encode(self, values: Sequence[NDArray[Any]], where: str, tell: Callable[[str], None] | None = None) -> Matrix:
-        """``X``, dense where all columns are numbers, else sparse; missing values are filled in.
+        """Return ``X``, dense if all columns are numbers, else sparse, with missing values filled.
 
-        A category that was not known is none of them: its columns are all 0, which ``tell`` hears of. Raises
-        :class:`~anyk.errors.BadInput` for missing values without a fill, infinite ones, text in a column of numbers and
-        numbers in a column of text.
+        An unknown category is 0 in all columns of its categories, which is reported to ``tell``. Raises
+        :class:`~anyk.errors.BadInput` for missing values without a fill, infinite values, text in a column of numbers
+        and numbers in a column of text.
         """
         ready = [
-            _checked(column, given, f"column '{shown(column.name)}' of {where}")
-            for column, given in zip(self.columns, values, strict=True)
+            _check_column(column, cells, f"column '{shown(column.name)}' of {where}")
+            for column, cells in zip(self.columns, values, strict=True)
         ]
-        if all(not column.categories for column in self.columns):
+        if not self.categorical.any():
             return np.column_stack(ready)
         from scipy.sparse import csr_array, hstack
 
         blocks = []
-        for column, given in zip(self.columns, ready, strict=True):
+        for column, cells in zip(self.columns, ready, strict=True):
             if not column.categories:
-                blocks.append(csr_array(given[:, None]))
+                blocks.append(csr_array(cells[:, None]))
                 continue
-            of = {word: code for code, word in enumerate(column.categories)}
-            codes = np.array([of.get(word, -1) for word in given.tolist()], dtype=np.int64)
-            has_category = codes >= 0
-            if tell is not None and not has_category.all():
-                _tell_unknown(column, given[~has_category], where, tell)
-            ends = np.concatenate(([0], np.cumsum(has_category)))
-            blocks.append(
-                csr_array(
-                    (np.ones(int(ends[-1])), codes[has_category], ends), shape=(len(given), len(column.categories))
+            code_of = {word: code for code, word in enumerate(column.categories)}
+            codes = np.array([code_of.get(word, -1) for word in cells.tolist()], dtype=np.int64)
+            valid = codes >= 0
+            if tell is not None and not valid.all():
+                unknown = cells[~valid].tolist()
+                examples = ", ".join(f"'{shown(word)}'" for word in sorted(set(unknown))[:3])
+                tell(
+                    f"column '{shown(column.name)}' of {where} has values that the model has not seen, such as "
+                    f"{examples}, in {rows_text(len(unknown))}; there it counts as none of those it knows"
                 )
-            )
+            ends = np.concatenate(([0], np.cumsum(valid)))
+            entries = np.ones(int(ends[-1])), codes[valid], ends
+            blocks.append(csr_array(entries, shape=(len(cells), len(column.categories))))
         stacked: Matrix = hstack(blocks, format="csr")
         return stacked
 
 
-def check_categories(words: Mapping[str, int], said: str) -> None:
-    """Raise BadInput if ``words``, the values of column ``said`` with their counts, do not look like categories.
+def check_categories(words: Mapping[str, int], where: str) -> None:
+    """Raise BadInput if the values of a column, with their counts, do not look like categories.
 
-    They do not if all are numbers with commas, or if more than 50 and more than half of them differ.
+    This holds if all are numbers with commas, or if more than 50 values, and more than half of all, are different.
     """
     with_commas = next((word for word in words if "," in word), None)
     if with_commas is not None and all(is_number(word.replace(",", "")) for word in words):
         raise BadInput(
-            f"{said} holds numbers with commas, such as '{shown(with_commas)}', which would count as words; write "
+            f"{where} holds numbers with commas, such as '{shown(with_commas)}', which would count as words; write "
             "numbers with a decimal point and without separators of thousands"
         )
     rows = sum(words.values())
     if len(words) > max(50, rows / 2):
         raise BadInput(
-            f"{said} holds text with {len(words):,} different values in {rows_text(rows)}, such as "
+            f"{where} holds text with {len(words):,} different values in {rows_text(rows)}, such as "
             f"'{shown(next(iter(words)))}', too many to be categories; replace it by numbers (a date by days, say) or "
             "leave it out"
         )
 
 
-def missing(column: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where values are missing, as a mask: NaN, or None in a column of text."""
-    if column.dtype.kind == "f":
-        return np.asarray(np.isnan(column))
-    return np.array([value is None for value in column.tolist()], dtype=bool)
+def check_finite(X: Any, where: str, names: Sequence[str] | None = None) -> None:
+    """Raise BadInput for NaN or infinity in a matrix, with the first such column and the number of its rows."""
+    bad = X.indices[~np.isfinite(X.data)] if is_sparse(X) else np.nonzero(~np.isfinite(X))[1]
+    if len(bad):
+        column, rows = bad.min(), int((bad == bad.min()).sum())
+        name = f"column '{names[column]}'" if names else f"column {column}"
+        raise BadInput(f"{name} of {where} is missing or not finite in {rows_text(rows)}; remove or fill them")
 
 
-def truths(column: NDArray[Any]) -> NDArray[Any]:
-    """A column of text that says nothing but true and false as 1 and 0; any other as it is."""
-    if column.dtype.kind == "f":
+def check_complete(column: NDArray[Any], where: str, remedy: str = "") -> None:
+    """Raise BadInput if a value is missing or infinite."""
+    if count := int(absent(column).sum()):
+        raise BadInput(f"{where} is missing or not finite in {rows_text(count)}; remove or fill them{remedy}")
+
+
+def truths_as_numbers(column: NDArray[Any]) -> NDArray[Any]:
+    """Return a column of the words true and false, or without values, as 1, 0 and NaN; any other unchanged."""
+    if column.dtype.kind == "f" or not {cell and cell.lower() for cell in column} <= {"true", "false", None}:
         return column
-    words = {value.lower() for value in column.tolist() if value is not None}
-    if not words or not words <= {"true", "false"}:
-        return column
-    return np.array([np.nan if value is None else float(value.lower() == "true") for value in column.tolist()])
+    return np.array([np.nan if cell is None else float(cell.lower() == "true") for cell in column])
 
 
 def rows_text(count: int) -> str:
-    """A number of rows in words."""
+    """Return a number of rows in words."""
     return "1 row" if count == 1 else f"{count:,} rows"
 
 
-def _checked(column: Column, given: NDArray[Any], said: str) -> NDArray[Any]:
-    """A column's values, filled in and of the right kind."""
-    absent = missing(given)
-    if given.dtype.kind == "f":
-        absent = absent | np.isinf(given) if column.fill is None else absent
-    if column.categories and given.dtype.kind == "f":
-        if not absent.all():
-            raise BadInput(f"{said} holds numbers, but the model learned from text there; save it as text")
-        given = np.full(len(given), None, dtype=object)
-    elif not column.categories and given.dtype.kind != "f":
-        given = truths(given)
-        if given.dtype.kind != "f" and absent.all():
-            given = np.full(len(given), np.nan)
-        if given.dtype.kind != "f":
-            words = [value for value in given.tolist() if value is not None]
-            odd = next((value for value in words if not is_number(value)), words[0])
-            raise BadInput(f"{said} holds text, such as '{shown(odd)}', but the model learned from numbers there")
-    if absent.any():
+def _check_column(column: Column, cells: NDArray[Any], where: str) -> NDArray[Any]:
+    """Return the cells of a column, filled and of the column's kind."""
+    gaps = absent(cells) if column.fill is None else missing(cells)
+    if column.categories:
+        if cells.dtype.kind == "f" and not gaps.all():
+            raise BadInput(f"{where} holds numbers, but the model learned from text there; save it as text")
+        cells = cells.astype(object)
+    else:
+        cells = truths_as_numbers(cells)
+        if cells.dtype.kind != "f":
+            words = cells[~gaps].tolist()
+            word = next((word for word in words if not is_number(word)), words[0])
+            raise BadInput(f"{where} holds text, such as '{shown(word)}', but the model learned from numbers there")
+    if gaps.any():
         if column.fill is None:
             raise BadInput(
-                f"{said} is missing or not finite in {rows_text(int(absent.sum()))}; remove or fill them, or train "
+                f"{where} is missing or not finite in {rows_text(int(gaps.sum()))}; remove or fill them, or train "
                 "with fill=median"
             )
-        given = given.copy()
-        given[absent] = column.fill
-    if given.dtype.kind == "f" and (bad := int(np.isinf(given).sum())):
-        raise BadInput(f"{said} is infinite in {rows_text(bad)}; only missing values can be filled")
-    return given
-
-
-def _tell_unknown(column: Column, words: NDArray[Any], where: str, tell: Callable[[str], None]) -> None:
-    some = ", ".join(f"'{shown(word)}'" for word in sorted(set(words.tolist()))[:3])
-    tell(
-        f"column '{shown(column.name)}' of {where} has values that the model has not seen, such as {some}, in "
-        f"{rows_text(len(words))}; there it counts as none of those it knows"
-    )
+        cells = np.where(gaps, np.array(column.fill, cells.dtype), cells)
+    if cells.dtype.kind == "f" and (infinite := int(np.isinf(cells).sum())):
+        raise BadInput(f"{where} is infinite in {rows_text(infinite)}; only missing values can be filled")
+    return cells

@@ -1,14 +1,13 @@
-"""Public data sets, prepared as in the papers that measure on them; each with a constant column."""
+"""Public data sets, prepared as in the papers that use them; each has a constant column."""
 
 from __future__ import annotations
 
-import csv
 import gzip
 import math
 import struct
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
@@ -17,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.named import admit_address
-from anyk.problems.data.dataset import Dataset, Progress, Task, assemble, check_fraction, joined, read_target, sources
-from anyk.problems.data.files import finite
-from anyk.tables import existing_file, limit, lines, listed, open_text, reading, shown
+from anyk.problems.data.dataset import Dataset, Fraction, Progress, Task, assemble, make_dataset, read_target, sources
+from anyk.problems.data.encoding import check_finite
+from anyk.tables import Table, existing_file, limit, listed, read_csv, reading, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -61,8 +61,8 @@ _INSTEAD = "give a local copy with --data-file (in Python: file=...)"
 
 
 @sources.register("digits")
-def digits(*, test: float = 0.2, seed: int = 0) -> Dataset:
-    """Handwritten digits, 1,797 images of 8 x 8 pixels, 10 classes; comes with scikit-learn.
+def digits(*, test: Fraction = 0.2, seed: int = 0) -> Dataset:
+    """Handwritten digits, 1,797 images of 8 x 8 pixels, 10 classes; part of scikit-learn.
 
     Pixels are scaled to [0, 1] and a constant column is added: 65 dense columns.
     """
@@ -75,15 +75,17 @@ def digits(*, test: float = 0.2, seed: int = 0) -> Dataset:
 
 
 @sources.register("amazon")
-def amazon(*, test: float = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None) -> Dataset:
+def amazon(
+    *, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None
+) -> Dataset:
     """Amazon Employee Access, 32,769 rows, binary, 241,915 sparse columns (OpenML 4135).
 
-    The nine categorical columns, every pair of them but (ROLE_TITLE, ROLE_FAMILY) and (ROLE_ROLLUP_1, ROLE_ROLLUP_2)
-    as one categorical column each, and a constant; all one-hot encoded, over training and test rows together: 44
-    ones a row. ``file`` is the challenge's train.csv, plain or compressed. As in Table 1 of ErasureHead (Wang,
-    Charles and Papailiopoulos 2019). Raises BadInput where the set can neither be fetched nor read.
+    The nine categorical columns, all pairs of columns except (ROLE_TITLE, ROLE_FAMILY) and (ROLE_ROLLUP_1,
+    ROLE_ROLLUP_2) as one categorical column each, and a constant. All are one-hot encoded over training and test rows
+    together, which gives 44 ones in each row. ``file`` is the challenge's train.csv, plain or compressed. As in Table 1
+    of ErasureHead (Wang, Charles and Papailiopoulos 2019). Raises BadInput if the set can neither be fetched nor read.
     """
-    table = _table("amazon", ("ACTION", *_AMAZON), 4135, file, progress, renamed={"target": "ACTION"})
+    table = _columns("amazon", ("ACTION", *_AMAZON), 4135, file, progress)
     from sklearn.preprocessing import OrdinalEncoder
 
     codes = OrdinalEncoder(dtype=np.int64).fit_transform(table[:, 1:])
@@ -97,30 +99,30 @@ def amazon(*, test: float = 0.2, seed: int = 0, file: Path | None = None, progre
 
 @sources.register("kc-housing")
 def kc_housing(
-    *, test: float = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None
+    *, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None
 ) -> Dataset:
     """House sales in King County, 21,613 rows, price in millions, 27,654 sparse columns (OpenML 42092).
 
-    The columns from ``bedrooms`` on and a constant, every value of each one-hot encoded, over training and test rows
-    together: 19 ones a row; the target is the price / 1e6. ``file`` is kc_house_data.csv, plain or compressed. As in
-    Table 1 of ErasureHead (Wang, Charles and Papailiopoulos 2019). Raises BadInput where the set can neither be
-    fetched nor read.
+    The columns from ``bedrooms`` on and a constant, all one-hot encoded over training and test rows together, which
+    gives 19 ones in each row; the target is the price / 1e6. ``file`` is kc_house_data.csv, plain or compressed. As in
+    Table 1 of ErasureHead (Wang, Charles and Papailiopoulos 2019). Raises BadInput if the set can neither be fetched
+    nor read.
     """
-    table = _table("kc-housing", ("price", *_KC_HOUSING), 42092, file, progress)
+    table = _columns("kc-housing", ("price", *_KC_HOUSING), 42092, file, progress)
     return assemble(_one_hot(table[:, 1:]), table[:, 0] / 1e6, task="regression", test=test, seed=seed)
 
 
 @sources.register("covertype")
 def covertype(
-    *, test: float = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None
+    *, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None
 ) -> Dataset:
     """Forest cover types 1 and 2, 495,141 rows, binary, about 15,500 sparse columns (UCI).
 
-    Cover type 1 is -1 and type 2 is +1, the other five are left out; each of the 54 columns is one-hot encoded over
-    training and test rows together, and a constant added: 55 ones a row. ``file`` is UCI's covtype.data, plain or
-    compressed. Prepared as for Table 1 of ErasureHead (Wang, Charles and Papailiopoulos 2019), which prints 15,509
-    columns; that number is not checked by our tests, which have no network. Raises BadInput where the set can neither
-    be fetched nor read.
+    Cover type 1 is -1 and type 2 is +1; rows of the other five types are omitted. The 54 columns are one-hot encoded
+    over training and test rows together, and a constant is added, which gives 55 ones in each row. ``file`` is UCI's
+    covtype.data, plain or compressed. Prepared as for Table 1 of ErasureHead (Wang, Charles and Papailiopoulos 2019),
+    which prints 15,509 columns; the tests do not check this number, as they have no network. Raises BadInput if the set
+    can neither be fetched nor read.
     """
     if file is None:
         from sklearn.datasets import fetch_covtype
@@ -128,51 +130,48 @@ def covertype(
         fetched = _fetch("covertype", "UCI", lambda: fetch_covtype(), progress)
         table = np.column_stack([fetched.data, fetched.target]).astype(np.float64)
         where = "the fetched data set 'covertype'"
+        check_finite(table, where)
     else:
         if progress is not None:
-            progress(f"reading 'covertype' from {file}")  # some 20 s
-        with reading(file, "CSV"):
-            table = np.loadtxt(_lines(file), delimiter=",", comments=None, ndmin=2)
-        where = str(file)
+            progress(f"reading 'covertype' from {file}")
+        content, where = _read_table(file, header=False), str(file)
+        table = _as_numbers(content, content.names, where)
     if table.shape[1] != 55 or not np.isin(table[:, -1], np.arange(1, 8)).all():
         raise BadInput(
             f"{where} does not look like covtype.data: 55 columns are needed, the last a cover type from 1 to 7, "
             f"got {table.shape[1]} columns"
         )
-    finite(table, where)
     table = table[table[:, -1] <= 2]
     y, task, classes = read_target(table[:, -1], "binary", f"the cover type in {where}")
     return assemble(_one_hot(table[:, :-1]), y, task=task, classes=classes, test=test, seed=seed)
 
 
 @sources.register("mnist-idx")
-def mnist_idx(*, test: float = 0.2, seed: int = 0, max_gb: float | None = None, file: Path) -> Dataset:
+@typed
+def mnist_idx(*, test: Fraction = 0.2, seed: int = 0, max_gb: float | None = None, file: Path) -> Dataset:
     """Images and labels in MNIST's IDX format, plain or .gz (needs --data-file: a folder or the images file).
 
-    Pixels are scaled to [0, 1] and a constant column is added: for MNIST 785 dense columns. The labels are found beside
-    the images by their usual names. A folder with ``train-*`` and ``t10k-*`` gives these as training and test rows;
-    with one of them, or from an images file, ``test`` of the rows are held out. ``max_gb`` limits the memory that a
-    file's contents may take, by default 1 GB or 8 times its size, whichever is more. Raises BadInput for files that
-    are absent, damaged or do not belong together.
+    Pixels are scaled to [0, 1] and a constant column is added, which gives 785 dense columns for MNIST. The labels must
+    be in the same folder under their usual names. A folder's ``train-*`` and ``t10k-*`` are the training and test rows;
+    if it contains only one, or if ``file`` is an images file, the fraction ``test`` of the rows is held out. ``max_gb``
+    limits the memory for a file's contents, by default 1 GB or 8 times its size, whichever is more. Raises BadInput for
+    files that are missing, damaged or do not belong together.
     """
-    check_fraction(test)
     if not file.is_dir():
         existing_file(file)
         parts = [file]
     else:
-        stems = [f"{part}-images{sign}idx3-ubyte" for part in ("train", "t10k") for sign in "-."]
-        parts = [present for stem in stems if (present := _plain_or_gz(file / stem)) is not None]
+        stems = ([file / f"{part}-images{sign}idx3-ubyte" for sign in "-."] for part in ("train", "t10k"))
+        parts = [images for images in map(_plain_or_gz, stems) if images is not None]
         if not parts:
             raise BadInput(
                 f"folder {file} holds neither train-images-idx3-ubyte nor t10k-images-idx3-ubyte (.gz or not)"
             )
-        # The two spellings of one part are the same file under two names.
-        parts = list({present.name.partition("-")[0]: present for present in parts}.values())
     images = [_read_idx(part, 3, max_gb) for part in parts]
-    labels = [_read_idx(_labels_beside(part), 1, max_gb) for part in parts]
-    for part, pixels, told in zip(parts, images, labels, strict=True):
-        if len(pixels) != len(told):
-            raise BadInput(f"{part} holds {len(pixels)} images but its labels file {len(told)} labels; they must agree")
+    labels = [_read_idx(_labels_of(part), 1, max_gb) for part in parts]
+    for part, pixels, own in zip(parts, images, labels, strict=True):
+        if len(pixels) != len(own):
+            raise BadInput(f"{part} holds {len(pixels)} images but its labels file {len(own)} labels; they must agree")
     if len({pixels.shape[1:] for pixels in images}) > 1:
         raise BadInput(f"the training and test images in {file} are of different sizes")
     X = [np.column_stack([i.reshape(len(i), i[0].size) / 255, np.ones(len(i))]) for i in images]
@@ -181,47 +180,44 @@ def mnist_idx(*, test: float = 0.2, seed: int = 0, max_gb: float | None = None, 
     if len(X) == 1:
         return assemble(X[0], y, task=task, classes=classes, test=test, seed=seed)
     rows = len(X[0])
-    return joined(X[0], y[:rows], X[1], y[rows:], task=task, classes=classes)
+    return make_dataset(X[0], y[:rows], X[1], y[rows:], task=task, classes=classes)
 
 
-def _plain_or_gz(file: Path) -> Path | None:
-    return next((path for path in (file, file.with_name(file.name + ".gz")) if path.exists()), None)
+def _plain_or_gz(files: Sequence[Path]) -> Path | None:
+    """Return the first of the files that exists, plain or with the extension .gz."""
+    return next((path for file in files for path in (file, Path(f"{file}.gz")) if path.exists()), None)
 
 
-def _labels_beside(images: Path) -> Path:
+def _labels_of(images: Path) -> Path:
     name = images.name.removesuffix(".gz")
     if "images" not in name:
         raise BadInput(f"{images} should be an images file, with 'images' in its name, so that its labels can be found")
     stem = images.with_name(name.replace("images", "labels").replace("idx3", "idx1"))
-    labels = _plain_or_gz(stem)
+    labels = _plain_or_gz([stem])
     if labels is None:
         raise BadInput(f"the labels of {images} should be in {stem} or {stem.name}.gz, which is not there")
     return labels
 
 
 def _read_idx(file: Path, dimensions: int, max_gb: float | None) -> NDArray[np.uint8]:
-    """The bytes of an IDX file: two zeros, 8 for uint8, the number of dimensions, each size as uint32, the values."""
+    """Return the array in an IDX file: two zeros, 8 for uint8, the number of dimensions, sizes as uint32, values."""
     existing_file(file)
     allowed = limit(file, max_gb)
-    start = 4 + 4 * dimensions
     with reading(file, "IDX"), file.open("rb") as packed:
-        gz = packed.read(2) == b"\x1f\x8b"  # by content: copies that a browser unpacked still end in .gz
+        gz = packed.read(2) == b"\x1f\x8b"  # by content, because a copy that a browser unpacked still ends in .gz
         packed.seek(0)
         content = gzip.GzipFile(fileobj=packed) if gz else packed
-        head = content.read(start)
-        magic = int.from_bytes(head[:4], "big")
+        magic, *sizes = struct.unpack(f">{dimensions + 1}I", content.read(4 + 4 * dimensions))
         if magic != 0x800 + dimensions:
             what = {1: "labels", 3: "images"}[dimensions]
             raise BadInput(
                 f"{shown(file)} is not an IDX file of {what}: its magic number is {magic}, not {0x800 + dimensions}"
             )
-        sizes = struct.unpack_from(f">{dimensions}I", head, 4)
         expected = math.prod(sizes)
         allowed.check(8 * expected)  # a pixel becomes a float64
-        values = content.read(expected)
-        more = content.read(1)
-    if len(values) != expected or more:
-        count = f"{len(values)}" if not more else f"more than {expected}"
+        values = content.read(expected + 1)
+    if len(values) != expected:
+        count = len(values) if len(values) < expected else f"more than {expected}"
         raise BadInput(
             f"{shown(file)} is truncated or damaged: its header tells of {expected} values, it holds {count}"
         )
@@ -231,25 +227,25 @@ def _read_idx(file: Path, dimensions: int, max_gb: float | None) -> NDArray[np.u
 
 
 def _one_hot(columns: NDArray[Any]) -> csr_array[Any]:
-    """Every value of every column as a column of its own, and a constant as the last."""
+    """Return columns one-hot encoded, with a constant as the last column."""
     from scipy.sparse import csr_array
     from sklearn.preprocessing import OneHotEncoder
 
     return csr_array(OneHotEncoder().fit_transform(np.column_stack([columns, np.ones(len(columns), columns.dtype)])))
 
 
-def _table(
-    name: str,
-    wanted: tuple[str, ...],
-    openml: int,
-    file: Path | None,
-    progress: Progress | None,
-    *,
-    renamed: dict[str, str] | None = None,
+def _columns(
+    name: str, wanted: tuple[str, ...], openml: int, file: Path | None, progress: Progress | None
 ) -> NDArray[np.float64]:
-    """The columns ``wanted``, in that order, as numbers, from a local CSV file or else from OpenML."""
+    """Return the columns ``wanted`` in this order, shape (rows, columns), from a local CSV file or else from OpenML."""
     if file is not None:
-        return _read_csv(name, wanted, file)
+        table = _read_table(file, header=True)
+        _need_columns(name, wanted, table.names, str(file))
+        if table.rows < 2:
+            raise BadInput(
+                f"{file} has too few rows ({table.rows}); at least 2 are needed, one to train and one to test"
+            )
+        return _as_numbers(table, wanted, str(file))
     try:
         import_module("pandas")
     except ImportError:
@@ -257,52 +253,42 @@ def _table(
     from sklearn.datasets import fetch_openml
 
     frame = _fetch(name, "OpenML", lambda: fetch_openml(data_id=openml, as_frame=True), progress).frame
-    frame = frame.rename(columns=renamed or {})
+    frame = frame.rename(columns={"target": wanted[0]})
     where = f"data set {openml} of OpenML"
     _need_columns(name, wanted, list(map(str, frame.columns)), where)
     try:
-        table = np.column_stack([np.asarray(frame[column], dtype=np.float64) for column in wanted])
+        numbers = np.column_stack([np.asarray(frame[column], dtype=np.float64) for column in wanted])
     except (TypeError, ValueError) as error:
-        raise BadInput(f"{where} holds something that is not a number: {error}; {_INSTEAD}") from None
-    finite(table, where, wanted)
-    return table
+        raise BadInput(f"{where} holds a value that is not a number: {error}; {_INSTEAD}") from None
+    check_finite(numbers, where, wanted)
+    return numbers
 
 
-def _read_csv(name: str, wanted: tuple[str, ...], file: Path) -> NDArray[np.float64]:
-    rows_read = _lines(file)
-    with reading(file, "CSV"):
-        header = next(csv.reader(rows_read[:1]), [])
-    _need_columns(name, wanted, header, str(file))
-    if len(rows_read) < 3:
-        raise BadInput(
-            f"{file} has too few rows ({len(rows_read) - 1}); at least 2 are needed, one to train and one to test"
-        )
-    places = [header.index(column) for column in wanted]
-    with reading(file, "CSV"):
-        table = np.loadtxt(rows_read[1:], delimiter=",", comments=None, quotechar='"', usecols=places, ndmin=2)
-    finite(table, str(file), wanted)
-    return table
-
-
-def _lines(file: Path) -> list[str]:
+def _read_table(file: Path, header: bool) -> Table:
     existing_file(file)
-    allowed = limit(file, remedy=", so this is not that data set")
-    with reading(file, "CSV"), open_text(file, allowed) as text:
-        nonblank = [line for line in lines(text, file) if line.strip()]
-    if not nonblank:
-        raise BadInput(f"{file} is empty")
-    return nonblank
+    return read_csv(file, limit(file, remedy=", so this is not that data set"), header=header)
 
 
-def _need_columns(name: str, wanted: tuple[str, ...], found: list[str], where: str) -> None:
-    if missing := [column for column in wanted if column not in found]:
+def _as_numbers(table: Table, wanted: Sequence[str], where: str) -> NDArray[np.float64]:
+    """Return columns by name, shape (rows, columns); raise BadInput for text and for missing values."""
+    columns = [table.columns[table.names.index(name)] for name in wanted]
+    for name, column in zip(wanted, columns, strict=True):
+        if column.dtype.kind != "f":
+            raise BadInput(f"column '{name}' of {where} holds text, not numbers")
+    numbers = np.column_stack(columns)
+    check_finite(numbers, where, wanted)
+    return numbers
+
+
+def _need_columns(name: str, wanted: Sequence[str], present: Sequence[str], where: str) -> None:
+    if missing := [column for column in wanted if column not in present]:
         raise BadInput(
-            f"{where} lacks {', '.join(missing)}, which data set '{name}' needs; its columns: {listed(found)}"
+            f"{where} lacks {', '.join(missing)}, which data set '{name}' needs; its columns: {listed(present)}"
         )
 
 
 def _fetch(name: str, site: str, fetcher: Callable[[], Any], progress: Progress | None) -> Any:
-    """Return the data that ``fetcher`` takes from ``site`` or scikit-learn's cache; BadInput if neither has it."""
+    """Return the data that ``fetcher`` takes from ``site`` or scikit-learn's cache; raise BadInput if it fails."""
     from http.client import HTTPException
 
     admit_address(name)
@@ -310,7 +296,7 @@ def _fetch(name: str, site: str, fetcher: Callable[[], Any], progress: Progress 
         progress(f"fetching '{name}' from {site}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # scikit-learn warns at each retry; the last failure is said below
+            warnings.simplefilter("ignore")  # scikit-learn warns at each retry; the last failure is reported below
             return fetcher()
     except (OSError, EOFError, ValueError, HTTPException, zlib.error) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__

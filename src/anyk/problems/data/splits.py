@@ -1,11 +1,12 @@
-"""Uneven splits: which rows of labelled data are in which partition, by name."""
+"""Uneven splits of labelled data into partitions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,72 +23,69 @@ splits: Registry[Dirichlet] = Registry("split")
 @typed
 @dataclass(frozen=True)
 class Dirichlet:
-    """Partitions differ in their labels: each has its own shares of them, drawn from a Dirichlet law.
+    """Partitions that differ in their labels: the shares of the classes follow a Dirichlet distribution.
 
-    The shares of the C classes in a partition are drawn from ``Dir(alpha C p)``, p being those in the rows that are not
-    in a partition before it: ``Dir(alpha, …, alpha)`` where they are equally frequent. A large ``alpha`` gives all
-    partitions the same labels, a small one leaves most with one or two. Where a class has no rows left the others make
-    up for it, so that the last partitions are more mixed. Sizes stay even, or in proportion to what a strategy asks
-    for, and each row is in one partition: the objective is the same. (After Hsu, Qi and Brown 2019.)
+    The shares of the C classes in a partition are sampled from ``Dir(alpha C p)``, where p are the shares in the rows
+    that no earlier partition has: ``Dir(alpha, …, alpha)`` if classes are equally frequent. With a large ``alpha`` all
+    partitions have the same labels, with a small one most have one or two. When a class has no rows left, rows of other
+    classes replace it, so the last partitions are more mixed. Sizes stay even, or in the proportions that a strategy
+    requests, and each row is in one partition: the objective is the same. (After Hsu, Qi and Brown 2019.)
 
     >>> Dirichlet(alpha=0.3, seed=1).spec
     'dirichlet:alpha=0.3,seed=1'
     """
 
-    alpha: float
+    alpha: Annotated[float, msgspec.Meta(ge=1e-6, le=1e6)]
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1e-6 <= self.alpha <= 1e6:
-            raise BadInput(f"alpha of 'dirichlet' must be from 1e-6 to 1e6, got {self.alpha:g}")
 
     @property
     def spec(self) -> str:
-        """The short form."""
+        """The spec that builds this split."""
         return show("dirichlet", {"alpha": self.alpha, "seed": self.seed}, {"seed": 0})
 
     @property
-    def told(self) -> tuple[NDArray[Any], ...]:
+    def digest_arrays(self) -> tuple[NDArray[Any], ...]:
         """The arrays that the split adds to the digest of a problem's data."""
         return (np.array(self.spec),)
 
     def order(self, labels: NDArray[Any], ends: NDArray[np.int64]) -> Index:
-        """All rows in the order of their partitions: those from ``ends[j]`` on are partition j's; shape (rows,).
+        """Return all rows in the order of their partitions, shape (rows,).
 
-        ``labels``: shape (rows,). ``ends``: where partitions begin and the last one ends, shape (partitions + 1,).
+        ``labels``: shape (rows,). ``ends``: the start of each partition and the end of the last, shape
+        (partitions + 1,).
         """
-        _, of, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
         rows = [
-            keyed.generator(self.seed, "dirichlet rows", c).permutation(np.flatnonzero(of.reshape(-1) == c))
+            keyed.generator(self.seed, "dirichlet rows", c).permutation(np.flatnonzero(codes.reshape(-1) == c))
             for c in range(len(counts))
         ]
-        used, chosen_rows = np.zeros_like(counts), []
+        used, partitions = np.zeros_like(counts), []
         for j, (a, b) in enumerate(pairwise(ends.tolist())):
-            amounts = _taken(self.alpha, counts - used, b - a, keyed.generator(self.seed, "dirichlet", j))
+            amounts = _sample_amounts(self.alpha, counts - used, b - a, keyed.generator(self.seed, "dirichlet", j))
             own = [rows[c][used[c] : used[c] + number] for c, number in enumerate(amounts.tolist())]
-            chosen_rows.append(np.sort(np.concatenate(own)))
+            partitions.append(np.sort(np.concatenate(own)))
             used += amounts
-        return np.concatenate(chosen_rows).astype(np.intp)
+        return np.concatenate(partitions).astype(np.intp)
 
 
-def _taken(alpha: float, left: NDArray[Any], size: int, random: np.random.Generator) -> NDArray[Any]:
-    """Return the number of rows of each class, from those ``left``, in a partition of ``size`` rows."""
-    shares, amounts = np.zeros(len(left)), np.zeros_like(left)
-    shares[left > 0] = random.dirichlet(alpha * len(left) * left[left > 0] / left.sum())
+def _sample_amounts(alpha: float, unused: NDArray[Any], size: int, random: np.random.Generator) -> NDArray[Any]:
+    """Return the number of rows of each class in a partition of ``size`` rows, at most the ``unused`` ones."""
+    shares, amounts = np.zeros(len(unused)), np.zeros_like(unused)
+    shares[unused > 0] = random.dirichlet(alpha * len(unused) * unused[unused > 0] / unused.sum())
     while (missing := size - int(amounts.sum())) > 0:
-        there = left - amounts
-        wanted = shares * (there > 0)
-        if not wanted.sum() > 0.0:  # none of its classes has rows left
-            wanted = there.astype(np.float64)
+        available = unused - amounts
+        weights = shares * (available > 0)
+        if not weights.sum() > 0.0:  # all rows of its classes are used
+            weights = available.astype(np.float64)
         # rounded up or down such that means and their sum stay right
-        ends = np.floor(np.cumsum(missing * wanted / wanted.sum()) + random.random())
-        amounts += np.minimum(there, np.diff(np.minimum(ends, missing), prepend=0.0).astype(left.dtype))
+        ends = np.floor(np.cumsum(missing * weights / weights.sum()) + random.random())
+        amounts += np.minimum(available, np.diff(np.minimum(ends, missing), prepend=0.0).astype(unused.dtype))
     return amounts
 
 
-def checked(split: Dirichlet | str | None, kind: str | None) -> Dirichlet | None:
-    """A split as asked for; ``kind`` says what a problem without labels has in their place, and is None of others."""
+def build_split(split: Dirichlet | str | None, unlabelled: str | None) -> Dirichlet | None:
+    """Return the split; raise BadInput if a problem has no labels, for the reason ``unlabelled``."""
     built = splits.build(split) if isinstance(split, str) else split
-    if built is not None and kind is not None:
-        raise BadInput(f"split={built.spec} needs labels, and {kind}; leave split out")
+    if built is not None and unlabelled is not None:
+        raise BadInput(f"split={built.spec} needs labels, and {unlabelled}; leave split out")
     return built

@@ -1,9 +1,9 @@
-"""Data without an end: samples that workers draw from iterables, with a seed for each mini-batch."""
+"""Endless data: samples that workers take from iterables, with a seed for each mini-batch."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,34 +16,35 @@ from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Index, cut
-from anyk.problems.data.samples import Samples
-from anyk.problems.data.shards.processes import in_processes
+from anyk.problems.data.reader_processes import map_in_processes
+from anyk.problems.data.sample_batches import Samples
 from anyk.problems.torch.generators import kept_generators, seed_all
 
 Sample = Any
-SAMPLES = 1 << 40  # that a stream stands for: so many that none comes twice, and partitions are equal to 1 in 10^9
-_HEAD = 32  # samples that a loss is tried on
+Make = Callable[[int, int], Iterable[Sample]]  # of a partition's number and a seed
+SAMPLES = 1 << 40  # nominal length: no sample occurs twice, and the sizes of partitions differ by less than 1 in 10^9
+_HEAD = 32  # samples on which a loss is tried
 _SEEDED = "give each iterable a generator of its own, made from the seed"
 
 
 @typed
 @dataclass(frozen=True)
 class Stream:
-    """Training data without an end, or without numbers, for linear models, TorchProblem and JaxProblem: iterables.
+    """Endless training data from iterables, for linear models, TorchProblem and JaxProblem.
 
-    ``make(partition, seed)`` gives an iterable of samples, each as an item of a data set is: a tuple or dictionary of
-    arrays, tensors and numbers. Whoever computes a partition's mini-batch calls it and takes the first ``b`` samples,
-    so strategies need ``batch=b``. The seed, a whole number below 2**32, follows from the run's seed, the step and the
-    partition: the same samples come wherever and whenever a mini-batch is computed, provided that ``make`` depends on
-    its arguments alone. While samples are drawn, the global generators of NumPy, of Python's ``random`` and, where it
-    is loaded, of torch are seeded with it, too. Partitions are numbered from 0; how many there are, the strategy says.
+    ``make(partition, seed)`` returns an iterable of samples. A sample is a tuple or dictionary of arrays, tensors and
+    numbers, like an item of a data set. To compute the mini-batch of a partition, a worker calls ``make`` and takes the
+    first ``b`` samples, so strategies need ``batch=b``. The seed, an integer below 2**32, follows from the run's seed,
+    the step and the partition: a mini-batch has the same samples on every worker and at any time, provided that
+    ``make`` depends on its arguments alone. The same seed is set in the global generators of NumPy, of Python's
+    ``random`` and, if it is loaded, of torch. Partitions are numbered from 0; the strategy determines their number.
 
-    The objective is the mean over the stream, in which each partition counts equally: a run knows no number of samples.
-    The first samples of partition 0 are drawn once, by a process of its own, to try the loss on; where batch norm or
-    ``Evaluate(on="train", samples=…)`` need more, they are of partition 0, too.
+    The objective is the mean over the stream, in which each partition has the same weight. The loss is tried on the
+    first samples of partition 0, which a separate process generates once. Batch norm and
+    ``Evaluate(on="train", samples=…)`` use further samples of partition 0.
 
-    Raises :class:`~anyk.errors.BadInput` where ``make`` is not a function; a problem raises it where samples do not
-    follow from the seed.
+    Raises :class:`~anyk.errors.BadInput` if ``make`` is not a function. A problem raises it if samples do not follow
+    from the seed.
 
     >>> import anyk, torch, numpy as np
     >>> def make(partition, seed):
@@ -58,7 +59,7 @@ class Stream:
     True
     """
 
-    make: Callable[[int, int], Iterable[Sample]]
+    make: Make
 
     def __post_init__(self) -> None:
         if not callable(self.make):
@@ -66,15 +67,15 @@ class Stream:
 
 
 class StreamSamples(Samples):
-    """The samples of a stream, as problems and their partitions draw them; ``form`` puts several together."""
+    """The samples of a stream, generated when they are needed; ``form`` combines several samples."""
 
     endless = True
 
     def __init__(self, stream: Stream, form: Callable[[list[Sample]], Samples]) -> None:
         self._make, self._form = stream.make, form
-        body = in_processes(partial(_first, stream.make), [0])[0]
-        self.mark = np.array([hashlib.blake2b(body, digest_size=16).hexdigest()])
-        self._head = form(_decoded(body))
+        encoded = map_in_processes(partial(_encode_head, stream.make), [0])[0]
+        self.mark = np.array([hashlib.blake2b(encoded, digest_size=16).hexdigest()])
+        self._head = form(_decode(encoded))
         self._some: dict[tuple[int, str], Samples] = {}
 
     def __len__(self) -> int:
@@ -88,42 +89,41 @@ class StreamSamples(Samples):
         """The first samples of partition 0."""
         return self._head
 
-    def drawn(self, partitions: range, rows: Index | None) -> Samples:
-        """Return a mini-batch, in equal parts of these partitions; ``rows``, numbers below SAMPLES, are its key."""
+    def sample_batch(self, partitions: range, rows: Index | None) -> Samples:
+        """Return a mini-batch of ``len(rows)`` samples, an equal number from each partition; ``rows`` is its key."""
         if rows is None:
             raise BadInput(NO_PASS)
         key = keyed.digest(np.ascontiguousarray(rows, dtype=np.int64))
         counts = np.diff(cut(len(rows), len(partitions))).tolist()
         samples: list[Sample] = []
         for j, count in zip(partitions, counts, strict=True):
-            own = _taken(self._make, j, _seed(key, j), count)
+            own = _take_samples(self._make, j, _seed(key, j), count)
             if len(own) < count:
                 raise RunFailed(
-                    f"the stream of partition {j} ended after {len(own)} samples, and a mini-batch takes {count} of "
-                    "it; have make give an iterable without an end, or use a smaller batch"
+                    f"the stream of partition {j} ended after {len(own)} samples, and a mini-batch takes {count}; have "
+                    "make return an endless iterable, or use a smaller batch"
                 )
             samples += own
         return self._form(samples)
 
     def some(self, samples: int, of: str) -> Samples:
-        """Return ``samples`` samples of partition 0, or as many as there are; a process draws them once."""
+        """Return at most ``samples`` samples of partition 0, which a process generates once."""
         if (samples, of) not in self._some:
             seed = keyed.integer(samples, "stream", of) >> 31
-            body = in_processes(partial(_encoded, self._make, samples), [seed])[0]
-            self._some[samples, of] = self._form(_decoded(body))
+            encoded = map_in_processes(partial(_encode_samples, self._make, samples), [seed])[0]
+            self._some[samples, of] = self._form(_decode(encoded))
         return self._some[samples, of]
 
 
 NO_PASS = (
-    "the training data is a stream, of which there is no full batch; give the strategy a mini-batch, as in "
-    "'uncoded:batch=32'"
+    "the training data is a stream, which has no full batch; give the strategy a mini-batch, as in 'uncoded:batch=32'"
 )
 NO_LOSS = (
     "the training data is a stream, whose loss can only be estimated; give evaluate=Evaluate(on='train', "
     "samples=1000), or on='held_out'"
 )
 NO_PARTS = (
-    "the training data is a stream, of which one process draws the samples to evaluate; evaluate where='driver' or "
+    "the training data is a stream, and one process generates the samples to evaluate; evaluate where='driver' or "
     "'aside'"
 )
 ENDS = "held_out is evaluated as a whole, and a stream has no end; give arrays, shards, or a list of samples"
@@ -133,8 +133,8 @@ def _seed(key: int, partition: int) -> int:
     return keyed.integer(key, "stream", partition) >> 31
 
 
-def _taken(make: Callable[[int, int], Iterable[Sample]], partition: int, seed: int, count: int) -> list[Sample]:
-    """The first samples of a partition, fewer where it ends."""
+def _take_samples(make: Make, partition: int, seed: int, count: int) -> list[Sample]:
+    """Return the first ``count`` samples of a partition, fewer if it ends."""
     with kept_generators([]) as generators:
         seed_all(generators, seed)
         try:
@@ -143,10 +143,10 @@ def _taken(make: Callable[[int, int], Iterable[Sample]], partition: int, seed: i
             raise RunFailed(f"the stream of partition {partition} fails: {describe_error(error)}") from error
 
 
-def _first(make: Callable[[int, int], Iterable[Sample]], piece: int) -> bytes:
-    """The first samples of partition 0; refuses a stream that does not follow from its seed."""
+def _encode_head(make: Make, piece: int) -> bytes:
+    """Encode the first samples of partition 0; refuse a stream that does not follow from its seed."""
     del piece
-    first, again, other = (_encoded(make, _HEAD, seed) for seed in (_seed(0, 0), _seed(0, 0), _seed(1, 0)))
+    first, again, other = (_encode_samples(make, _HEAD, _seed(key, 0)) for key in (0, 0, 1))
     if first != again:
         raise BadInput(f"the stream gave other samples when it was made again with the same seed; {_SEEDED}")
     if first == other:
@@ -156,24 +156,24 @@ def _first(make: Callable[[int, int], Iterable[Sample]], piece: int) -> bytes:
     return first
 
 
-def _encoded(make: Callable[[int, int], Iterable[Sample]], count: int, seed: int) -> bytes:
-    """The first samples of partition 0 as MessagePack."""
+def _encode_samples(make: Make, count: int, seed: int) -> bytes:
+    """Encode the first ``count`` samples of partition 0 as MessagePack, because results are not unpickled."""
     try:
-        samples = _taken(make, 0, seed, count)
+        samples = _take_samples(make, 0, seed, count)
     except RunFailed as error:
         raise BadInput(str(error)) from None
     if not samples:
         raise BadInput("the stream of partition 0 has no samples")
-    return msgspec.msgpack.encode([_plain(sample) for sample in samples])
+    return msgspec.msgpack.encode([_as_plain(sample) for sample in samples])
 
 
-def _plain(value: Any) -> Any:
-    """A sample's parts as plain data: what a process sends back is not unpickled."""
+def _as_plain(value: Any) -> Any:
+    """Return a sample as plain data: tuples as lists, and all else as a mapping by which it is recognised."""
     if isinstance(value, Mapping):
-        return {"keys": list(value), "of": [_plain(part) for part in value.values()]}
+        return {"keys": list(value), "values": [_as_plain(part) for part in value.values()]}
     if isinstance(value, (tuple, list)):
-        return [_plain(part) for part in value]
-    if type(value) in (bool, int, float, str):  # and not NumPy's own, which are floats, too
+        return [_as_plain(part) for part in value]
+    if type(value) in (bool, int, float, str):  # not NumPy's float64, a subclass of float
         return {"value": value}
     tensor = hasattr(value, "detach")
     try:
@@ -188,16 +188,15 @@ def _plain(value: Any) -> Any:
     return {"tensor": tensor, "dtype": array.dtype.str, "shape": array.shape, "body": array.tobytes()}
 
 
-def _decoded(body: bytes) -> list[Sample]:
-    samples_read: list[Sample] = [_formed(sample) for sample in msgspec.msgpack.decode(body)]
-    return samples_read
+def _decode(encoded: bytes) -> list[Sample]:
+    return list(_from_plain(msgspec.msgpack.decode(encoded)))
 
 
-def _formed(plain: Any) -> Any:
-    if isinstance(plain, Sequence):
-        return tuple(_formed(part) for part in plain)
+def _from_plain(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return tuple(map(_from_plain, plain))
     if "keys" in plain:
-        return dict(zip(plain["keys"], map(_formed, plain["of"]), strict=True))
+        return dict(zip(plain["keys"], map(_from_plain, plain["values"]), strict=True))
     if "value" in plain:
         return plain["value"]
     array = np.frombuffer(bytearray(plain["body"]), dtype=np.dtype(plain["dtype"])).reshape(plain["shape"])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import numpy as np
 
+from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput
 from anyk.keyed import generator
-from anyk.problems.data.dataset import Dataset, Task, assemble, sources
+from anyk.problems.data.dataset import Dataset, Fraction, Task, assemble, sources
 from anyk.problems.data.encoding import Matrix
 
 if TYPE_CHECKING:
@@ -17,43 +19,33 @@ if TYPE_CHECKING:
 
 
 @sources.register("synthetic")
+@typed
 def synthetic(
     *,
-    rows: int = 1000,
-    features: int = 20,
+    rows: Annotated[int, msgspec.Meta(ge=2)] = 1000,
+    features: AtLeastOne = 20,
     task: Task = "binary",
-    noise: float = 0.1,
-    density: float = 1.0,
-    classes: int | None = None,
-    test: float = 0.2,
+    noise: Annotated[float, msgspec.Meta(ge=0, le=1e100)] = 0.1,
+    density: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0,
+    classes: Annotated[int, msgspec.Meta(ge=2)] | None = None,
+    test: Fraction = 0.2,
     seed: int = 0,
     max_gb: float = 1.0,
 ) -> Dataset:
-    """Random features and a linear rule with noise, drawn from a seed.
+    """Random features and a linear rule with noise, both from a seed.
 
-    Entries of ``X`` are standard normal; with ``density`` below 1 each is kept with that probability, and ``X`` is
-    sparse. With ``W`` normal, scaled so that a score has a variance of about 1, the scores are ``X W + noise E``, with
-    ``E`` normal: the target itself (regression), its sign (binary), or the place of the largest of ``classes`` scores
-    (multiclass, 3 unless told). Raises BadInput for a size or probability that cannot be, and for data that would take
-    more than ``max_gb``.
+    Entries of ``X`` are standard normal; with ``density`` below 1 each is nonzero with that probability, and ``X`` is
+    sparse. The scores are ``X W + noise E`` with normal ``W`` and ``E``, where ``W`` is scaled so that a score has a
+    variance of about 1. The target is the score (regression), its sign (binary), or the index of the largest of
+    ``classes`` scores (multiclass, by default 3). Raises BadInput for data that would take more than ``max_gb``.
     """
-    for name, value, least in (("rows", rows, 2), ("features", features, 1)):
-        if value < least:
-            raise BadInput(f"{name} of data set 'synthetic' should be at least {least}, got {value}")
-    if not 0 <= noise < math.inf:
-        raise BadInput(f"noise of data set 'synthetic' should be 0 or more and finite, got {noise:g}")
-    if not 0 < density <= 1:
-        raise BadInput(f"density of data set 'synthetic' should be above 0 and at most 1, got {density:g}")
     if classes is not None and task != "multiclass":
         raise BadInput(f"classes={classes} is for task=multiclass, but the task is {task}; leave it out")
-    scores = 1 if task != "multiclass" else 3 if classes is None else classes
-    if task == "multiclass" and scores < 2:
-        raise BadInput(f"classes of data set 'synthetic' should be at least 2, got {classes}")
-
-    takes = 8e-9 * rows * (features * min(1.0, 2 * density) + scores)
-    if not takes <= max_gb:
+    scores = classes or 3 if task == "multiclass" else 1
+    size = 8e-9 * rows * (features * min(1.0, 2 * density) + scores)
+    if not size <= max_gb:
         raise BadInput(
-            f"data set 'synthetic' would take {takes:.3g} GB, but the limit is {max_gb:g} GB; for more give max_gb=…"
+            f"data set 'synthetic' would take {size:.3g} GB, but the limit is {max_gb:g} GB; for more give max_gb=…"
         )
 
     X: Matrix
@@ -71,14 +63,13 @@ def synthetic(
 
 
 def _sparse_normal(rows: int, features: int, density: float, seed: int) -> csr_array[Any]:
-    # The gaps between kept entries are geometric, so the cost is that of the kept ones and not of the whole matrix.
+    # The gaps between nonzero entries are geometric, so that the cost depends on their number alone.
     from scipy.sparse import csr_array
 
-    cells, draw = rows * features, generator(seed, "synthetic", "places")
-    expected_entries = cells * density
-    places = (
-        np.cumsum(draw.geometric(density, size=math.ceil(expected_entries + 10 * math.sqrt(expected_entries) + 10))) - 1
-    )
+    cells = rows * features
+    expected = cells * density
+    enough = math.ceil(expected + 10 * math.sqrt(expected) + 10)
+    places = np.cumsum(generator(seed, "synthetic", "places").geometric(density, size=enough)) - 1
     places = places[places < cells]
     values = generator(seed, "synthetic", "features").standard_normal(len(places))
     starts = np.searchsorted(places, np.arange(rows + 1) * features)

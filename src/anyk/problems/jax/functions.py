@@ -14,7 +14,7 @@ from anyk.checks import AtLeastZero, typed
 from anyk.decompile import Source
 from anyk.errors import BadInput, MissingPackage, describe_error
 from anyk.problems.base import NO_HELD_OUT, Better, Floats, Index, Vector, cut
-from anyk.problems.data.samples import Samples
+from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
 from anyk.problems.jax.decompiled import DecompiledPartitions

@@ -13,8 +13,8 @@ from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import DType, Ends, Vector, even_ends
 from anyk.problems.batches import Batches
-from anyk.problems.data.samples import Samples, Selection
-from anyk.problems.data.shards.samples import ShardSamples
+from anyk.problems.data.sample_batches import PartitionSamples, Samples
+from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, Network, seed_for, seed_of
 from anyk.problems.jax.tree_samples import TOGETHER
 from anyk.problems.replicas import seed_of_draws
@@ -72,7 +72,7 @@ class JaxPartitions(Batches):
                 with jax.default_device(self._device):
                     self._network.gradient(np.zeros(self.dimension, dtype=self.dtype), self._held, blank, SEED)
 
-    def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
+    def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         import jax
 
         if self._device is None:
@@ -82,7 +82,7 @@ class JaxPartitions(Batches):
         for part in chosen.parts(self.most):
             seed = SEED
             if self._network.random:
-                rows = chosen.asked if part.rows is None else part.rows
+                rows = chosen.requested_rows if part.rows is None else part.rows
                 seed = seed_of(seed_of_draws(bits, chosen.partition, rows))
             with jax.default_device(self._device):
                 gradient = np.asarray(self._network.gradient(w, self._held, part.batch, seed))
@@ -98,7 +98,7 @@ class JaxPartitions(Batches):
                 "evaluate where='driver' or 'aside'"
             )
 
-    def loss_sum(self, w: Vector, chosen: Selection) -> float:
+    def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the losses, without dropout."""
         import jax
 

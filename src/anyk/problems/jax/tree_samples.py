@@ -10,8 +10,8 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems.base import Array, DType
-from anyk.problems.data.samples import Arrays, Samples
-from anyk.problems.data.shards.samples import ShardSamples
+from anyk.problems.data.sample_batches import Arrays, Samples
+from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
 from anyk.problems.jax.pytrees import Tree

@@ -28,7 +28,7 @@ from anyk.problems.base import (
 from anyk.problems.data.dataset import Task
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.data.shards.sources import Shards
-from anyk.problems.data.splits import Dirichlet, checked
+from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
 from anyk.problems.digest import digest_of
 from anyk.problems.linear.inputs import checked_l2, design_of, row_weights
@@ -118,7 +118,7 @@ class LinearProblem(ProblemAbilities):
             if isinstance(X_test, Shards) or fill is not None:
                 which = "X_test may be" if fill is None else "fill is for"
                 raise BadInput(f"{which} shards only where X is; give arrays")
-            self.uneven = checked(split, None if self.labelled else "regression has numbers to predict")
+            self.uneven = build_split(split, None if self.labelled else "regression has numbers to predict")
             self._read_arrays(X, y, classes, weights)
             self._hold_out(X_test, y_test, int(self.X.shape[1]) - intercept, "X has")
         self.outputs = self._count_outputs()
@@ -323,7 +323,7 @@ class LinearProblem(ProblemAbilities):
 
     def digest(self) -> str | None:
         """Return a digest of the data, by which a later change is noticed; None if there is none."""
-        uneven = () if self.uneven is None else self.uneven.told
+        uneven = () if self.uneven is None else self.uneven.digest_arrays
         weights = () if self.weights is None else (self.weights,)
         if isinstance(self.X, ShardRows):
             return digest_of(np.array([self.X.mark, "" if self.X_test is None else self.X_test.mark]))

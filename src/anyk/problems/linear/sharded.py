@@ -13,10 +13,10 @@ from anyk.errors import BadInput
 from anyk.problems.base import Array, DType, Floats, Index, Vector, some_rows
 from anyk.problems.data.dataset import Task, read_target
 from anyk.problems.data.encoding import Column, Encoding, check_categories
-from anyk.problems.data.samples import Arrays, Part, Samples
+from anyk.problems.data.reader_processes import map_in_processes
+from anyk.problems.data.sample_batches import Arrays, SampleBatch, Samples
 from anyk.problems.data.shards.blocks import Blocks
-from anyk.problems.data.shards.processes import in_processes
-from anyk.problems.data.shards.sources import Content, Shards
+from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.shards.survey import Moments, Survey, places_of, plain, survey
 from anyk.problems.linear.scaling import Scaling, with_intercept
 from anyk.tables import Table, shown
@@ -38,16 +38,14 @@ class Design:
     scaling: Scaling | None = None
     intercept: bool = False
 
-    def __call__(self, content: Content, where: str) -> tuple[Any, Vector]:
+    def __call__(self, content: Table, where: str) -> tuple[Any, Vector]:
         """Return a block's ``X``, scaled and with its intercept, and the targets as the model needs them."""
-        if isinstance(content, Table):
+        if self.shards.read is None:
             places = self.encoding.places(content.names, where)
             X: Any = self.encoding.encode([content.columns[i] for i in places], where)
             y: Array = content.columns[places_of(self.shards, content.names, where)[1]]
         else:
-            X, targets = plain(self.shards, content, where)
-            assert targets is not None
-            y = targets
+            X, y = plain(self.shards, content, where)
             if hasattr(X, "indptr"):
                 if X.shape[1] > self.features:
                     raise BadInput(f"{where} has {X.shape[1]} columns, but the model learns from {self.features}")
@@ -94,9 +92,9 @@ class ShardRows(Samples):
         """Return the training rows, after a pass over them; see :class:`~anyk.problems.LinearProblem`."""
         survey_result = surveyed(shards)
         where = (
-            f"{shown(shards.found[0].address)} and the other files"
-            if len(shards.found) > 1
-            else shown(shards.found[0].address)
+            f"{shown(shards.resolved_files[0].address)} and the other files"
+            if len(shards.resolved_files) > 1
+            else shown(shards.resolved_files[0].address)
         )
         encoding, moments, features = _encoding(shards, survey_result, fill, where)
         labels, found_task = _labels(survey_result, task, where)
@@ -124,16 +122,16 @@ class ShardRows(Samples):
 
     def parts(
         self, first: int, last: int, rows: Index | None = None, *, most: int | None = None, key: int = 0
-    ) -> Iterator[Part]:
+    ) -> Iterator[SampleBatch]:
         """Return batches of the rows, block by block, or a single batch of the given ``rows``."""
         del most, key
-        batches = self.blocks.parts(first, last) if rows is None else [self.blocks.taken(rows + first)]
-        return (Part(batch, len(batch[1]), first, rows) for batch in batches)
+        batches = self.blocks.parts(first, last) if rows is None else [self.blocks.read_rows(rows + first)]
+        return (SampleBatch(batch, len(batch[1]), first, rows) for batch in batches)
 
     def some(self, samples: int, of: str) -> Arrays:
         """Return ``samples`` of the rows, in memory."""
         rows = np.arange(len(self))[some_rows(len(self), samples, of)]
-        return Arrays(self.blocks.taken(rows), tuple)
+        return Arrays(self.blocks.read_rows(rows), tuple)
 
     def curvature(self) -> float:
         """Return the largest eigenvalue of ``X'X / N``, found in another pass; for many columns, a bound of it.
@@ -144,7 +142,7 @@ class ShardRows(Samples):
         rows, columns = self.shape
         if columns <= _SQUARE:
             ends = np.linspace(0, rows, min(rows, 64) + 1).astype(int).tolist()
-            parts = in_processes(_Gram(self), list(pairwise(ends)))
+            parts = map_in_processes(_Gram(self), list(pairwise(ends)))
             gram = np.sum([np.frombuffer(part).reshape(columns, columns) for part in parts], axis=0)
             return float(np.linalg.eigvalsh(gram)[-1]) / rows
         moments, scaling = self._moments, self.design.scaling

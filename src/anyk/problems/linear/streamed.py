@@ -10,7 +10,7 @@ import numpy as np
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Array, Ends, Vector
 from anyk.problems.batches import Batches
-from anyk.problems.data.samples import Arrays, Selection
+from anyk.problems.data.sample_batches import Arrays, PartitionSamples
 from anyk.problems.data.streams import Stream, StreamSamples
 from anyk.problems.linear.row_partitions import losses_of, slope_of
 from anyk.problems.linear.scaling import Scaling, with_intercept
@@ -67,7 +67,7 @@ class LinearBatches(Batches):
         super().__init__(data, ends, dimension=data.shape[1] * outputs, dtype=data.dtype)
         self.kind, self.outputs, self.penalty = kind, outputs, penalty
 
-    def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
+    def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the gradient of the sum of losses, added up block by block."""
         W = w if self.outputs == 1 else w.reshape(-1, self.outputs)
         total = np.zeros_like(W)
@@ -76,7 +76,7 @@ class LinearBatches(Batches):
             total += X.T @ slope_of(self.kind, X @ W, y)
         return total.reshape(-1)
 
-    def loss_sum(self, w: Vector, chosen: Selection) -> float:
+    def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of losses, added up block by block."""
         W = w if self.outputs == 1 else w.reshape(-1, self.outputs)
         batches = (part.batch for part in chosen.parts(self.most))

@@ -14,7 +14,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.problems.base import Ends, Floats, Recipe, Vector, cut
 from anyk.problems.batches import Batches
-from anyk.problems.data.samples import Arrays, Selection
+from anyk.problems.data.sample_batches import Arrays, PartitionSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.splits import Dirichlet
 from anyk.problems.data.streams import Stream
@@ -33,7 +33,7 @@ class TwoLayerPartitions(Batches):
         data = Arrays([X, np.ascontiguousarray(y, dtype=dtype)], tuple)
         super().__init__(data, ends, dimension=dimension(*self._shape), dtype=dtype)
 
-    def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
+    def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the gradient of the sum of losses, by backpropagation."""
         ((X, y), *_) = next(chosen.parts(self.most))
         gradient = np.empty_like(w)
@@ -49,7 +49,7 @@ class TwoLayerPartitions(Batches):
         back.sum(axis=0, out=bias_out)
         return gradient
 
-    def loss_sum(self, w: Vector, chosen: Selection) -> float:
+    def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of losses."""
         ((X, y), *_) = next(chosen.parts(self.most))
         return float(losses_of("two-layer", scores_of(X, w, *self._shape), y).sum())

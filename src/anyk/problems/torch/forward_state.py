@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.data.samples import Batch
+from anyk.problems.data.sample_batches import Batch
 from anyk.problems.torch.generators import drawing
 from anyk.problems.torch.module_partitions import norms_of
 from anyk.problems.torch.network import Network

@@ -11,7 +11,7 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems.base import Floats, Index
-from anyk.problems.data.samples import Batch
+from anyk.problems.data.sample_batches import Batch
 from anyk.problems.sums import adds_up, not_a_sum, nudge_signs
 from anyk.problems.torch.network import Network, trained
 

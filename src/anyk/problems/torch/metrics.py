@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anyk.errors import BadInput
-from anyk.problems.data.samples import Batch
+from anyk.problems.data.sample_batches import Batch
 from anyk.problems.torch.network import Network
 
 if TYPE_CHECKING:

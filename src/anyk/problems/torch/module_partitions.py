@@ -15,7 +15,7 @@ from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import DType, Ends, Index, Vector
 from anyk.problems.batches import Batches
-from anyk.problems.data.samples import Batch, Rows, Samples, Selection
+from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
 from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
 from anyk.problems.sums import TOGETHER
 from anyk.problems.torch.generators import cuda_generators, drawing, kept_generators
@@ -123,9 +123,11 @@ class TorchPartitions(Batches):
     def _tried(self) -> Vector:
         head, (first, last) = self.data.head, self._bounds[0]
         rows = np.arange(min(ROWS, head.tried, self.sizes[0]))  # without opening a file
-        return self.gradient_sum(model_like(self._scales, self.dtype), Selection(head, 0, first, last, rows, rows))
+        return self.gradient_sum(
+            model_like(self._scales, self.dtype), PartitionSamples(head, 0, first, last, rows, rows)
+        )
 
-    def gradient_sum(self, w: Vector, chosen: Selection) -> Vector:
+    def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the sum of the gradients of the chosen samples.
 
         Dropout draws by the bits of ``w``, the partition and the rows, a data set's items by the bits of ``w`` and the
@@ -182,7 +184,7 @@ class TorchPartitions(Batches):
                 "evaluate where='driver' or 'aside'"
             )
 
-    def loss_sum(self, w: Vector, chosen: Selection) -> float:
+    def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the losses in evaluation mode."""
         import torch
 
@@ -217,10 +219,10 @@ class TorchPartitions(Batches):
             return batch
         return mapped(batch, lambda tensor: tensor.to(device))
 
-    def _looks(self, chosen: Selection) -> bool:
+    def _looks(self, chosen: PartitionSamples) -> bool:
         """Return whether to check the loss: at the first gradient; with mini-batches also at the 2nd, 4th, …"""
         number = self._gradients[chosen.partition] + 1
-        return number == 1 or (chosen.asked is not None and number.bit_count() == 1)
+        return number == 1 or (chosen.requested_rows is not None and number.bit_count() == 1)
 
 
 def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:

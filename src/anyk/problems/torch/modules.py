@@ -19,10 +19,10 @@ import numpy as np
 
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import NO_HELD_OUT, Better, Index, Vector, cut, even_ends
-from anyk.problems.data.samples import Arrays, Batch, Samples
-from anyk.problems.data.shards.processes import in_processes
-from anyk.problems.data.shards.samples import ShardSamples
-from anyk.problems.data.splits import Dirichlet, checked
+from anyk.problems.data.reader_processes import map_in_processes
+from anyk.problems.data.sample_batches import Arrays, Batch, Samples
+from anyk.problems.data.shards.shard_samples import ShardSamples
+from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
 from anyk.problems.linear.inputs import checked_l2
@@ -177,7 +177,7 @@ class TorchProblem(NetworkProblem):
         reading = Reading(collate_fn, free, transform, eval_transform)
         data = samples_of(dataset, "the data set", self.dtype, reading)
         unlabelled = "the targets are not an array of one whole number for each sample"
-        self.uneven = checked(split, None if labels_of(data) is not None else unlabelled)
+        self.uneven = build_split(split, None if labels_of(data) is not None else unlabelled)
         other = None
         if held_out is not None:
             other = known_of(held_out, "held_out", self.dtype, reading.evaluated)
@@ -277,7 +277,9 @@ class TorchProblem(NetworkProblem):
             most = self._microbatch or AT_ONCE
             if isinstance(self._data, ShardSamples):
                 ends = even_ends(self.samples, -(-self.samples // 64))
-                total = sum(map(float, in_processes(partial(_terms, count, self._data, most), list(pairwise(ends)))))
+                total = sum(
+                    map(float, map_in_processes(partial(_terms, count, self._data, most), list(pairwise(ends))))
+                )
             else:
                 total = sum(counted(count, part.batch) for part in self._data.parts(0, self.samples, most=most))
         except BadInput:
@@ -340,7 +342,7 @@ class TorchProblem(NetworkProblem):
         """Divide the samples into partitions; raise :class:`~anyk.errors.BadInput` if there are fewer."""
         ends, data = cut(self.samples, partitions, shares), self._data
         if self.uneven is not None and isinstance(data, Arrays) and (labels := labels_of(data)) is not None:
-            data = data.taken(self.uneven.order(labels, ends))
+            data = data.select_rows(self.uneven.order(labels, ends))
         return TorchPartitions(self._network, data, ends, self._microbatch)
 
     def initial(self) -> Vector:
@@ -421,7 +423,7 @@ class TorchProblem(NetworkProblem):
         """Return a digest of the data; for a data set that is read item by item, of the arrays in it."""
         both = (self._data, self._held_out)
         parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in both]
-        return digest_of(*parts, *(() if self.uneven is None else self.uneven.told))
+        return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays))
 
     def _at(self, w: Vector, *, whole: bool = False) -> tuple[Network, torch.device]:
         """Return the network at ``w``, ready to evaluate, and its device; the last is cached for loss and metrics.

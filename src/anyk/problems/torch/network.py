@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from anyk.errors import BadInput
-from anyk.problems.data.samples import Batch
+from anyk.problems.data.sample_batches import Batch
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,8 @@ import numpy as np
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Array, DType, Index, some_rows
-from anyk.problems.data.samples import Arrays, Batch, Rows, Samples
-from anyk.problems.data.shards.samples import ShardSamples
+from anyk.problems.data.sample_batches import Arrays, Batch, Rows, Samples
+from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
 from anyk.problems.network_problem import check_lengths, number_array

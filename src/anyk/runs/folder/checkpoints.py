@@ -20,8 +20,8 @@ import numpy as np
 
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed
-from anyk.files import open_plain, replacing
 from anyk.problems.base import Vector
+from anyk.regular_files import open_plain, replacing
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
 

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import msgspec
 
 from anyk.errors import BadInput
-from anyk.files import read_plain, replacing
 from anyk.problems.base import Problem
+from anyk.regular_files import read_plain, replacing
 from anyk.runs.folder.folders import LOCK
 from anyk.runs.folder.promise import Promise, without_none
 from anyk.runs.limits import Limits

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from anyk.clusters import Cluster
 from anyk.delays import Trace
 from anyk.errors import BadInput, UnknownName
-from anyk.files import open_plain
 from anyk.named import admit, beside, plugins, sha256_of
 from anyk.problems import data_digest
 from anyk.problems.base import Problem
+from anyk.regular_files import open_plain
 from anyk.runs.folder.config import Config, Digests, Recipe, SharedConfig, recipe_of
 from anyk.runs.folder.promise import torch_named
 from anyk.specs import absolute

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from anyk.errors import BadInput
-from anyk.files import read_plain, replacing
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.predicting import Predictor
+from anyk.regular_files import read_plain, replacing
 
 NAME = "predictor.json"
 _NONE = "only linear models and two-layer networks predict here; take other models from run.model"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anyk.errors import BadInput
-from anyk.files import open_plain
+from anyk.regular_files import open_plain
 
 _DIRECT = 10  # attempts to copy a log that is being written
 _TICK = 0.1  # seconds within which a file may change while its time stays the same

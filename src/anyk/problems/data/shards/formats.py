@@ -1,22 +1,24 @@
-"""The formats of shards: how a file falls into blocks, and how one of them is read."""
+"""The formats of shards: how a file is divided into blocks, and how a block is read."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from anyk.errors import BadInput, MissingPackage, describe_error
-from anyk.problems.data.shards.sources import Content, Shards, opened
+from anyk.problems.base import is_sparse
+from anyk.problems.data.shards.sources import Shards, open_shard
+from anyk.problems.data.user_files import target_column
 from anyk.tables import (
     Limit,
     Table,
-    check_separator,
     column_names,
-    converted,
+    convert_columns,
+    csv_rows,
     has_header,
     lines,
     read_parquet,
@@ -24,47 +26,45 @@ from anyk.tables import (
     shown,
 )
 
-_BLOCK = 4 << 20  # bytes of CSV, about: cells take ten times as much while they are read
-_ENDLESS = 1 << 62
-HEAD = 32  # rows at the beginning of a file that every pass reads: on these a module and its loss are tried
+_BLOCK = 4 << 20  # approximate bytes of a block of CSV; its cells take ten times the memory while they are read
+_UNLIMITED = 1 << 62
+HEAD = 32  # rows at the beginning of a file that every pass reads, to try a module and its loss on them
 
 
 class Piece(NamedTuple):
-    """A block as a pass comes by it: where it begins and how long it is (in the format's terms), rows and contents."""
+    """A block of a file: its start and its length, in units of the format, its rows, and its contents if read."""
 
     at: int
     size: int
     rows: int
-    content: Content | None  # None: not read
+    content: Table | None
 
 
 class Format(Protocol):
-    """A file of one format; ``whole``: whether its target is whole numbers, None: look at them."""
+    """A file of one format; ``whole``: whether its target's type is an integer, None if the values must be checked."""
 
-    whole: bool | None
+    whole: bool | None = None
 
     def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
-        """Its blocks in order; only where ``deep`` all of them with their contents. ``text``: see :meth:`read`."""
+        """Yield the blocks in order; with ``deep`` all with their contents. ``text``: see :meth:`read`."""
         ...
 
-    def read(self, at: int, size: int, text: set[int]) -> Content:
-        """Return one block; ``text``: columns to be read as text, whatever their cells are."""
+    def read(self, at: int, size: int, text: set[int]) -> Table:
+        """Return one block; the columns whose numbers are in ``text`` are read as text."""
         ...
 
 
 def format_of(shards: Shards, address: str, *, header: bool | None = None) -> Format:
-    """The file with its format; ``header`` as a pass has found it."""
+    """Return the file with its format; ``header``: whether a CSV file has one, if an earlier pass has detected it."""
     if shards.read is not None:
-        return _Read(address, shards.read)
+        return _Custom(address, shards.read)
     if shards.kind == "parquet":
         return _Parquet(address, shards)
     return _Csv(address, shards.header if header is None else header)
 
 
-class _Read:
-    """A file that a function of the user's reads."""
-
-    whole: bool | None = None
+class _Custom(Format):
+    """A file that a user's function reads; arrays that it returns without names are called 0, 1 and so on."""
 
     def __init__(self, address: str, read: Callable[[str], Any]) -> None:
         self._address, self._read = address, read
@@ -72,61 +72,42 @@ class _Read:
     def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
         del deep
         content = self.read(0, 0, text)
-        yield Piece(0, 0, _length(content), content)
+        yield Piece(0, 0, content.rows, content)
 
-    def read(self, at: int, size: int, text: set[int]) -> Content:
+    def read(self, at: int, size: int, text: set[int]) -> Table:
         del at, size, text
         where = shown(self._address)
         try:
             content = self._read(self._address)
         except Exception as error:
             raise BadInput(f"read fails on {where}: {describe_error(error)}") from error
-        if isinstance(content, Mapping):
-            copied: Any = {str(key): _own(value) for key, value in content.items()}
-        elif isinstance(content, (tuple, list)):
-            copied = tuple(_own(value) for value in content)
-        else:
-            copied = ()
-        parts = list(copied.values()) if isinstance(copied, dict) else list(copied)
-        if len(parts) < 2 - isinstance(copied, dict) or any(getattr(part, "ndim", 0) < 1 for part in parts):
+        named = content if isinstance(content, Mapping) else {}
+        if isinstance(content, Sequence):
+            named = dict(enumerate(content)) if len(content) > 1 else {}
+        arrays = tuple(array if is_sparse(array) else np.asarray(array) for array in named.values())
+        if not arrays or any(array.ndim < 1 for array in arrays):
             raise BadInput(
                 f"read must give a tuple of arrays, the inputs and then the target, or a dictionary of arrays; of "
                 f"{where} it gave {type(content).__name__}"
             )
-        if len({part.shape[0] for part in parts}) > 1:
-            raise BadInput(f"the arrays that read gives of {where} have {[part.shape[0] for part in parts]} entries")
-        return copied
+        if len({array.shape[0] for array in arrays}) > 1:
+            raise BadInput(f"the arrays that read gives of {where} have {[array.shape[0] for array in arrays]} entries")
+        return Table(tuple(map(str, named)), arrays, isinstance(content, Mapping))
 
 
-def _own(value: Any) -> Any:
-    """Return an array of NumPy or SciPy."""
-    return value if hasattr(value, "indptr") else np.asarray(value)
-
-
-def _length(content: Content) -> int:
-    if isinstance(content, Table):
-        return content.rows
-    first = next(iter(content.values())) if isinstance(content, dict) else content[0]
-    return int(first.shape[0])
-
-
-class _Parquet:
+class _Parquet(Format):
     """Blocks are row groups."""
-
-    whole: bool | None = None
 
     def __init__(self, address: str, shards: Shards) -> None:
         self._address, self._shards = address, shards
-        self._allowed = Limit(address, _ENDLESS, "")
+        self._allowed = Limit(address, _UNLIMITED, "")
 
     def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
         try:
             from pyarrow import parquet, types
         except ImportError:
             raise MissingPackage("pyarrow", "data", "reading a Parquet file") from None
-        from anyk.problems.data.files import target_column
-
-        with opened(self._address) as file:
+        with open_shard(self._address) as file:
             with reading(self._address, "Parquet"), parquet.ParquetFile(file, pre_buffer=False) as parquet_file:
                 facts, schema = parquet_file.metadata, parquet_file.schema_arrow
                 rows = [facts.row_group(i).num_rows for i in range(facts.num_row_groups)]
@@ -139,9 +120,9 @@ class _Parquet:
                     wanted = deep or sum(rows[:group]) < HEAD
                     yield Piece(group, 1, count, self._group(file, group) if wanted else None)
 
-    def read(self, at: int, size: int, text: set[int]) -> Content:
+    def read(self, at: int, size: int, text: set[int]) -> Table:
         del size, text
-        with opened(self._address) as file:
+        with open_shard(self._address) as file:
             return self._group(file, at)
 
     def _group(self, file: IO[bytes], group: int) -> Table:
@@ -150,74 +131,51 @@ class _Parquet:
         return read_parquet(self._address, self._allowed, needed=columns_needed, opened=file, group=group)
 
 
-class _Csv:
-    """Blocks are runs of whole rows, by their bytes."""
-
-    whole: bool | None = None
+class _Csv(Format):
+    """Blocks are byte ranges of complete rows."""
 
     def __init__(self, address: str, header: bool | None) -> None:
         self._address, self.header = address, header
         self._names: tuple[str, ...] = ()
 
     def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
-        del deep  # rows cannot be told apart without reading them
-        with reading(self._address, "CSV"), opened(self._address) as file:
-            position = _Position(file, self._address)
-            rows = _rows(position)
-            first = next(rows, None)
-            if first is None:
-                raise BadInput(f"{shown(self._address)} is empty")
-            begin, rows_held, cells = position.at, [], 0
-            while True:
-                row = next(rows, None)
-                if row is not None:
-                    if not cells:
-                        check_separator([first, row], self._address)
-                    if len(row) != len(first):
-                        raise BadInput(
-                            f"{shown(self._address)} cannot be read as CSV: a row before byte {position.at:,} has "
-                            f"{len(row)} cell{'s' * (len(row) != 1)}, the first has {len(first)}"
-                        )
-                    rows_held.append(row)
-                    cells += len(row)
-                if row is None or position.at - begin >= _BLOCK:
-                    if not self._names:
-                        columns = [
-                            converted(column, i in text) for i, column in enumerate(zip(*rows_held, strict=True))
-                        ]
-                        if self.header is None:
-                            self.header = has_header(self._address, first, columns or [np.empty(0) for _ in first])
-                        self._names = column_names(first, self.header)
-                        if not self.header:
-                            begin, rows_held = position.start, [first, *rows_held]
-                    if rows_held:
-                        yield Piece(begin, position.at - begin, len(rows_held), self._table(rows_held, text))
-                    begin, rows_held = position.at, []
-                if row is None:
-                    return
+        del deep  # only reading separates rows
+        with reading(self._address, "CSV"), open_shard(self._address) as file:
+            position = _Position(file)
+            rows = csv_rows(position, self._address)
+            first = next(rows)
+            for begin, block in _blocks(rows, position):
+                if not self._names:
+                    if self.header is None:
+                        columns = convert_columns(block, text) or [np.empty(0) for _ in first]
+                        self.header = has_header(self._address, first, columns)
+                    self._names = column_names(first, self.header)
+                    if not self.header:
+                        begin, block = position.start, [first, *block]
+                if block:
+                    yield Piece(begin, position.at - begin, len(block), self._table(block, text))
 
-    def read(self, at: int, size: int, text: set[int]) -> Content:
-        with reading(self._address, "CSV"), opened(self._address) as file:
+    def read(self, at: int, size: int, text: set[int]) -> Table:
+        with reading(self._address, "CSV"), open_shard(self._address) as file:
             if not self._names:
-                self._names = column_names(next(_rows(_Position(file, self._address))), bool(self.header))
+                self._names = column_names(next(csv_rows(_Position(file), self._address)), bool(self.header))
             file.seek(at)
-            rows = list(_rows(_Position(io.BytesIO(file.read(size)), self._address)))
+            block = lines(_Position(io.BytesIO(file.read(size))), self._address)
+            rows = [row for row in csv.reader(block, strict=True, skipinitialspace=True) if row]
             if any(len(row) != len(self._names) for row in rows):
                 raise BadInput(f"{shown(self._address)} has rows that do not have {len(self._names)} cells")
             return self._table(rows, text)
 
     def _table(self, rows: list[list[str]], text: set[int]) -> Table:
-        columns = tuple(converted(column, i in text) for i, column in enumerate(zip(*rows, strict=True)))
-        return Table(self._names, columns, bool(self.header))
+        return Table(self._names, tuple(convert_columns(rows, text)), bool(self.header))
 
 
 class _Position:
-    """The lines of a file as text, and the byte after the last one given."""
+    """The lines of a file as text, and the byte at which the last line ends."""
 
-    def __init__(self, file: IO[bytes], address: str) -> None:
-        self._file, self._address = file, address
-        mark = file.read(3)
-        self.start = 3 if mark == b"\xef\xbb\xbf" else 0  # a byte order mark
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.start = 3 if file.read(3) == b"\xef\xbb\xbf" else 0  # a byte order mark
         file.seek(self.start)
         self.at = self.start
 
@@ -227,7 +185,12 @@ class _Position:
             yield line.decode("utf-8")
 
 
-def _rows(position: _Position) -> Iterator[list[str]]:
-    """Yield rows of CSV; for each row, exactly its lines are read."""
-    reader = csv.reader(lines(position, position._address), strict=True, skipinitialspace=True)
-    return (row for row in reader if row)
+def _blocks(rows: Iterator[list[str]], position: _Position) -> Iterator[tuple[int, list[list[str]]]]:
+    """Yield the first byte and the rows of each block; the last one, which may be the first, can be empty."""
+    begin, block = position.at, []
+    for row in rows:
+        block.append(row)
+        if position.at - begin >= _BLOCK:
+            yield begin, block
+            begin, block = position.at, []
+    yield begin, block

@@ -1,4 +1,4 @@
-"""Shards: files of one format, anywhere, that only the workers read whose rows they contain."""
+"""Shards: files of one format, local or remote, that are opened only by the workers that need their rows."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Annotated, Any, Literal, NamedTuple
+
+import msgspec
 
 from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
-from anyk.files import open_plain
 from anyk.named import admit_address
+from anyk.regular_files import open_plain
 from anyk.tables import listed, reading, shown
 
-Content = Any  # of a block: a Table, a tuple of arrays, or a dictionary of arrays
-KINDS: dict[str, Literal["parquet", "csv"]] = {".parquet": "parquet", ".csv": "csv"}
+_KINDS: dict[str, Literal["parquet", "csv"]] = {".parquet": "parquet", ".csv": "csv"}
 
 
 class File(NamedTuple):
-    """A shard's address, its size in bytes, and a mark that changes with its contents (the time of its change)."""
+    """A shard's address, its size in bytes, and a mark that changes with its contents, such as a time."""
 
     address: str
     size: int
@@ -30,8 +31,7 @@ class File(NamedTuple):
 
     def check_unchanged(self) -> None:
         """Raise :class:`~anyk.errors.BadInput` unless size and mark are still the same."""
-        remote = "://" in self.address
-        now = _remote_file(self.address, *_filesystem(self.address)) if remote else _local_file(self.address)
+        now = _remote_file(self.address) if "://" in self.address else _local_file(self.address)
         if now[1:] != self[1:]:
             how = "written again" if now.size == self.size else f"{now.size:,} bytes where there were {self.size:,}"
             raise BadInput(f"{shown(self.address)} has changed since the run began: {how}")
@@ -40,24 +40,24 @@ class File(NamedTuple):
 @typed
 @dataclass(frozen=True)
 class Shards:
-    """Training data in files: opened by the workers that hold their rows, block by block, and never by the driver.
+    """Training data in files, which workers read block by block if they need the rows; the driver never opens them.
 
-    Give it to a problem in the place of its arrays. Rows are numbered through all files, in the order of their names,
-    and partitions are cut by these numbers. How many there are, and what else a problem must know, is found in one pass
-    that processes of their own make at the start (:mod:`anyk.problems.data.shards.survey`).
+    A problem takes it in place of arrays. Rows are numbered through all files in the order of their names, and
+    partitions are ranges of these numbers. At the start separate processes make one pass over the files to count rows
+    and to describe columns (:mod:`anyk.problems.data.shards.survey`).
 
     - ``files``: a path, a pattern (``train-*.parquet``) or several; an address with a scheme (``s3://…``, ``gs://…``,
       ``https://…``) is opened by ``fsspec``, which needs the package for it. All are Parquet or all CSV files. A
-      block, which is read at once, is a row group of Parquet or about 4 MB of CSV.
-    - ``target``: the column to predict (Parquet and CSV), by name or number; left out, the one called target, label or
-      y, else the last. ``columns``: those to learn from, by name; left out, all others.
-    - ``read``: a function of a file's address that gives its samples as a tuple of arrays with equal first axis (the
-      inputs, then the target) or a dictionary of them, for any other kind of file. A file is then one block.
-    - ``header``: whether the first row of CSV files holds names; found out if left out.
-    - ``rows``: rows of each file, or of all together, if they are known: the pass fails where they are not so many.
-    - ``cache_mb``: what each worker keeps of blocks that it has read, in megabytes.
+      block, the unit of reading, is a row group of Parquet or about 4 MB of CSV.
+    - ``target``: the column to predict (Parquet and CSV), by name or number; by default the one called target, label or
+      y, else the last. ``columns``: the columns to learn from, by name; by default all others.
+    - ``read``: for other formats, a function that takes a file's address and returns its samples: a tuple of arrays
+      with equal first axis (the inputs, then the target) or a dictionary of arrays. A file is then one block.
+    - ``header``: whether the first row of CSV files contains names; by default this is detected.
+    - ``rows``: the expected number of rows of each file, or of all together; the pass fails for any other number.
+    - ``cache_mb``: the size of each worker's cache of blocks, in megabytes.
 
-    Raises :class:`~anyk.errors.BadInput` where there is no such file, or files are of several kinds.
+    Raises :class:`~anyk.errors.BadInput` if a file does not exist or files are of several kinds.
 
     >>> import anyk, tempfile, numpy as np
     >>> folder = tempfile.mkdtemp()
@@ -75,42 +75,45 @@ class Shards:
     read: Callable[[str], Any] | None = None
     header: bool | None = None
     rows: int | Sequence[int] | None = None
-    cache_mb: float = 256.0
+    cache_mb: Annotated[float, msgspec.Meta(gt=0, le=1e100)] = 256.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.cache_mb < float("inf"):
-            raise BadInput(f"cache_mb must be a finite number above 0, got {self.cache_mb:g}")
-        kind = self.kind
-        for name, served in (("target", ("parquet", "csv")), ("columns", ("parquet", "csv")), ("header", ("csv",))):
-            if getattr(self, name) is not None and kind not in served:
-                raise BadInput(f"{name} is for {' and '.join(served)} files, and these are {kind}; leave it out")
-        if isinstance(self.rows, Sequence) and len(self.rows) != len(self.found):
-            raise BadInput(f"rows must be one number for each of the {len(self.found)} files, got {len(self.rows)}")
+        kind, tables = self.kind, ("parquet", "csv")
+        for name, value, kinds in (
+            ("target", self.target, tables),
+            ("columns", self.columns, tables),
+            ("header", self.header, ("csv",)),
+        ):
+            if value is not None and kind not in kinds:
+                raise BadInput(f"{name} is for {' and '.join(kinds)} files, and these are {kind}; leave it out")
+        if isinstance(self.rows, Sequence) and len(self.rows) != len(self.resolved_files):
+            raise BadInput(
+                f"rows must be one number for each of the {len(self.resolved_files)} files, got {len(self.rows)}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "surveyed"}
 
     def __repr__(self) -> str:
-        return f"<Shards: {len(self.found)} {self.kind} files, {shown(self.found[0].address)} …>"
+        return f"<Shards: {len(self.resolved_files)} {self.kind} files, {shown(self.resolved_files[0].address)} …>"
 
     @cached_property
-    def found(self) -> tuple[File, ...]:
-        """The files, in the order of their names; only looked for, not opened."""
+    def resolved_files(self) -> tuple[File, ...]:
+        """The files that exist, in the order of their names; none is opened."""
         patterns = [self.files] if isinstance(self.files, str) else list(self.files)
-        found: list[File] = []
+        files: list[File] = []
         for pattern in patterns:
-            here = _remote(pattern) if "://" in pattern else _local(pattern)
-            if not here:
+            matches = _remote_files(pattern) if "://" in pattern else _local_files(pattern)
+            if not matches:
                 raise BadInput(f"there is no file '{shown(pattern)}'")
-            found += here
-        if not found:
+            files += matches
+        if not files:
             raise BadInput("files must name at least one file")
-        twice = len(found) - len({file.address for file in found})
-        if twice:
-            raise BadInput(f"{twice} of the files are named twice in {listed(patterns)}; name each once")
-        if empty := next((file for file in found if not file.size), None):
+        if repeated := len(files) - len({file.address for file in files}):
+            raise BadInput(f"{repeated} of the files are named twice in {listed(patterns)}; name each once")
+        if empty := next((file for file in files if not file.size), None):
             raise BadInput(f"{shown(empty.address)} is empty")
-        return tuple(found)
+        return tuple(files)
 
     @cached_property
     def kind(self) -> Literal["parquet", "csv", "read"]:
@@ -118,27 +121,27 @@ class Shards:
         if self.read is not None:
             return "read"
         kinds: dict[Literal["parquet", "csv"], str] = {}
-        for file in self.found:
+        for file in self.resolved_files:
             extension = Path(file.address).suffix.lower()
-            if extension not in KINDS:
+            if extension not in _KINDS:
                 raise BadInput(
                     f"{shown(file.address)} cannot be a shard: shards are Parquet (.parquet) or CSV (.csv) files; for "
                     "any other format give read=, a function that reads a file"
                 )
-            kinds.setdefault(KINDS[extension], file.address)
+            kinds.setdefault(_KINDS[extension], file.address)
         if len(kinds) > 1:
             raise BadInput(f"shards must all be of one kind, got {' and '.join(map(shown, kinds.values()))}")
         return next(iter(kinds))
 
     def digest(self) -> str:
-        """Return a digest of the files' names, sizes and times of change (remote: the marks of the store)."""
+        """Return a digest of the files' names, sizes and times of change (of remote files: the store's marks)."""
         text = hashlib.blake2b(digest_size=16)
-        for address, size, mark in self.found:
+        for address, size, mark in self.resolved_files:
             text.update(f"{Path(address).name}\x1f{size}\x1f{mark}\x1e".encode())
         return text.hexdigest()
 
 
-def _local(pattern: str) -> list[File]:
+def _local_files(pattern: str) -> list[File]:
     path = str(Path(pattern).expanduser().absolute())
     with reading(pattern, "a file"):
         names = [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))  # noqa: PTH207  # absolute
@@ -157,39 +160,41 @@ def _local_file(name: str) -> File:
     return File(name, facts.st_size, str(facts.st_mtime_ns))
 
 
-def _remote(pattern: str) -> list[File]:
+def _remote_files(pattern: str) -> list[File]:
     admit_address(shown(pattern))
     system, path = _filesystem(pattern)
     scheme = pattern.partition("://")[0]
     try:
         names = sorted(system.glob(path)) if glob.has_magic(path) else [path]
-        return [_remote_file(name if "://" in name else f"{scheme}://{name}", system, name) for name in names]
+        return [_remote_file(name if "://" in name else f"{scheme}://{name}") for name in names]
     except FileNotFoundError:
         return []
     except Exception as error:
         raise BadInput(f"'{shown(pattern)}' cannot be listed: {' '.join(str(error).split())}") from None
 
 
-def _remote_file(address: str, system: Any, path: str) -> File:
+def _remote_file(address: str) -> File:
+    system, path = _filesystem(address)
     facts = system.info(path)
     marks = ("ETag", "etag", "mtime", "LastModified", "updated", "created")
     return File(address, int(facts.get("size") or 0), str(next((facts[key] for key in marks if key in facts), "")))
 
 
 def _filesystem(address: str) -> tuple[Any, str]:
+    """Return the fsspec file system of an address, and the path within it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
         raise MissingPackage("fsspec", "data", f"reading '{shown(address)}'") from None
     try:
-        opened: tuple[Any, str] = url_to_fs(address)
-    except Exception as error:  # each kind of file system has its own
+        system, path = url_to_fs(address)
+    except Exception as error:  # each kind of file system has its own exceptions
         raise BadInput(f"'{shown(address)}' cannot be opened: {' '.join(str(error).split())}") from None
-    return opened
+    return system, path
 
 
-def opened(address: str) -> IO[bytes]:
-    """A shard, to be read."""
+def open_shard(address: str) -> IO[bytes]:
+    """Open a local or remote shard for reading."""
     if "://" not in address:
         return open_plain(address, follow=True)
     system, path = _filesystem(address)

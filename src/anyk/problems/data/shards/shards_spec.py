@@ -1,8 +1,9 @@
-"""Shards by name, as the command line and run folders have them: ``train-*.parquet`` or ``shards:files=…,target=…``."""
+"""Shards as specs for the command line and run folders: ``train-*.parquet`` or ``shards:files=…,target=…``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ from anyk.tables import listed
 
 @dataclass(frozen=True, eq=False)
 class ShardedData:
-    """Training rows and, if there are any, held-out ones, where they lie; in the place of a ``Dataset``."""
+    """Shards with the training rows and, if any are held out, with the test rows; takes the place of a ``Dataset``."""
 
     train: Shards
     test: Shards | None
@@ -42,43 +43,40 @@ def from_shards(
     cache_mb: float = 256.0,
     progress: Progress | None = None,
 ) -> ShardedData:
-    """Files that only the workers open which hold their rows, larger than memory: ``--data "train-*.parquet"``.
+    """Files larger than memory, which only the workers that need their rows open: ``--data "train-*.parquet"``.
 
-    ``files``: a path, a pattern or an address (``s3://bucket/train-*.parquet``, by fsspec) of Parquet or CSV files, all
-    of one kind. ``test``: those to hold out, as a pattern; ``last`` (the last of several files) or
-    ``none``. ``target``, ``task``, ``header`` and ``intercept`` as of data set ``file``; ``columns``: those to learn
-    from, a/b/c; ``fill=mean``: what is put where a value is missing. ``cache_mb``: what
-    each worker keeps of blocks that it has read. Raises BadInput for files that cannot be used, with the reason.
+    ``files``: a path, a pattern or an address (``s3://bucket/train-*.parquet``, by fsspec) of files that are all
+    Parquet or all CSV. ``test``: a pattern of the files to hold out; ``last`` (the last of several files) or ``none``.
+    ``target``, ``task``, ``header`` and ``intercept``: as of data set ``file``. ``columns``: the columns to learn from,
+    a/b/c. ``fill=mean``: replaces missing values by the mean. ``cache_mb``: the size of each worker's cache of blocks.
+    Raises BadInput for files that cannot be used, with the reason.
     """
-    addresses = [file.address for file in Shards(files).found]
-    train_files = list(addresses)
+    addresses = [file.address for file in Shards(files).resolved_files]
     if test == "last":
-        train_files = addresses[:-1] if len(addresses) > 1 else addresses
-        test_files = addresses[len(train_files) :]
+        test_files = addresses[-1:] if len(addresses) > 1 else []
     else:
-        test_files = [] if test == "none" else [file.address for file in Shards(test).found]
-        train_files = [file for file in addresses if file not in set(test_files)]
+        test_files = [] if test == "none" else [file.address for file in Shards(test).resolved_files]
+    train_files = [file for file in addresses if file not in test_files]
     if not train_files:
         raise BadInput(f"all files of '{files}' are held out (test={test}); none is left to train on")
-    header_given = None if header == "auto" else header == "yes"
-    train, last = (
-        Shards(some, target=target, columns=columns, header=header_given, cache_mb=cache_mb) if some else None
-        for some in (train_files, test_files)
+    shards = partial(
+        Shards, target=target, columns=columns, header={"yes": True, "no": False}.get(header), cache_mb=cache_mb
     )
-    assert train is not None
+    train = shards(train_files)
     rows = ShardRows.learned(train, task, intercept=intercept, fill=fill)
     if progress is not None:
         progress(_summary(files, rows, test_files))
-    return ShardedData(train, last, rows.design.task, rows.shape[0], intercept, intercept, fill)
+    held_out = shards(test_files) if test_files else None
+    return ShardedData(train, held_out, rows.design.task, rows.shape[0], intercept, intercept, fill)
 
 
-def _summary(files: str, rows: ShardRows, held: list[str]) -> str:
+def _summary(files: str, rows: ShardRows, held_out: list[str]) -> str:
     design = rows.design
     among = f" ({listed(list(map(str, design.labels)))})" if design.labels else ""
     label = f", label '{design.encoding.label}'" if design.encoding.label else ""
     wide = f"{design.features:,} column{'s' * (design.features != 1)}" + " and an intercept" * design.intercept
-    out = ", ".join(Path(file).name for file in held) or "nothing (test=FILES holds some out)"
-    number = len(design.shards.found)
+    out = ", ".join(Path(file).name for file in held_out) or "nothing (test=FILES holds some out)"
+    number = len(design.shards.resolved_files)
     return (
         f"{Path(files).name}: {rows_text(rows.shape[0])} in {number} file{'s' * (number != 1)}, {wide}, "
         f"task {design.task}{among}{label}; held out: {out}"
@@ -86,7 +84,7 @@ def _summary(files: str, rows: ShardRows, held: list[str]) -> str:
 
 
 def as_shards(data: str) -> str | None:
-    """The spec of shards that ``data`` asks for, with names that are found from any folder; None where it is no such.
+    """Return the spec of shards that ``data`` names, with paths that are valid in any folder; None for other data.
 
     >>> as_shards("s3://bucket/train-*.parquet"), as_shards("digits")
     ('shards:files=(s3://bucket/train-*.parquet)', None)

@@ -1,4 +1,4 @@
-"""Files of folders that may belong to anybody: read without following links or waiting, and replaced as a whole."""
+"""Regular files in folders that others can write to: read without following links or waiting, replaced atomically."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from pathlib import Path
 
 
 def open_plain(path: str | Path, *, follow: bool = False) -> BufferedReader:
-    """Open a regular file for reading; ``follow``: also at the end of a link.
+    """Open a regular file for reading; ``follow``: also through a link.
 
-    Raises OSError for anything else. A link may lead anywhere, and whoever opens a pipe or reads a device may wait
-    forever.
+    Raises OSError for anything else: a link may lead anywhere, and to open a pipe or read a device may never return.
     """
-    look = os.stat if follow else os.lstat
-    _check_regular(look(path).st_mode)
+    _check_regular(Path(path).stat(follow_symlinks=follow).st_mode)
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     file = os.fdopen(os.open(path, flags), "rb")
     try:
-        _check_regular(os.fstat(file.fileno()).st_mode)  # it may have been replaced meanwhile
+        _check_regular(os.fstat(file.fileno()).st_mode)  # it may have been replaced in the meantime
     except OSError:
         file.close()
         raise
@@ -44,10 +42,10 @@ def read_plain(path: str | Path, *, follow: bool = False) -> bytes:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Give the path of a new file that takes the place of ``target`` at the end.
+    """Yield the path of a new file, which replaces ``target`` at the end.
 
-    There is no file at that path yet, so that who creates it, by mode ``x`` or by renaming, follows no link. If writing
-    fails, the new file is removed and ``target`` is unchanged.
+    No file exists at that path yet, so creating it by mode ``x`` or by renaming follows no link. If writing fails, the
+    new file is removed and ``target`` is unchanged.
     """
     part = target.with_name(f"{target.name}.part")
     part.unlink(missing_ok=True)

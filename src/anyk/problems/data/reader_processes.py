@@ -1,0 +1,84 @@
+"""Separate processes that read data, so that the driver opens no file where it runs its loop.
+
+They start and end within a call. Work is sent to them by cloudpickle, as problems are sent to workers; results are
+bytes, which are never unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from anyk.errors import BadInput, RunFailed
+
+_MOST_PROCESSES = 8
+_SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_BOOT = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
+_Results = tuple[str | None, list[bytes]]  # of a process: the message of an error, and the results before it
+
+
+def map_in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> list[bytes]:
+    """Return the result of ``work`` for each piece, in order, by up to 8 processes, at most one per processor.
+
+    Raises :class:`~anyk.errors.BadInput` with the message of the first piece that fails.
+    """
+    import cloudpickle
+
+    number = max(1, min(len(pieces), os.cpu_count() or 1, _MOST_PROCESSES))
+    environment = dict(os.environ) | dict.fromkeys(_SINGLE, "1")
+    path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
+    try:
+        orders = [cloudpickle.dumps((work, list(pieces[i::number]))) for i in range(number)]
+    except Exception as error:
+        raise BadInput(f"the data cannot be sent to processes that read it: {error}") from None
+    results: list[bytes] = [b""] * len(pieces)
+    try:
+        with ExitStack() as stack:
+            processes = []
+            for _ in orders:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _BOOT, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+                )
+                processes.append(stack.enter_context(process))
+                stack.callback(process.kill)  # before the process is waited for
+            for process, order in zip(processes, orders, strict=True):
+                assert process.stdin is not None
+                process.stdin.write(order)  # all processes work before the first is waited for
+                process.stdin.close()
+                process.stdin = None
+            for i, process in enumerate(processes):
+                message, own = msgspec.msgpack.decode(process.communicate()[0], type=_Results)
+                if message is not None:
+                    raise BadInput(message)
+                results[i::number] = own
+    except (BrokenPipeError, msgspec.DecodeError):
+        raise RunFailed("a process that reads the data has ended before it was done; see its message above") from None
+    return results
+
+
+def main() -> None:
+    """Read work from standard input, and write its results to standard output: the entry point of a process."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a user's function may print
+    work, pieces = pickle.load(sys.stdin.buffer)  # from the driver that started this process
+    error, results = None, []
+    for piece in pieces:
+        try:
+            results.append(work(piece))
+        except BadInput as bad_input:
+            error = str(bad_input)
+            break
+        except Exception as failure:
+            error = f"the data cannot be read: {type(failure).__name__}: {failure}"
+            break
+    out.write(msgspec.msgpack.encode((error, results)))
+    out.close()
