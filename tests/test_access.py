@@ -16,7 +16,7 @@ PACKAGE = Path(anyk.__file__).parent
 UNPICKLES = {
     "clusters/ray/actor.py": "orders of the driver, over Ray",
     "clusters/remote/shipping.py": "partitions from the driver",
-    "problems/data/shards/processes.py": "work from the driver that started this process",
+    "problems/data/reader_processes.py": "work from the driver that started this process",
     "problems/jax/pickling.py": "problems from the driver",
     "problems/torch/loading.py": "items that the driver has pickled",
     "testing/problems.py": "a copy of the problem that is checked",
@@ -25,7 +25,7 @@ IMPORTS = {
     "__init__.py": "names of anyk itself",
     "clusters/processes/forkserver.py": "modules that the driver has imported",
     "named.py": "code that the user names, from folders only with trust",
-    "optimizers/named.py": "optimisers that the user names",
+    "optimizers/library_classes.py": "optimisers that the user names",
     "optimizers/torch_optimizers.py": "PyTorch",
     "optimizers/torch_schedules.py": "PyTorch",
     "papers/__init__.py": "figures of anyk itself",

@@ -579,7 +579,7 @@ def test_kept_states_count_their_own_steps() -> None:
             "finds Byzantine workers by comparing messages, and cannot compare compressed ones",
         ),
         ("compressed:of=sync,by=zip", "no compressor 'zip'"),
-        ("compressed:of=sync,by=(qsgd:levels=200)", "levels of 'qsgd' must be 1 to 127"),
+        ("compressed:of=sync,by=(qsgd:levels=200)", "levels must be a whole number from 1 to 127"),
     ],
 )
 def test_specs_that_mean_nothing(spec: str, sentence: str) -> None:

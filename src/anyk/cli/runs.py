@@ -210,7 +210,6 @@ def resume(run: str, options: ResumeOptions) -> None:
     write_json(result.report(), options.json_file)
 
 
-_OF_MESSAGES = ("unusable", "compared", "differed")  # counts that are no endings
 _SHOWN = (
     "cluster",
     "workers",
@@ -271,7 +270,7 @@ def show(
         say(console, race_table([opened]), *race_notes([opened]))
         ledger = opened.ledger
         if ledger:
-            ended = "  ".join(f"{key} {value}" for key, value in ledger.items() if value and key not in _OF_MESSAGES)
+            ended = "  ".join(f"{key} {value}" for key, value in ledger.items() if value and key != "unusable")
             say(console, f"chunks: {ended}")
             if opened.comparison:
                 say(console, opened.comparison)

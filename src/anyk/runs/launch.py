@@ -417,6 +417,8 @@ class Launch:
         if last and last.metric is not None:
             metric = {"name": self._config.metric, "value": last.metric}
             metrics = evaluator.metrics(last.slot, last.version, driver.models[last.slot])
+        counts = driver.ledger.counts.plain()
+        messages = {name: counts.pop(name) for name in ("compared", "differed")}
         log.flush()
         log.summarise(
             {
@@ -425,9 +427,10 @@ class Launch:
                 "metric": metric,
                 "metrics": metrics,
                 "time_to_target": reached.time if reached else None,
-                "ledger": driver.ledger.counts.plain(),
+                "ledger": counts,
                 "stopped": driver.stopped.reason if driver.stopped else self._hooks.stop,
                 **({"models": models} if models else {}),
+                **({"messages": messages} if messages["compared"] else {}),
             }
         )
         return divergence(evaluations, self._config.lr, self._config.metric, self._config.better)

@@ -236,12 +236,12 @@ class Run(Results, AbstractContextManager["Run"]):
         >>> anyk.train(problem, "frc:load=2,check=1", "simulated", workers=4, steps=3).comparison
         'compared 100 % of messages, 0 differed'
         """
-        ended = self.ledger
-        compared, differed = ended.get("compared", 0), ended.get("differed", 0)
-        if not compared:
+        messages = self.summary.get("messages")
+        if messages is None:
             return ""
-        arrived = ended["counted"] + ended["late_counted"] + ended["discarded"]
-        return f"compared {min(1.0, compared / arrived):.0%} of messages, {differed} differed".replace("%", " %")
+        arrived = sum(self.ledger[ending] for ending in ("counted", "late_counted", "discarded"))
+        percent = min(100.0, 100.0 * messages["compared"] / arrived)
+        return f"compared {percent:.0f} % of messages, {messages['differed']} differed"
 
     def receipt(self, version: int, slot: str | None = None) -> Receipt:
         """Return the receipt of a version; raise :class:`~anyk.errors.BadInput` if there is no such version."""
