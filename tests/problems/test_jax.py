@@ -256,7 +256,7 @@ def test_held_out_data_that_the_loss_cannot_take_is_said_at_once() -> None:
     params = np.zeros(3, np.float32)
     with pytest.raises(BadInput, match="the loss fails on the first 2 rows of held_out: KeyError"):
         JaxProblem(loss, params, data, held_out={"x": data["x"]})
-    with pytest.raises(BadInput, match="no rows"):
+    with pytest.raises(BadInput, match="the data is empty"):
         JaxProblem(loss, params, {name: array[:0] for name, array in data.items()})
 
 
