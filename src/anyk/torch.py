@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from anyk.runs.stepping import Step
 
-_ENDLESS = 10**9  # steps: the loop says when it is over
+_ENDLESS = 10**9  # steps: the loop ends the run
 
 
 class Optimizer:
-    """An optimiser of PyTorch whose ``step()`` computes the gradient on a cluster first; :func:`anyk.rounds` does it.
+    """Wraps a PyTorch optimiser so that ``step()`` first computes the gradient on a cluster, by :func:`anyk.rounds`.
 
     ``optimizer`` has the parameters of ``problem.module``, the module from which the problem was made; its groups,
-    schedulers and state remain its own. :meth:`step` has workers compute the partial gradients at the module's
+    schedulers and state work as without anyk. :meth:`step` has workers compute the partial gradients at the module's
     parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step. ``prepare`` is called in
     between, for example to clip. Neither ``backward`` nor ``zero_grad`` is needed. Further options are those of
     :func:`anyk.rounds` (``evaluate``, ``seconds``, ``out``, ``go_on``, ``callbacks``, …); the run folder also stores
@@ -94,7 +94,7 @@ class Optimizer:
         return step
 
     def close(self) -> None:
-        """End the run with the last step taken; without one, nothing is started."""
+        """End the run after the last step taken; if no step was taken, no run is started."""
         steps, self._over = self._steps, True
         if steps is not None:
             steps.close()  # type: ignore[attr-defined]  # the iterator of rounds is a generator
@@ -116,5 +116,5 @@ class Optimizer:
         """The run, after it has ended; raises the error with which it failed."""
         try:
             return self._rounds.run
-        except AttributeError as error:  # a user's, of which Python would say that there is no run
+        except AttributeError as error:  # from a user's code; here Python would report a missing 'run'
             raise RunFailed(describe_error(error)) from error

@@ -26,7 +26,7 @@ class Checkpoint(Callback):
     (``model 1-best.npy``), and so has each run of a race, in a folder with its strategy's name. The state for resuming
     a run is stored elsewhere, in the folder ``out`` of :func:`anyk.train`.
 
-    Raises :class:`~anyk.errors.BadInput` if neither is specified or nothing is evaluated, and ends the run with
+    Raises :class:`~anyk.errors.BadInput` if neither is given, or ``best`` without evaluation, and ends the run with
     :class:`~anyk.errors.RunFailed` if a file cannot be written.
 
     >>> import anyk, numpy, tempfile

@@ -13,10 +13,10 @@ from anyk.runs.callbacks import Callback, EvaluationInfo, RunInfo, StopRun
 @registry.register("early-stopping")
 @typed
 class EarlyStopping(Callback):
-    """Ends a run when ``patience`` evaluations in a row were not better than the best before by ``min_delta``.
+    """Ends a run when ``patience`` evaluations in a row did not improve on the best value by ``min_delta``.
 
     ``of``: ``loss``, or ``metric`` on held-out data. :class:`anyk.Evaluate` sets when evaluations happen; on a real
-    clock they take at most a twentieth of the time, so the run may continue for a while. If several models are trained,
+    clock they take at most a twentieth of the time, so the run may end late. If several models are trained,
     only the first counts. Each run of a race is judged separately, a resumed run together with its earlier part.
 
     Raises :class:`~anyk.errors.BadInput` if nothing is evaluated.

@@ -40,7 +40,7 @@ def named_callbacks(specs: Sequence[str], others: Sequence[Any] = ()) -> Callbac
 
 
 def _build_named(spec: str) -> tuple[Any, str]:
-    """Return the callback and its name that is valid in any folder."""
+    """Return the callback, and its name with absolute paths, which is valid in any folder."""
     where, _, function = spec.rpartition(":")
     module = all(part.isidentifier() for part in where.split("."))
     if where not in registry and function.isidentifier() and (module or where.endswith(".py")):

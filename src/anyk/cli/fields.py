@@ -1,4 +1,4 @@
-"""Options of commands as typed values: a dataclass has a field for each option, and its command receives one value."""
+"""Options of a command as one dataclass, which has a field for each option."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def option(*names: str, **settings: Any) -> Any:
-    """Return a field that is read from an option, as of :func:`click.option`; by default it has the field's name."""
+    """Return a dataclass field whose value comes from a command-line option.
 
-    def named(name: str) -> Callable[[Any], Any]:
+    ``names``: the option's flags, by default the field's name. ``settings``: those of :func:`click.option`.
+    """
+
+    def make_decorator(name: str) -> Callable[[Any], Any]:
         flags = names or (f"--{name.replace('_', '-')}",)
         return click.option(*flags, name, **settings)
 
-    return field(metadata={"option": named})
+    return field(metadata={"option": make_decorator})
 
 
 def as_field(decorator: Callable[[Any], Any]) -> Any:
-    """Return a field that is read from an option that other commands have as a decorator."""
+    """Return a dataclass field whose value comes from the option that ``decorator`` adds to a command."""
     return field(metadata={"option": lambda _: decorator})
 
 
 def takes(kind: type[Any]) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command the options of a dataclass, as its argument ``options``."""
+    """Return a decorator that adds a dataclass's options to a command, whose argument ``options`` is the instance."""
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)

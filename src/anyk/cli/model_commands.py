@@ -30,9 +30,9 @@ def predict(
     """Predict for the rows of a file with the model of a run.
 
     RUN is the folder of a run, FILE a CSV, Parquet, npz (array X) or svmlight file. The output has the columns of FILE
-    (of npz and svmlight none) and one more, 'prediction'. Columns are found by name, in any order; others are copied.
-    Missing values are filled as in training (--data file:fill=median), or else refused; a category that was not in the
-    training data counts as none, which is reported.
+    (none for npz and svmlight) and one more, 'prediction'. The model's columns are found by name, in any order; all
+    others are copied. Missing values are filled if training filled them (--data file:fill=median), and refused
+    otherwise. A category that was not in the training data counts as none of the known ones, which is reported.
     """
     from anyk.runs import predict_file
 
@@ -50,8 +50,8 @@ def predict(
 def coefficients(run: str, json_file: str | None) -> None:
     """Show the coefficients of a run's linear model, in the units of the input.
 
-    They belong to the columns of the data set, also if the model was trained on standardised ones; a column of text has
-    one coefficient for each of its values.
+    They belong to the columns of the data set, even if the model was trained on standardised ones; a column of text
+    has one coefficient for each of its values.
     """
     from anyk.runs import Run, is_race
     from anyk.views import coefficients_report, coefficients_table

@@ -28,15 +28,15 @@ _PLAIN = {"–": "-", "…": "...", "≥": ">=", "≤": "<=", "±": "+-", "·": 
 
 
 def plain_where_needed() -> None:
-    """Replace characters that a stream's encoding lacks (LC_ALL=C) by plain ones instead of failing."""
+    """Let standard output and error replace characters that their encoding lacks (LC_ALL=C) instead of failing."""
 
-    def spelt(error: UnicodeError) -> tuple[str, int]:
+    def replace_characters(error: UnicodeError) -> tuple[str, int]:
         assert isinstance(error, UnicodeEncodeError)
         return "".join(_PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 
-    codecs.register_error("anyk", spelt)
+    codecs.register_error("anyk", replace_characters)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed: >&-
+        if getattr(sys, name) is None:  # the shell closed it: >&-
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  # for as long as the program runs
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -50,9 +50,9 @@ def drop_output() -> None:
 
 
 def people(json_file: str | None) -> Console:
-    """Return the console for text: standard error if standard output carries JSON.
+    """Return the console that prints texts and tables: on standard error if standard output carries JSON.
 
-    In a file or a pipe the length of lines is unlimited, unless COLUMNS is set.
+    Lines in a file or a pipe are not broken, unless COLUMNS is set.
     """
     from rich.console import Console
 
@@ -63,7 +63,7 @@ def people(json_file: str | None) -> Console:
 
 
 def text_width() -> int:
-    """Characters of a line of prose: the screen's, at most 100."""
+    """Return the number of characters in a line of prose: the terminal's width, at most 100."""
     return min(100, shutil.get_terminal_size((100, 24)).columns)
 
 
@@ -90,7 +90,10 @@ def say(console: Console, *things: Any) -> None:
 
 
 def check_file(file: str | None, what: str, *, folder: Path | None = None) -> str | None:
-    """Raise BadInput if a file could not be written after the work; ``folder`` is one that the work will make."""
+    """Return the name of a file; raise BadInput, before the work begins, if the file cannot be written.
+
+    ``folder``: a folder that does not exist yet and that the work makes.
+    """
     if file is None or file == "-":
         return file
     path = Path(file)
@@ -110,7 +113,7 @@ def check_file(file: str | None, what: str, *, folder: Path | None = None) -> st
 
 
 def check_picture(file: str | None, *, folder: Path | None = None) -> None:
-    """Raise BadInput if a picture could not be drawn or written after the work."""
+    """Raise BadInput, before the work begins, if a picture cannot be drawn or written."""
     if file is None:
         return
     from anyk.views.style import picture_formats
@@ -122,7 +125,7 @@ def check_picture(file: str | None, *, folder: Path | None = None) -> None:
 
 
 def check_page(file: str | None, *, folder: Path) -> None:
-    """Raise BadInput if a report could not be made or written after the work."""
+    """Raise BadInput, before the work begins, if a report cannot be made or written."""
     if file is None or file == "none":
         return
     from anyk.views.page import check_packages
@@ -154,7 +157,10 @@ def warn(text: str) -> None:
 
 
 def exit_interrupted(folder: Path, console: Console) -> None:
-    """Print the runs of a race so far and how to resume, and exit as after Ctrl-C; re-raise it without a folder."""
+    """Print how to resume, after the results of a race so far, and exit with status 130.
+
+    Raise KeyboardInterrupt if the folder has nothing to resume.
+    """
     if not any((folder / name).is_file() for name in ("run.toml", "race.toml", "auto.toml")):
         raise KeyboardInterrupt
     if (folder / "race.toml").is_file():

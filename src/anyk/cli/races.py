@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from anyk.problems import Problem
     from anyk.runs import Race
 
-# the race without options: long enough to see, short enough to wait for
+# a race without options: long enough to show differences, short enough to wait for
 _DELAYS, _TARGET, _SECONDS = "exp:mean=0.2", 0.93, 40.0
 
 PAGE = "report.html"  # in the folder of a race
@@ -54,7 +54,7 @@ class _Strategies:
     )
     seeds: int = option(
         default=1,
-        help="How often each strategy trains: with --seed, --seed + 1, …, the same for all.",
+        help="Number of runs of each strategy, with the seeds --seed, --seed + 1, ….",
     )
     picture: str | None = as_field(picture_option("Picture of the race; race.png in the race's folder if left out."))
     page: str | None = option(
@@ -171,7 +171,7 @@ def _announce(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callab
 def tell_race(
     console: Console, result: Race, picture: Path | None, curve: Any, *, dark: bool = False, page: Path | None = None
 ) -> None:
-    """Print table and remarks of a race, and make picture and page, or print how to install a missing package."""
+    """Print a race's table and remarks, and make picture and page, or print how to install a missing package."""
     from anyk.errors import MissingPackage
     from anyk.views import NothingToDraw, plot, race_notes, race_table, report
 
@@ -198,7 +198,7 @@ def tell_race(
 
 
 def resume_the_race(console: Console, folder: Path, options: ResumeOptions) -> None:
-    """Run the rest of a race, and report all of it."""
+    """Run the rest of a race, and print the results of the whole race."""
     from anyk.runs import resume_race
     from anyk.runs.races.race_folder import read_race
 

@@ -1,4 +1,4 @@
-"""Commands that show runs to others: a page, and files for other programs."""
+"""Commands that present runs: report pages, live pages, and files for other programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def report(runs: tuple[str, ...], out: str) -> None:
     """Write one self-contained HTML page about runs and races, which opens without a network.
 
     It shows settings and results, metric and loss, every task on a timeline, seconds by worker and step, the workers
-    that were used or cut off, where the time went, and the receipt of each step. Several are compared.
+    that were used or cut off, where the time went, and the receipt of each step. Several runs are compared.
 
     \b
     anyk report runs/train-1 -o report.html
@@ -53,15 +53,16 @@ def report(runs: tuple[str, ...], out: str) -> None:
 
 @main.command()
 @click.argument("folders", nargs=-1, metavar="[RUN|RACE|FOLDER]...")
-@click.option("--port", default=8642, help="Where to serve, on 127.0.0.1; 0: a free port.")
+@click.option("--port", default=8642, help="Port on 127.0.0.1; 0 takes a free one.")
 def watch(folders: tuple[str, ...], port: int) -> None:
-    """Serve live pages that follow runs and races while they go on, to this machine only; end it with Ctrl-C.
+    """Serve live pages about runs and races, to this machine only, until Ctrl-C.
 
-    Pages are as 'anyk report' writes them; new steps are shown within a second. Without an argument: all runs in the
-    folder runs. Other processes may run them: only their logs are read, and nothing is written to their folders.
+    The pages are those of 'anyk report', and show new steps within a second. Without an argument they cover all runs
+    in the folder 'runs'. Other processes may execute the runs: only the logs are read, and nothing is written to the
+    folders.
 
     \b
-    anyk watch                          all in runs/, also later ones
+    anyk watch                          all runs in runs/, also those that start later
     anyk watch runs/train-1
     anyk watch runs/race-1 --port 0
     """
@@ -73,7 +74,7 @@ def watch(folders: tuple[str, ...], port: int) -> None:
     with contextlib.suppress(KeyboardInterrupt), Watch(folders or ["runs"], port=port) as served:
         os.nice(5)  # training on this machine comes first
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, signal.default_int_handler)
         where = ", ".join(folders or ["runs"])
         click.echo(f"watching {where} at {served.url} (Ctrl-C ends this)")

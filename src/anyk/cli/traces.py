@@ -12,12 +12,12 @@ from anyk.cli.options import json_option, max_gb_option, picture_option, plugin_
 from anyk.cli.output import check_file, write_json
 from anyk.errors import BadInput
 
-_mu = click.option("--mu", default=1.0, help="A round's cut-off is at 1 + mu times its fastest worker.")
+_mu = click.option("--mu", default=1.0, help="A round cuts workers off at 1 + mu times the seconds of its fastest.")
 
 
 @main.group()
 def trace() -> None:
-    """Measured delays: show the contents of a trace, or make a trace of a run."""
+    """Show a trace, a table of measured delays, or make one from a run."""
 
 
 @trace.command()
@@ -65,7 +65,7 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
 )
 @plugin_option
 def record(run: str, out: str) -> None:
-    """Make a trace of a run's log: seconds from a worker's task to its reply, a row for each version.
+    """Make a trace from a run's log: a row for each version, with the seconds from each worker's task to its reply.
 
     For a task that was cut off only a lower bound is known; the array 'censored' marks these.
     """

@@ -1,4 +1,4 @@
-"""The base classes of gradient codes, with the ways to decode and to judge that work for any code.
+"""The base classes of gradient codes, with decoding and error measures that work for any code.
 
 A code gives worker ``i`` the row ``B[i]`` of an encoding matrix ``B`` (workers x partitions): the worker adds up the
 partial gradients of its partitions with that row's coefficients and sends the sum. From the replies of some workers
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions of a worker, and their coefficients
 
-_REMEMBERED = 256  # straggler patterns whose weights are kept
+_REMEMBERED = 256  # number of decodings that a code caches
 
 
 @typed
@@ -53,9 +53,9 @@ _REMEMBERED = 256  # straggler patterns whose weights are kept
 class Policy:
     """Duties of a code's rounds besides waiting and decoding.
 
-    ``rounds``: the kind of rounds that run it. ``projected``: each reply is projected when it arrives, and the decoder
-    gets the number before the reply counts. ``relearned(missed, steps)`` returns the code for the next rounds, given
-    how often each worker was missing in that number of steps; it is called after every ``every`` steps.
+    ``rounds``: the kind of rounds that run it. ``projected``: each reply is projected to a number when it arrives,
+    which the decoder gets before the reply counts. ``relearned(missed, steps)`` returns the code for the next rounds,
+    given how often each worker was missing in that number of steps; it is called after every ``every`` steps.
     """
 
     rounds: Literal["coded", "progress", "tree"] = "coded"
@@ -73,10 +73,10 @@ class Code(ReadOnly, metaclass=CodeType):
 
     A subclass is a frozen dataclass with a field ``workers`` and further settings. It defines ``spec``, ``partitions``,
     ``rows`` and ``tolerates``, and may define a faster ``decoder``, ``_solve`` or ``finish_times``. If a worker sends
-    several ``messages`` a step, message c of worker i is row ``i * messages + c``, a worker of its own to the decoder.
+    several ``messages`` a step, message c of worker i is row ``i * messages + c``, which decoders take for a worker.
     ``approximate``: steps are meant to be taken without the exact sum. ``unbiased``: its own decoding is right on
     average and must not be rescaled. ``optimal``: its own weights are as good as least squares. ``blocks``: each reply
-    is a fraction 1/blocks of the vector, with as many sets of coefficients and weights. ``own_messages``: each reply
+    is a vector of length d / blocks, with ``blocks`` sets of coefficients and weights. ``own_messages``: each reply
     covers a partition that no other worker holds.
 
     A code of a class outside anyk is checked when it is built: :class:`~anyk.errors.BadInput` names the row with
@@ -248,7 +248,7 @@ class Code(ReadOnly, metaclass=CodeType):
         return type(self)._solve is Code._solve
 
     def _resolve(self, **values: Any) -> None:
-        """Set fields of a frozen code to what its arguments amount to, while it is being built."""
+        """Set fields of a frozen code to values derived from its arguments, while it is being built."""
         self.__dict__.update(values)
 
     def judge(self, weights: Floats) -> Decoding:
@@ -360,7 +360,7 @@ class MatrixCode(Code):
 
     @property
     def tolerates(self) -> int:
-        """Stragglers with which the sum is surely exact: 0, as nothing is promised for every set."""
+        """Largest number of stragglers for which the sum is always exact: 0, as no set is promised."""
         return 0
 
 

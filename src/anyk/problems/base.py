@@ -5,7 +5,7 @@ regulariser; the driver divides by N and adds the regulariser once a step. So a 
 every strategy, and the replies of sparse data stay sparse.
 
 :class:`Problem` and :class:`Partitions` are protocols: a custom class has their members and inherits from nothing.
-Members that it may have are declared with their defaults in :class:`ProblemAbilities` and :class:`PartitionAbilities`.
+Optional members are declared with their defaults in :class:`ProblemAbilities` and :class:`PartitionAbilities`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Partitions(Protocol):
     """The data in m disjoint partitions, as workers receive it: by pickle, but each array exists once on a machine.
 
     ``sizes[j]`` is the number of samples in partition j, ``dimension`` the length d of the model, ``dtype`` the number
-    type of the model and of gradients. :class:`PartitionAbilities` lists what else partitions may have.
+    type of the model and of gradients. :class:`PartitionAbilities` lists the optional members.
     """
 
     dimension: int
@@ -61,7 +61,7 @@ class Partitions(Protocol):
 
 
 class PartitionAbilities:
-    """The members that partitions may have, with their defaults.
+    """The optional members of partitions, with their defaults.
 
     - ``tolerance``: the relative difference up to which gradients of the same partition at the same model count as
       equal. The driver compares them now and then if several workers compute them; 0: never.
@@ -100,7 +100,7 @@ class PartitionAbilities:
 
 
 class Problem(Protocol):
-    """An objective with its data, on the driver; :class:`ProblemAbilities` lists what else a problem may have."""
+    """An objective with its data, on the driver; :class:`ProblemAbilities` lists the optional members."""
 
     dimension: int
     dtype: DType
@@ -138,7 +138,7 @@ class Problem(Protocol):
 
 
 class ProblemAbilities:
-    """The members that a problem may have, with their defaults.
+    """The optional members of a problem, with their defaults.
 
     - ``penalty``: the regulariser's factor of each coordinate, shape (d,), if it is not ``l2`` for all; partitions need
       it, too, for strategies with local steps.
@@ -180,7 +180,7 @@ Abilities = TypeVar("Abilities", PartitionAbilities, ProblemAbilities)
 
 
 def _with_defaults(thing: Any, kind: type[Abilities]) -> Abilities:
-    """Return an object with these abilities: the thing itself, or the members that it has beside the defaults."""
+    """Return the thing itself if it is of this kind, or else the members that it has, with defaults for the others."""
     if isinstance(thing, kind):
         return thing
     abilities = kind()
@@ -192,12 +192,12 @@ def _with_defaults(thing: Any, kind: type[Abilities]) -> Abilities:
 
 
 def abilities_of(problem: Problem) -> ProblemAbilities:
-    """Return the members that a problem may have; those that its class lacks have their defaults."""
+    """Return the optional members of a problem, with defaults for those that its class lacks."""
     return _with_defaults(problem, ProblemAbilities)
 
 
 def partition_abilities(partitions: Partitions) -> PartitionAbilities:
-    """Return the members that partitions may have; those that their class lacks have their defaults."""
+    """Return the optional members of partitions, with defaults for those that their class lacks."""
     return _with_defaults(partitions, PartitionAbilities)
 
 
@@ -247,7 +247,7 @@ def even_ends(size: int, most: int) -> list[int]:
 
 
 def some_rows(rows: int, samples: int, of: str) -> Index | slice:
-    """Return ``samples`` sorted row numbers, or all rows if there are no more; the purpose ``of`` keys the choice.
+    """Return ``samples`` sorted random row numbers, keyed by the purpose ``of``, or all rows if there are no more.
 
     >>> len(some_rows(1000, 10, "held out")), some_rows(4, 10, "held out")
     (10, slice(None, None, None))

@@ -1,4 +1,4 @@
-"""Partitions of samples whose gradients are summed batch by batch: of PyTorch, of JAX, and of shards and streams."""
+"""Partitions of samples whose gradients are summed batch by batch, for PyTorch, JAX, shards and streams."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Batches(PartitionAbilities):
         self.data, self.most, self.dimension, self.dtype = data, most, dimension, dtype
         self.sizes = tuple(np.diff(ends).tolist())
         self._bounds = list(pairwise(ends.tolist()))
-        self._first = 0  # the number of its first partition among all
-        self._spanned = 1  # the strategy's partitions in each of these
+        self._first = 0  # number of the first partition here among all partitions
+        self._spanned = 1  # number of the strategy's partitions that each partition here joins
         self._placed: dict[int, Samples] = {}  # samples on the device that computes with them, by partition
 
     def __getstate__(self) -> dict[str, Any]:

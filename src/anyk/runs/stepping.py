@@ -46,7 +46,7 @@ _UNCHANGED = (
 
 @dataclass
 class Step:
-    """A decoded gradient of the objective and the model to be changed with it, both of shape (d,).
+    """A decoded gradient of the objective and the model that the loop changes with it, both of shape (d,).
 
     ``number`` counts from 0. ``scale`` is the strategy's factor on the learning rate, such as less than 1 for stale
     gradients. The value of ``model`` at the end of the loop's body, or when the loop is left, is the next version.
@@ -60,7 +60,7 @@ class Step:
 
     @cached_property
     def receipt(self) -> Receipt:
-        """The weights of the partitions, and the workers that were cut off, at the time of the first request."""
+        """The weights of the partitions, and the workers that were cut off, when this is first read."""
         return self._receipt(self.number + 1)
 
 
@@ -119,7 +119,7 @@ class _Loop(Callback):
 
 
 class Rounds:
-    """The steps of a run, which the loop that iterates over it takes; the result of :func:`rounds`."""
+    """The steps of a run, taken by the loop that iterates over them; the result of :func:`rounds`."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Rounds:
             self._loop.left = True
             self._ends.put(None)
             thread.join()
-            if first and self._into is not None and self._run is not None:  # no step was left
+            if first and self._into is not None and self._run is not None:  # the resumed run had no step left
                 _put_model(self._into, self._run.model)
             if statistics is not None:
                 statistics.close()
@@ -233,11 +233,11 @@ def _outside() -> int:
 
 
 class _Statistics:
-    """Running statistics of the batch norms in the module whose parameters a loop changes.
+    """Computes the running statistics of batch norms in the module whose parameters a loop changes.
 
-    Workers have none, and computing them takes a pass over the training data. So they are computed before they are
-    used: to evaluate, to take the module's state, to copy or pickle it, and at the end of the loop. A copy of the
-    module has an empty instance without a module.
+    Workers do not compute them, and they take a pass over the training data. So they are computed only before they
+    are used: to evaluate, to take the module's state, to copy or pickle it, and at the end of the loop. In a copy of
+    the module the instance of this class has no module and does nothing.
     """
 
     def __init__(self, module: torch.nn.Module | None = None, problem: Any = None) -> None:
@@ -276,7 +276,7 @@ class _Statistics:
         return _Statistics, ()
 
 
-class _From:
+class _WithInitial:
     """A problem with another initial model."""
 
     def __init__(self, problem: Problem, w: Vector) -> None:
@@ -347,7 +347,7 @@ def rounds(
     if len(built.layout.slots) > 1:
         raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models; a custom loop trains one")
     if into is not None:
-        problem = _From(problem, _matching(into, problem))
+        problem = _WithInitial(problem, _matching(into, problem))
     if go_on and out is None:
         raise BadInput("go_on resumes the run in a folder; give out=…")
     options: dict[str, Any] = {

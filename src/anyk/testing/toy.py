@@ -19,7 +19,7 @@ class Memory:
 class Toy(Strategy):
     """A strategy made of functions, for the protocol's own tests.
 
-    ``begin``: the first commands, or a function of the toy that returns them; ``react(toy, event)`` returns the others.
+    ``begin``: the first commands, or ``begin(toy)`` returns them; ``react(toy, event)`` returns those after an event.
     ``toy.seen`` collects the events, and ``toy.memory`` is saved. ``partitions``: by default the number of workers.
     """
 

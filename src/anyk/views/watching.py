@@ -27,25 +27,25 @@ from anyk.views.prose import count_steps, duration
 from anyk.views.result_tables import number
 
 _HOST = "127.0.0.1"
-_LEAST, _SHARE = 1.0, 0.1  # seconds between two renderings of a page, and their largest share of the time
+_LEAST, _SHARE = 1.0, 0.1  # least seconds between two renderings of a page, and their largest share of time
 _SILENT = 10.0  # seconds without news after which a run is shown as silent
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
     "font-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-_State = tuple[str, str]  # for the style sheet, and in words
+_State = tuple[str, str]  # the class in the style sheet, and the state in words
 
 
 class Watch:
     """Serves a live page for each run and race in some folders, at :attr:`url`.
 
-    ``folders``: of runs, of races, or with such folders inside; runs that start later in them appear. A page is the
+    ``folders``: of runs, of races, or with such folders inside; runs that start later in them are added. A page is the
     report of :func:`anyk.report`. Its state follows the run twice a second; the report is rendered again when the log
     has grown, at most once a second and in at most 10 % of the time. It reads only the runs' logs
     (:class:`anyk.runs.Following`) and writes nothing to their folders, so other processes may run them, also on other
     machines if :class:`anyk.callbacks.Mirror` copies their logs.
 
-    Only this machine receives answers, and only under its own names, so that no page of another site can read them.
+    Only requests from this machine for its own names are answered, so that no page of another site reads the answers.
     ``port``: 0 takes a free port. Nothing is served before :meth:`serve`.
 
     Raises :class:`~anyk.errors.BadInput` for a missing folder or a port that is in use, and
@@ -110,7 +110,7 @@ class Watch:
         if path in self._scripts:
             return "text/javascript", self._scripts[path]
         with self._lock:
-            self._look()
+            self._find_runs()
             pages = list(self._pages.values())
         if path == "/":
             return "text/html", self._list(pages)
@@ -125,8 +125,8 @@ class Watch:
         except BadInput as error:
             return "text/html", _list_page(shown.name, str(error), [])
 
-    def _look(self) -> None:
-        """Find runs that have started."""
+    def _find_runs(self) -> None:
+        """Add pages for runs and races that have started."""
         for folder in self._folders:
             inner = sorted(folder.iterdir()) if folder.is_dir() else []
             alone = (folder / "run.toml").is_file() or (folder / RACE).is_file()
@@ -176,7 +176,7 @@ class _Page:
         return [self._folder] if (self._folder / "run.toml").is_file() else run_folders(self._folder), []
 
     def _read(self) -> tuple[list[Run], _State]:
-        """Return the runs that have started, by their present logs, and their common state."""
+        """Return the runs that have started, read from their logs as they are now, and their common state."""
         folders, waiting = self._folders()
         if not folders:
             raise BadInput(f"'{self._folder}' has no run that has started")
@@ -205,8 +205,8 @@ class _Page:
         with self._lock:
             try:
                 folders, waiting = self._folders()
-                stand: list[object] = [(folder, *log_state(folder / LOG)) for folder in folders]
-                if self._line is not None and self._line[0] == stand:
+                log_states: list[object] = [(folder, *log_state(folder / LOG)) for folder in folders]
+                if self._line is not None and self._line[0] == log_states:
                     return self._line[1]
                 runs, state = self._read()
             except (BadInput, OSError) as error:
@@ -218,12 +218,12 @@ class _Page:
             cells = [what, last.config.workers, f"{last.steps:,}", duration(last.seconds), number(last.loss), named]
             line = {"name": self.name, "state": state, "cells": cells}
             if state[0] == "ended":
-                self._line = stand, line
+                self._line = log_states, line
                 self.close()  # copies are made again for the next request
             return line
 
     def whole(self) -> str:
-        """Return the page of the runs by their present logs."""
+        """Return the page, rendered again if the logs have changed."""
         with self._lock:
             runs, _ = self._read()
             seals = _seals(runs)
@@ -266,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         port = self.connection.getsockname()[1]
         if self.headers.get("Host", "") not in (f"{_HOST}:{port}", f"localhost:{port}"):
-            # another site's name that leads here: a page of that site would be allowed to read the answer
+            # another site's name may resolve to this address; a page of that site could then read the answer
             self._send(HTTPStatus.FORBIDDEN, "text/plain", f"ask for http://{_HOST}:{port}/")
             return
         try:

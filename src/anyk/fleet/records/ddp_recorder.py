@@ -15,7 +15,7 @@ from anyk.fleet.records.recorder import Recorder
 if TYPE_CHECKING:
     import torch
 
-_DROPPED = 2  # first steps, in which DDP rebuilds its buckets
+_DROPPED = 2  # number of first steps, in which DDP rebuilds its buckets
 
 
 def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) -> Recorder:
@@ -24,10 +24,10 @@ def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) ->
     The gradients of DDP and its communication hook, if any, do not change. A hook of each parameter notes when its
     gradient is ready. A step lasts from the end of the previous backward pass, when the gradients have been averaged,
     until the last gradient is ready on this rank: it includes loading data, the forward and backward pass and the
-    optimiser's step, but not the waiting for other ranks. Passes under ``no_sync`` belong to the next step without it;
-    the first two steps are dropped. A step is recorded when the next step starts, or when the recorder is closed, at
-    the latest at the end of the process. On a GPU, times are measured by events on its streams, which are read when
-    they are over, without synchronising.
+    optimiser's step, but not the waiting for other ranks. Passes under ``no_sync`` belong to the next step that
+    averages gradients; the first two steps are dropped. A step is recorded when the next step starts, or when the recorder is
+    closed, at the latest at the end of the process. On a GPU, times are measured by events on its streams, which are
+    read after they have happened, without synchronising.
 
     Raises :class:`~anyk.errors.BadInput` for a model that is not DistributedDataParallel.
     """
@@ -45,7 +45,7 @@ def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) ->
 
 
 class _Passes(Recorder, ABC):
-    """A recorder of steps by the moments of backward passes: seconds, or events of a GPU."""
+    """Records steps from the ends of backward passes, which are moments in seconds or events of a GPU."""
 
     def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
         super().__init__(folder, worker)
@@ -67,7 +67,7 @@ class _Passes(Recorder, ABC):
         """Return the current moment; ``last``, which is obsolete, may be reused for it."""
 
     @abstractmethod
-    def _took(self, begin: Any, end: Any) -> None:
+    def _record(self, begin: Any, end: Any) -> None:
         """Record a step that lasted from ``begin`` to ``end``."""
 
     def _note(self, _: Any) -> None:
@@ -75,13 +75,13 @@ class _Passes(Recorder, ABC):
         self._ready = self._now(self._ready)
         if not self._under_way:
             self._under_way = True
-            self._queue(self._end)
+            self._queue(self._queue_end)
 
-    def _end(self) -> None:
-        """Queue :meth:`_over` after the end of DDP's own work, which is queued by now."""
-        self._queue(self._over)
+    def _queue_end(self) -> None:
+        """Queue :meth:`_end_pass` behind DDP's own work, which has been queued by now."""
+        self._queue(self._end_pass)
 
-    def _over(self) -> None:
+    def _end_pass(self) -> None:
         """Note the end of a backward pass, or of a part of it: checkpointed modules have their own passes."""
         self._under_way = False
         if self._model.require_forward_param_sync:  # set by DDP's forward pass, False under no_sync
@@ -89,11 +89,11 @@ class _Passes(Recorder, ABC):
 
     def _begin(self, *_: Any) -> None:
         """Record the step before a forward pass, if it has averaged its gradients."""
-        self._under_way = False  # a pass that raised did not end
+        self._under_way = False  # a backward pass that raised has not ended
         if self._averaged is None:
             return
         if self._steps >= _DROPPED and self._from is not None and self._ready is not None:
-            self._took(self._from, self._ready)
+            self._record(self._from, self._ready)
         self._steps += 1
         self._from, self._ready, self._averaged = self._averaged, None, None
 
@@ -109,7 +109,7 @@ class _OnHost(_Passes):
         del last
         return time.perf_counter()
 
-    def _took(self, begin: float, end: float) -> None:
+    def _record(self, begin: float, end: float) -> None:
         self.add(end - begin)
 
 
@@ -127,7 +127,7 @@ class _OnGpu(_Passes):
         event.record()
         return event
 
-    def _took(self, begin: Any, end: Any) -> None:
+    def _record(self, begin: Any, end: Any) -> None:
         self._waiting.append((begin, end))
         while self._waiting and all(event.query() for event in self._waiting[0]):
             first, last = self._waiting.popleft()

@@ -36,14 +36,14 @@ class RequestState:
     began: float = 0.0
     task_of: dict[int, int] = field(default_factory=dict)  # the newest task of each worker in this round
     done: dict[int, int] = field(default_factory=dict)  # number of partitions that the worker has finished
-    asked: dict[int, float] = field(default_factory=dict)  # weight of the requested message; empty before the requests
+    asked: dict[int, float] = field(default_factory=dict)  # weight of each worker's message; empty until requested
     got: dict[int, int] = field(default_factory=dict)  # workers whose message has arrived, and the task that gave it
 
 
 class RequestRounds(CrewStrategy):
     """Rounds in which workers report progress, and some are then asked for one message each.
 
-    Events of a task that is not the newest of its worker change nothing.
+    Events of a task that is not its worker's newest are ignored.
     """
 
     cancel: CancelMode = "preempt"
@@ -53,7 +53,7 @@ class RequestRounds(CrewStrategy):
         """Return the task of a worker in this round."""
 
     def _set_alarms(self, s: Any) -> list[Command]:
-        """Return the commands that follow the dispatch of a round; by default none."""
+        """Return commands to issue after a round has been dispatched; by default none."""
         return []
 
     @abstractmethod
@@ -73,7 +73,7 @@ class RequestRounds(CrewStrategy):
         return self._step_if_complete(state)
 
     def _begin(self, s: Any) -> list[Command]:
-        """Start a round with all workers that are able, or stop if none is and none can join."""
+        """Start a round with all workers that can compute, or end the run if there are none and none can join."""
         crew = s.crew
         s.first, s.began = crew.next, s.now
         s.task_of, s.done, s.asked, s.got = {}, {}, {}, {}

@@ -21,14 +21,14 @@ from anyk.views.plots import banded, evaluated, on_virtual_clock, purpose
 from anyk.views.result_tables import race_notes, race_table, ratio_to_floor
 from anyk.views.style import DARK, LIGHT
 
-_MANY = 24  # runs with a section of their own on one page
-_REUSES = 20_000  # messages used again that are listed
-_WORKS = 100_000  # partitions of all kinds of work together, for the weights in receipts
-_WIDE = 8.0  # ratio of the longest to the shortest run from which on seconds are logarithmic at first
+_MANY = 24  # most strategies with a section of their own on one page
+_REUSES = 20_000  # most reused messages that are listed
+_WORKS = 100_000  # most partitions, over all kinds of work, whose weights are in receipts
+_WIDE = 8.0  # if runs differ in length by a larger factor, seconds are logarithmic at first
 
 
 def content(runs: Sequence[Run], waiting: Sequence[str]) -> dict[str, Any]:
-    """Return values for the page's template; ``figures`` by name, ``about`` for the page's script."""
+    """Return values for the page's template: ``figures`` are named, ``about`` is for the page's script."""
     groups = grouped(runs)
     figures_by_name: dict[str, Any] = {}
     sections = [_section(group[0], f"run{i}", figures_by_name) for i, group in enumerate(groups[:_MANY])]
@@ -161,7 +161,7 @@ def _steps(run: Run, tasks: Tasks) -> dict[str, Any]:
 
 
 def _for_receipts(run: Run, tasks: Tasks) -> dict[str, Any]:
-    """Return data of receipts that the timeline lacks: works by number, and messages that were used again."""
+    """Return data of receipts that the timeline lacks: kinds of work, which ``tasks.work`` then indexes, and reuses."""
     data: dict[str, Any] = {}
     works = queries.columns(run.log, "works")
     texts = [f"[{lists[0]}, {lists[1]}]" for lists in zip(works["partitions"], works["coefficients"], strict=True)]
