@@ -25,9 +25,9 @@ def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) ->
     gradient is ready. A step lasts from the end of the previous backward pass, when the gradients have been averaged,
     until the last gradient is ready on this rank: it includes loading data, the forward and backward pass and the
     optimiser's step, but not the waiting for other ranks. Passes under ``no_sync`` belong to the next step that
-    averages gradients; the first two steps are dropped. A step is recorded when the next step starts, or when the recorder is
-    closed, at the latest at the end of the process. On a GPU, times are measured by events on its streams, which are
-    read after they have happened, without synchronising.
+    averages gradients; the first two steps are dropped. A step is recorded when the next step starts, or when the
+    recorder is closed, at the latest at the end of the process. On a GPU, times are measured by events on its streams,
+    which are read after they have happened, without synchronising.
 
     Raises :class:`~anyk.errors.BadInput` for a model that is not DistributedDataParallel.
     """
