@@ -1,4 +1,4 @@
-"""Clusters: they carry out a strategy's commands."""
+"""Clusters, which carry out a strategy's commands: simulated, processes of this machine, MPI ranks and Ray actors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUPPLIED = (
     "resources",
     "runtime_env",
     "placement_group",
-)  # not in specs
+)  # arguments that a spec cannot contain
 registry: Registry[Cluster] = Registry("cluster", supplied=_SUPPLIED)
 for _cluster in (Processes, Mpi, Ray):
     registry.register(_cluster.name)(_cluster)
@@ -57,7 +57,7 @@ def cluster(
     seed: int = 0,
     communication: str | DelayModel | Communication | None = None,
 ) -> Cluster:
-    """Build a cluster from its spec; ``delays`` and ``communication`` may be specs, too.
+    """Build a cluster from its spec; ``delays`` and ``communication`` may be specs as well.
 
     >>> cluster("simulated", workers=4, delays="exp:mean=0.5", seed=1).workers
     4

@@ -1,4 +1,4 @@
-"""Memory that can be had on this machine, and memory that is given back to it."""
+"""Functions that measure the memory available on this machine, and that return freed memory to it."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import resource
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
-_LARGE = 1 << 20  # bytes from which on a vector leaves holes that are worth a search
+_LARGE = 1 << 20  # bytes of a vector above which returning its memory is worth the time
 
 
 def available_memory() -> int | None:
-    """Return the bytes that can be had without swapping, on the machine and in its control groups, if they say."""
+    """Return the bytes available without swapping, within the control groups' limits; None if unknown."""
     rooms = [_field(Path("/proc/meminfo"), "MemAvailable:", 1024), *map(_room_of_group, _groups())]
     return min((room for room in rooms if room is not None), default=None)
 
 
 def available_addresses() -> int | None:
-    """Bytes that this process may still map (``ulimit -v``); None where there is no limit or it cannot be told."""
+    """Return the bytes that this process may still map (``ulimit -v``); None if unlimited or unknown."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     used = _field(Path("/proc/self/status"), "VmSize:", 1024)
     return None if limit == resource.RLIM_INFINITY or used is None else max(0, limit - used)
 
 
 def give_back(size: int) -> None:
-    """Return freed memory that the C library keeps, once vectors of ``size`` bytes were freed, if these are large."""
+    """Return memory that the C library keeps to the system, after vectors of ``size`` bytes were freed, if large."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if size >= _LARGE else None
-    if trim is not None:  # glibc has it
+    if trim is not None:  # only glibc has this function
         trim(0)
 
 
 def _groups() -> list[Path]:
-    """Return the process's control group (version 2), such as a container's, and those around it."""
+    """Return the process's control group (version 2), such as a container's, and its parent groups."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -43,9 +43,9 @@ def _groups() -> list[Path]:
 def _room_of_group(group: Path) -> int | None:
     try:
         limit, used = (int((group / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
-    except (OSError, ValueError):  # it has no limit
+    except (OSError, ValueError):  # the group has no limit
         return None
-    return limit - used + (_field(group / "memory.stat", "inactive_file", 1) or 0)  # the kernel gives these back
+    return limit - used + (_field(group / "memory.stat", "inactive_file", 1) or 0)  # the kernel reclaims inactive pages
 
 
 def _field(file: Path, name: str, unit: int) -> int | None:

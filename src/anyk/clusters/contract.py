@@ -1,4 +1,4 @@
-"""The contract of a cluster; the conformance suite in :mod:`anyk.testing` is its definition.
+"""The interface that every cluster implements; the conformance suite in :mod:`anyk.testing` defines its behaviour.
 
 Clusters whose workers share no memory with the driver derive from :class:`~anyk.clusters.remote.networked.Networked`
 and :class:`~anyk.clusters.remote.networked.NetworkedWorker`, and implement :class:`Transport`,
@@ -27,27 +27,27 @@ from anyk.specs import show
 Order = Dispatch | Cancel | RequestMessage | ProjectMessage | SetAlarm  # the commands that clusters carry out
 Key = tuple[str | int, int]  # a model as (slot, version), a message as (task, chunk)
 
-PINNED = 8  # versions of a slot that the driver may keep from being released besides those that tasks are on
+PINNED = 8  # versions of a slot that the driver may keep in addition to the versions that tasks use
 
 
 class Cluster(ABC):
-    """Workers that carry out commands and report events; used as a context manager, it leaves nothing behind.
+    """Workers that carry out commands and report events; as a context manager, it leaves nothing behind.
 
     ``virtual``: whether time is simulated. Message vectors and model versions live in the cluster's ``store``: the
-    driver names them by (task, chunk) and (slot, version). Without a problem there are none.
+    driver refers to them by (task, chunk) and (slot, version). A cluster that only simulates times has none.
     """
 
     virtual: bool = False
-    recorded: bool = False  # whether its events come from a log
+    recorded: bool = False  # whether events are read from a log
     name: str = ""
-    workers_here: bool = False  # whether its workers are processes of this machine, which share its memory
-    passes_time: bool = True  # whether anything takes time, so that a limit of seconds is ever reached
+    workers_here: bool = False  # whether workers are processes of this machine and share its memory
+    passes_time: bool = True  # whether anything takes time; otherwise a limit in seconds is never reached
 
     def __init__(self, options: ClusterOptions) -> None:
         self.workers, self.seed, self.byzantine = options.workers, options.seed, tuple(options.byzantine)
         self.injection = Injection(options)
         self.delays, self.communication = self.injection.delays, self.injection.communication
-        self.report_cuts = True  # whether events() should report what became of cancelled chunks
+        self.report_cuts = True  # whether to report how far cancelled chunks came
         self.store = VectorStore()
 
     def __repr__(self) -> str:
@@ -61,33 +61,33 @@ class Cluster(ABC):
 
     @property
     def spec(self) -> str:
-        """The short form, without workers, delays, communication, seed and outages."""
+        """The cluster's spec, without workers, delays, communication, seed and outages."""
         return show(self.name, {"byzantine": self.byzantine}, {"byzantine": ()})
 
     # ------------------------------------------------------------------------------------------- life
 
-    def prepare(self) -> None:  # noqa: B027  # most clusters have nothing to do here
-        """Start what can start before the data is ready; optional."""
+    def prepare(self) -> None:  # noqa: B027  # optional
+        """Start everything that needs no data yet; optional."""
 
     @abstractmethod
     def open(self, layout: Layout, partitions: Partitions | None, local: Local | None = None) -> tuple[int, ...]:
         """Start the workers with their partitions, and the run's clock at 0; return the workers that are present.
 
-        ``layout``: the strategy's set-up. ``partitions`` is None when only timing is asked for (simulated
-        clusters). ``local``: how workers take local steps, if they do.
+        ``layout``: the strategy's set-up. ``partitions``: None if only times are simulated. ``local``: how workers take
+        local steps, None if they take none.
         """
 
     def mapped(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> int:
-        """Return the bytes of addresses that models and messages take in the driver; 0 if they are not mapped ahead.
+        """Return the bytes of address space that models and messages take in the driver; 0 if not mapped in advance.
 
-        ``lengths``: the longest message of each worker.
+        ``lengths``: the length of each worker's longest message.
         """
         del layout, partitions, lengths
         return 0
 
     @abstractmethod
     def close(self) -> None:
-        """End everything that was started; safe to call twice."""
+        """Stop everything that the cluster has started; calling it twice is safe."""
 
     def __enter__(self) -> Self:
         return self
@@ -99,31 +99,31 @@ class Cluster(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Return the seconds on the run's clock."""
+        """Return the time on the run's clock, in seconds."""
 
     def restore(self, time: float, state: dict[str, Any]) -> None:
-        """Continue at ``time`` from what :meth:`state` returned; called after :meth:`open` and the :meth:`publish`es.
+        """Continue at ``time`` from the result of :meth:`state`; call :meth:`open` and :meth:`publish` before.
 
-        Tasks that were in flight are resumed with the delays they had.
+        Tasks in flight are resumed with their previous delays.
         """
         del time
         self.injection.restore(state)
 
     def state(self) -> dict[str, Any]:
-        """Return the tasks in flight, alarms and draws from which :meth:`restore` continues, as plain data."""
+        """Return the tasks in flight, alarms and sample counts for :meth:`restore`, as plain data."""
         return self.injection.state()
 
     # ------------------------------------------------------------------------------------------- models and messages
 
     def blank(self, slot: str) -> Vector:
-        """Return a buffer for a slot's next version; :meth:`publish` it when it is written."""
+        """Return a buffer for a slot's next version; write it, then :meth:`publish` it."""
         return self.store.blank(slot)
 
     @abstractmethod
     def publish(self, slot: str, version: int, w: Vector | None) -> None:
-        """Make a version known, written to a :meth:`blank`; tasks dispatched from now on use the newest.
+        """Announce a version, written to a :meth:`blank`; tasks dispatched later use the newest version.
 
-        Without a problem there is no vector, only the version, on which delays may depend.
+        ``w`` is None if only times are simulated: delays may still depend on the version.
         """
 
     def model(self, slot: str, version: int) -> Vector:
@@ -139,70 +139,70 @@ class Cluster(ABC):
         return self.store.arrived[task, chunk].vector
 
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """Take in a saved message of a worker as if it had arrived."""
+        """Store a saved message of a worker as if it had just arrived."""
         self.store.hold(worker, task, chunk, ids, message)
 
     def combine(
         self, messages: Sequence[tuple[int, int]], weights: Sequence[Any], part: slice = WHOLE
     ) -> NDArray[np.float64]:
-        """Return the weighted sum of messages, in the order given, of the coordinates in ``part``, as a new array.
+        """Return the weighted sum of messages, added in order, at the coordinates in ``part``, as a new array.
 
         Several threads may call it simultaneously, each for a different part.
         """
         return self.store.combine(messages, weights, part)
 
     def free(self, task: int, chunk: int) -> None:
-        """Free a message that is no longer needed, or only until the tasks that begin from it have ended."""
+        """Free a message, immediately or as soon as the tasks that start from it have ended."""
         self.store.free(task, chunk)
 
     def vectors(self) -> dict[str, Vector]:
-        """Return the vectors of :meth:`state`: messages only tasks under way need, and the workers' own state."""
+        """Return the vectors that belong to :meth:`state`: messages needed by running tasks, and the workers' states."""
         return self.store.vectors()
 
     def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
-        """Restore :meth:`vectors`, before :meth:`restore`; ``workers``: the sender of each task's messages."""
+        """Restore :meth:`vectors`, before :meth:`restore`; ``workers``: the worker of each task."""
         self.store.take_back(vectors, workers)
 
     # ------------------------------------------------------------------------------------------- commands and events
 
     @abstractmethod
     def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
-        """Carry out commands, in order; return the cancelled chunks whose end is known now (virtual clusters: all)."""
+        """Carry out commands in order; return how far cancelled chunks came, if already known (virtual clusters)."""
 
     @abstractmethod
     def give_up(self, worker: int) -> None:
-        """Abandon a worker: its tasks end without an event, and it causes no further ones."""
+        """Abandon a worker: its tasks end without an event, and no further event comes from it."""
 
     @abstractmethod
     def events(self) -> Iterator[Event | Cut | None]:
-        """Yield events in order, and None now and then while nothing happens, so that the driver can tidy up."""
+        """Yield events in order, and None from time to time while idle, so that the driver can tidy up."""
 
-    def step_done(self) -> None:  # noqa: B027  # on a real clock the step has taken its time
-        """Count what the driver's step has cost on a virtual clock."""
+    def step_done(self) -> None:  # noqa: B027  # a real clock has advanced by itself
+        """Advance a virtual clock by the cost of the driver's step."""
 
 
 # ----------------------------------------------------------------------------------------------- transport of messages
 
 
 class Envelope(NamedTuple):
-    """A message of the driver: orders, the keys of the vectors they need, and the keys of the enclosed vectors."""
+    """A message of the driver: orders, the keys of the vectors that they need, and of the vectors enclosed."""
 
-    number: int  # counts a worker's envelopes; those before the last received are out of date
+    number: int  # counts a worker's envelopes; only the newest one received is valid
     orders: bytes
     needs: tuple[Key, ...]
     fresh: tuple[Key, ...]
 
 
 class Report(NamedTuple):
-    """A message of a worker, beside which its vector travels; ``kind`` is one of those in ``remote/worker.py``.
+    """A report of a worker; its vector travels separately. ``kind`` is a constant of ``remote/worker.py``.
 
-    Times are on the worker's clock: when its task was taken, its computing began and ended, the report was sent.
+    Times are on the worker's clock: start of the task, start and end of computing, sending of the report.
     """
 
     kind: int
     task: int
     chunk: int = 0
-    done: int = 0  # partitions that are finished; of READY and EVALUATED whether it failed
+    done: int = 0  # finished partitions; for READY and EVALUATED: 1 if it failed
     started: float = 0.0
     computing: float = 0.0
     computed: float = 0.0
@@ -212,15 +212,15 @@ class Report(NamedTuple):
 
 
 class Transport(ABC):
-    """The driver's side of workers that run by themselves."""
+    """The driver's interface to workers that run independently of it."""
 
     @abstractmethod
     def ship(self, partitions: Partitions) -> None:
-        """Prepare what the workers of a run will receive: ``setup``, their ``assignment`` and its partitions."""
+        """Prepare the data for a run's workers: ``setup``, their ``assignment`` and the assigned partitions."""
 
     @abstractmethod
     def spawn(self, worker: int) -> None:
-        """Start a new life of a worker, which must report that it is ready; networked: call ``renew(worker)`` first."""
+        """Start or restart a worker, which must report that it is ready; networked: call ``renew(worker)`` first."""
 
     @abstractmethod
     def send_orders(self, worker: int) -> None:
@@ -228,15 +228,15 @@ class Transport(ABC):
 
     @abstractmethod
     def poll(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for reports, and append a ``Notice`` of each, or ``Died``, to ``news``."""
+        """Wait up to ``timeout`` seconds for reports and deaths; append a ``Notice`` or ``Died`` for each to ``news``."""
 
 
 class NetworkTransport(ABC):
-    """The driver's side of workers that share no memory with it."""
+    """The driver's interface to workers that share no memory with it."""
 
     @abstractmethod
     def listens(self, worker: int) -> bool:
-        """Return whether the worker has received the last envelope; until then newer orders replace each other."""
+        """Return whether the worker has received the last envelope; until then only the newest orders are kept."""
 
     @abstractmethod
     def send(self, worker: int, envelope: Envelope) -> None:
@@ -244,12 +244,12 @@ class NetworkTransport(ABC):
 
 
 class WorkerTransport(ABC):
-    """The worker's side of a transport, which passes every envelope to ``receive``."""
+    """The worker's interface to the driver; it must pass every envelope to ``receive``."""
 
     @abstractmethod
     def transmit(self, report: Report, vector: NDArray[Any] | None) -> None:
-        """Send the driver a report, with its vector if it has one."""
+        """Send the driver a report, and its vector if there is one."""
 
     @abstractmethod
     def listen(self, until: float | None) -> None:
-        """Wait for an envelope, at most until a time; raise ``Disconnected`` when the driver has gone."""
+        """Wait for an envelope, at most until a time; raise ``Disconnected`` if the driver has ended."""

@@ -1,4 +1,4 @@
-"""Injection of delays, drawn for the n-th task of a worker, and of the time that its vectors travel."""
+"""Injected delays: sampled for each worker's n-th task, before computing and for the transfer of its vectors."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from anyk.protocol import Chunk, Layout, Task
 
 
 class InFlight(NamedTuple):
-    """A task that a worker has been given and has not ended, with its injected delays."""
+    """A task that was dispatched to a worker and has not ended, with its injected delays."""
 
     worker: int
     chunks: Task
     versions: tuple[int, ...]
-    started: float  # from when its delays count
-    before: float  # seconds held up before its first partition
-    each: float  # and before every partition
+    started: float  # time from which its delays count
+    before: float  # delay before the first partition, in seconds
+    each: float  # delay before each partition, in seconds
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> InFlight:
-        """Read a task back from JSON."""
+        """Return a task read from JSON."""
         worker, chunks, versions, started, before, each = plain
         return cls(worker, tuple(map(Chunk.from_plain, chunks)), tuple(versions), started, before, each)
 
     @property
     def end(self) -> float:
-        """The time when its delays are over."""
+        """The time at which its delays are over."""
         return self.started + self.before + self.each * sum(len(chunk.partitions) for chunk in self.chunks)
 
     def busy_until(self, now: float) -> float:
-        """Return when a worker that cannot be interrupted in a delay notices that the task was cancelled."""
+        """Return the time at which a worker whose delays cannot be interrupted notices the cancellation."""
         first = self.started + self.before
         if now <= first or not self.each:
             return first
@@ -50,8 +50,8 @@ class ClusterOptions:
     """Settings that all clusters share.
 
     ``workers``: n. ``delays``: seconds before computing, a delay model or its spec, sampled for the n-th task of a
-    worker from (seed, worker, n). ``communication``: how long vectors travel in addition, priced by the bytes that a
-    task exchanges. ``byzantine``: workers that send -100 times the right message, to study codes against them.
+    worker from (seed, worker, n). ``communication``: additional seconds for the transfer of vectors, depending on the
+    bytes that a task exchanges. ``byzantine``: workers that send -100 times the correct message, to study codes.
     """
 
     workers: int
@@ -63,14 +63,14 @@ class ClusterOptions:
     def __post_init__(self) -> None:
         check_workers(self.workers)
         if not all(0 <= worker < self.workers for worker in self.byzantine):
-            given = "/".join(map(str, self.byzantine))
-            raise BadInput(f"byzantine must be workers 0 to {self.workers - 1}, got {given}")
+            workers = "/".join(map(str, self.byzantine))
+            raise BadInput(f"byzantine must be workers 0 to {self.workers - 1}, got {workers}")
 
 
 class Injection:
-    """The delays of a cluster's tasks, sampled from (seed, worker, n); it counts the tasks that each worker is given.
+    """Samples the delays of a cluster's tasks from (seed, worker, n), where n counts the worker's tasks.
 
-    Raises :class:`~anyk.errors.BadInput` for delay models that are for another number of workers.
+    Raises :class:`~anyk.errors.BadInput` if a delay model is for another number of workers.
     """
 
     def __init__(self, options: ClusterOptions) -> None:
@@ -78,17 +78,19 @@ class Injection:
         self.delays = NoDelay() if options.delays is None else parse(options.delays)
         self.communication = parse_communication(NoDelay() if options.communication is None else options.communication)
         self.seed = seed
-        self.messages: Messages | None = None  # whose lengths are priced; without a problem vectors have none
+        self.messages: Messages | None = (
+            None  # whose lengths determine transfer times; None if only times are simulated
+        )
         self.stream = DelayStream(self.delays, seed, workers)
         self.links = None if self.communication.silent else self.communication.stream(seed, workers)
         self._shares: tuple[int, ...] | None = None  # relative sizes of the partitions, if they differ
-        self._total = 1  # partitions, or the sum of their shares
-        self.unit = 1.0  # what a partition counts as where delays or computing are for one
-        self.numbers = [0] * workers  # tasks given to each worker so far
-        self._repeats: list[tuple[int, int]] = [(-1, 0)] * workers  # (version, tasks given on it)
+        self._total = 1  # the number of partitions, or the sum of their shares
+        self.unit = 1.0  # weight of a partition if delays or costs are per partition
+        self.numbers = [0] * workers  # tasks dispatched to each worker so far
+        self._repeats: list[tuple[int, int]] = [(-1, 0)] * workers  # (version, tasks dispatched with it)
 
     def start(self, layout: Layout, messages: Messages | None) -> None:
-        """Start a run: no task has been given. Without ``messages`` the previous ones are priced."""
+        """Start a run, with all task counts 0. ``messages``: None to keep the previous lengths."""
         workers = len(self.numbers)
         self._shares = None if layout.shares is None else tuple(layout.shares)
         self._total = layout.partitions if self._shares is None else sum(self._shares)
@@ -102,17 +104,17 @@ class Injection:
 
     @property
     def tasks(self) -> int:
-        """The number of tasks of the worker that has been given the most."""
+        """The largest number of tasks dispatched to one worker."""
         return max(self.numbers)
 
     def skip(self, tasks: int) -> None:
-        """Continue as if every worker had been given ``tasks`` tasks; called after :meth:`start`."""
+        """Continue as if ``tasks`` tasks had been dispatched to every worker; called after :meth:`start`."""
         self.numbers[:] = [tasks] * len(self.numbers)
 
     def draw(self, task: int, worker: int, chunks: Task, version: int, now: float) -> tuple[float, float]:
-        """Return the seconds before the next task of a worker and before each of its partitions; count the task.
+        """Sample the seconds before a worker's next task and before each of its partitions; count the task.
 
-        ``version``: of the model, or the round's number. ``now``: seconds on the run's clock.
+        ``version``: the model's version, or the round's number. ``now``: seconds on the run's clock.
         """
         number = self.numbers[worker]
         self.numbers[worker] = number + 1
@@ -137,7 +139,7 @@ class Injection:
         return travel + before, each * self.unit
 
     def cancel(self, tasks: Iterable[int], now: float) -> None:
-        """Drop the exchanges that cancelled tasks have not begun."""
+        """Drop the transfers that cancelled tasks have not started."""
         if self.links is not None:
             self.links.cancel(tasks, now)
 
@@ -164,7 +166,7 @@ class Injection:
         return sum(self._shares[j] for chunk in chunks for j in chunk.partitions) / self._total
 
     def _local_steps(self, worker: int, chunks: Task) -> float:
-        """Return the delay of local steps: each is delayed by the sample of its number, one per gradient."""
+        """Return the delay of a task's local steps, with one sample for each gradient."""
         total = 0.0
         for chunk in chunks:
             share = len(chunk.partitions) * self.unit if self.delays.per == "load" else 1
@@ -177,16 +179,16 @@ class Injection:
         return total
 
     def _traffic(self, worker: int, chunks: Task) -> Traffic:
-        """Return the bytes that a task exchanges: the models that it reads, and the messages that it sends."""
+        """Return the bytes that a task exchanges: the models that it receives, and the messages that it sends."""
         messages = self.messages
         number = 0 if messages is None else messages.dtype.itemsize
         model = 0 if messages is None else messages.partitions.dimension * number
         neighbours, size = 0, 0
         slots = set()
         for chunk in chunks:
-            if chunk.mix:  # its own model is there already
+            if chunk.mix:  # the worker already has its own model
                 neighbours += sum(other != worker for other, *_ in chunk.mix)
-                if chunk.share:  # the centre's model, and its own to the centre
+                if chunk.share:  # the central model to the worker, and the worker's own to the driver
                     slots.add(chunk.slot)
                     size += model
             else:

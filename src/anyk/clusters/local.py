@@ -1,4 +1,4 @@
-"""Steps that a worker takes on its own, on its own data. One definition for all clusters."""
+"""Local steps, which a worker takes on its own data between two messages; the same code for all clusters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from anyk.problems.base import Vector, partition_abilities
 from anyk.protocol import Chunk
 
 State = dict[str, Vector]
-_COUNT = "steps"  # that a state has seen, kept in it
+_COUNT = "steps"  # the name under which a state stores its number of steps
 
 
 class Local(NamedTuple):
-    """The local work of a run: an optimiser's spec, its learning rate's spec, and the regulariser."""
+    """The settings of local steps: the specs of optimiser and learning rate, and the regulariser."""
 
     optimizer: str
     rate: str
@@ -42,14 +42,15 @@ class LocalSteps:
         states: dict[int, State],
         between: Callable[[int], None] | None = None,
     ) -> Vector:
-        """Return the model that a chunk's steps lead to.
+        """Return the model after a chunk's steps.
 
-        They begin from ``share`` times the slot's version ``w`` plus the weighted sum of the ``models`` in its ``mix``.
-        ``states``: of the worker's optimiser, by the task that left them; the one that the chunk continues from is not
-        changed, and the new one is added, unless messages are compressed. ``between(done)``, called before each step,
-        stops it by raising. Optimisers count their own steps from the state's beginning, learning rates from the run's.
+        The steps start from ``share`` times the slot's version ``w`` plus the weighted sum of the ``models`` in the
+        chunk's ``mix``. ``states``: the worker's optimiser states, by task. The state that the chunk continues is left
+        unchanged, and the new one is added, unless messages are compressed. ``between(done)`` is called before each
+        step and may raise to stop. Optimisers count steps from the start of their state, learning rates from the start
+        of the run.
         """
-        if chunk.state in states:  # no task continues from an older one any more
+        if chunk.state in states:  # no later task continues an older state
             keep_state(states, chunk.state, chunk, states[chunk.state])
         state = None if chunk.compress else states.get(chunk.state)
         messages, rate = self._messages, self._optimizer.rate
@@ -78,7 +79,7 @@ class LocalSteps:
                 gradient += self._penalty * w
             own = first + done
             scale = 1.0 if own == number else rate.at(number) / rate.at(own)
-            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
+            with np.errstate(over="ignore", invalid="ignore"):  # checked() detects numbers that are not finite
                 w = self._optimizer.step(w, gradient, state, own, scale)
         if not chunk.compress:
             keep_state(states, task, chunk, state | {_COUNT: np.array([first + chunk.steps], dtype=np.float64)})
@@ -86,7 +87,7 @@ class LocalSteps:
 
 
 def keep_state(states: dict[int, State], task: int, chunk: Chunk, state: State) -> None:
-    """Keep the states from which a worker may continue: this task's, and, if that is not used, the one before."""
+    """Keep the states that a later task may continue: this task's, and the previous one, in case this one is unused."""
     for earlier in states.keys() - {chunk.state}:
         del states[earlier]
     states[task] = state

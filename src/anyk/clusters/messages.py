@@ -1,7 +1,7 @@
-"""What a message is: made by a worker from partial gradients, added up by the driver. One definition for all clusters.
+"""Messages: workers encode partial gradients as messages, and the driver adds these up; the same code everywhere.
 
-A message covers only the coordinates that its partitions touch, an index set both sides compute alike. With ``blocks``
-it is a fraction of the vector instead: of each run of so many coordinates one number, which is their weighted sum.
+A message contains only the coordinates that its partitions touch, an index set that worker and driver both compute.
+With ``blocks`` it is shorter: one number for every ``blocks`` consecutive coordinates, their weighted sum.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
 
 WHOLE = slice(None)  # all coordinates
-_COLUMNS, _ROWS = 512, 8  # numbers that a long message is folded to, and how many times as many it has at least
+_COLUMNS, _ROWS = 512, 8  # columns into which a long message is folded, and the fewest rows that it then has
 
 
 def reverse_attack(message: Vector) -> None:
-    """Make a message that of a Byzantine worker: -100 times itself (the reverse attack), in place."""
+    """Multiply a message by -100 in place, as a Byzantine worker does (the reverse attack)."""
     message *= -100.0
 
 
 def checked(message: Vector) -> tuple[str | None, int]:
-    """Return why a message must not be used (None if it may), and its digest. One pass over almost all messages.
+    """Return the reason why a message must not be used (None if it may), and its digest; usually in one pass.
 
-    Equal bits have equal digests on one machine. Different ones, also in sign or order, have different digests but for
-    what rounding hides: of long messages the digest is that of sums of numbers with weights.
+    On one machine, equal messages have equal digests. Different messages, even if only in sign or order, have different
+    digests up to rounding: a long message is reduced to weighted sums of its numbers before the digest is computed.
     """
-    rows, rest = divmod(message.size, _COLUMNS)
+    rows, remainder = divmod(message.size, _COLUMNS)
     if rows < _ROWS:
         sums = message
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             whole = _weights(rows, message.dtype.char) @ message[: rows * _COLUMNS].reshape(rows, _COLUMNS)
-        sums = np.concatenate([whole, message[message.size - rest :]])
+        sums = np.concatenate([whole, message[message.size - remainder :]])
     bits = keyed.digest(sums)
     if np.isfinite(sums).all() or np.isfinite(message).all():
         return None, bits
@@ -54,17 +54,17 @@ def _weights(count: int, dtype: str) -> Vector:
 
 
 class WrongLength(BadInput):
-    """A partial gradient does not have the length of its support, or its numbers are not real ones."""
+    """Raised if a partial gradient does not have the length of its support, or its numbers are not real."""
 
 
 def describe(error: Exception) -> str:
-    """An exception of a gradient in one line: anyk's own sentences unchanged, others with their type."""
+    """Return an exception of a gradient as one line: anyk's own messages unchanged, others with their type."""
     at_fault = isinstance(error, BadInput) and not isinstance(error, WrongLength)
     return f"{type(error).__name__}: {error}" if at_fault else describe_error(error)
 
 
 def _real(partition: int, gradient: Vector) -> Vector:
-    """A gradient of floating-point numbers: NumPy would drop imaginary parts, and cut coefficients to whole numbers."""
+    """Return a gradient as an array; refuse complex numbers and integers, whose results NumPy would truncate."""
     gradient = np.asarray(gradient)
     if gradient.dtype.kind != "f":
         raise WrongLength(
@@ -75,19 +75,19 @@ def _real(partition: int, gradient: Vector) -> Vector:
 
 
 class Messages:
-    """Encodes and adds up the messages of a problem's partitions.
+    """Encodes the messages of a problem's partitions, and adds them up.
 
-    ``together``: see :class:`~anyk.protocol.Layout`. ``first``: the number of the first of these partitions among all.
+    ``together``: see :class:`~anyk.protocol.Layout`. ``first``: the number of the first partition.
     """
 
     def __init__(
         self, partitions: Partitions, blocks: int = 1, seed: int = 0, *, together: bool = False, first: int = 0
     ) -> None:
         self.partitions = partitions
-        # NumPy's own: with one that has been unpickled its ufunc.at takes 10 times as long
+        # NumPy's own dtype object: with an unpickled one ufunc.at takes 10 times as long
         self.dtype: np.dtype[np.floating[Any]] = np.dtype(np.dtype(partitions.dtype).str)
         self.blocks = blocks
-        self._seed = seed  # of mini-batches
+        self._seed = seed  # for sampling mini-batches
         self._first = first
         self._together = together and partition_abilities(partitions).piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
@@ -95,12 +95,14 @@ class Messages:
         self._directions: dict[int, NDArray[np.float64]] = {}
         self._supports: dict[tuple[int, ...], Index | None] = {}
         self._places: dict[tuple[int, ...], list[Index | None]] = {}
-        self.tolerance: float = partition_abilities(partitions).tolerance  # of replicas; 0: they are not compared
-        self._chosen: dict[int, Index | None] = {}  # rows to evaluate, by partition
+        self.tolerance: float = partition_abilities(
+            partitions
+        ).tolerance  # for comparing replicas; 0: they are not compared
+        self._rows_to_evaluate: dict[int, Index | None] = {}  # rows to evaluate, by partition
         self._process = os.getpid()
 
     def support(self, ids: tuple[int, ...]) -> Index | None:
-        """The coordinates that a message over partitions ``ids`` covers; None: all."""
+        """Return the coordinates in a message over partitions ``ids``, sorted; None: all."""
         if ids not in self._supports:
             parts = [self.partitions.support(j) for j in ids]
             if any(part is None for part in parts) or not parts:
@@ -113,7 +115,7 @@ class Messages:
         return self._supports[ids]
 
     def _marks(self, size: int) -> bool:
-        """Whether marking coordinates in an array of length d is cheaper than sorting ``size`` of them."""
+        """Return whether marking coordinates in an array of length d is cheaper than sorting ``size`` coordinates."""
         return self.partitions.dimension < 32 * size
 
     def _union(self, parts: list[Index]) -> Index:
@@ -125,7 +127,7 @@ class Messages:
         return np.flatnonzero(marked)
 
     def length(self, ids: tuple[int, ...]) -> int:
-        """The length of a message over partitions ``ids``."""
+        """Return the length of a message over partitions ``ids``."""
         support = self.support(ids)
         if self.blocks > 1:
             if support is not None and ids:
@@ -137,23 +139,23 @@ class Messages:
         return self.partitions.dimension if support is None else int(support.size)
 
     def places(self, ids: tuple[int, ...]) -> list[Index | None]:
-        """For each partition of a message, where its own coordinates lie in the message; None: everywhere, in order."""
+        """Return each partition's coordinates as positions in the message; None: all positions, in order."""
         if ids not in self._places:
             union = self.support(ids)
-            found: list[Index | None] = []
+            places: list[Index | None] = []
             for j in ids:
                 own = self.partitions.support(j)
                 if own is None or (union is not None and own.size == union.size):
-                    found.append(None)
+                    places.append(None)
                 elif union is None:
-                    found.append(own)
+                    places.append(own)
                 elif self._marks(union.size):
                     where = np.empty(self.partitions.dimension, dtype=np.intp)
                     where[union] = np.arange(union.size)
-                    found.append(where[own])
+                    places.append(where[own])
                 else:
-                    found.append(np.searchsorted(union, own))
-            self._places[ids] = found
+                    places.append(np.searchsorted(union, own))
+            self._places[ids] = places
         return self._places[ids]
 
     def encode(
@@ -166,10 +168,10 @@ class Messages:
         version: int = 0,
         seen: Callable[[int, Vector], None] | None = None,
     ) -> None:
-        """Write a chunk's message to ``out``; ``between(done)``, called before each partition, stops it by raising.
+        """Write a chunk's message to ``out``; ``between(done)`` is called before each partition and may raise to stop.
 
-        ``version`` is that of the model ``w``; mini-batches are drawn by it. ``seen`` is called with each partition and
-        its gradient.
+        ``version``: the version of the model ``w``, which also determines mini-batches. ``seen`` is called with each
+        partition and its gradient.
         """
         ids = chunk.partitions
         if not ids:
@@ -185,16 +187,16 @@ class Messages:
             self.add(out, ids, item, coefficients[item], gradient)
 
     def compared(self, version: int) -> int:
-        """The partition whose gradients at a version are compared, where several workers compute one; -1: none.
+        """Return the partition whose gradients are compared between its workers at a version; -1: none.
 
-        That is so at versions 0, 1, 2, 4, … and at every 64th, for a partition drawn by the version.
+        Gradients are compared at versions 0, 1, 2, 4, … and at every 64th, for a partition sampled from the version.
         """
         if not self.tolerance or (version & (version - 1) and version % 64):
             return -1
         return keyed.integer(self._seed, "compared", version) % len(self.partitions.sizes)
 
     def rows(self, partition: int, chunk: Chunk, version: int) -> Index | None:
-        """The samples of a partition's mini-batch, sorted, drawn without replacement; None: all of them."""
+        """Return the rows of a partition's mini-batch, sampled without replacement and sorted; None: all rows."""
         size = self.partitions.sizes[partition]
         if not 0 < chunk.batch < size:
             return None
@@ -202,34 +204,34 @@ class Messages:
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
 
     def parts(self, chunk: Chunk) -> list[tuple[int, ...]]:
-        """The partitions of a chunk, those together that are computed at once."""
+        """Return a chunk's partitions, in groups whose gradients are computed together."""
         ids = chunk.partitions
         return [ids] if self._together and len(ids) > 1 else [(j,) for j in ids]
 
     def gradient(self, part: tuple[int, ...], w: Vector, chunk: Chunk, version: int) -> Vector:
-        """The gradient of partitions that are computed at once, on the coordinates that they touch."""
+        """Return the gradient of a group of partitions that are computed together, on the coordinates they touch."""
         if len(part) == 1:
             return self.partial_gradient(part[0], w, chunk, version)
         piece = self._pieces.get(part)
         if piece is None:
-            if sum(map(len, self._pieces)) > len(self.partitions.sizes):  # what a piece needs of memory is its data
+            if sum(map(len, self._pieces)) > len(self.partitions.sizes):  # a piece takes the memory of its data
                 self._pieces.clear()
             partitions: Any = self.partitions
-            made = partitions.piece(part[0], part[-1])
-            made.load((0,))
-            piece = self._pieces[part] = Messages(made, seed=self._seed, first=part[0])
+            merged = partitions.piece(part[0], part[-1])
+            merged.load((0,))
+            piece = self._pieces[part] = Messages(merged, seed=self._seed, first=part[0])
         gradient = piece.partial_gradient(0, w, chunk._replace(batch=chunk.batch * len(part)), version)
         support = self.support(part)
         return gradient if support is None or gradient.size == support.size else gradient[support]
 
     def partial_gradient(self, partition: int, w: Vector, chunk: Chunk | None = None, version: int = 0) -> Vector:
-        """Return a partition's gradient, or its chunk's mini-batch scaled up to the partition; check its length."""
+        """Return a partition's gradient, or its mini-batch's, scaled up to the partition; check its length."""
         rows = None if chunk is None else self.rows(partition, chunk, version)
         parts = self.partitions
         if chunk is not None and isinstance(parts, ManyPartitions):
             parts = parts.of(chunk.slot)
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found by fault()
+            with np.errstate(over="ignore", invalid="ignore"):  # checked() detects numbers that are not finite
                 if rows is None:
                     gradient = _real(partition, parts.partial_gradient(partition, w))
                 else:
@@ -239,7 +241,7 @@ class Messages:
             self._stop_if_forked()
         own = parts.support(partition) if isinstance(self.partitions, ManyPartitions) else None
         support = self.support((partition,))
-        if own is not None and support is None:  # models whose gradients touch different coordinates
+        if own is not None and support is None:  # the slots' gradients touch different coordinates
             spread = np.zeros(self.partitions.dimension, dtype=gradient.dtype)
             spread[own] = gradient
             gradient = spread
@@ -252,13 +254,15 @@ class Messages:
         return gradient
 
     def loss(self, slot: str, partition: int, w: Vector, samples: int | None) -> float:
-        """The sum of a partition's losses at a model of a slot: of those of its samples that are among ``samples``."""
+        """Return the sum of a partition's losses at a slot's model, over its rows among the ``samples`` to evaluate."""
         parts: Any = self.partitions
         if isinstance(parts, ManyPartitions):
             parts = parts.of(slot)
-        if samples is not None and partition not in self._chosen:
-            self._chosen[partition] = rows_within(self.partitions.sizes, partition, samples)
-        rows = () if samples is None or self._chosen[partition] is None else (self._chosen[partition],)
+        if samples is not None and partition not in self._rows_to_evaluate:
+            self._rows_to_evaluate[partition] = rows_within(self.partitions.sizes, partition, samples)
+        rows = (
+            () if samples is None or self._rows_to_evaluate[partition] is None else (self._rows_to_evaluate[partition],)
+        )
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 return float(parts.partial_loss(partition, w, *rows))
@@ -267,15 +271,15 @@ class Messages:
 
     def _stop_if_forked(self) -> None:
         if os.getpid() != self._process:
-            os._exit(0)  # what a user gave has forked, and this is the child: it must not go on as the same worker
+            os._exit(0)  # a user's function has forked: the child must not continue as the same worker
 
     def split(self, coefficients: Sequence[float]) -> Sequence[Any]:
-        """The coefficients of each partition: a number, or ``blocks`` of them."""
+        """Return each partition's coefficients: a number, or a list of ``blocks`` numbers."""
         b = self.blocks
         return coefficients if b == 1 else [coefficients[i : i + b] for i in range(0, len(coefficients), b)]
 
     def add(self, out: Vector, ids: tuple[int, ...], item: int, coefficient: Any, gradient: Vector) -> None:
-        """Add the ``item``-th partition's gradient to a message, or that of several; the first one begins it."""
+        """Add the gradient of a chunk's ``item``-th partition or group to a message; the first overwrites ``out``."""
         if self.blocks > 1:
             if item == 0:
                 out[:] = 0.0
@@ -299,7 +303,7 @@ class Messages:
     def add_message(
         self, out: Vector, ids: tuple[int, ...], other: tuple[int, ...], message: Vector, weight: float
     ) -> None:
-        """Add a message over partitions ``other`` to one over ``ids``, which covers it."""
+        """Add ``weight`` times a message over partitions ``other`` to ``out``, a message over ``ids``, a superset."""
         key = ids, other
         if key not in self._within:
             union, own = self.support(ids), self.support(other)
@@ -316,20 +320,20 @@ class Messages:
             np.add.at(out, place, message)
 
     def project(self, ids: tuple[int, ...], message: Vector, key: int) -> float:
-        """The product of a message with the direction of a key: normal draws with mean 1, one each coordinate."""
+        """Return a message's product with the direction of a key: a normal sample with mean 1 per coordinate."""
         direction = self._directions.get(key)
         if direction is None:
             random = keyed.generator(key, "projection", self.partitions.dimension)
             direction = self._directions[key] = 1.0 + random.standard_normal(self.partitions.dimension)
         support = self.support(ids)
-        chosen = direction[: message.size] if support is None else direction[support]
-        return float(chosen @ message.astype(np.float64, copy=False))
+        restricted = direction[: message.size] if support is None else direction[support]
+        return float(restricted @ message.astype(np.float64, copy=False))
 
     def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]], part: slice = WHOLE) -> NDArray[np.float64]:
-        """The weighted sum of messages, each given as (partitions, vector, weight), in the order given; float64.
+        """Return the weighted sum of messages, ``terms`` of (partitions, vector, weight), added in order; float64.
 
-        With ``blocks`` a weight is that many numbers, one for each part of the vector. ``part``: of these coordinates
-        only; the numbers are the same. May be called by several threads.
+        With ``blocks`` a weight is a list of ``blocks`` numbers. ``part``: the coordinates to add up; each coordinate's
+        sum does not depend on it. Several threads may call this method at the same time.
         """
         first, last, _ = part.indices(self.partitions.dimension)
         total = np.zeros(last - first)
@@ -350,6 +354,6 @@ class Messages:
                 message = np.multiply(message, weight, dtype=np.float64)
             if support is None:
                 total += message
-            else:  # one pass, where += reads, adds and writes in three
+            else:  # one pass; += would read, add and write separately
                 np.add.at(total, support, message.astype(np.float64, copy=False))
         return total

@@ -1,4 +1,4 @@
-"""Compressed messages: packed by workers, unpacked by the driver. One definition for all clusters."""
+"""Compression of messages: workers pack them, the driver unpacks them; the same code for all clusters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from anyk.compression.schemes import Key, Payload
 from anyk.problems.base import Vector
 from anyk.protocol import Chunk
 
-RESIDUAL = "residual"  # what a worker's last used message left out, kept like an optimiser's state
+RESIDUAL = "residual"  # the part that compression omitted, stored like an optimiser's state
 
 
 @lru_cache(maxsize=64)
 def scheme(spec: str) -> Compressor:
-    """Return the compressor of a chunk."""
+    """Return the compressor of a spec."""
     return compressor(spec)
 
 
@@ -29,9 +29,9 @@ def _key(seed: int, chunk: Chunk, version: int) -> Key:
 def pack(
     task: int, chunk: Chunk, version: int, seed: int, vector: Vector, base: Vector, states: dict[int, State]
 ) -> Payload:
-    """Return a message's payload; the payload of a model (``steps``) is its change from ``base``.
+    """Return a message's payload; for a model (``steps``) the payload encodes its change from ``base``.
 
-    ``states``: what the worker keeps, by task; the part that this message omits is added.
+    ``states``: the worker's states, by task; the part that this message omits is added to them.
     """
     scheme_, state = scheme(chunk.compress), states.get(chunk.state, {})
     if chunk.steps:
@@ -50,6 +50,6 @@ def pack(
 def unpack(
     chunk: Chunk, version: int, seed: int, payload: Payload, length: int, dtype: np.dtype[Any], base: Vector
 ) -> Vector:
-    """Return the message that a payload stands for."""
+    """Return the message that a payload encodes."""
     vector = scheme(chunk.compress).unpack(payload, length, np.dtype(dtype), _key(seed, chunk, version))
     return vector + base if chunk.steps else vector

@@ -1,4 +1,4 @@
-"""The vectors of a run on the driver's side: model versions, and messages that have arrived."""
+"""The driver's store of a run's vectors: model versions, and messages that have arrived."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class Message(NamedTuple):
     ids: tuple[int, ...]  # the partitions that it covers
     vector: Vector
     worker: int
-    buffer: Any = None  # where other workers can read it, if not in the driver's memory
+    buffer: Any = None  # the place where other workers can read it, if not in the driver's memory
 
 
 class VectorStore:
     """Model versions by slot and version, messages by task and chunk, in the driver's memory.
 
-    Messages from which tasks begin are kept until the last such task has ended.
+    A message from which tasks start is kept until the last such task has ended.
     """
 
     def __init__(self, messages: Messages | None = None) -> None:
         self._messages = messages
         self._models: dict[tuple[str, int], Vector] = {}
         self.arrived: dict[Place, Message] = {}
-        self.readers: dict[Place, int] = {}  # the number of tasks under way that begin from a message
+        self.readers: dict[Place, int] = {}  # the number of tasks in flight that start from a message
         self.freed: set[Place] = set()  # messages that only such tasks still need
-        self.requests: dict[Place, RequestMessage] = {}  # that have not been answered
+        self.requests: dict[Place, RequestMessage] = {}  # requests not yet answered
 
     @property
     def messages(self) -> Messages:
-        """The form of the run's messages."""
+        """The encoder of the run's messages."""
         assert self._messages is not None, "without a problem there are no vectors"
         return self._messages
 
@@ -50,7 +50,7 @@ class VectorStore:
         return np.empty(self.messages.partitions.dimension, dtype=self.messages.dtype)
 
     def publish(self, slot: str, version: int, w: Vector) -> None:
-        """Keep a version, in memory that is not written again."""
+        """Store a version; its memory is not written again."""
         self._models[slot, version] = w
 
     def model(self, slot: str, version: int) -> Vector:
@@ -58,11 +58,11 @@ class VectorStore:
         return self._models[slot, version]
 
     def release(self, slot: str, version: int) -> None:
-        """Forget a version."""
+        """Drop a version."""
         self._models.pop((slot, version), None)
 
     def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """Take in a saved message as if it had arrived."""
+        """Store a saved message as if it had just arrived."""
         self.arrived[task, chunk] = Message(ids, message, worker)
 
     def combine(self, messages: Sequence[Place], weights: Sequence[Any], part: slice = WHOLE) -> NDArray[np.float64]:
@@ -75,16 +75,16 @@ class VectorStore:
         message = self.arrived.get((task, chunk))
         return None if message is None else self.messages.project(message.ids, message.vector, key)
 
-    # ------------------------------------------------------------------------------------------- the lives of messages
+    # ------------------------------------------------------------------------------------------- use of messages by tasks
 
     def begin(self, chunks: Task) -> None:
-        """Count the messages that a new task begins from."""
+        """Count a new task as a reader of the messages that it starts from."""
         for chunk in chunks:
             for _, task, index, _ in chunk.mix:
                 self.readers[task, index] = self.readers.get((task, index), 0) + 1
 
     def end(self, task: int, chunks: Task) -> None:
-        """Drop what only this task, which has ended, still needed, and its unanswered requests."""
+        """Drop the freed messages that only this ended task still needed, and its unanswered requests."""
         for chunk in chunks if self.readers else ():
             for _, other, index, _ in chunk.mix:
                 place = other, index
@@ -98,7 +98,7 @@ class VectorStore:
             self.requests = {key: request for key, request in self.requests.items() if key[0] != task}
 
     def free(self, task: int, chunk: int) -> None:
-        """Drop a message, immediately or when the last task that begins from it has ended."""
+        """Drop a message, immediately or when the last task that starts from it has ended."""
         if (task, chunk) in self.readers:
             self.freed.add((task, chunk))
         else:
@@ -110,11 +110,11 @@ class VectorStore:
     # ------------------------------------------------------------------------------------------- checkpoints
 
     def vectors(self) -> dict[str, Vector]:
-        """Return the messages that only tasks under way need, to be saved."""
+        """Return the freed messages that tasks in flight still need, to be saved."""
         return {f"read/{task}/{chunk}": self.arrived[task, chunk].vector for task, chunk in sorted(self.freed)}
 
     def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
-        """Restore what :meth:`vectors` returned; ``workers``: the sender of each task's messages."""
+        """Restore the result of :meth:`vectors`; ``workers``: the worker of each task."""
         for key, vector in vectors.items():
             kind, *place = key.split("/")
             if kind == "read":

@@ -1,4 +1,4 @@
-"""Messages between ranks: their form, and how they are sent and awaited without blocking inside MPI."""
+"""Messages between ranks: their format, and sending and awaiting them without blocking inside MPI."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage
 
-RECEIVED, BYE = 100, 101  # further kinds of messages: an envelope has been received; a run has been left
+RECEIVED, BYE = 100, 101  # further kinds of reports: received an envelope; left a run
 TO_WORKER, WIRE, VECTOR = 1, 2, 3  # tags
-RUN, ORDERS, CLOSE, END = range(4)  # what the driver sends: each begins with its kind
+RUN, ORDERS, CLOSE, END = range(4)  # kinds of the driver's messages
 TEXT = 512
-WIRE_FORM = struct.Struct(f"=qqqqddddqqqqi{TEXT}s")  # a message, its run, the size and type of its vector
-_SHORT = 5e-5  # seconds between two looks for messages, doubled while there are none
-LONG, LONG_DRIVER = 2e-3, 5e-4  # up to these
+WIRE_FORM = struct.Struct(f"=qqqqddddqqqqi{TEXT}s")  # a report, its run, the size and type of its vector, its text
+_SHORT = 5e-5  # seconds between two polls for messages, doubled while there are none
+LONG, LONG_DRIVER = 2e-3, 5e-4  # the longest such pauses, of workers and driver
 
 
 class Pause:
-    """A pause between two looks for messages: MPI's own waiting would keep a processor busy that others need."""
+    """A pause between two polls for messages; MPI's own waiting would occupy a processor."""
 
     def __init__(self, longest: float = LONG) -> None:
         self.seconds, self._longest = _SHORT, longest
 
     def __call__(self, until: float | None = None) -> None:
-        """Sleep, at most until a time, and longer the next time."""
+        """Sleep, at most until a time; the next pause is longer."""
         wait = self.seconds if until is None else min(self.seconds, max(0.0, until - time.monotonic()))
         time.sleep(wait)
         self.seconds = min(2 * self.seconds, self._longest)
@@ -38,12 +38,12 @@ class Pause:
 
 @cache
 def communicator() -> Any:
-    """Return anyk's communicator, made once by all ranks; starts MPI."""
+    """Return anyk's communicator, which all ranks create together once; start MPI."""
     try:
         from mpi4py import MPI
     except ModuleNotFoundError:
         raise MissingPackage("mpi4py", "mpi", "cluster 'mpi'") from None
-    except (ImportError, RuntimeError) as error:  # the wheel of mpi4py looks for a library when it is imported
+    except (ImportError, RuntimeError) as error:  # mpi4py's wheel searches for an MPI library when imported
         why = str(error).partition("\n")[0].rstrip("(: ")
         raise BadInput(
             f"cluster 'mpi' needs an MPI library that mpi4py can load ({why}); a package of the system is often built "
@@ -53,31 +53,31 @@ def communicator() -> Any:
 
 
 class Sends:
-    """Messages on their way out; what they are sent from is kept until they have left."""
+    """Messages being sent; their memory is kept until they have left."""
 
     def __init__(self, world: Any) -> None:
         self._world = world
         self._open: list[tuple[Any, Any]] = []
 
     def __call__(self, rank: int, tag: int, data: Any) -> None:
-        """Start to send."""
+        """Start sending a message."""
         self.tidy()
         self._open.append((self._world.Isend(data, dest=rank, tag=tag), data))
 
     def tidy(self) -> None:
-        """Let go of what has left."""
+        """Release the memory of messages that have left."""
         if self._open:
             self._open = [(request, data) for request, data in self._open if not request.Test()]
 
     @property
     def pending(self) -> bool:
-        """Whether any have not left."""
+        """Whether any message has not left yet."""
         self.tidy()
         return bool(self._open)
 
 
 def take_parcel(world: Any) -> tuple[int, list[Any], bytes, list[NDArray[Any]]] | None:
-    """Return the driver's next parcel, if one is there: its kind, values, body and vectors."""
+    """Return the kind, values, body and vectors of the driver's next parcel; None if there is none yet."""
     from mpi4py import MPI
 
     status = MPI.Status()
@@ -101,6 +101,6 @@ def _receive(world: Any, data: Any) -> None:
 
 
 def parcel(kind: int, values: Sequence[Any], body: bytes, vectors: Sequence[NDArray[Any]]) -> bytes:
-    """Return the head of a parcel, which specifies the vectors that follow, with its body."""
+    """Return the first message of a parcel: its head, which describes the vectors that follow, and its body."""
     head = json.dumps([kind, values, [[vector.dtype.str, vector.size] for vector in vectors]]).encode()
     return len(head).to_bytes(8, "little") + head + body

@@ -28,16 +28,15 @@ from anyk.protocol import Layout
 class Mpi(Networked[NetworkedHandle]):
     """MPI ranks, one a worker and one that drives: mpiexec -n 31 anyk train … --cluster mpi.
 
-    On all ranks but the first, the program does not continue beyond the creation of the first such cluster. Ranks that
-    are not needed stay idle. A rank that dies ends the whole program under most MPI libraries, MPICH's ``mpiexec``
-    among them; its run can be resumed. Where the library continues and reports the failure, the worker is lost and
-    given up.
+    On all ranks but the first, the program ends with the creation of its first such cluster: these ranks only work.
+    Ranks that are not needed stay idle. With most MPI libraries, such as MPICH, a rank that dies ends the whole
+    program; its run can be resumed. If the library continues and reports the failure, the worker is abandoned.
 
-    Raises :class:`~anyk.errors.BadInput` where mpi4py is missing or there are too few ranks.
+    Raises :class:`~anyk.errors.BadInput` if mpi4py is missing or there are too few ranks.
     """
 
     name = "mpi"
-    patience = 1  # nobody can start a rank anew
+    patience = 1  # ranks cannot be restarted
 
     def __init__(
         self,
@@ -51,11 +50,11 @@ class Mpi(Networked[NetworkedHandle]):
         super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication), NetworkedHandle)
         join()
         self._ranks = shared_ranks()
-        there = self._ranks.world.size - 1
-        if workers > there:
+        available = self._ranks.world.size - 1
+        if workers > available:
             raise BadInput(
-                f"{workers} workers need {workers + 1} MPI ranks, the program was started with {there + 1}; use "
-                f"'mpiexec -n {workers + 1} …' or {there} workers"
+                f"{workers} workers need {workers + 1} MPI ranks, the program was started with {available + 1}; use "
+                f"'mpiexec -n {workers + 1} …' or {available} workers"
             )
         self._ours = self._ranks.all[:workers]
         self.run = 0

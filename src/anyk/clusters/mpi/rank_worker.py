@@ -1,4 +1,4 @@
-"""The worker in a rank, run after run."""
+"""The worker in an MPI rank, which serves one run after another."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from anyk.clusters.remote.worker import Disconnected, RunSetup
 
 
 class _RankWorker(NetworkedWorker):
-    """The worker in a rank, for one run."""
+    """The worker in a rank during one run."""
 
     def __init__(self, world: Any, sends: Sends, run: int, *life: Any) -> None:
         super().__init__(*life)
         self._world, self._sends, self._run = world, sends, run
-        self.ended = False  # whether there will be no further run
+        self.ended = False  # whether the driver has ended, so that no run follows
 
     def transmit(self, report: Report, vector: NDArray[Any] | None) -> None:
         text = report.text.encode()
@@ -48,7 +48,7 @@ class _RankWorker(NetworkedWorker):
             self._sends(0, VECTOR, vector)
 
     def _look(self) -> bool:
-        """Take in one parcel, if there is one; raises :class:`Disconnected` at the last."""
+        """Take in one parcel and return True, or False if there is none; raise :class:`Disconnected` at the last."""
         self._sends.tidy()
         parcel = take_parcel(self._world)
         if parcel is None:
@@ -75,7 +75,7 @@ class _RankWorker(NetworkedWorker):
 
 
 def serve(world: Any) -> None:
-    """Work, run after run, until the driver ends."""
+    """Work in one run after another, until the driver ends."""
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(1)  # ranks share their machine

@@ -1,4 +1,4 @@
-"""The ranks of the program: the first drives, the others work, run after run."""
+"""The ranks of an MPI program: the first is the driver, the others work in one run after another."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from anyk.errors import BadInput, RunFailed
 if TYPE_CHECKING:
     from anyk.clusters.mpi.mpi import Mpi
 
-PATIENCE = 30.0  # seconds that a worker may take to end what it is doing, when the run has ended
+PATIENCE = 30.0  # seconds that a worker may take to finish its work after the run has ended
 
 
 class Rank:
-    """The driver's record of a worker's rank, for as long as the program runs."""
+    """The driver's record of a worker's rank; it lasts until the program ends."""
 
     def __init__(self, world: Any, number: int) -> None:
         self.number = number
         self._world = world
         self._buffer = bytearray(WIRE_FORM.size)
-        self._pending: tuple[int, Report, NDArray[Any]] | None = None  # a message whose vector is under way
-        self.busy = 0  # the run it is in
+        self._pending: tuple[int, Report, NDArray[Any]] | None = None  # a report whose vector has not arrived yet
+        self.busy = 0  # the number of its run, 0 if idle
         self.told_to_close = False
         self.received = True  # whether it has received the last envelope
         self.dead = False
@@ -56,7 +56,7 @@ class Rank:
         return self._world.Irecv(self._buffer, source=self.number, tag=WIRE)
 
     def take(self) -> tuple[int, Report, NDArray[Any] | None] | None:
-        """Return what has come, the number of a run, a report and its vector; None while that is under way."""
+        """Return the message received: its run's number, report and vector; None until the vector has arrived."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self.request = self._await_message()
@@ -79,7 +79,7 @@ class Rank:
 
 
 class Ranks:
-    """The workers' ranks, which outlive runs: the next cluster uses the same ones."""
+    """The workers' ranks, which outlast runs: the program's next cluster uses them again."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
@@ -103,7 +103,7 @@ class Ranks:
                 self._sends(rank.number, TO_WORKER, data)
 
     def look(self) -> bool:
-        """Take in what has come, also of runs that are over; return whether anything has."""
+        """Take in the messages that have arrived, also from earlier runs; return whether there were any."""
         from mpi4py import MPI
 
         living = [rank for rank in self.all if not rank.dead]
@@ -130,7 +130,7 @@ class Ranks:
             self.open.on_message(rank.number - 1, report, vector)
 
     def _find_the_dead(self, living: list[Rank], error: Exception) -> bool:
-        """Note which ranks an MPI library that continues without them has lost."""
+        """Record which ranks have died, if the MPI library continues without them."""
         from mpi4py import MPI
 
         any_dead = False
@@ -148,7 +148,7 @@ class Ranks:
         return True
 
     def freed(self, ranks: Sequence[Rank], within: float) -> bool:
-        """Wait until the ranks have left their run; return whether they have ``within`` seconds."""
+        """Wait until the ranks have left their run; return False if that takes more than ``within`` seconds."""
         until = time.monotonic() + within
         pause = Pause(LONG_DRIVER)
         while any(rank.busy for rank in ranks):
@@ -159,7 +159,7 @@ class Ranks:
         return True
 
     def end(self) -> None:
-        """Let the workers leave; where one does not listen, end the program for all."""
+        """Tell the workers to leave; if one does not respond, abort the whole program."""
         if self.open is not None:
             self.open.close()
         for rank in self.all:
@@ -176,23 +176,23 @@ class Ranks:
 
 @cache
 def shared_ranks() -> Ranks:
-    """Return the ranks, the same for all clusters of the program; starts MPI."""
+    """Return the ranks, the same for all clusters of the program; start MPI."""
     return Ranks(communicator())
 
 
 def join() -> None:
-    """Make a worker of this rank, unless it is the first: it serves until the first ends, and leaves the program."""
+    """Turn this rank into a worker, unless it is the first: serve until the driver ends, then exit."""
     world = communicator()
     if world.rank == 0:
         if world.size == 1:
             raise BadInput("cluster 'mpi' has no workers: start the program with mpiexec, as in 'mpiexec -n 5 anyk …'")
-        shared_ranks()  # from now on the workers are let go when this program ends, however early
+        shared_ranks()  # from now on the workers leave when this program ends, however early
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     try:
         serve(world)
     except BaseException:
-        traceback.print_exc()  # a defect of ours, or a broken connection: without this rank the others would hang
+        traceback.print_exc()  # a bug of anyk, or a broken connection: without this rank the others would hang
         sys.stderr.flush()
         world.Abort(1)
     raise SystemExit(0)

@@ -1,7 +1,7 @@
-"""Evaluation in a separate process beside the driver, so that steps do not wait and the driver opens no data.
+"""Evaluation in a separate process, so that steps do not wait and the driver loads no data.
 
-The problem goes there once, as partitions go to workers; its arrays and the models lie in shared memory without a name.
-Questions and answers are lines of JSON, and nothing that comes back is unpickled.
+The problem is sent once, as partitions are sent to workers; its arrays and the models are in shared memory without a
+name. Questions and answers are lines of JSON; answers are never unpickled.
 """
 
 from __future__ import annotations
@@ -32,11 +32,14 @@ from anyk.problems.many import ManyProblems
 
 _BOOT = "import json, sys; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; "
 _BOOT += "from anyk.clusters.processes.aside import main; main(s)"
-_DYING = 5.0  # seconds that a process may take to end after it has hung up
+_DYING = 5.0  # seconds that a process may take to end after it has closed its output
 _BEAT = 1.0  # seconds between two signs of life of the process
-_START, _SILENCE = 120.0, 60.0  # seconds until the first one, and without a further one, after which it is ended
+_START, _SILENCE = (
+    120.0,
+    60.0,
+)  # seconds without the first, and without a further sign of life, after which the process is ended
 _INTERRUPTED = 5.0  # the same, while a run is being interrupted
-_TRIES = 2  # processes that may end at one model, and models in a row at which they may, before no more are started
+_TRIES = 2  # the most processes that may end at one model, and the most such models in a row
 _TELLING = threading.Lock()
 _ERRORS: dict[str, type[Exception]] = {"BadInput": BadInput, "RunFailed": RunFailed}
 
@@ -44,11 +47,11 @@ _ERRORS: dict[str, type[Exception]] = {"BadInput": BadInput, "RunFailed": RunFai
 class Aside:
     """A process that evaluates a problem, on ``samples`` samples or on all; a context manager.
 
-    ``problem`` is the problem with the objective and metrics that the process computes. The process starts when it is
-    first asked. If it is killed, or gives no sign of life for a minute, it is replaced, and asked again.
-    ``interrupted`` returns whether the run is to end soon, so that less patience is due.
+    ``problem`` is the problem with the objective and metrics that the process computes. The process starts with
+    the first question. If it is killed, or gives no sign of life for a minute, it is replaced, and the question repeated.
+    ``interrupted`` returns whether the run is being interrupted, which shortens the wait.
 
-    Raises :class:`~anyk.errors.BadInput` for problems that cannot be sent there.
+    Raises :class:`~anyk.errors.BadInput` for problems that cannot be sent to a process.
     """
 
     def __init__(self, problem: Problem, samples: int | None = None) -> None:
@@ -67,7 +70,7 @@ class Aside:
         self._failed = Counter[str]()  # models in a row whose loss, or metrics, could not be computed
         self._closed = False
         self.interrupted: Callable[[], bool] = lambda: False
-        self._lock = threading.Lock()  # the driver and the thread that evaluates may ask
+        self._lock = threading.Lock()  # both the driver and the evaluating thread call ask()
         self.problem: Problem = EvaluatedAside(problem, self, 0)
         if isinstance(problem, ManyProblems):
             self.problem = ManyProblems([EvaluatedAside(each, self, i) for i, each in enumerate(problem.each)])
@@ -83,13 +86,13 @@ class Aside:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, while there is one."""
+        """The process number; None if the process is not running."""
         return None if self._process is None else self._process.pid
 
     def ask(self, what: Literal["loss", "metrics"], model: int, w: Vector) -> Any:
-        """Return the loss or the metrics of a model's problem at ``w``; raise what it raises there.
+        """Return the loss or the metrics of a model's problem at ``w``; reraise the problem's exceptions.
 
-        Raises :class:`~anyk.clusters.remote.losses.Unheld` if one process after the other ends of it.
+        Raises :class:`~anyk.clusters.remote.losses.Unheld` if one process after another ends while it evaluates.
         """
         question = json.dumps([what, model, w.size]).encode() + b"\n"
         with self._lock:
@@ -125,7 +128,7 @@ class Aside:
         return answer["is"]
 
     def _read_line(self, process: subprocess.Popen[bytes]) -> bytes | None:
-        """Return the next answer; None if the process has ended, b"" if it has been silent for too long."""
+        """Return the next answer; None if the process has ended, b"" if it has been silent too long."""
         assert process.stdout is not None
         last = time.monotonic()
         while True:
@@ -155,7 +158,7 @@ class Aside:
         self._unread, self._silence = b"", _START
         environment = dict(os.environ)
         jax = sys.modules.get("jax")
-        if jax is not None and jax.config.jax_enable_x64:  # what the script has set, not its environment
+        if jax is not None and jax.config.jax_enable_x64:  # set by the script, not by its environment
             environment["JAX_ENABLE_X64"] = "1"
         return subprocess.Popen(
             [sys.executable, "-c", _BOOT, json.dumps(setup)],
@@ -163,18 +166,18 @@ class Aside:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
-            process_group=0,  # Ctrl-C in the terminal reaches the driver alone; one that is stopped ends with it
+            process_group=0,  # Ctrl-C in the terminal then reaches only the driver
         )
 
     def _end(self, within: float = 0.0) -> int:
-        """End the process, unless it ends by itself ``within`` seconds; return its exit code."""
+        """End the process, unless it ends by itself within ``within`` seconds; return its exit code."""
         process, self._process = self._process, None
         if process is None:
             return 0
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(within)
-        process.kill()  # also of one that is stopped
+        process.kill()  # also ends a stopped process
         for pipe in (process.stdout, process.stdin):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
@@ -182,7 +185,7 @@ class Aside:
 
 
 class EvaluatedAside:
-    """A problem that is evaluated elsewhere, and otherwise itself."""
+    """A problem whose loss and metrics another process evaluates; all else is delegated to the original."""
 
     def __init__(self, problem: Problem, aside: Aside, model: int) -> None:
         self._problem, self.aside, self._model = problem, aside, model
@@ -199,9 +202,9 @@ class EvaluatedAside:
 
 
 def main(setup: dict[str, Any]) -> None:
-    """Entry point of the process: questions come by standard input, answers go to standard output."""
+    """Entry point of the process: read questions from standard input, write answers to standard output."""
     out = os.dup(1)
-    os.dup2(2, 1)  # what a user's function prints is for people
+    os.dup2(2, 1)  # a user's function may print; keep that out of the answers
     threading.Thread(target=_beat, args=(out,), daemon=True).start()
     questions: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(questions,), daemon=True).start()
@@ -218,21 +221,21 @@ def main(setup: dict[str, Any]) -> None:
             with np.errstate(over="ignore", invalid="ignore"):
                 value = float(each.loss(w)) if what == "loss" else {k: float(v) for k, v in each.metrics(w).items()}
             answer: Any = {"is": value}
-        except Exception as error:  # a user's problem may raise anything
+        except Exception as error:  # a user's problem may raise any exception
             kinds = [name for name, kind in _ERRORS.items() if isinstance(error, kind)]
             answer = [*kinds, type(error).__name__][0], str(error)
         _tell(out, json.dumps(answer).encode())
 
 
 def _beat(out: int) -> None:
-    """Give signs of life until the process ends."""
+    """Write signs of life until the process ends."""
     while True:
         _tell(out, b"")
         time.sleep(_BEAT)
 
 
 def _tell(out: int, line: bytes) -> None:
-    """Write a line, beside what the other thread writes."""
+    """Write a line; two threads do so."""
     with _TELLING:
         data = line + b"\n"
         while data:
@@ -240,7 +243,7 @@ def _tell(out: int, line: bytes) -> None:
 
 
 def _listen(questions: queue.SimpleQueue[str]) -> None:
-    """Take questions until the driver has gone; the process then ends, whatever it is at."""
+    """Read questions until the driver has ended, then end the process, whatever it is computing."""
     for line in sys.stdin:
         questions.put(line)
     os._exit(0)

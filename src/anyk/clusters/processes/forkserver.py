@@ -1,8 +1,8 @@
-"""The helper program from which workers are forked: clean, single-threaded, and dead when the driver is.
+"""The helper program from which workers are forked: single-threaded, and it ends with the driver.
 
-It imports NumPy, scipy.sparse where the data is sparse, torch where modules are trained, and nothing of the user's, so
-a worker starts in milliseconds and can import JAX afresh. It owns the workers: it reaps them, tells the driver who
-died, and when the driver's socket closes, for whatever reason, kills them all and goes.
+It imports NumPy, scipy.sparse if the data is sparse, torch if modules are trained, and no code of the user, so a worker
+starts in milliseconds and can import JAX itself. It is the workers' parent: it reaps them, reports deaths to the
+driver, and when the driver's socket closes, for whatever reason, kills all workers and ends.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing import Any
 from anyk.clusters.processes.shared_worker import Shared, SharedMemoryWorker
 
 _PR_SET_PDEATHSIG = 1
-_FROM_OUTSIDE, OWN_DOING = 1, 4  # how much a death speaks against its worker
+_FROM_OUTSIDE, OWN_DOING = 1, 4  # the blame for a death: by a signal from outside, or a crash
 _EVERY = 0.25  # seconds between two counts of the workers' processes
-_BEATS = 40  # so many of them between two signs of life
+_BEATS = 40  # counts between two signs of life
 
 
 class ForkServer:
@@ -38,15 +38,15 @@ class ForkServer:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._children: dict[int, tuple[int, int]] = {}  # pid -> (worker, incarnation)
-        self._limit = 0  # processes that a worker may start
-        self._too_many: dict[int, int] = {}  # workers that were ended for that, and how many they had
+        self._limit = 0  # the most processes that a worker may start
+        self._too_many: dict[int, int] = {}  # pid of workers ended for exceeding the limit -> number of processes
 
     def serve(self) -> None:
-        """Do what the driver asks until it hangs up."""
+        """Carry out the driver's requests until it closes the socket."""
         message, fds = self._receive_start()
         shared = Shared(message, fds)
         self._limit = message["children"]
-        for name in message["imports"]:  # here, so that every worker shares them
+        for name in message["imports"]:  # once, so that all workers share them
             importlib.import_module(name)
         due = time.monotonic() + _EVERY
         waker_read, waker_write = os.pipe()
@@ -54,7 +54,7 @@ class ForkServer:
         signal.set_wakeup_fd(waker_write)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         gc.collect()
-        gc.freeze()  # a collection in a worker would copy every page it looks at
+        gc.freeze()  # a collection in a worker would copy every page that it visits
         counts = 0
         try:
             while True:
@@ -77,17 +77,17 @@ class ForkServer:
     def _receive_start(self) -> tuple[dict[str, Any], list[int]]:
         size, fds, _, _ = socket.recv_fds(self._link, 8, 16)
         if not size:
-            sys.exit(0)  # the driver found that it cannot begin
+            sys.exit(0)  # the driver could not start the run
         data, length = bytearray(), int.from_bytes(size, "little")
         while len(data) < length:
-            more = self._link.recv(length - len(data))  # and no byte of what follows, which has a descriptor with it
+            more = self._link.recv(length - len(data))  # not beyond: the next bytes come with a descriptor
             if not more:
                 sys.exit(0)
             data += more
         return json.loads(data), list(fds)
 
     def _obey(self, shared: Shared, own: tuple[int, int]) -> bool:
-        """Carry out a request, which brings the new worker's doorbell; return False when the driver has hung up."""
+        """Fork a worker on request, which includes its doorbell; return False if the driver has closed the socket."""
         data, fds, _, _ = socket.recv_fds(self._link, 33, 1)
         if not data:
             return False
@@ -96,7 +96,7 @@ class ForkServer:
             pid, parent = -1, os.getpid()
             try:
                 pid = os.fork()
-            except OSError as error:  # it may be possible later
+            except OSError as error:  # forking may succeed later
                 self._tell_death(worker, incarnation, f"could not be started ({error.strerror})", _FROM_OUTSIDE)
                 continue
             finally:
@@ -117,25 +117,25 @@ class ForkServer:
         own: tuple[int, int],
         forkserver: int,
     ) -> None:
-        """In the child: be a worker, and never return into the fork server's code."""
+        """Run the worker in the child, and never return into the fork server's code."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd in (self._link.fileno(), *own):
                 os.close(fd)
-            os.setsid()  # what it starts is counted, and ended, with it
+            os.setsid()  # processes that it starts are counted, and ended, with it
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() != forkserver:
-                    return  # it has ended already; "finally" ends this as well
+                    return  # the fork server has ended; "finally" ends this process, too
                 # a woken worker waits its turn instead of interrupting the driver that is waking the others
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             os.environ["ANYK_WORKER"] = str(worker)
             SharedMemoryWorker(shared, worker, incarnation, doorbell).run()
             status = 0
         except BaseException:
-            traceback.print_exc()  # a defect of ours: a user's errors are caught and told to the driver
+            traceback.print_exc()  # a bug of anyk: a user's errors are caught and reported to the driver
         finally:
             os._exit(status)
 
@@ -148,7 +148,7 @@ class ForkServer:
             if pid == 0:
                 return
             worker, incarnation = self._children.pop(pid, (-1, -1))
-            _end_sessions({pid})  # what it has started, and left behind
+            _end_sessions({pid})  # processes that it has started and left behind
             code = os.waitstatus_to_exitcode(status)
             why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             blame = _FROM_OUTSIDE if -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP) else OWN_DOING
@@ -161,29 +161,29 @@ class ForkServer:
         self._tell({"died": worker, "incarnation": incarnation, "reason": reason, "blame": blame})
 
     def _count(self) -> None:
-        """End workers that have too many processes: limits of the system do not bind root, and count all workers."""
+        """End workers with too many processes; the system's limits exempt root, and count all workers together."""
         counts = Counter(session for _, session in _sessions())
         for pid in self._children:
             started = counts[pid] - 1  # without the worker itself
             if started > self._limit and pid not in self._too_many:
                 self._too_many[pid] = started
-                os.killpg(pid, signal.SIGKILL)  # all at once, so that none is left to start another
+                os.killpg(pid, signal.SIGKILL)  # all simultaneously, so that none can start another
 
     def _tell(self, message: dict[str, Any]) -> None:
         self._link.sendall(json.dumps(message).encode() + b"\n")
 
     def _end(self) -> None:
         for pid in self._children:
-            os.kill(pid, signal.SIGKILL)  # also wakes the stopped ones
+            os.kill(pid, signal.SIGKILL)  # also ends stopped workers
         _end_sessions(self._children.keys())
         for pid in self._children:
             os.waitpid(pid, 0)
 
 
 def _end_sessions(sessions: Collection[int]) -> None:
-    """End all that workers have started, first their groups and then what has made a group of its own."""
+    """End all processes that workers have started: their process groups, then those in groups of their own."""
     for pid in sessions:
-        with contextlib.suppress(ProcessLookupError):  # it may not have come to making a group of its own
+        with contextlib.suppress(ProcessLookupError):  # it may not have created its group yet
             os.killpg(pid, signal.SIGKILL)
     for pid, session in _sessions():
         if session in sessions:
@@ -192,7 +192,7 @@ def _end_sessions(sessions: Collection[int]) -> None:
 
 
 def _sessions() -> Iterator[tuple[int, int]]:
-    """Yield every process and its session; a worker's processes are in the session that bears its number."""
+    """Yield each process's pid and session; a worker's processes are in the session whose number is its pid."""
     if sys.platform == "linux":
         pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
     else:
@@ -200,12 +200,12 @@ def _sessions() -> Iterator[tuple[int, int]]:
 
         pids = psutil.pids()
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended, or is nobody's business
+        with contextlib.suppress(OSError):  # it has ended, or access is denied
             yield pid, os.getsid(pid)
 
 
 def _threads() -> int:
-    """Return the number of threads that a fork would lose; jemalloc starts its own again in the child."""
+    """Return the number of threads that a fork would lose; jemalloc restarts its own in the child."""
     if sys.platform == "linux":
         count = sum("jemalloc" not in (task / "comm").read_text() for task in Path("/proc/self/task").iterdir())
     else:
@@ -216,7 +216,7 @@ def _threads() -> int:
 
 
 def _preload(modules: Sequence[str]) -> str | None:
-    """Import modules that workers are to share; returns why that cannot be, None if it can."""
+    """Import the modules that workers share; return the reason if that is impossible, else None."""
     for name in modules:
         try:
             importlib.import_module(name)
@@ -228,8 +228,8 @@ def _preload(modules: Sequence[str]) -> str | None:
 
 
 def main(fd: int, preload: Sequence[str]) -> None:
-    """Entry point: ``fd`` is the socket to the driver, ``preload`` names the modules that workers are to share."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's affair
+    """Entry point: ``fd`` is the socket to the driver, ``preload`` the names of the modules that workers share."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     link = socket.socket(fileno=fd)
     try:
@@ -239,4 +239,4 @@ def main(fd: int, preload: Sequence[str]) -> None:
             return
         ForkServer(link).serve()
     except (BrokenPipeError, ConnectionResetError):
-        return  # the driver went away in mid-sentence; the workers have been ended
+        return  # the driver ended while sending; the workers have been ended

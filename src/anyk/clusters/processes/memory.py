@@ -1,4 +1,4 @@
-"""Memory that processes share, without a name, so that nothing can be left behind; and its layout."""
+"""Memory shared by processes, without a name, so that none can be left behind; its layout, and mail boxes in it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALIGN = 64
 
 
 class Segment:
-    """Shared memory behind a file descriptor without a name; it is freed when the last process closes it."""
+    """Shared memory with a file descriptor but no name; it is freed when the last process closes it."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.size = fd, size
@@ -31,18 +31,18 @@ class Segment:
 
     @classmethod
     def create(cls, size: int, purpose: str) -> Segment:
-        """Return memory of ``size`` bytes; pages are taken up when first written."""
+        """Return a segment of ``size`` bytes; its pages are allocated when first written."""
         size = max(size, mmap.PAGESIZE)
         if sys.platform == "linux":
             fd = os.memfd_create(f"anyk-{purpose}")
         else:
-            with tempfile.TemporaryFile() as file:  # unlinked at once: macOS has no memory files
+            with tempfile.TemporaryFile() as file:  # unlinked immediately: macOS has no memory files
                 fd = os.dup(file.fileno())
         os.ftruncate(fd, size)
         return cls(fd, size)
 
     def reserve(self, start: int, length: int) -> None:
-        """Take up the pages of a range now, so that lack of memory is an error here and not a crash at a write."""
+        """Allocate the pages of a range now: lack of memory is an error here, but would be a crash at a write."""
         if not hasattr(os, "posix_fallocate"):
             return
         try:
@@ -51,24 +51,24 @@ class Segment:
             raise RunFailed(f"no room for {length:,} bytes of shared memory ({error.strerror}); free some") from None
 
     def array(self, start: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an array that lies in the segment."""
+        """Return an array in the segment's memory."""
         if start + length * dtype.itemsize > self.size:
             self.refresh()
         return np.frombuffer(self.memory, dtype=dtype, count=length, offset=start)
 
     def grow(self, size: int) -> None:
-        """Make it at least ``size`` bytes long; earlier arrays stay in place."""
+        """Extend the segment to at least ``size`` bytes; existing arrays stay in place."""
         if size > self.size:
             os.ftruncate(self.fd, size)
             self.refresh()
 
     def refresh(self) -> None:
-        """Map its present length; the old mapping goes with the last array in it."""
+        """Map the segment at its present length; the old mapping is freed with the last array in it."""
         self.size = os.fstat(self.fd).st_size
         self.memory = mmap.mmap(self.fd, self.size)
 
     def close(self) -> None:
-        """Close the descriptor; the mapping goes with the last array in it."""
+        """Close the descriptor; the mapping is freed with the last array in it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -78,9 +78,9 @@ class Segment:
 class MemoryLayout:
     """The layout of a run's shared memory.
 
-    Models: versions of ``dimension`` numbers, at first ``copies`` of them. Replies: ``buffers`` per worker, and behind
-    them messages that had to make room and that other workers read. Both can grow. Mail: one box per worker, written by
-    the driver, and beside it a box for the text of the worker's last error; behind all, orders too long for a box.
+    Models: initially space for ``copies`` versions of ``dimension`` numbers. Replies: ``buffers`` per worker, followed
+    by messages that were moved from these and that other workers read. Both can grow. Mail: for each worker a box that
+    the driver writes and a box for the text of the worker's last error; at the end, orders too long for a box.
     """
 
     workers: int
@@ -89,62 +89,62 @@ class MemoryLayout:
     dimension: int
     dtype: str
     buffers: int
-    lengths: tuple[int, ...]  # the longest message of each worker
+    lengths: tuple[int, ...]  # length of each worker's longest message
     box: int  # bytes of a mail box
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number."""
+        """Size of a number in bytes."""
         return np.dtype(self.dtype).itemsize
 
     @property
     def model_bytes(self) -> int:
-        """Bytes between model versions."""
+        """Distance between model versions in bytes."""
         return -(-self.dimension * self.itemsize // 4096) * 4096
 
     @property
     def models_size(self) -> int:
-        """Bytes of all model versions at first."""
+        """Initial size of all model versions in bytes."""
         return self.copies * self.model_bytes
 
     @cached_property
     def _buffers(self) -> tuple[list[int], list[int]]:
-        """Bytes of each worker's buffer, header included, and where its first one begins; the end comes last."""
+        """Size of each worker's buffers, header included; offset of its first buffer, then the end. In bytes."""
         sizes = [message_bytes(length * self.itemsize) for length in self.lengths]
         return sizes, list(accumulate((size * self.buffers for size in sizes), initial=0))
 
     def buffer_bytes(self, worker: int) -> int:
-        """Return the bytes between a worker's reply buffers; each begins with a header."""
+        """Return the distance between a worker's reply buffers in bytes; each starts with a header."""
         return self._buffers[0][worker]
 
     def buffer_at(self, worker: int, buffer: int) -> int:
-        """Return where a reply buffer begins."""
+        """Return the offset of a reply buffer in bytes."""
         return self._buffers[1][worker] + buffer * self._buffers[0][worker]
 
     @property
     def replies_size(self) -> int:
-        """Bytes of all reply buffers."""
+        """Size of all reply buffers in bytes."""
         return self._buffers[1][-1]
 
     def box_at(self, worker: int) -> int:
-        """Return where a worker's mail box begins; its error box follows."""
+        """Return the offset of a worker's mail box in bytes; its error box follows."""
         return worker * (self.box + ERROR_BOX)
 
 
-HEADER = struct.Struct("=qqqq32x")  # of a reply buffer: state, task, chunk, length
+HEADER = struct.Struct("=qqqq32x")  # header of a reply buffer: state, task, chunk, length
 FREE, WRITING, FULL = 0, 1, 2
 ERROR_BOX = 4096
-_BOX = struct.Struct("=qqqq")  # sequence number, where the order lies, its length and checksum
+_BOX = struct.Struct("=qqqq")  # sequence number; offset, length and checksum of the order
 
-# A report to the driver, through one pipe that all share; shorter than PIPE_BUF, so written completely or not at all.
+# A report to the driver, through a pipe that all workers share; shorter than PIPE_BUF, so writing it is atomic.
 RECORD = struct.Struct("=iiiiqiiddddq")  # worker, incarnation, buffer, and a Report without its text
 
 
 class MailBox:
-    """A place where only the newest order lies: a worker that was away finds no queue.
+    """A place for the newest order only, so that a busy worker finds no queue.
 
-    The number changes with each order; the checksum tells a reader that it caught the writer half-way. Orders that are
-    too long for the box lie behind all boxes, where there is always room for more.
+    The sequence number changes with each order; the checksum lets a reader detect that an order was being written.
+    Orders too long for the box are written behind all boxes, where the memory can grow.
     """
 
     def __init__(self, segment: Segment, start: int, size: int) -> None:
@@ -180,12 +180,12 @@ class MailBox:
 
 
 def message_bytes(size: int) -> int:
-    """Return the bytes that a message of ``size`` bytes takes up, with its header."""
+    """Return the bytes that a message of ``size`` bytes takes, including its header."""
     return -(-(HEADER.size + size) // ALIGN) * ALIGN
 
 
 def place_buffers(buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int]:
-    """Return the aligned places of consecutive buffers, (start, length) each, and their total size."""
+    """Return the aligned places of consecutive buffers as (start, length), and their total size."""
     places, end = [], 0
     for buffer in buffers:
         places.append((end, buffer.nbytes))
@@ -194,5 +194,5 @@ def place_buffers(buffers: list[memoryview]) -> tuple[list[tuple[int, int]], int
 
 
 def model_view(segment: Segment, layout: MemoryLayout, copy: int) -> Vector:
-    """Return a model version's vector."""
+    """Return the vector of a model version."""
     return segment.array(copy * layout.model_bytes, layout.dimension, np.dtype(layout.dtype))

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine: models and messages in shared memory, orders in mail boxes, one pipe back."""
+"""The cluster of processes of this machine: vectors in shared memory, orders in mail boxes, reports through a pipe."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from anyk.problems.base import Partitions
 from anyk.protocol import Layout, Lost
 from anyk.specs import show
 
-_BUFFERS = 4  # reply buffers a worker; when all but one hold messages not yet used, further ones are moved
+_BUFFERS = 4  # reply buffers per worker; if all but one contain unused messages, further messages are moved
 _BOX = 1 << 16  # bytes of a mail box; untouched pages cost nothing
-_HELPERS, _WITHIN = 5, 60.0  # so many helper programs may end within so many seconds
+_HELPERS, _WITHIN = 5, 60.0  # the most helper programs that may end within a time in seconds
 _SILENCE = 120.0  # seconds without a sign of life after which the helper program is replaced
 _ENDING = 10.0  # seconds that the helper program may take to end its workers and itself
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-_SHARED = ("scipy.sparse", "torch")  # what workers need of it is imported once for all; JAX must not be forked
+_SHARED = ("scipy.sparse", "torch")  # imported once for all workers if needed; JAX must not be forked
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clusters.processes import forkserver; "
 _BOOT += "forkserver.main(int(sys.argv[1]), json.loads(sys.argv[3]))"
 
 
 class _ProcessHandle(WorkerHandle):
-    """Also knows its mail box and its doorbell."""
+    """A worker's record, with its mail box and doorbell."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,27 +108,26 @@ class Processes(Remote[_ProcessHandle]):
         self._link: socket.socket | None = None
         self._segments: list[Segment] = []
         self._pipe = self._into_pipe = -1
-        self._briefing = b""  # what a helper program is told at the start
-        self._helper_gone = False  # whether the helper program has been found to have ended
-        self._helper_heard = 0.0  # when it last gave a sign of life
+        self._briefing = b""  # the first message to a helper program
+        self._helper_gone = False  # whether the helper program is known to have ended
+        self._helper_heard = 0.0  # time of the helper program's last sign of life
         self._helpers_ended: list[float] = []
         self._unread = b""
 
     @property
     def spec(self) -> str:
-        """The short form, without workers, delays and seed."""
         values = {"byzantine": self.byzantine, "children": self.children, "preload": self.preload}
         return show(self.name, values, {"byzantine": (), "children": 64, "preload": ()})
 
     @property
     def helper(self) -> int | None:
-        """The process number of the helper program that starts the workers, while there is one."""
+        """The process number of the helper program that starts the workers; None if it is not running."""
         return None if self._forkserver is None else self._forkserver.pid
 
     # ------------------------------------------------------------------------------------------- life
 
     def prepare(self) -> None:
-        # the helper program needs a while to import NumPy
+        # importing NumPy takes the helper program a while
         if self._forkserver is not None:
             return
         ours, theirs = socket.socketpair()
@@ -139,7 +138,7 @@ class Processes(Remote[_ProcessHandle]):
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=environment,
-            process_group=0,  # Ctrl-C in the terminal reaches the driver alone; one that is stopped ends with it
+            process_group=0,  # Ctrl-C in the terminal then reaches only the driver
         )
         theirs.close()
         self._link, self._unread = ours, b""
@@ -160,8 +159,8 @@ class Processes(Remote[_ProcessHandle]):
         return MemoryLayout(
             workers=self.workers,
             slots=layout.slots,
-            # each worker may be on a version of its own; the newest; the one being written; those yet to evaluate, and
-            # the one that workers are asked to
+            # versions in use: one per worker, the newest, the version being written, versions to be evaluated, and the
+            # version whose loss workers are computing
             copies=len(layout.slots) * (self.workers + 2 + PINNED) + 1,
             dimension=partitions.dimension,
             dtype=np.dtype(partitions.dtype).str,
@@ -201,26 +200,26 @@ class Processes(Remote[_ProcessHandle]):
             handle.box = MailBox(mail, plan.box_at(i), plan.box)
 
     def _brief_helper(self) -> None:
-        """Send the helper program what all workers need; it forks none before."""
+        """Send the helper program the data that all workers need; it forks no worker before."""
         self.prepare()
         assert self._link is not None
         fds = [*[segment.fd for segment in self._segments], self._into_pipe]
         self._link.settimeout(self.patience_at_start)
-        with contextlib.suppress(OSError):  # it has ended, which is noticed where its news is read
+        with contextlib.suppress(OSError):  # it has ended, which _read_helper will notice
             socket.send_fds(self._link, [len(self._briefing).to_bytes(8, "little")], fds)
             self._link.sendall(self._briefing)
         self._link.setblocking(False)
-        self._helper_heard = time.monotonic()  # from now on it gives signs of life
+        self._helper_heard = time.monotonic()  # it sends signs of life from now on
 
     def _write_data(self, buffers: list[memoryview]) -> tuple[list[tuple[int, int]], Segment]:
-        """Put the partitions' bytes in shared memory: first the object, then its arrays, each where it will be used."""
+        """Write the partitions to shared memory, the object and its arrays; return their places and the segment."""
         places, size = place_buffers(buffers)
         plan = self._plan
-        needed = size + 3 * plan.model_bytes * len(plan.slots) + plan.replies_size // 2
+        required = size + 3 * plan.model_bytes * len(plan.slots) + plan.replies_size // 2
         available = available_memory()
-        if available is not None and needed > available:
+        if available is not None and required > available:
             raise BadInput(
-                f"the data and {self.workers} workers' buffers need {needed / 2**20:,.0f} MiB of shared memory, "
+                f"the data and {self.workers} workers' buffers need {required / 2**20:,.0f} MiB of shared memory, "
                 f"{available / 2**20:,.0f} MiB are available; use fewer workers, fewer columns or float32"
             )
         segment = Segment.create(size, "data")
@@ -231,31 +230,31 @@ class Processes(Remote[_ProcessHandle]):
         return places, segment
 
     def spawn(self, worker: int) -> None:
-        """Have a worker forked, with a doorbell of its own."""
+        """Have the helper program fork a worker, with its own doorbell."""
         handle = self.handles[worker]
         handle.incarnation += 1
         assert handle.box is not None
-        handle.box.put(NOTHING)  # not what a predecessor was told
+        handle.box.put(NOTHING)  # instead of its predecessor's orders
         if handle.doorbell >= 0:
             os.close(handle.doorbell)
         theirs, handle.doorbell = os.pipe()
         os.set_blocking(handle.doorbell, False)
         assert self._link is not None
         self._link.settimeout(self.patience_at_start)
-        with contextlib.suppress(OSError):  # it has ended, which is noticed where its news is read
-            # one request a message: the helper reads a request and its descriptor together
+        with contextlib.suppress(OSError):  # it has ended, which _read_helper will notice
+            # one request per message: the helper reads a request together with its descriptor
             socket.send_fds(self._link, [json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n"], [theirs])
         os.close(theirs)
         self._link.setblocking(False)
         while not self._read_helper():
-            pass  # else both sides could wait for the other to listen
+            pass  # otherwise each side could wait for the other to read
 
     def _replace_helper(self) -> None:
-        """Replace the helper program, which has ended, and the workers with it: another one starts them anew."""
+        """Replace the helper program, which has ended together with all workers; the new one restarts them."""
         assert self._forkserver is not None
         assert self._link is not None
         self._link.close()
-        self._forkserver.kill()  # whatever it still meant to do
+        self._forkserver.kill()  # it must do nothing more
         why = self._forkserver.wait()
         now = time.monotonic()
         self._helpers_ended = [at for at in self._helpers_ended if at > now - _WITHIN] + [now]
@@ -265,7 +264,7 @@ class Processes(Remote[_ProcessHandle]):
         if why >= 0 and not any(handle.present for handle in self.handles):
             raise RunFailed("the helper program that starts workers ended at once; see its message above")
         for pid in self.pids.values():
-            _await_end(pid)  # none of them may write into memory that others will use
+            _await_end(pid)  # no old worker may write into memory that new ones use
         self._drain_pipe()
         self._forkserver = self._link = None
         self._brief_helper()
@@ -285,7 +284,7 @@ class Processes(Remote[_ProcessHandle]):
         if self._forkserver is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._forkserver.wait(_ENDING)
-            self._forkserver.kill()  # if it has not ended; the kernel ends its workers with it
+            self._forkserver.kill()  # if it is still running; the kernel ends its workers with it
             self._forkserver.wait()
             self._forkserver = None
         for fd in (self._pipe, self._into_pipe):
@@ -303,7 +302,7 @@ class Processes(Remote[_ProcessHandle]):
         if not handle.present or handle.box is None:
             return
         handle.box.put(self._tasks.orders(handle))
-        # a full bell has rung already; a closed one's worker is dead, which the helper will report
+        # a full doorbell has rung already; if it is closed, the worker is dead, which the helper will report
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(handle.doorbell, b"!")
 
@@ -320,10 +319,10 @@ class Processes(Remote[_ProcessHandle]):
                 self._helper_gone = False
                 self._replace_helper()
         elif time.monotonic() - self._helper_heard > _SILENCE and self._forkserver is not None:
-            self._forkserver.kill()  # it is frozen, and would tell of no death
+            self._forkserver.kill()  # it is frozen, and would report no death
 
     def _drain_pipe(self) -> None:
-        """Read all records: what workers reported before they died still counts."""
+        """Read all reports; those from before a worker's death still count."""
         while select.select([self._pipe], [], [], 0)[0]:
             self._read_records()
 
@@ -338,7 +337,7 @@ class Processes(Remote[_ProcessHandle]):
             self.news.append(Notice(now, worker, incarnation, buffer, report))
 
     def _read_helper(self) -> bool:
-        """Take in news from the helper program; return True when there is none, for now or ever."""
+        """Read reports of the helper program; return True if there are none, for now or for good."""
         assert self._link is not None
         try:
             data = self._link.recv(1 << 16)
@@ -351,7 +350,7 @@ class Processes(Remote[_ProcessHandle]):
             return True
         self._helper_heard = time.monotonic()
         *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in filter(None, lines):  # empty ones are signs of life
+        for line in filter(None, lines):  # empty lines are signs of life
             news = json.loads(line)
             if "refused" in news:
                 raise BadInput(news["refused"])
@@ -375,7 +374,7 @@ class Processes(Remote[_ProcessHandle]):
 
 
 def _await_end(pid: int) -> None:
-    """Wait until a worker whose parent has ended has ended as well; elsewhere than on Linux, end it."""
+    """Wait until a worker has ended whose parent has ended; on other systems than Linux, end it."""
     if not hasattr(os, "pidfd_open"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -384,5 +383,5 @@ def _await_end(pid: int) -> None:
         fd = os.pidfd_open(pid)
     except OSError:
         return
-    select.select([fd], [], [], 10.0)  # not for ever: it may be stuck in the kernel
+    select.select([fd], [], [], 10.0)  # with a limit: it may be stuck in the kernel
     os.close(fd)

@@ -1,4 +1,4 @@
-"""Models and messages of a run in shared memory, as the driver keeps them."""
+"""The driver's store of a run's models and messages in shared memory."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from anyk.problems.base import Vector
 
 
 class _Moved(NamedTuple):
-    """The place in the memory for replies of a message that had to leave its sender's buffers."""
+    """The place of a message that was moved from its sender's buffers to other shared memory."""
 
     at: int
     size: int
 
 
 class SharedStore(RemoteStore):
-    """Versions and messages lie where workers read and write them.
+    """Stores versions and messages where workers read and write them.
 
-    Of a worker's reply buffers all but one may hold messages that are not used yet; further ones are moved.
+    All but one of a worker's reply buffers may contain unused messages; further messages are moved.
     """
 
     def __init__(self, messages: Messages, plan: MemoryLayout) -> None:
@@ -43,26 +43,28 @@ class SharedStore(RemoteStore):
         self._free_copies = list(reversed(range(plan.copies)))
         self._copies: dict[tuple[str, int], int] = {}
         self._reserved: set[int] = set()
-        self._occupied: list[set[int]] = [set() for _ in range(plan.workers)]  # reply buffers with messages
+        self._occupied: list[set[int]] = [set() for _ in range(plan.workers)]  # reply buffers that contain messages
         self._gaps: dict[int, list[int]] = {}  # free places for moved messages, by size
 
     def attach(self, models: Segment, replies: Segment) -> None:
-        """Use this memory; called before anything else."""
+        """Set the memory to use; call this first."""
         self._memory, self._replies = models, replies
 
     def touch(self) -> None:
-        """Map what the first steps will use, so that they do not pay a page fault for every 4 KiB of it."""
+        """Touch the pages that the first steps will use, so that these steps cause no page faults."""
         plan = self._plan
         for copy in self._free_copies[-3 * len(plan.slots) :]:
             model_view(self._memory, plan, copy)[:] = 0.0
         for worker in range(plan.workers):
-            size = min(2, plan.buffers) * plan.buffer_bytes(worker)  # more are seldom used, and a look takes memory
+            size = min(2, plan.buffers) * plan.buffer_bytes(
+                worker
+            )  # further buffers are rarely used, and reading them takes memory
             self._replies.array(plan.buffer_at(worker, 0), size // 8, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
 
     def blank(self, slot: str) -> Vector:
-        del slot  # a slot's next version is published before another's is begun
+        del slot  # only one version is being written at a time
         plan = self._plan
-        if not self._free_copies:  # more are in use than a strategy is expected to keep
+        if not self._free_copies:  # more versions are in use than expected
             first = self._memory.size // plan.model_bytes
             self._memory.grow((first + plan.workers) * plan.model_bytes)
             self._free_copies = list(reversed(range(first, first + plan.workers)))
@@ -112,7 +114,7 @@ class SharedStore(RemoteStore):
         return buffer.at if isinstance(buffer, _Moved) else self._plan.buffer_at(message.worker, buffer), 0
 
     def _move(self, key: tuple[int, int], message: Message) -> _Moved:
-        """Put a message that has left its sender's buffers where all workers can read it."""
+        """Move a message from its sender's buffers to other memory that all workers can read."""
         size = message_bytes(message.vector.nbytes)
         gaps = self._gaps.setdefault(size, [])
         if not gaps:
@@ -148,7 +150,7 @@ class SharedStore(RemoteStore):
     def _copy_out(self, worker: int) -> bool:
         """Free a buffer of a worker: move its oldest message that no task reads to the driver's memory.
 
-        Return False if tasks read all of them where they lie.
+        Return False if tasks are reading all of them.
         """
         read = {place for ask in self.requests.values() for place in ask.messages}
         for key, message in self.arrived.items():
@@ -169,7 +171,7 @@ class SharedStore(RemoteStore):
         self._occupied[worker].discard(buffer)
 
     def void(self, worker: int) -> None:
-        """Free the buffer that a worker was writing when it died; what it has sent stays."""
+        """Free the buffer that a worker was writing when it died; messages already sent stay."""
         for buffer in range(self._plan.buffers):
             if buffer not in self._occupied[worker]:
                 self.free_buffer(worker, buffer)

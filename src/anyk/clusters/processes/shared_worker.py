@@ -1,4 +1,4 @@
-"""A worker that is a process of this machine: orders come by mail box, messages go through shared memory."""
+"""The worker in a process of this machine: it reads orders from a mail box, and writes messages to shared memory."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Shared:
         self.pipe = fds[4]
 
     def problem(self) -> Any:
-        """The partitions, made from the bytes the driver wrote at the start; their arrays stay where they are."""
+        """Return the partitions, read from the bytes that the driver wrote at the start, without copying arrays."""
         return unship([memoryview(self.data.memory)[start : start + length] for start, length in self.places])
 
 
 class SharedMemoryWorker(Worker[int]):
-    """A buffer is the number of one of its reply buffers."""
+    """A worker with shared memory; it refers to a buffer by the number of its reply buffer."""
 
     def __init__(self, shared: Shared, worker: int, incarnation: int, doorbell: int) -> None:
         super().__init__(worker, shared.setup)
@@ -81,7 +81,7 @@ class SharedMemoryWorker(Worker[int]):
     def model(self, slot: str, place: int) -> Vector:
         del slot
         w = model_view(self._shared.models, self._layout, place)
-        w.flags.writeable = False  # it is everybody's
+        w.flags.writeable = False  # other workers read it, too
         return w
 
     def message(self, place: tuple[int, int], size: int) -> Vector:
