@@ -87,15 +87,13 @@ def test_a_worker_that_dies_of_it_is_asked_twice_and_the_run_goes_on(strategy):
         assert right(run) and not unknown(run)
     else:
         assert run.loss is None and not np.isfinite(run.history["loss"]).any()
-        assert unknown(run) == ["nobody can tell the loss of partition 1: worker 1 died twice while it was asked"]
+        assert unknown(run) == ["no worker can compute the loss of partition 1: worker 1 died twice while it was asked"]
 
 
 def test_a_run_for_a_target_ends_where_a_lost_worker_held_data():
     fleet = anyk.clusters.Processes(4)
     fleet.patience = 1  # a worker that dies is given up
-    lost = (
-        r"it is not known any more whether the target is reached: nobody can tell the loss of partition 1: worker 1 is"
-    )
+    lost = r"it is not known any more whether the target is reached: no worker can compute the loss of partition 1: worker 1 is"
     with pytest.raises(anyk.RunFailed, match=lost):
         anyk.train(
             Alone(4, lambda: os._exit(7)), "k-sync:k=2", fleet, optimizer=anyk.optimizers.GD(lr=0.5), target=0.1,
@@ -107,7 +105,7 @@ def test_after_the_run_those_who_say_nothing_are_given_up(monkeypatch):
     monkeypatch.setattr(losses, "_SILENCE", 0.5)
     run = train("k-sync:k=3", lambda: time.sleep(100.0))
     assert run.steps == 4 and run.loss is None
-    assert unknown(run) == ["nobody can tell the loss of partition 1: worker 1 did not answer"]
+    assert unknown(run) == ["no worker can compute the loss of partition 1: worker 1 did not answer"]
 
 
 class Handle:
@@ -182,7 +180,7 @@ def test_workers_that_all_say_nothing_are_given_up(monkeypatch, interrupted, sec
     for now[0], over in ((0.9 * seconds, False), (1.1 * seconds, True)):
         made.give_up_late(interrupted=interrupted)
         assert question.over == over
-    with pytest.raises(anyk.RunFailed, match="nobody can tell the loss of partition 0: worker 0 did not answer"):
+    with pytest.raises(anyk.RunFailed, match="no worker can compute the loss of partition 0: worker 0 did not answer"):
         question.answer()
 
 

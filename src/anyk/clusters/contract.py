@@ -156,7 +156,7 @@ class Cluster(ABC):
         self.store.free(task, chunk)
 
     def vectors(self) -> dict[str, Vector]:
-        """Return the vectors that belong to :meth:`state`: messages needed by running tasks, and the workers' states."""
+        """Return the vectors that belong to :meth:`state`: messages that tasks need, and the workers' states."""
         return self.store.vectors()
 
     def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
@@ -228,7 +228,7 @@ class Transport(ABC):
 
     @abstractmethod
     def poll(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for reports and deaths; append a ``Notice`` or ``Died`` for each to ``news``."""
+        """Wait up to ``timeout`` seconds for news; append a ``Notice`` for each report, and ``Died``, to ``news``."""
 
 
 class NetworkTransport(ABC):

@@ -75,7 +75,7 @@ class VectorStore:
         message = self.arrived.get((task, chunk))
         return None if message is None else self.messages.project(message.ids, message.vector, key)
 
-    # ------------------------------------------------------------------------------------------- use of messages by tasks
+    # ------------------------------------------------------------------------------------------- messages of tasks
 
     def begin(self, chunks: Task) -> None:
         """Count a new task as a reader of the messages that it starts from."""

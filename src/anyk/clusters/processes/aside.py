@@ -48,7 +48,7 @@ class Aside:
     """A process that evaluates a problem, on ``samples`` samples or on all; a context manager.
 
     ``problem`` is the problem with the objective and metrics that the process computes. The process starts with
-    the first question. If it is killed, or gives no sign of life for a minute, it is replaced, and the question repeated.
+    the first question. If it is killed, or gives no sign of life for a minute, it is replaced and asked again.
     ``interrupted`` returns whether the run is being interrupted, which shortens the wait.
 
     Raises :class:`~anyk.errors.BadInput` for problems that cannot be sent to a process.

@@ -1,4 +1,4 @@
-"""The worker in a Ray actor."""
+"""The worker in a Ray actor, and the actor's class."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from anyk.problems.base import Vector
 
 
 class RayWorker(NetworkedWorker):
-    """The worker in an actor: it works in a thread of its own; the actor's threads receive orders and hand out news."""
+    """The worker in an actor, in a separate thread; the actor's threads receive orders and return reports."""
 
-    def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], held: Sequence[int]) -> None:
-        super().__init__(worker, setup, shipped, held)
+    def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], assigned: Sequence[int]) -> None:
+        super().__init__(worker, setup, shipped, assigned)
         self._condition = threading.Condition(self.lock)
         self._news: deque[tuple[Report, NDArray[Any] | None]] = deque()
 
@@ -38,13 +38,13 @@ class RayWorker(NetworkedWorker):
             self._condition.wait_for(self.changed, None if until is None else max(0.0, until - time.monotonic()))
 
     def receive_and_wake(self, envelope: Envelope, vectors: dict[Key, Vector]) -> None:
-        """Take in an envelope, and wake the worker if it waits for one."""
+        """Take in an envelope, and wake the worker if it is waiting for one."""
         self.receive(envelope, vectors)
         with self._condition:
             self._condition.notify_all()
 
     def news(self) -> list[tuple[Report, NDArray[Any] | None]]:
-        """The messages not sent yet; waits until there is one."""
+        """Return the reports not sent yet, with their vectors; wait until there is a report."""
         with self._condition:
             self._condition.wait_for(lambda: bool(self._news))
             news = list(self._news)
@@ -53,12 +53,12 @@ class RayWorker(NetworkedWorker):
 
 
 class Actor:
-    """The class that Ray runs: one actor a worker."""
+    """The class that Ray instantiates, once for each worker."""
 
-    def __init__(self, worker: int, setup: Sequence[Any], held: Sequence[int], *shipped: NDArray[np.uint8]) -> None:
+    def __init__(self, worker: int, setup: Sequence[Any], assigned: Sequence[int], *shipped: NDArray[np.uint8]) -> None:
         os.environ["ANYK_WORKER"] = str(worker)
         views = [part.data for part in shipped]
-        self._worker = RayWorker(worker, RunSetup(*setup), views, held)
+        self._worker = RayWorker(worker, RunSetup(*setup), views, assigned)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -66,10 +66,10 @@ class Actor:
             self._worker.run()
         except BaseException:
             traceback.print_exc()
-            os._exit(1)  # else Ray would take the actor for alive
+            os._exit(1)  # otherwise Ray would consider the actor alive
 
     def receive(self, packed: bytes, *objects: Any) -> None:
-        """Take in an envelope; a vector is an object, or, with a place, in the list of news that the object is."""
+        """Take in an envelope; each vector is an object itself, or at a place in a list of reports."""
         envelope, places = pickle.loads(packed)
         letter = Envelope(*envelope)
         vectors = {
@@ -79,7 +79,7 @@ class Actor:
         self._worker.receive_and_wake(letter, vectors)
 
     def exchange(self, *packed: Any) -> list[tuple[Report, NDArray[Any] | None]]:
-        """Take in an envelope, if there is one, and hand out news as soon as there is any."""
+        """Take in an envelope, if there is one; wait for reports and return them."""
         if packed:
             self.receive(*packed)
         return self._worker.news()

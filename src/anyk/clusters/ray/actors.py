@@ -35,26 +35,26 @@ from anyk.specs import show
 
 
 class _ActorHandle(NetworkedHandle):
-    """Also knows its actor and the calls under way."""
+    """A worker's record, with its actor and pending calls."""
 
     def __init__(self) -> None:
         super().__init__()
         self.actor: Any = None
-        self.exchange: Any = None  # its methods
+        self.exchange: Any = None  # the actor's methods exchange and receive
         self.receive: Any = None
-        self.news: Any = None  # the call that brings news
-        self.telling: Any = None  # the call that brings orders while that one is under way
+        self.news: Any = None  # the pending call of exchange
+        self.telling: Any = None  # the pending call of receive, for orders during that call
 
 
 class _ObjectStore(RemoteStore):
-    """Models and messages that actors read from Ray's store."""
+    """Stores models and messages, which actors read from Ray's object store."""
 
     def __init__(self, messages: Messages) -> None:
         super().__init__(messages)
         self._objects: dict[tuple[str, int], Any] = {}  # model versions
 
     def object(self, key: Key) -> tuple[int, Any]:
-        """Return the place of a vector: an object of the store, and the position in it (-1: the object itself)."""
+        """Return the place of a vector: the index in an object (-1: the object itself), and the object's reference."""
         ray = ray_module()
         first, second = key
         if isinstance(first, str):
@@ -62,7 +62,7 @@ class _ObjectStore(RemoteStore):
                 self._objects[first, second] = ray.put(self._models[first, second])
             return -1, self._objects[first, second]
         message = self.arrived[first, second]
-        if not isinstance(message.buffer, tuple):  # not straight from a worker: unpacked, or from a checkpoint
+        if not isinstance(message.buffer, tuple):  # not in a worker's object: decompressed, or from a checkpoint
             message = self.arrived[first, second] = message._replace(buffer=(-1, ray.put(message.vector)))
         place, reference = message.buffer
         return place, reference
@@ -89,13 +89,15 @@ class Ray(Networked[_ActorHandle]):
     ``address``: of a running Ray cluster (``auto``: the one this machine belongs to); without one, and if ``ray.init``
     has not been called, a local one is started, and stopped at the end. ``cpus``, ``gpus``: processors that Ray
     reserves for each worker. ``nodes``: addresses of machines to use in turn; by default workers are spread over all.
-    ``resources``, ``runtime_env``, ``placement_group``: further options of Ray for each worker's actor, a dictionary of
-    custom resources, a dictionary, and a placement group, used instead of ``nodes``. A spec does not have these three:
-    a resumed run is without them.
+    ``resources``, ``runtime_env``, ``placement_group``: further options of each worker's actor: a dictionary of custom
+    resources, a dictionary, and a placement group, used instead of ``nodes``. A spec cannot contain these three, so a
+    resumed run does not have them.
 
-    An actor that dies, also with its machine, is replaced as soon as Ray finds room; one that dies twenty times in a
-    row without a message, or cannot be made five times, is abandoned. Raises :class:`~anyk.errors.BadInput` if Ray is
-    missing, the address does not answer or the cluster lacks the resources.
+    An actor that dies, alone or with its machine, is replaced as soon as Ray has the resources. A worker whose actor
+    dies twenty times in a row without a message, or five times cannot be created, is abandoned.
+
+    Raises :class:`~anyk.errors.BadInput` if Ray is missing, the address does not answer or the cluster lacks the
+    resources.
     """
 
     name = "ray"
@@ -121,7 +123,7 @@ class Ray(Networked[_ActorHandle]):
         if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
             raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
         if placement_group is not None and nodes:
-            raise BadInput("a placement group says on which machines workers are; leave out nodes= or placement_group=")
+            raise BadInput("a placement group determines the workers' machines; omit nodes= or placement_group=")
         if not isinstance(resources or {}, dict) or any(
             name in ("CPU", "GPU") or not isinstance(each, (int, float)) or not 0 <= each < float("inf")
             for name, each in (resources or {}).items()
@@ -134,13 +136,12 @@ class Ray(Networked[_ActorHandle]):
             raise BadInput(f"runtime_env must be a dictionary as Ray takes it, got {runtime_env!r}")
         self.resources, self._runtime_env, self._placement_group = resources or {}, runtime_env, placement_group
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
-        self._connected = False  # by us, not by the program
-        self._folder: str | None = None  # of the Ray cluster that is ours
+        self._connected = False  # whether this object, not the program, connected to Ray
+        self._folder: str | None = None  # the folder of a local Ray cluster that this object started
         self._calls: dict[Any, tuple[str, int, int]] = {}  # purpose, worker and incarnation, by reference
 
     @property
     def spec(self) -> str:
-        """The short form, without workers, delays and seed."""
         values = {
             "address": self.address,
             "cpus": self.cpus,
@@ -153,7 +154,7 @@ class Ray(Networked[_ActorHandle]):
     # ------------------------------------------------------------------------------------------- life
 
     def prepare(self) -> None:
-        previous = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
+        previous = signal.getsignal(signal.SIGTERM)  # Ray replaces the handler
         ray = ray_module()
         if ray.is_initialized():
             there = ray.get_runtime_context().gcs_address
@@ -176,7 +177,7 @@ class Ray(Networked[_ActorHandle]):
             except Exception as error:
                 raise BadInput(f"no Ray cluster answers at '{address}' ({one_line(error)})") from None
             return
-        self._folder = tempfile.mkdtemp(prefix="anyk-ray-", dir="/tmp")  # names of sockets have to be short
+        self._folder = tempfile.mkdtemp(prefix="anyk-ray-", dir="/tmp")  # names of sockets must be short
         try:
             with loopback():
                 ray.init(
@@ -188,7 +189,9 @@ class Ray(Networked[_ActorHandle]):
                     logging_level="ERROR",
                     _temp_dir=self._folder,
                     _node_ip_address="127.0.0.1",
-                    _system_config={"worker_niceness": 0},  # Ray's 15 would starve workers beside anything else
+                    _system_config={
+                        "worker_niceness": 0
+                    },  # with Ray's default, 15, workers would starve if other programs run
                 )
         except Exception as error:
             self.close()
@@ -198,7 +201,7 @@ class Ray(Networked[_ActorHandle]):
             self.close()
             raise RunFailed(
                 f"Ray {ray.__version__} listens at {address} instead of 127.0.0.1 only; start Ray yourself, "
-                "where nobody else can reach it, and give its address=…"
+                "where no other user can reach it, and pass its address=…"
             )
 
     def new_store(self, messages: Messages, layout: Layout) -> _ObjectStore:
@@ -207,16 +210,18 @@ class Ray(Networked[_ActorHandle]):
     def ship(self, partitions: Partitions) -> None:
         each = parcels(partitions, self.assignment)
         own, shared = sum(parcel[0].nbytes for parcel in each), sum(part.nbytes for part in each[0][1:])
-        if own > shared and own > each[0][0].nbytes:  # what all need, as frozen parameters, weighs more than the data
+        if (
+            own > shared and own > each[0][0].nbytes
+        ):  # data for all workers, such as frozen parameters, outweighs partitions
             each = [ship(partitions)] * self.workers
         self.prepare()
         ray = ray_module()
         self._check_resources(ray)
-        # Ray itself keeps the actors' linear algebra to as many threads as they have processors
+        # Ray itself limits the threads of an actor's linear algebra to its number of processors
         groups = {"orders": 1, "news": 1}
         options = {"resources": self.resources, "runtime_env": self._runtime_env, "concurrency_groups": groups}
         self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **options)(Actor)
-        there: dict[tuple[int, int], Any] = {}  # what several workers are assigned is in the store once
+        there: dict[tuple[int, int], Any] = {}  # partitions of several workers are stored once
         self._shipped = [[_put(ray, part, there) for part in parcel] for parcel in each]
 
     def _check_resources(self, ray: Any) -> None:
@@ -234,14 +239,14 @@ class Ray(Networked[_ActorHandle]):
                 raise BadInput(f"the Ray cluster has no machine '{address}'; it has {', '.join(sorted(machines))}")
 
     def _machines(self, ray: Any) -> dict[str, str]:
-        """Return the identities of the Ray cluster's present machines, by address."""
+        """Return the node ids of the Ray cluster's live machines, by address."""
         return {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
     def spawn(self, worker: int) -> None:
         ray = ray_module()
         handle = self.renew(worker)
         if handle.actor is not None:
-            ray.kill(handle.actor, no_restart=True)  # it may only have been out of reach
+            ray.kill(handle.actor, no_restart=True)  # it may only have been unreachable
         strategy: Any = "SPREAD"
         machines = self._machines(ray) if self.nodes else {}
         there = [address for address in self.nodes if address in machines]
@@ -277,12 +282,12 @@ class Ray(Networked[_ActorHandle]):
             handle.actor = handle.exchange = handle.receive = handle.news = handle.telling = None
         self._shipped = []
         if self._connected and ray is not None:
-            ray.shutdown()  # a Ray cluster of our own ends with it
+            ray.shutdown()  # this also stops a Ray cluster that this object started
             self._connected = False
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-            read_token()  # other Ray clusters need not have ours
+            read_token()  # other Ray clusters may use other tokens
 
     # ------------------------------------------------------------------------------------------- orders
 
@@ -297,7 +302,7 @@ class Ray(Networked[_ActorHandle]):
             place, reference = self.store.object(key)
             places.append(place)
             objects.append(reference)
-        packed = pickle.dumps((tuple(envelope), places))  # as bytes: Ray's own serialising is slow
+        packed = pickle.dumps((tuple(envelope), places))  # as bytes: Ray's own serialisation is slow
         if handle.news is None:
             handle.news = self._call("news", worker, handle.exchange.remote(packed, *objects))
         else:
@@ -307,8 +312,8 @@ class Ray(Networked[_ActorHandle]):
 
     def poll(self, timeout: float) -> None:
         ray = ray_module()
-        asked = {worker for worker, handle in enumerate(self.handles) if handle.question is not None}
-        self._ask_for_news({entry.worker for entry in self._tasks.in_flight.values()} | asked)
+        questioned = {worker for worker, handle in enumerate(self.handles) if handle.question is not None}
+        self._ask_for_news({entry.worker for entry in self._tasks.in_flight.values()} | questioned)
         calls = list(self._calls)
         if not calls:
             time.sleep(min(timeout, 0.01))
@@ -317,7 +322,7 @@ class Ray(Networked[_ActorHandle]):
         done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         if not done:
             done, _ = ray.wait(calls, num_returns=1, timeout=max(timeout, 0.001))
-        if not done:  # a quiet moment: whoever has nothing to do might die unnoticed
+        if not done:  # no news: also check workers without a task, which may have died
             self._ask_for_news(range(self.workers))
         for reference in done:
             self._answered(ray, reference)
@@ -335,8 +340,8 @@ class Ray(Networked[_ActorHandle]):
             return
         try:
             value = ray.get(reference, timeout=self.patience_at_start)
-        except ray.exceptions.RayError as error:  # it has died, or what it sent is lost, or there is no place for it
-            blame = 4 if getattr(error, "actor_init_failed", False) else 1  # of others nobody can tell the cause
+        except ray.exceptions.RayError as error:  # it died, its reports are lost, or Ray cannot place it
+            blame = 4 if getattr(error, "actor_init_failed", False) else 1  # other deaths have unknown causes
             self.news.append(Died(worker, incarnation, one_line(error), blame))
             return
         if purpose == "telling":
@@ -351,7 +356,7 @@ class Ray(Networked[_ActorHandle]):
 
 
 def _put(ray: Any, part: memoryview, there: dict[tuple[int, int], Any]) -> Any:
-    """Put bytes into Ray's store, once for each place in memory."""
+    """Return a reference to bytes in Ray's store; the same memory is stored only once."""
     array = np.frombuffer(part, dtype=np.uint8)
     key = (array.ctypes.data, array.size)
     if key not in there:

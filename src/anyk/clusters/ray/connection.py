@@ -1,4 +1,4 @@
-"""Connections to Ray clusters, and local ones that no other machine can reach."""
+"""Connections to Ray clusters, and the start of local ones that no other machine can reach."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from anyk.errors import BadInput, MissingPackage
 
 _KNOCK = 10.0  # seconds that a machine may take to answer
-_TOKEN = secrets.token_hex(32)  # of all Ray clusters that this process starts: Ray reads it once
+_TOKEN = secrets.token_hex(32)  # the token of all Ray clusters that this process starts: Ray reads it once
 
 
 @contextlib.contextmanager
 def loopback() -> Iterator[None]:
-    """Let Ray listen on the loopback address only, and admit only programs that have this process's token.
+    """Let Ray listen on the loopback address only, and accept only programs that have this process's token.
 
-    Otherwise anyone who reaches a Ray cluster can run code on it. Ray listens on the loopback address where its
-    clusters have one machine only, as on macOS; elsewhere it takes 127.0.0.1 for a name of the machine's outward
-    address. Versions of Ray before 2.52 know no tokens.
+    Otherwise anyone who reaches a Ray cluster can run code on it. Ray listens on the loopback address only if its
+    clusters are limited to one machine, as on macOS; otherwise it replaces 127.0.0.1 by the machine's external address.
+    Versions of Ray before 2.52 do not support tokens.
     """
     from ray._private import ray_constants
 
@@ -30,7 +30,7 @@ def loopback() -> Iterator[None]:
     if "RAY_AUTH_MODE" not in os.environ:
         own |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
     clusters, variables = ray_constants.ENABLE_RAY_CLUSTER, dict(os.environ)
-    ray_constants.ENABLE_RAY_CLUSTER = False  # here, and by the variable in the programs that Ray starts
+    ray_constants.ENABLE_RAY_CLUSTER = False  # in this process; the environment variable is for those that Ray starts
     os.environ.update(own)
     read_token()
     try:
@@ -45,9 +45,9 @@ def loopback() -> Iterator[None]:
 
 
 def read_token() -> None:
-    """Let Ray read again, in this process, whether the environment demands a token, and which.
+    """Make Ray reread the token settings from the environment of this process.
 
-    It otherwise stays as it was when Ray was imported. Versions before 2.52 know no tokens.
+    Otherwise Ray uses the settings from the time of its import. Versions before 2.52 do not support tokens.
     """
     from ray import _raylet
 
@@ -61,7 +61,7 @@ def knock(address: str) -> None:
     """Raise BadInput if nothing listens at an address: Ray itself waits for minutes, and then ends the program."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
     if not host:
-        return  # 'auto', which Ray looks up
+        return  # 'auto', which Ray resolves
     try:
         with socket.create_connection((host, int(port)), timeout=_KNOCK):
             pass
@@ -70,7 +70,7 @@ def knock(address: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the gist of an error: its first line, or the last if it was raised on another machine."""
+    """Return the most informative line of an error: its first, or the last if it was raised on another machine."""
     lines = [re.sub("\x1b\\[[0-9;]*m", "", line).strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -78,7 +78,7 @@ def one_line(error: BaseException) -> str:
 
 
 def ray_module() -> Any:
-    """Return Ray, imported when it is needed; raise :class:`~anyk.errors.MissingPackage` if it is not installed."""
+    """Return the module ray, imported on first use; raise :class:`~anyk.errors.MissingPackage` if missing."""
     try:
         import ray
     except ImportError:

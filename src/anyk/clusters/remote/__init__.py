@@ -1,1 +1,1 @@
-"""Workers that run by themselves, on the wall clock: the parts that are the same wherever they run."""
+"""Clusters on the wall clock: the parts common to processes, MPI ranks and Ray actors."""

@@ -1,4 +1,4 @@
-"""The driver's record of its workers, and the notices that it gets from them."""
+"""The driver's records of workers, and notices of their reports and deaths."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from anyk.clusters.contract import Report
 from anyk.clusters.remote.worker import NO_TASK
 from anyk.protocol import Task
 
-_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds before a worker is started again that has died twice in a row; at most
+_PAUSE, _LONGEST_PAUSE = (
+    0.1,
+    5.0,
+)  # seconds before a worker that has died twice in a row is restarted, and the longest such pause
 
 
 class Notice(NamedTuple):
-    """A report as it comes in; ``at`` and the report's times are on the driver's clock."""
+    """A report that has arrived; ``at``, the time of arrival, and the report's times are on the driver's clock."""
 
     at: float
     worker: int
     incarnation: int
-    buffer: Any  # where its message lies
+    buffer: Any  # the place of its message
     report: Report
 
 
 class Died(NamedTuple):
-    """A worker has ended; ``blame``: how much that speaks against it, 4 for a crash, 1 where it may have been well."""
+    """A worker has ended; ``blame``: 4 for a crash, 1 if the cause may have been outside the worker."""
 
     worker: int
     incarnation: int
@@ -38,30 +41,32 @@ class WorkerHandle:
     def __init__(self) -> None:
         self.incarnation = -1
         self.present = False
-        self.blame = 0  # for its deaths since its last message
+        self.blame = 0  # total blame for its deaths since its last message
         self.deaths = 0
-        self.due: float | None = None  # when it is to be started anew, if it is not alive
-        self.gone = False  # given up for good
-        self.preempt = False  # whether what the worker may still be doing is to be dropped
-        self.clock = 0.0  # what its clock shows more than the driver's
-        self.question: list[Any] | None = None  # about losses: number, place of the model, slot, partitions, samples
+        self.due: float | None = None  # time at which it is to be restarted, if it has died
+        self.gone = False  # abandoned for good
+        self.preempt = False  # whether the worker is to stop its current task
+        self.clock = 0.0  # its clock minus the driver's, in seconds
+        self.question: list[Any] | None = (
+            None  # question about losses: number, place of the model, slot, partitions, samples
+        )
         self.forget()
 
     def forget(self) -> None:
-        """Forget its orders."""
+        """Drop the worker's orders."""
         self.task = NO_TASK
         self.times = 0.0, 0.0, 0.0  # start, delay before, delay each
         self.chunks: Task = ()
         self.body = b"[]"
         self.positions: list[int] = []
-        self.requests: list[Any] = []  # for messages
+        self.requests: list[Any] = []  # requests for messages
 
     def sent_something(self) -> None:
-        """Note that a message has come: earlier deaths no longer count."""
+        """Record that a message has arrived: earlier deaths no longer count."""
         self.blame = self.deaths = 0
 
     def died(self, blame: int, patience: int) -> bool:
-        """Note a death; return whether that was one too many, else it is restarted after a pause."""
+        """Record a death; return whether to abandon the worker, which is otherwise restarted after a pause."""
         self.blame += blame
         self.deaths += blame > 0
         if self.blame >= patience:

@@ -1,8 +1,9 @@
-"""The objective at a model as the workers that hold the data compute it: a question beside their tasks.
+"""Evaluation of the objective by the workers, which compute it from their own data in addition to their tasks.
 
-Each partition's loss is asked of one of its holders, with that worker's next orders. The worker sees the question
-between two partitions of its task, reports each loss, and continues. A loss that is late compared with the others, or
-whose worker dies of it, is asked of other holders as well: if partitions are replicated, no slow worker is waited for.
+Each partition's loss is requested from one of the workers that store it, with that worker's next orders. The worker
+reads the question between two partitions of its task, reports each loss, and continues. If a loss is late compared with
+the others, or its worker dies, other workers that store the partition are asked as well: with replicated partitions, no
+slow worker delays the answer.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from anyk.clusters.remote.worker import ASKED
 from anyk.errors import RunFailed
 from anyk.problems.base import Vector, rows_within
 
-_SOON, _LATE = 0.1, 3.0  # seconds, and multiples of the expected duration, after which other holders are asked, too
-_SILENCE, _NEVER = 60.0, 10.0  # seconds, and multiples of the others' duration, after which the rest is abandoned
-_NOTHING = 600.0  # seconds of patience before the first loss
-_INTERRUPTED = 5.0  # seconds, in place of all these, while the run is being interrupted
-_DEATHS = 2  # during one question, after which a worker is excluded from some
+_SOON, _LATE = 0.1, 3.0  # seconds, and multiples of the expected duration, after which other workers are asked, too
+_SILENCE, _NEVER = (
+    60.0,
+    10.0,
+)  # seconds, and multiples of the other losses' duration, after which missing losses are abandoned
+_NOTHING = 600.0  # seconds to wait for the first loss
+_INTERRUPTED = 5.0  # seconds, instead of all these, while the run is being interrupted
+_DEATHS = 2  # deaths during one question after which a worker is excluded from some questions
 _ENDED = "the workers have ended"
 
 
 class Unheld(RunFailed):
-    """No worker can compute the loss of some of the data; ``forever``: its holders are lost."""
+    """No worker can compute the loss of some partition; ``forever``: all workers that store it are lost."""
 
     def __init__(self, why: str, *, forever: bool = False) -> None:
         super().__init__(why)
@@ -37,40 +41,41 @@ class Unheld(RunFailed):
 
 
 class Question:
-    """A question and its answer, which another thread may wait for.
+    """A question about the loss and its answer, for which another thread may wait.
 
-    ``model``: shape (d,); ``slot``: whose objective; ``samples``: the number of samples to evaluate, None for all.
+    ``model``: shape (d,); ``slot``: the model whose objective is evaluated; ``samples``: the number of samples to
+    evaluate, None for all.
     """
 
     def __init__(self, slot: str, model: Vector, samples: int | None) -> None:
         self.slot, self.model, self.samples = slot, model, samples
-        self.losses: dict[int, float] = {}  # by partition
+        self.losses: dict[int, float] = {}  # sum of losses by partition
         self._failure: RunFailed | None = None
         self._over = threading.Event()
 
     @property
     def over(self) -> bool:
-        """Whether it has been answered or abandoned."""
+        """Whether the question has been answered or abandoned."""
         return self._over.is_set()
 
     def wait(self) -> None:
-        """Wait until it is over."""
+        """Wait until the question has been answered or abandoned."""
         self._over.wait()
 
     def end(self, failure: RunFailed | None = None) -> None:
-        """Record that it has been answered, or why it will not be."""
+        """Record that the question has been answered, or why it cannot be."""
         self._failure = failure
         self._over.set()
 
     def answer(self) -> float:
-        """Return the sum of the sample losses; raise :class:`~anyk.errors.RunFailed` if it is not known."""
+        """Return the sum of the sample losses; raise :class:`~anyk.errors.RunFailed` if it is unknown."""
         if self._failure is not None:
             raise self._failure
         return float(np.sum([self.losses[j] for j in sorted(self.losses)]))
 
 
 class Losses:
-    """The driver's side: one question after the other."""
+    """The driver's side of evaluation: it asks one question after another."""
 
     def __init__(
         self,
@@ -85,26 +90,28 @@ class Losses:
         for worker, assigned in enumerate(assignment):
             for j in dict.fromkeys(assigned):
                 self._holders[j].append(worker)
-        self._wanted: dict[int | None, list[int]] = {}  # the partitions to ask for, by number of samples
-        self._waiting: deque[Question] = deque()  # asked by another thread
+        self._wanted: dict[int | None, list[int]] = {}  # the partitions to evaluate, by number of samples
+        self._waiting: deque[Question] = deque()  # questions of other threads, not yet asked
         self._lock = threading.Lock()
         self._closed = False
-        self._excluded: dict[int, tuple[int, str]] = {}  # workers not asked before a question of this number, and why
+        self._excluded: dict[
+            int, tuple[int, str]
+        ] = {}  # number of the first question to ask a worker again, and why it is excluded
         self._strikes = Counter[int]()  # exclusions of a worker since its last answer
         self._questions = 0
         self._open: Question | None = None
-        self._asked = 0  # number of the last order to answer; each has its own
-        self._first = 0  # number of the open question's first such order, which names the model
-        self._missing: set[int] = set()  # partitions whose losses are not known
+        self._asked = 0  # number of the last order with a question; each order has its own
+        self._first = 0  # number of the open question's first such order, under which the model is published
+        self._missing: set[int] = set()  # partitions whose losses have not arrived
         self._owed: dict[int, list[int]] = {}  # partitions whose losses a worker still owes
-        self._deaths = Counter[int]()  # of workers that owed an answer
-        self._put_at = self._answered_at = 0.0  # when the question was put, and when the last loss came
-        self._late = 0.0  # when missing losses are late; 0: not known
+        self._deaths = Counter[int]()  # deaths of workers that owed an answer
+        self._put_at = self._answered_at = 0.0  # when the question was asked, and when the last loss arrived
+        self._late = 0.0  # time from which missing losses are late; 0: unknown
 
     # ------------------------------------------------------------------------------------------- asking
 
     def ask(self, slot: str, model: Vector, samples: int | None) -> Question:
-        """Return a question that is put when its turn has come; any thread may ask. The model must not change."""
+        """Return a question that will be asked after the earlier ones; thread-safe. The model must not change."""
         question = Question(slot, model, samples)
         with self._lock:
             if self._closed:
@@ -114,7 +121,7 @@ class Losses:
         return question
 
     def close(self) -> None:
-        """End all questions without an answer."""
+        """Abandon all open questions."""
         with self._lock:
             self._closed = True
             for question in [self._open, *self._waiting]:
@@ -123,7 +130,7 @@ class Losses:
             self._waiting.clear()
 
     def go_on(self) -> None:
-        """Put the next question, or ask other workers as well for late losses; called again and again."""
+        """Ask the next question, or further workers for late losses; call this regularly."""
         if self._open is not None:
             if 0.0 < self._late < time.monotonic():
                 self._late = 0.0
@@ -145,18 +152,18 @@ class Losses:
         self._check_held()
 
     def _spread(self, partitions: Iterable[int], among: set[int]) -> None:
-        """Ask one holder of each partition among these workers, evenly."""
+        """Ask, for each partition, one of these workers that stores it; balance their numbers of partitions."""
         assert self._open is not None
         among = {worker for worker in among if self._may_answer(worker)}
-        asked: dict[int, None] = {}
+        chosen_workers: dict[int, None] = {}
         holders = {j: [worker for worker in self._holders[j] if worker in among] for j in partitions}
         for j in sorted(holders, key=lambda j: (len(holders[j]), j)):
             if holders[j]:
                 worker = min(holders[j], key=lambda worker: (len(self._owed.get(worker, ())), worker))
                 self._owed.setdefault(worker, []).append(j)
-                asked[worker] = None
-        place = self._store.place(ASKED, self._first) if asked else 0
-        for worker in asked:
+                chosen_workers[worker] = None
+        place = self._store.place(ASKED, self._first) if chosen_workers else 0
+        for worker in chosen_workers:
             self._asked += 1
             owed = self._owed[worker]
             self._handles[worker].question = [self._asked, place, self._open.slot, owed, self._open.samples]
@@ -168,7 +175,7 @@ class Losses:
     # ------------------------------------------------------------------------------------------- answers
 
     def take_in(self, notice: Notice) -> None:
-        """Take in the loss of a partition, or why a worker cannot compute it."""
+        """Record a partition's loss, or the reason why a worker cannot compute it."""
         question, worker, report = self._open, notice.worker, notice.report
         j = report.chunk
         if question is None or report.task < self._first or j not in self._missing:
@@ -194,7 +201,7 @@ class Losses:
         self._late = self._put_at + max(_SOON, _LATE * took / share)
 
     def died(self, worker: int) -> None:
-        """Note a death: the worker is asked again when it is back, unless the question has killed it."""
+        """Record a death: a worker is asked again after its restart, unless the question seems to have killed it."""
         if self._handles[worker].gone:
             self._exclude(worker, "")
         elif self._owed.get(worker):
@@ -204,12 +211,12 @@ class Losses:
                 self._exclude(worker, "died twice while it was asked", 2 ** self._strikes[worker])
 
     def forgive(self) -> None:
-        """Ask workers again that have died while they were asked; for the end of a run."""
+        """Lift all exclusions of workers, at the end of a run."""
         self._excluded.clear()
         self._strikes.clear()
 
     def give_up_late(self, *, interrupted: bool = False) -> None:
-        """Wait no longer for workers that are silent long after the others have answered, nor ask them again.
+        """Exclude, for good, workers that are silent long after the others have answered.
 
         Before the first loss the wait is longer, as for large partitions; in an interrupted run it is short.
         """
@@ -222,7 +229,7 @@ class Losses:
             self._exclude(worker, "did not answer", 1 << 62)
 
     def _exclude(self, worker: int, why: str, questions: int = 0) -> None:
-        """Ask others in place of a worker, for this question and the next ``questions``."""
+        """Ask other workers instead of this one, for this question and the next ``questions``."""
         self._excluded[worker] = self._questions + questions, why
         owed = self._owed.pop(worker, [])
         self._handles[worker].question = None
@@ -231,7 +238,7 @@ class Losses:
             self._check_held()
 
     def _check_held(self) -> None:
-        """End the question if no worker can be asked for some of the data."""
+        """Abandon the question if no worker can be asked for some partition."""
         unasked = self._missing - {j for owed in self._owed.values() for j in owed}
         if not unasked:
             return
@@ -239,8 +246,8 @@ class Losses:
         holders = self._holders[j]
         gone = {worker for worker in holders if self._handles[worker].gone}
         whys = [f"worker {worker} {'is lost' if worker in gone else self._excluded[worker][1]}" for worker in holders]
-        why = "; ".join(whys) or "no worker holds it"
-        self._end(Unheld(f"nobody can tell the loss of partition {j}: {why}", forever=len(gone) == len(holders)))
+        why = "; ".join(whys) or "no worker stores it"
+        self._end(Unheld(f"no worker can compute the loss of partition {j}: {why}", forever=len(gone) == len(holders)))
 
     def _end(self, failure: RunFailed | None) -> None:
         assert self._open is not None
@@ -249,12 +256,12 @@ class Losses:
         for worker, handle in enumerate(self._handles):
             handle.question = None
             if self._owed.get(worker):
-                self._send_orders(worker)  # it need not continue
+                self._send_orders(worker)  # the worker need not continue
         question.end(failure)
 
 
 def _wanted(sizes: Sequence[int], samples: int | None) -> list[int]:
-    """Return the partitions with some of the samples to evaluate."""
+    """Return the partitions that contain samples to evaluate."""
     if samples is None:
         return list(range(len(sizes)))
     within = [rows_within(sizes, j, samples) for j in range(len(sizes))]

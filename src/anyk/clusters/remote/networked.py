@@ -1,4 +1,4 @@
-"""Workers that share no memory with the driver: orders carry the vectors they need, unless the worker has them."""
+"""Clusters without shared memory: orders are sent with the vectors that they need and the worker does not have."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from anyk.problems.base import Vector
 
 
 def machine() -> str:
-    """Return an identity of this machine's clock, which differs between machines."""
+    """Return an identifier of this machine's clock."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return platform.node()
 
 
 class NetworkedHandle(WorkerHandle):
-    """Also records what has been sent and what waits: at most one envelope is under way, and none is queued."""
+    """A worker's record, with the state of its envelopes: at most one is in transit, and none is queued."""
 
     def __init__(self) -> None:
         super().__init__()
         self.number = 0
-        self.has: frozenset[Key] = frozenset()  # what the worker has after the last envelope
+        self.has: frozenset[Key] = frozenset()  # vectors that the worker has after the last envelope
         self.owed = False  # whether there are newer orders to send
-        self.here = True  # whether its clock is the driver's
+        self.here = True  # whether it is on the driver's machine, with the same clock
 
 
 N = TypeVar("N", bound=NetworkedHandle)
 
 
 class Networked(Remote[N], NetworkTransport):
-    """The driver's side of clusters without shared memory."""
+    """The driver's side of a cluster without shared memory."""
 
     def send_orders(self, worker: int) -> None:
         handle = self.handles[worker]
@@ -63,7 +63,7 @@ class Networked(Remote[N], NetworkTransport):
             needs.update(((task, index), None) for task, index, *_ in gathered)
         if handle.question is not None:
             needs[ASKED, handle.question[1]] = None
-        # what is gone was needed by a task that has ended since
+        # a missing vector was needed by a task that has ended
         there = tuple(key for key in needs if self.store.vector(key) is not None)
         handle.number += 1
         fresh = tuple(key for key in there if key not in handle.has)
@@ -71,7 +71,7 @@ class Networked(Remote[N], NetworkTransport):
         handle.has = frozenset(there)
 
     def renew(self, worker: int) -> N:
-        """Note that a new life of a worker begins, which has no vectors yet; return its handle."""
+        """Record that a worker is being started, without any vectors; return its handle."""
         handle = self.handles[worker]
         handle.incarnation += 1
         handle.has = frozenset()
@@ -79,14 +79,14 @@ class Networked(Remote[N], NetworkTransport):
         return handle
 
     def notice(self, worker: int, incarnation: int, report: Report, buffer: Any) -> Notice:
-        """Return a worker's report as a notice, in the driver's time; ``buffer`` is its vector, if it has one."""
+        """Return a worker's report as a notice, with times on the driver's clock; ``buffer``: its vector, if any."""
         handle = self.handles[worker]
         if report.kind == READY and not report.done:
             where, pid = report.text.rsplit(" ", 1)
             self.pids[worker] = int(pid)
             handle.here = where == machine()
             handle.clock = 0.0 if handle.here else report.sent - time.monotonic()
-        if not handle.here:  # messages take time; the least delayed one so far says best what its clock shows
+        if not handle.here:  # the message with the shortest delay gives the best estimate of the clock
             handle.clock = max(handle.clock, report.sent - time.monotonic())
         if ahead := handle.clock:
             times = (report.started - ahead, report.computing - ahead, report.computed - ahead, report.sent - ahead)
@@ -95,7 +95,7 @@ class Networked(Remote[N], NetworkTransport):
 
 
 class NetworkedWorker(Worker[None], WorkerTransport):
-    """The worker's side; :meth:`receive` may be called from another thread than :meth:`run`."""
+    """The worker's side; :meth:`receive` and :meth:`run` may be called from different threads."""
 
     def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], assigned: Sequence[int]) -> None:
         super().__init__(worker, setup)
@@ -105,23 +105,23 @@ class NetworkedWorker(Worker[None], WorkerTransport):
         self._number = 0
         self._envelope: Envelope | None = None
         self._vectors: dict[Key, Vector] = {}
-        self._needs: dict[int, tuple[Key, ...]] = {}  # of the tasks that have been taken and may still be worked on
+        self._needs: dict[int, tuple[Key, ...]] = {}  # vectors needed by tasks that may be running
 
     def receive(self, envelope: Envelope, vectors: Mapping[Key, Vector]) -> None:
-        """Take in an envelope; of one that newer ones have overtaken only the vectors are kept."""
+        """Take in an envelope; if a newer one has arrived before, only the vectors are used."""
         with self.lock:
             self._vectors.update(vectors)
             if envelope.number > self._number:
                 self._number, self._envelope = envelope.number, envelope
-                needed = {key for needs in self._needs.values() for key in needs} | {*envelope.needs}
-                self._vectors = {key: vector for key, vector in self._vectors.items() if key in needed}
+                required = {key for needs in self._needs.values() for key in needs} | {*envelope.needs}
+                self._vectors = {key: vector for key, vector in self._vectors.items() if key in required}
 
     def start(self) -> None:
         partitions = unship(self._shipped)
         self.begin(partitions, self._assigned, np.zeros(partitions.dimension, dtype=partitions.dtype))
 
     def changed(self) -> bool:
-        """Return whether there is an envelope with all it needs; it may have overtaken another that brings that."""
+        """Return whether there is an envelope with all its vectors, some of which an older one may yet bring."""
         envelope = self._envelope
         return envelope is not None and all(key in self._vectors for key in envelope.needs)
 
@@ -146,14 +146,14 @@ class NetworkedWorker(Worker[None], WorkerTransport):
     def message(self, place: tuple[int, int], size: int) -> Vector:
         vector = self._vectors[place]
         if vector.size != size:
-            raise RunFailed(f"a message of {vector.size} numbers came where {size} were announced")
+            raise RunFailed(f"a message of {vector.size} numbers arrived where {size} were announced")
         return vector
 
     def reserve_buffer(self, length: int, chunk: int) -> tuple[None, Vector]:
         return None, np.empty(length, dtype=self._messages.dtype)
 
     def discard_buffer(self, buffer: None) -> None:
-        """Do nothing: the array goes with its last reference."""
+        """Do nothing: the array is freed with its last reference."""
 
     def report(self, report: Report, vector: NDArray[Any] | None = None, buffer: None = None) -> None:
         if report.kind == READY and not report.done:

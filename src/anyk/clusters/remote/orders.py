@@ -1,4 +1,4 @@
-"""Orders as bytes: the same wherever a worker runs."""
+"""The binary format of orders to workers, the same for all clusters on the wall clock."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from anyk.clusters.remote.worker import NO_TASK, Orders
 from anyk.protocol import Chunk, Task
 
 # task, flags, start, delay before, delay each, lengths of the work, positions (of models, then their versions) and
-# what is asked beside the task, which follow
+# requests and question, which follow
 _HEAD = struct.Struct("=qqdddqqq")
 NOTHING = _HEAD.pack(NO_TASK, 0, 0.0, 0.0, 0.0, 0, 0, 0)
 
 
 def pack_work(chunks: Task) -> bytes:
-    """Return the part of a task that is the same from step to step."""
+    """Return, as bytes, the part of a task that is the same in every step."""
     return json.dumps(chunks).encode()
 
 
@@ -39,13 +39,13 @@ def pack_orders(
 
 
 class OrderReader:
-    """Reads orders; work that has not changed since the last orders is not read again."""
+    """Reads orders; it decodes the work only if that has changed since the last orders."""
 
     def __init__(self) -> None:
         self._known: tuple[bytes, list[Chunk]] = (b"", [])
 
     def __call__(self, data: bytes | bytearray | memoryview) -> Orders:
-        """Return the orders in the bytes."""
+        """Return orders read from bytes."""
         task, flags, start, before, each, work, positions, requests = _HEAD.unpack_from(data)
         body = bytes(data[_HEAD.size : _HEAD.size + work])
         if body != self._known[0]:

@@ -1,7 +1,7 @@
-"""Workers that run by themselves, on the wall clock: the driver's side, which is the same wherever they run.
+"""The driver's side of clusters on the wall clock, whose workers run independently.
 
-Tasks in flight, messages that have arrived, alarms and deaths are kept here; how orders reach workers and reports come
-back is a cluster's own.
+It records tasks in flight, messages that have arrived, alarms and deaths. Each cluster implements how orders reach its
+workers and how reports return.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ from anyk.protocol import (
     Timing,
 )
 
-_IDLE = 0.1  # seconds after which the driver is given a turn though nothing happened
+_IDLE = 0.1  # seconds without events after which the driver gets a turn
 
 H = TypeVar("H", bound=WorkerHandle)
 
 
 class Remote(Cluster, Transport, Generic[H]):
-    """Workers that run by themselves; the base of the clusters on the wall clock. ``handle`` makes a worker's handle.
+    """The base class of clusters on the wall clock. ``handle`` constructs a worker's handle.
 
-    A worker that dies is restarted: immediately, and after a pause that doubles each time it has died without a message
-    in between. ``patience``: the blame for such deaths with which it is abandoned, after 5 crashes in a row, or 20 ends
-    that came from outside, as when machines are taken away. No number of deaths with messages in between is too many.
+    A worker that dies is restarted: immediately, or, if it has sent no message since its last death, after a pause that
+    doubles each time. ``patience``: the total blame for deaths without a message in between at which a worker is
+    abandoned, after 5 crashes in a row or 20 ends from outside, as when machines are taken away.
     """
 
     patience = 20
-    patience_at_start = 300.0  # seconds that workers may take to be placed and to load their partitions
+    patience_at_start = 300.0  # seconds that workers may take to start and to load their partitions
     store: RemoteStore
 
     def __init__(self, options: ClusterOptions, handle: type[H]) -> None:
         super().__init__(options)
         self._handle = handle
         self.handles = [handle() for _ in range(self.workers)]
-        self.news: deque[Notice | Died | ProjectMessage] = deque()  # acted on when the driver comes to it
-        self.pids: dict[int, int] = {}  # process numbers, as far as they are known
+        self.news: deque[Notice | Died | ProjectMessage] = deque()  # not yet processed
+        self.pids: dict[int, int] = {}  # process numbers of workers, if known
         self._alarms: dict[str, float] = {}
         self._newest: dict[str, int] = {}
-        self._touched: dict[int, None] = {}  # workers whose orders have changed and are to be sent
+        self._touched: dict[int, None] = {}  # workers whose changed orders have not been sent, in order
         self._start = time.monotonic()
         self._opened = False
         self._commands: dict[type, Callable[[Any], None]] = {
@@ -131,10 +131,10 @@ class Remote(Cluster, Transport, Generic[H]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        self._opened = False  # another run may use it
+        self._opened = False  # another run may use the cluster
 
     def start_workers(self) -> tuple[int, ...]:
-        """Spawn the workers, and wait until all are ready; the run's clock starts then."""
+        """Spawn the workers, wait until all are ready, and start the run's clock."""
         deadline = time.monotonic() + self.patience_at_start
         for worker in range(self.workers):
             self.spawn(worker)
@@ -167,14 +167,14 @@ class Remote(Cluster, Transport, Generic[H]):
         self._start = time.monotonic() - time_
         self._alarms |= state["alarms"]
         self.news.extend(ProjectMessage(*plain) for plain in state["projections"])
-        self._tasks.restore(state["in_flight"], self._start)  # their delays start anew
+        self._tasks.restore(state["in_flight"], self._start)  # their delays start again
         for request in map(RequestMessage.from_plain, state["requests"]):
             self._tasks.request(request)
         for worker in range(self.workers):
             self.send_orders(worker)
 
     def publish(self, slot: str, version: int, w: Vector | None) -> None:
-        assert w is not None  # without a problem it is not opened
+        assert w is not None  # open() requires a problem
         self.store.publish(slot, version, w)
         self._newest[slot] = max(version, self._newest.get(slot, -1))
 
@@ -195,7 +195,7 @@ class Remote(Cluster, Transport, Generic[H]):
             number = versions[0] if order.round is None else order.round
             before, each = self.injection.draw(task, worker, chunks, number, self.now())
             self._tasks.give(task, InFlight(worker, chunks, versions, now, before, each))
-            self.send_orders(worker)  # at once: it can begin while the others are written to
+            self.send_orders(worker)  # immediately: it can start while orders for others are sent
             self._touched.pop(worker, None)
 
     def _cancel(self, order: Cancel) -> None:
@@ -245,7 +245,7 @@ class Remote(Cluster, Transport, Generic[H]):
                 yield None
 
     def _interpret(self, news: Notice | Died | ProjectMessage) -> Event | Cut | None:
-        """Take in a piece of news; return the event that it means, None if it is out of date."""
+        """Process a notice; return its event, None if it is out of date."""
         if not isinstance(news, ProjectMessage):
             handle = self.handles[news.worker]
             if news.incarnation != handle.incarnation or handle.gone or handle.due is not None:
@@ -279,7 +279,7 @@ class Remote(Cluster, Transport, Generic[H]):
 
     def _on_compared(self, now: float, notice: Notice) -> None:
         entry = self._tasks.in_flight.get(notice.report.task)
-        if entry is not None:  # of a cancelled one the model may have been overwritten under it
+        if entry is not None:  # a cancelled task's model may have been overwritten
             self._comparisons.check(notice, entry)
 
     def _on_evaluated(self, now: float, notice: Notice) -> None:
@@ -293,7 +293,7 @@ class Remote(Cluster, Transport, Generic[H]):
         return Failed(now, notice.worker, notice.report.task, notice.report.chunk, why)
 
     def _on_reply(self, now: float, notice: Notice) -> Reply | Failed | None:
-        """Take in a message, if it is what was announced."""
+        """Store a message that has arrived, if it is as announced; return its event."""
         _, worker, _, buffer, (_, task, chunk, _, started, computing, computed, sent, bits, _) = notice
         start, store, handle = self._start, self.store, self.handles[worker]
         timing = Timing(started - start, computing - start, computed - start, sent - start, bits)
@@ -301,7 +301,7 @@ class Remote(Cluster, Transport, Generic[H]):
         entry = self._tasks.in_flight.get(task)
         if entry is None or chunk not in self._tasks.missing[task]:
             store.free_buffer(worker, buffer)
-            # of a cancelled task: it is not used, but the ledger counts it; of a resumed one: it is in already
+            # a cancelled task's message is only counted; a resumed task's message may be a duplicate
             return Reply(now, worker, task, chunk, timing) if entry is None else None
         work = entry.chunks[chunk]
         ids = store.covered(task, chunk, work)
@@ -325,7 +325,7 @@ class Remote(Cluster, Transport, Generic[H]):
         return Reply(now, worker, task, chunk, timing)
 
     def on_death(self, died: Died) -> Lost:
-        """Void what a dead worker was doing, though not what it has sent; have it restarted, or abandon it."""
+        """End a dead worker's tasks, except for messages already sent; schedule its restart, or abandon it."""
         worker, _, reason, blame = died
         handle = self.handles[worker]
         gone = handle.died(blame, self.patience)

@@ -1,4 +1,4 @@
-"""The vectors of a run whose workers run by themselves: how workers find them, and how messages come in."""
+"""The driver's store of vectors on the wall clock, with the places at which workers find them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from anyk.protocol import Chunk
 
 
 class RemoteStore(VectorStore):
-    """Vectors that travel with the orders that need them: workers know them by their keys."""
+    """Stores vectors that are sent with the orders that need them; workers refer to them by their keys."""
 
     def vector(self, key: Key) -> Vector | None:
-        """Return the vector of a key, while there is one."""
+        """Return the vector of a key; None if it has been released."""
         first, second = key
         if isinstance(first, str):
             return self._models.get((first, second))
@@ -31,20 +31,20 @@ class RemoteStore(VectorStore):
         return version
 
     def locate(self, key: Place) -> tuple[int, int]:
-        """Return the place at which workers find the message of another."""
+        """Return the place at which workers find another worker's message."""
         return key
 
     def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
-        """Return the length of what was sent, and the array if it is the message announced, of the length expected."""
+        """Return the length of the array sent, and the array itself if it is the message expected, else None."""
         vector: NDArray[Any] = notice.buffer
         return vector.size, vector if vector.shape == (length,) and vector.dtype == dtype else None
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:
-        """Keep a message that has arrived."""
+        """Return a message that has arrived, to be stored."""
         return Message(ids, vector, notice.worker)
 
     def free_buffer(self, worker: int, buffer: Any) -> None:
-        """Let a buffer be used again; an array goes with its last reference."""
+        """Release a buffer for reuse; an array is freed with its last reference."""
 
     def _drop(self, place: Place) -> None:
         message = self.arrived.pop(place, None)
@@ -52,7 +52,7 @@ class RemoteStore(VectorStore):
             self.free_buffer(message.worker, message.buffer)
 
     def covered(self, task: int, index: int, chunk: Chunk) -> tuple[int, ...]:
-        """Return the partitions that a chunk's message covers."""
+        """Return the partitions in a chunk's message."""
         request = self.requests.get((task, index))
         if request is None:
             return chunk.covers
@@ -60,6 +60,6 @@ class RemoteStore(VectorStore):
         return tuple(dict.fromkeys([*request.partitions, *inside]))
 
     def clear(self) -> None:
-        """Let go of all vectors."""
+        """Drop all vectors."""
         self.arrived.clear()
         self._models.clear()

@@ -1,4 +1,4 @@
-"""Partitions on their way to workers: sent once, their arrays uncopied beside a description."""
+"""Serialisation of partitions for workers: a description, and the arrays as separate buffers without copies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Problem, partition_abilities
 from anyk.problems.jax.decompiled import DecompiledPartitions
 
-_PLAIN = b"{"  # what JSON of an object begins with, and no pickle
+_PLAIN = b"{"  # first byte of a JSON object, which no pickle has
 
 
 def ship(partitions: Partitions | Problem, *, to: str = "workers") -> list[memoryview]:
-    """Return an object's bytes, then its arrays' bytes; classes of a script or notebook are included by value."""
+    """Return an object's bytes, then its arrays' bytes; classes of a script or notebook are pickled by value."""
     if isinstance(partitions, DecompiledPartitions):
         plain, arrays = partitions.plain()
         arrays = [np.ascontiguousarray(array) for array in arrays]
@@ -35,9 +35,9 @@ def ship(partitions: Partitions | Problem, *, to: str = "workers") -> list[memor
 
 
 def parcels(partitions: Partitions, assignment: Sequence[Sequence[int]]) -> list[list[memoryview]]:
-    """Return the bytes for each worker, as :func:`ship`, without the data of partitions that are not assigned to it.
+    """Return each worker's bytes, as :func:`ship` does, without the data of partitions not assigned to it.
 
-    Arrays that several workers are sent are the same memory in all of their parcels.
+    Arrays for several workers share their memory between these workers' parcels.
     """
     only = partition_abilities(partitions).only
     if only is None:
@@ -47,9 +47,9 @@ def parcels(partitions: Partitions, assignment: Sequence[Sequence[int]]) -> list
 
 
 def unship(buffers: Sequence[memoryview]) -> Any:
-    """Return the partitions on a worker; their arrays lie in the buffers.
+    """Return the partitions from their bytes, on a worker; their arrays use the buffers' memory.
 
-    The bytes come from the worker's own driver, never from a peer, a file or a reply.
+    The bytes must come from the worker's own driver, never from another worker, a file or a reply.
     """
     if bytes(buffers[0][:1]) == _PLAIN:
         plain = json.loads(bytes(buffers[0]))

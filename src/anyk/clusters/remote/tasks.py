@@ -1,4 +1,4 @@
-"""Tasks in flight, and the orders that carry them to workers."""
+"""The driver's record of tasks in flight, and the orders that describe them to workers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from anyk.errors import RunFailed
 from anyk.problems.replicas import SINGLE, differing, marks_apart
 from anyk.protocol import Chunk, RequestMessage, Task
 
-_BODIES = 4096  # different tasks whose bytes are remembered
-_REMEMBERED = 256  # gradients to compare others with
+_BODIES = 4096  # the number of different tasks whose bytes are cached
+_REMEMBERED = 256  # the number of gradients stored for comparison
 
 
 class Tasks:
-    """Tasks from their dispatch to the arrival of their last message; a worker's newest one is in its handle."""
+    """Records tasks from dispatch to the arrival of their last message; a worker's handle has its newest task."""
 
     def __init__(self, handles: Sequence[WorkerHandle], store: RemoteStore, *, uninterruptible: bool) -> None:
         self.in_flight: dict[int, InFlight] = {}
@@ -37,7 +37,7 @@ class Tasks:
         handle = self._handles[entry.worker]
         if chunks is not handle.chunks:
             body = self._bodies.get(chunks)
-            if body is None and chunks[0].steps:  # every task its own: not worth remembering
+            if body is None and chunks[0].steps:  # every such task is different: caching would not help
                 body = pack_work(tuple([self._placed(chunk) for chunk in chunks]))
             elif body is None:
                 if len(self._bodies) >= _BODIES:
@@ -50,7 +50,7 @@ class Tasks:
         handle.positions += entry.versions
 
     def _placed(self, chunk: Chunk) -> Chunk:
-        """Return a chunk with the places of the messages it begins from instead of their tasks."""
+        """Return a chunk whose ``mix`` refers to messages by their places instead of their tasks."""
         places = []
         for worker, task, index, weight in chunk.mix:
             first, second = self._store.locate((task, index))
@@ -58,7 +58,7 @@ class Tasks:
         return chunk._replace(mix=tuple(places))
 
     def request(self, order: RequestMessage) -> bool:
-        """Have a worker make a message; return False if its task has ended."""
+        """Request a message from a worker; return False if its task has ended."""
         if order.task not in self.in_flight:
             return False
         gathered = []
@@ -80,7 +80,7 @@ class Tasks:
         return pack_orders(handle.task, flags, times, handle.body, handle.positions, handle.requests, handle.question)
 
     def settle(self, task: int, chunk: int) -> None:
-        """Note that a chunk has arrived or failed; with its last one a task ends."""
+        """Record that a chunk has arrived or failed; the last chunk ends its task."""
         missing = self.missing.get(task)
         self._store.requests.pop((task, chunk), None)
         if missing is not None:
@@ -89,7 +89,7 @@ class Tasks:
                 self._end(task)
 
     def cancel(self, task: int, *, preempt: bool) -> int | None:
-        """End a task; return its worker if that must be sent new orders, else None."""
+        """End a task; return its worker if it needs new orders, else None."""
         entry = self._end(task)
         if entry is None:
             return None
@@ -101,7 +101,7 @@ class Tasks:
         return entry.worker if preempt else None
 
     def void(self, worker: int) -> None:
-        """End the tasks of a worker that is no longer there."""
+        """End the tasks of a worker that is lost."""
         handle = self._handles[worker]
         handle.present = False
         for task in [task for task, entry in self.in_flight.items() if entry.worker == worker]:
@@ -123,14 +123,14 @@ class Tasks:
         ]
 
     def restore(self, state: Sequence[Any], start: float) -> None:
-        """Give again the tasks that :meth:`state` returned."""
+        """Continue the tasks that :meth:`state` returned."""
         for task, plain, missing in state:
             entry = InFlight.from_plain(plain)
             self.give(task, entry._replace(started=entry.started + start), missing)
 
 
 class Comparisons:
-    """Compares gradients of the same partition that several workers compute, by their marks: they must agree."""
+    """Checks that workers which compute the same partition's gradient agree, by comparing the gradients' marks."""
 
     def __init__(self, tolerance: float) -> None:
         self._tolerance = max(tolerance, SINGLE)

@@ -1,6 +1,6 @@
-"""A worker, wherever it runs: it takes the newest order, computes, and sends its messages.
+"""The worker of clusters on the wall clock: it takes the newest order, computes, and sends messages.
 
-How orders and messages travel is a cluster's own: shared memory, Ray's objects, MPI's messages.
+Each cluster implements how orders and messages are sent: by shared memory, Ray's objects or MPI's messages.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from anyk.protocol import Chunk
 PREEMPT, UNINTERRUPTIBLE = 1, 2  # flags of an order
 READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED = range(7)  # kinds of reports
 NO_TASK = -1
-ASKED = "asked for losses"  # in the place of a slot's name: models that workers are asked about
+ASKED = "asked for losses"  # the slot name of models whose loss workers are asked for
 
-R = TypeVar("R")  # how a cluster names the buffer that a message is written to
+R = TypeVar("R")  # the cluster's type for the buffer of a message
 
 
 class Orders(NamedTuple):
@@ -36,46 +36,48 @@ class Orders(NamedTuple):
 
     task: int
     flags: int
-    start: float  # on the worker's clock: from when the task's delays count
+    start: float  # time from which the task's delays count, on the worker's clock
     before: float
     each: float
     chunks: Sequence[Chunk]
-    places: Sequence[int]  # where the model of each chunk is
-    versions: Sequence[int]  # and which version that is
+    places: Sequence[int]  # the place of each chunk's model
+    versions: Sequence[int]  # the version of each chunk's model
     requests: Sequence[Any]
-    question: Sequence[Any] | None = None  # about losses: number, place of the model, slot, partitions, samples
+    question: Sequence[Any] | None = (
+        None  # question about losses: number, place of the model, slot, partitions, samples
+    )
 
 
 class RunSetup(NamedTuple):
-    """The set-up that all workers of a run need at the start."""
+    """The settings that all workers of a run need at the start."""
 
-    blocks: int = 1  # parts of the vector of which each message is one
+    blocks: int = 1  # coordinates that are combined into one number of a message
     byzantine: tuple[int, ...] = ()  # Byzantine workers
-    seed: int = 0  # of mini-batches
-    local: Local | None = None  # how workers take steps of their own
-    together: bool = False  # consecutive partitions are computed at once
+    seed: int = 0  # for sampling mini-batches
+    local: Local | None = None  # how workers take local steps
+    together: bool = False  # whether consecutive partitions are computed together
 
 
-class _Stop(BaseException):  # as Disconnected, not an error of a user's gradient
-    """The task has been cancelled."""
+class _Stop(BaseException):  # like Disconnected; not an Exception, which a user's code may catch
+    """Raised in a worker when its task has been cancelled."""
 
 
 class Disconnected(BaseException):
-    """The driver has gone."""
+    """Raised in a worker when the driver has ended."""
 
 
 class Worker(ABC, Generic[R]):
-    """A worker of one run; :meth:`run` returns when the driver hangs up."""
+    """A worker of one run; :meth:`run` returns when the driver has ended."""
 
     def __init__(self, worker: int, setup: RunSetup) -> None:
         self.worker, self._setup = worker, setup
-        self._free = 0.0  # since when it has been idle, if it could not listen before
+        self._free = 0.0  # time since which an uninterruptible worker has been idle
         self._orders: Orders | None = None
         self._next: Orders | None = None
-        self._states: dict[int, State] = {}  # of the optimiser, by the task that left them
+        self._states: dict[int, State] = {}  # states of the optimiser, by the task that produced them
         self._done: dict[tuple[int, int], dict[int, Vector]] = {}  # finished partial gradients kept for a request
         self._served: set[tuple[int, int]] = set()
-        self._since = 0.0, 0.0  # when the task was taken, and when its delay was over
+        self._since = 0.0, 0.0  # times at which the task was taken and its delay was over
         self._pending: list[Any] = []  # requests for partitions that are not finished yet
         self._answered = 0  # the last question about losses
 
@@ -95,7 +97,7 @@ class Worker(ABC, Generic[R]):
 
     @abstractmethod
     def listen(self, until: float | None) -> None:
-        """Wait for new orders, at most until a time; raise :class:`Disconnected` when the driver has gone."""
+        """Wait for new orders, at most until a time; raise :class:`Disconnected` if the driver has ended."""
 
     @abstractmethod
     def model(self, slot: str, place: int) -> Vector:
@@ -107,7 +109,7 @@ class Worker(ABC, Generic[R]):
 
     @abstractmethod
     def reserve_buffer(self, length: int, chunk: int) -> tuple[R, Vector]:
-        """Return a buffer for a message of ``length`` numbers; wait while the driver holds all buffers."""
+        """Return a buffer for a message of ``length`` numbers; wait while the driver uses all buffers."""
 
     @abstractmethod
     def discard_buffer(self, buffer: R) -> None:
@@ -123,9 +125,9 @@ class Worker(ABC, Generic[R]):
     # ------------------------------------------------------------------------------------------- life
 
     def begin(self, partitions: Partitions, assigned: Sequence[int], first: Vector | None) -> None:
-        """Load the partitions; ``first``: a model to compute a first gradient at, which is slow (caches, imports).
+        """Load the partitions; ``first``: a model at which to compute one gradient in advance, as the first is slow.
 
-        An error there will come again in the first task, where it is reported as the gradient's.
+        An error is ignored here; it recurs in the first task, where it is reported.
         """
         partitions.load(list(assigned))
         self._messages = Messages(partitions, self._setup.blocks, self._setup.seed, together=self._setup.together)
@@ -137,7 +139,7 @@ class Worker(ABC, Generic[R]):
                 self._messages.partial_gradient(assigned[0], first)
 
     def run(self) -> None:
-        """Load the partitions, report that, and work."""
+        """Load the partitions, report that the worker is ready, and work."""
         try:
             self.start()
         except Exception as error:
@@ -167,12 +169,12 @@ class Worker(ABC, Generic[R]):
     # ------------------------------------------------------------------------------------------- hearing
 
     def _check_orders(self, done: int, chunk: int) -> None:
-        """Look at new orders between two partitions: serve requests, and stop if the task is cancelled."""
+        """Read new orders between two partitions: serve requests, and stop if the task is cancelled."""
         if not self.changed():
             return
         orders = self.take()
         if orders is None:
-            return  # overtaken by newer ones that are not all there yet
+            return  # newer orders are arriving
         assert self._orders is not None
         orders = self._obey(orders)
         if orders.task != self._orders.task:
@@ -182,7 +184,7 @@ class Worker(ABC, Generic[R]):
                 raise _Stop
 
     def _obey(self, orders: Orders) -> Orders:
-        """Do what orders ask for beside the task; return the newest orders, which may have come meanwhile."""
+        """Serve requests and questions; return the newest orders, which may have arrived meanwhile."""
         self._serve(orders.requests)
         while (question := orders.question) is not None and question[0] > self._answered:
             number, place, slot, partitions, samples = question
@@ -249,7 +251,7 @@ class Worker(ABC, Generic[R]):
                 buffer, out = self.reserve_buffer(length, index)
                 computing = time.monotonic()
                 if chunk.compress:
-                    out = np.empty(length, dtype=out.dtype)  # only the payload goes to the buffer
+                    out = np.empty(length, dtype=out.dtype)  # the buffer is only for the payload
                 if chunk.steps:
                     assert self._local is not None
                     models = [self.message((a, b), w.size) for _, a, b, _ in chunk.mix]
@@ -266,10 +268,10 @@ class Worker(ABC, Generic[R]):
                 continue
             packed = (chunk, version, w) if chunk.compress else None
             self._send(orders.task, index, buffer, out, started, computing, packed)
-        self._free = time.monotonic()  # a task that was not interrupted ends before the next one's delay begins
+        self._free = time.monotonic()  # an uninterrupted task ends before the next task's delay starts
 
     def _comparing(self, task: int, index: int, version: int) -> Callable[[int, Vector], None] | None:
-        """Return what reports the mark of a partition's gradient, if replicas are compared at this version."""
+        """Return a function that reports the mark of a gradient, if replicas are compared now, else None."""
         compared = self._messages.compared(version)
         if compared < 0:
             return None
@@ -283,7 +285,7 @@ class Worker(ABC, Generic[R]):
     def _keep(
         self, task: int, index: int, chunk: Chunk, w: Vector, between: Callable[[int], None], version: int
     ) -> None:
-        """Finish partitions one by one, keep them, and report each."""
+        """Compute partitions one by one, keep their gradients, and report each."""
         gradients = self._done.setdefault((task, index), {})
         compare = self._comparing(task, index, version)
         for done, j in enumerate(chunk.partitions):
@@ -299,7 +301,7 @@ class Worker(ABC, Generic[R]):
                 self._serve(asks)
 
     def _serve(self, asks: Sequence[Any]) -> None:
-        """Send requested messages; those not finished (a resumed run began anew) are sent when they are."""
+        """Send requested messages; those with unfinished partitions (in a resumed run) are sent later."""
         for ask in asks:
             task, index, partitions, coefficients, gathered = ask
             gradients = self._done.get((task, index))
@@ -328,7 +330,7 @@ class Worker(ABC, Generic[R]):
         computing: float,
         packed: tuple[Chunk, int, Vector] | None = None,
     ) -> None:
-        """Send a message that is in its buffer; one that is to be compressed is put there first."""
+        """Send the message in a buffer, compressing it first if required."""
         if self.worker in self._setup.byzantine:
             reverse_attack(out)
         computed = time.monotonic()

@@ -1,4 +1,4 @@
-"""A cluster on a virtual clock: gradients are real, time is not."""
+"""The cluster on a virtual clock: it computes real gradients and simulates time."""
 
 from anyk.clusters.virtual.calendar import Outage
 from anyk.clusters.virtual.cores import Compute

@@ -1,4 +1,4 @@
-"""The calendar of the virtual clock: alarms, and workers that are lost and join again."""
+"""The calendar of the virtual clock: alarms, and the losses and returns of workers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from anyk.protocol import Alarm, Joined, Lost, SetAlarm
 
-_LOST, _JOINED = 0, 1  # of two at the same time the loss comes first
+_LOST, _JOINED = 0, 1  # at equal times losses come first
 _NEVER = float("inf")
 
 
 class Outage(NamedTuple):
-    """A worker is lost at ``time`` and joins again at ``back`` (None: never, it is given up)."""
+    """A worker is lost at ``time`` and joins again at ``back`` (None: never, it is abandoned)."""
 
     time: float
     worker: int
@@ -21,11 +21,11 @@ class Outage(NamedTuple):
 
 
 class Calendar:
-    """Alarms that are set, and losses and returns that are yet to come."""
+    """Future alarms, losses and returns."""
 
     def __init__(self, outages: Iterable[Outage]) -> None:
         self.alarms: dict[str, float] = {}
-        # (time, kind, worker, when it is back)
+        # (time, kind, worker, time of its return)
         self.outages = [(o.time, _LOST, o.worker, _NEVER if o.back is None else o.back) for o in outages]
         heapify(self.outages)
 
@@ -37,7 +37,7 @@ class Calendar:
             self.alarms[order.name] = order.time
 
     def pop(self, before: float, now: float) -> Alarm | Lost | Joined | None:
-        """Remove and return the first entry, if it comes by ``before``; its time is at least ``now``."""
+        """Remove and return the first entry if its time is at most ``before``; entries before ``now`` happen now."""
         name = min(self.alarms, key=lambda key: (self.alarms[key], key), default=None)
         alarm = self.alarms[name] if name is not None else _NEVER
         outage = self.outages[0][0] if self.outages else _NEVER
@@ -56,7 +56,7 @@ class Calendar:
         return Lost(now, worker, "simulated outage", gone=back == _NEVER)
 
     def state(self) -> dict[str, Any]:
-        """Return the entries yet to come, as plain data."""
+        """Return the future entries, as plain data."""
         outages = [(time, kind, worker, None if back == _NEVER else back) for time, kind, worker, back in self.outages]
         return {"alarms": dict(self.alarms), "outages": outages}
 

@@ -1,4 +1,4 @@
-"""The vectors of a run on the virtual clock: models, and messages that are computed when they arrive."""
+"""The store of vectors on the virtual clock: models, and messages that are computed on arrival."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from anyk.clusters.store import Message, VectorStore
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Chunk, Layout
 
-Part = tuple[tuple[int, ...], int, int]  # partitions computed at once, their batch, which of their mini-batches
+Part = tuple[tuple[int, ...], int, int]  # partitions computed together, batch size, number of the mini-batch
 
 
 class ComputingStore(VectorStore):
-    """Computes messages when they arrive, as workers would: a cancelled message costs nothing."""
+    """Computes messages on arrival, as workers would, so that cancelled messages cost no computing."""
 
     def __init__(
         self, layout: Layout, partitions: Partitions, local: Local | None, *, seed: int, byzantine: Collection[int]
     ) -> None:
         super().__init__(Messages(partitions, layout.blocks, seed, together=layout.together))
         self._seed, self._byzantine = seed, byzantine
-        self._gradients: dict[tuple[str, int], dict[Part, Vector]] = {}  # that replicas share
+        self._gradients: dict[tuple[str, int], dict[Part, Vector]] = {}  # shared by replicas, by slot and version
         self._local = None if local is None else LocalSteps(self.messages, local)
-        # what workers keep: states of optimisers and compressors, by the task that left them
+        # for each worker the states of optimiser and compressor, by the task that produced them
         self._states: list[dict[int, State]] = [{} for _ in range(layout.workers)]
         for assigned, covered in zip(layout.assignment, layout.covers or layout.assignment, strict=True):
             partitions.load(assigned)
-            self.messages.length(tuple(covered))  # refuses what cannot be sent
+            self.messages.length(tuple(covered))  # raises for messages that are not supported
 
     # ------------------------------------------------------------------------------------------- models and messages
 
@@ -40,7 +40,7 @@ class ComputingStore(VectorStore):
         self._gradients.pop((slot, version), None)
 
     def forget(self, worker: int) -> None:
-        """Forget what a lost worker kept."""
+        """Drop the states of a lost worker."""
         self._states[worker] = {}
 
     def vectors(self) -> dict[str, Vector]:
@@ -61,7 +61,7 @@ class ComputingStore(VectorStore):
     # ------------------------------------------------------------------------------------------- computing
 
     def compute(self, task: int, index: int, chunk: Chunk, version: int, worker: int) -> tuple[str | None, int]:
-        """Compute a chunk's message; return (fault, digest). Without a fault it has arrived."""
+        """Compute a chunk's message, and store it unless it has a fault; return (fault, digest)."""
         w = self._models[chunk.slot, version]
         gradients = self._gradients.setdefault((chunk.slot, version), {})
         try:
@@ -71,23 +71,23 @@ class ComputingStore(VectorStore):
                 ids, out = chunk.covers, np.array(self._local.run(task, chunk, w, models, self._states[worker]))
             else:
                 ids, out = self._encode(task, index, chunk, version, w, gradients)
-        except Exception as error:  # a user's problem may raise anything; on a real worker it would, too
+        except Exception as error:  # a user's problem may raise any exception, as on a real worker
             return describe(error), 0
         why, bits = self._arrive(task, index, chunk, ids, out, worker, version)
         if why is not None:
-            gradients.clear()  # what is asked for again is computed again
+            gradients.clear()  # a repeated request is computed again
         return why, bits
 
     def _encode(
         self, task: int, index: int, chunk: Chunk, version: int, w: Vector, gradients: dict[Part, Vector]
     ) -> tuple[tuple[int, ...], Vector]:
-        """The partitions of a message, and the message; those ``gradients`` that are missing are computed."""
+        """Return a message's partitions and the message; compute gradients that are missing in ``gradients``."""
         messages = self.messages
         w = w.view()
         w.flags.writeable = False
         keys = [(part, chunk.batch, chunk.repeat) for part in messages.parts(chunk)]
         for key in keys:
-            if key not in gradients:  # a copy: its buffer may be the problem's own
+            if key not in gradients:  # a copy: the problem may reuse its buffer
                 gradients[key] = np.array(messages.gradient(key[0], w, chunk, version))
         request = self.requests.pop((task, index), None)
         ids = chunk.partitions
@@ -109,7 +109,7 @@ class ComputingStore(VectorStore):
     def _arrive(
         self, task: int, index: int, chunk: Chunk, ids: tuple[int, ...], out: Vector, worker: int, version: int
     ) -> tuple[str | None, int]:
-        """Take in a message; return (fault, digest)."""
+        """Store a message unless it has a fault; return (fault, digest)."""
         if worker in self._byzantine:
             reverse_attack(out)
         why, bits = checked(out)

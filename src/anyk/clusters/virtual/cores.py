@@ -15,12 +15,12 @@ from anyk.clusters.injection import InFlight
 from anyk.delays.base import MOST
 from anyk.errors import BadInput
 
-# (time, task, worker, chunk, kind); of two at the same time the one of the earlier task comes first. A plain tuple: the
-# heap compares them by the million. A kind from 1 on is the number of partitions that are finished.
+# (time, task, worker, chunk, kind); at equal times the earlier task comes first. A plain tuple, as the heap compares
+# millions of entries. A kind of at least 1 is the number of finished partitions.
 Entry = tuple[float, int, int, int, int]
 
-DUE = -1  # a chunk's delay is over: its message arrives, or, where computing takes time, it queues for a core
-REQUESTED = -2  # a message that was requested has been sent
+DUE = -1  # a chunk's delay is over: its message arrives, or, if computing takes time, it queues for a core
+REQUESTED = -2  # a requested message has been sent
 COMPUTED = -3  # a chunk leaves its core, and its message arrives
 
 Cost = Annotated[float, msgspec.Meta(ge=0, le=MOST)]  # seconds
@@ -41,7 +41,7 @@ class Compute:
     cores: AtLeastOne
 
     def partition_of(self, worker: int) -> float:
-        """Return the cost of a partial gradient to a worker, in seconds."""
+        """Return a worker's cost of a partial gradient, in seconds."""
         return self.partition[worker] if isinstance(self.partition, tuple) else self.partition
 
     def check_fleet(self, workers: int) -> None:
@@ -51,7 +51,7 @@ class Compute:
 
 
 class Cores:
-    """The chunks that are computing and those that wait for a core; the ends of computing go to the heap of entries."""
+    """Records the chunks that compute or wait for a core, and adds the ends of computing to the heap of entries."""
 
     def __init__(self, compute: Compute, heap: list[Entry], unit: float) -> None:
         self._compute, self._heap, self._unit = compute, heap, unit
@@ -64,7 +64,7 @@ class Cores:
         return bool(self._computing)
 
     def join(self, time: float, task: int, chunk: int, entry: InFlight) -> None:
-        """Let a chunk whose delay is over compute from ``time``, or as soon as a core is free."""
+        """Start computing a chunk at ``time``, or as soon as a core is free."""
         if len(self._computing) >= self._compute.cores:
             self._waiting.append((task, chunk))
             return
@@ -75,7 +75,7 @@ class Cores:
         heappush(self._heap, (time + cost, task, entry.worker, chunk, COMPUTED))
 
     def leave(self, time: float, task: int, chunk: int, in_flight: Mapping[int, InFlight]) -> None:
-        """Note that a chunk is computed; the next that waits takes its core."""
+        """Record that a chunk is computed; the next waiting chunk gets its core."""
         self._computing.remove((task, chunk))
         while self._waiting:
             task, chunk = self._waiting.popleft()
@@ -85,11 +85,11 @@ class Cores:
                 return
 
     def clear(self) -> None:
-        """Forget the chunks that wait."""
+        """Drop the waiting chunks."""
         self._waiting.clear()
 
     def state(self) -> dict[str, Any]:
-        """Return the chunks that compute and those that wait, as plain data."""
+        """Return the computing and waiting chunks, as plain data."""
         return {"computing": [list(place) for place in self._computing], "waiting": list(map(list, self._waiting))}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Tasks under way on the virtual clock, and their next events."""
+"""The schedule of the virtual clock: tasks in flight and their next events."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from anyk.protocol import Cancel, Cut, Dispatch, RequestMessage, Task
 
 
 class Schedule:
-    """Tasks from their dispatch to their end; ``heap`` contains their next events, ``now`` is the virtual clock."""
+    """Records tasks from dispatch to end; ``heap`` contains their next events, ``now`` is the virtual clock."""
 
     def __init__(self, injection: Injection, compute: Compute | None, store: ComputingStore | None) -> None:
         delays = injection.delays
         self.now = 0.0
-        self.newest: dict[str, int] = {}  # version of each slot
+        self.newest: dict[str, int] = {}  # newest version of each slot
         self.heap: list[Entry] = []
         self.in_flight: dict[int, InFlight] = {}
-        self.cuts: list[Cut] | None = None  # ends of cancelled chunks that are to be reported, if they are
-        self.unwanted: set[int] = set()  # cancelled tasks that are left to finish
+        self.cuts: list[Cut] | None = None  # ends of cancelled chunks to report, None if not reported
+        self.unwanted: set[int] = set()  # cancelled tasks that continue to their end
         self.cores = None if compute is None else Cores(compute, self.heap, injection.unit)
         self._injection, self._compute, self._store = injection, compute, store
-        self._delivered: dict[int, int] = {}  # messages that tasks of several chunks have sent
-        self._free = [0.0] * len(injection.numbers)  # when a worker that does not listen is free again
-        self._busy = False  # whether any may not be
+        self._delivered: dict[int, int] = {}  # the number of messages sent by a task of several chunks
+        self._free = [0.0] * len(injection.numbers)  # time at which an uninterruptible worker is free again
+        self._busy = False  # whether any worker may not be free
         self._uninterruptible = delays.uninterruptible
-        self._known_single: Sequence[Task] = ()  # chunks last found to be one a task
-        self._even = True  # whether all workers have been given equally many tasks
+        self._known_single: Sequence[Task] = ()  # the last tasks verified to have one chunk each
+        self._even = True  # whether all workers have had the same number of tasks
         self._simple = delays.by == "task" and delays.per == "task" and not getattr(delays, "slope", 0)
         self._simple &= injection.links is None and compute is None
 
     # ------------------------------------------------------------------------------------------- dispatch
 
     def dispatch(self, order: Dispatch) -> None:
-        """Give tasks to workers."""
+        """Start tasks on workers."""
         first, workers, chunks, number = order
         if self._simple and self._dispatch_together(first, workers, chunks):
             return
@@ -46,7 +46,7 @@ class Schedule:
             self._dispatch_one(task, worker, work, number)
 
     def _dispatch_together(self, first: int, workers: Sequence[int], chunks: Sequence[Task]) -> bool:
-        """Give tasks of one chunk to idle workers: rounds consist of these, so it is fast; return False for others."""
+        """Start one-chunk tasks on idle workers, fast, as rounds consist of these; return False for other tasks."""
         if len(workers) == 1:
             if len(chunks[0]) != 1:
                 return False
@@ -83,7 +83,7 @@ class Schedule:
         tasks = range(first, first + len(workers))
         heap.extend(zip([now + seconds for seconds in delays], tasks, workers, repeat(0), repeat(DUE), strict=False))
         heapify(heap)
-        # as plain tuples, which are made six times faster; whoever reads one makes it an InFlight
+        # as plain tuples, which are created six times faster; readers convert them to InFlight
         plain: Any = zip(workers, chunks, repeat(version), repeat(now), delays, repeat(0.0), strict=False)
         self.in_flight.update(zip(tasks, plain, strict=False))
         return True
@@ -95,11 +95,11 @@ class Schedule:
         before, each = self._injection.draw(task, worker, chunks, number, self.now)
         started = max(self.now, self._free[worker])
         self.in_flight[task] = InFlight(worker, chunks, versions, started, before, each)
-        if self._store is not None:  # else nothing is read
+        if self._store is not None:  # otherwise there are no messages to read
             self._store.begin(chunks)
         time = started + before
         for index, chunk in enumerate(chunks):
-            if chunk.send == "request":  # computing is counted, but does not queue for a core
+            if chunk.send == "request":  # computing takes time, but does not queue for a core
                 cost = self._cost(self.in_flight[task], chunk.send)
                 for done in range(1, len(chunk.partitions) + 1):
                     heappush(self.heap, (time + done * cost, task, worker, index, done))
@@ -108,13 +108,13 @@ class Schedule:
                 heappush(self.heap, (time, task, worker, index, DUE))
 
     def _cost(self, entry: InFlight, send: str) -> float:
-        """Return the seconds of a partition, without waiting for a core."""
+        """Return the seconds for a partition, without waiting for a core."""
         if self._compute is None or send != "request":
             return entry.each
         return entry.each + self._compute.partition_of(entry.worker)
 
     def request(self, order: RequestMessage) -> bool:
-        """Note what a chunk's message is to be made of; return False if its task has ended."""
+        """Record the contents of a chunk's requested message; return False if its task has ended."""
         if order.task not in self.in_flight:
             return False
         entry = InFlight._make(self.in_flight[order.task])
@@ -133,7 +133,7 @@ class Schedule:
     # ------------------------------------------------------------------------------------------- ends
 
     def deliver(self, task: int, entry: InFlight) -> bool:
-        """Note that a task has sent a message; return whether that was its last, with which it ends."""
+        """Record that a task has sent a message; return whether this was its last, which ends the task."""
         if len(entry.chunks) > 1:
             sent = self._delivered[task] = self._delivered.get(task, 0) + 1
             if sent < len(entry.chunks):
@@ -144,10 +144,10 @@ class Schedule:
         return True
 
     def cancel(self, order: Cancel) -> None:
-        """End tasks, or leave them to finish unwanted; ``cuts`` gathers the ends of their chunks."""
+        """End tasks, or let them finish without messages; ``cuts`` collects the ends of their chunks."""
         now, in_flight, store = self.now, self.in_flight, self._store
         preempt, cuts = order.mode == "preempt", self.cuts
-        if preempt:  # who is left to finish unwanted exchanges its vectors, too
+        if preempt:  # a task that continues to its end also transfers its vectors
             self._injection.cancel(order.tasks, now)
         if store is not None and store.requests:
             ended = set(order.tasks)
@@ -177,7 +177,7 @@ class Schedule:
                 self._free[entry.worker] = end
                 self._busy = True
             if not preempt and end > now:
-                self.unwanted.add(task)  # it finishes, and its messages, which nobody computes, are dropped
+                self.unwanted.add(task)  # it continues, but its messages are neither computed nor delivered
                 return
         self._drop(task)
         if cuts is None:
@@ -197,7 +197,7 @@ class Schedule:
             self._drop(task)
 
     def _drop(self, task: int) -> None:
-        """Forget a task that has ended before its last message."""
+        """Drop a task that has ended before its last message."""
         entry = self.in_flight.pop(task)
         self.unwanted.discard(task)
         self._delivered.pop(task, None)
@@ -207,7 +207,7 @@ class Schedule:
     # ------------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
-        """Return the tasks under way, as plain data."""
+        """Return the tasks in flight, as plain data."""
         return {
             "heap": [entry for entry in sorted(self.heap) if entry[1] in self.in_flight or entry[4] == COMPUTED],
             "in_flight": list(self.in_flight.items()),

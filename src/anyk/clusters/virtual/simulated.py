@@ -1,4 +1,4 @@
-"""The cluster on a virtual clock: commands in, events out, in the order of their times."""
+"""The cluster on a virtual clock: it executes commands and yields events in the order of their times."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from anyk.specs import show
 class Simulated(Cluster):
     """Workers on a virtual clock; the same seed gives the same events and times everywhere.
 
-    A task takes its injected delay and, with ``compute``, a turn on one of the machine's cores; without, computing
-    and communication take no time. Events at equal times come in the order of their orders. ``outages``
-    are losses of workers, and their returns.
+    A task takes its injected delay and, with ``compute``, time on one of the machine's cores; otherwise
+    computing takes no time. Events at equal times come in the order of their commands. ``outages``: losses of workers,
+    and their returns.
 
     >>> import anyk
     >>> cluster = Simulated(workers=30, delays=anyk.delays.Exponential(mean=0.5), seed=1)
@@ -76,7 +76,7 @@ class Simulated(Cluster):
             compute.check_fleet(workers)
         self.compute = compute
         computing = compute is not None and (compute.task or compute.partition or compute.step)
-        times: Any = getattr(self.delays, "times", None)  # of a trace or table
+        times: Any = getattr(self.delays, "times", None)  # if the model is a trace or table
         still = self.delays.silent or (times is not None and not times.any())
         self.passes_time = bool(computing or not still or not self.communication.silent)
         self._outages = tuple(outages)
@@ -87,7 +87,7 @@ class Simulated(Cluster):
         self.store = VectorStore() if computing is None else computing
         self._schedule = Schedule(self.injection, self.compute, computing)
         self._calendar = Calendar(self._outages)
-        self._projections: deque[ProjectMessage] = deque()  # asked for and not answered yet
+        self._projections: deque[ProjectMessage] = deque()  # requested projections
         self._commands: dict[type, Callable[[Any], None]] = {
             Dispatch: self._schedule.dispatch,
             Cancel: self._schedule.cancel,
@@ -181,7 +181,7 @@ class Simulated(Cluster):
                 if event is not None:
                     schedule.now = event.time
                     if isinstance(event, Lost):
-                        self.give_up(event.worker)  # for now
+                        self.give_up(event.worker)  # until it returns
                     yield event
                     continue
             if not heap:
@@ -198,7 +198,7 @@ class Simulated(Cluster):
                 continue
             if time > schedule.now:
                 schedule.now = time
-            if not computes and kind < 0 and len(entry[1]) == 1:  # by far the most, and therefore fast
+            if not computes and kind < 0 and len(entry[1]) == 1:  # the most frequent case, made fast
                 del in_flight[task]
                 if schedule.unwanted:
                     schedule.unwanted.discard(task)
@@ -209,13 +209,13 @@ class Simulated(Cluster):
                 yield event
 
     def _event(self, time: float, task: int, chunk: int, kind: int, entry: InFlight) -> Event | None:
-        """The event of an entry of the heap: a message, a partition that is finished, or none."""
+        """Return the event of a heap entry: a message, a finished partition, or None."""
         schedule, computing, worker = self._schedule, self.computing, entry.worker
         if kind >= 0:
             if task not in schedule.unwanted:
                 return Progress(time, worker, task, chunk, kind)
             if kind == len(entry.chunks[chunk].partitions) and chunk == len(entry.chunks) - 1:
-                del schedule.in_flight[task]  # nobody will ask for its message
+                del schedule.in_flight[task]  # its message will not be requested
                 schedule.unwanted.discard(task)
             return None
         wanted = task not in schedule.unwanted
@@ -233,7 +233,7 @@ class Simulated(Cluster):
         return Reply(schedule.now, worker, task, chunk, timing)
 
     def _project(self, order: ProjectMessage) -> MessageProjected | None:
-        """A message's projection; without payload 0 of honest workers and something else of Byzantine ones."""
+        """Return a message's projection; without vectors 0 for honest workers and -100 for Byzantine workers."""
         worker, task, chunk, key = order
         if self.computing is None:
             value: float | None = -100.0 if worker in self.byzantine else 0.0
