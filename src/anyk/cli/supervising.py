@@ -27,7 +27,7 @@ def supervised() -> bool:
 
 
 def supervise(resume: click.Command, folder: Path) -> int:
-    """Train in a process of its own as this command line specifies, until it ends by itself; return its exit code.
+    """Train in a separate process as this command line specifies, until it ends by itself; return its exit code.
 
     A process that is killed by a signal (also for want of memory) is resumed from its last checkpoint. Bad input and
     runs that fail or diverge are final. An interrupt of this process is forwarded, and ends both.
@@ -72,9 +72,9 @@ class _Forwarding:
             signal.signal(number, handler)
 
     def wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Return the exit code of a process, to which signals are forwarded meanwhile."""
+        """Wait for a process, forward signals to it meanwhile, and return its exit code."""
         self._process = process
-        if self.interrupted:  # while no process was there
+        if self.interrupted:  # before the process started
             process.terminate()
         return process.wait()
 

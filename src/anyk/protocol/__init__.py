@@ -2,7 +2,7 @@
 
 A *strategy* receives events and returns commands. It has no arrays, clock or random numbers of its own, so the same
 object runs on a virtual clock, on real machines and from a log. A *cluster* carries out commands and reports events.
-The driver in :mod:`anyk.runs` stands between them.
+The driver in :mod:`anyk.runs` connects them.
 
 Runs have millions of events and commands: they are named tuples of plain data, and a command concerns many workers
 together. Tasks are numbered by the strategy, upwards from 0; numbers are never reused.

@@ -1,4 +1,4 @@
-"""Agreement of messages: workers that were given the same samples and the same model must send the same numbers."""
+"""Agreement of messages: workers with the same samples and the same model must send the same numbers."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class _Sent(NamedTuple):
 
 @dataclass
 class _Doubt:
-    """Messages of the same work of which at least one is wrong; ``own``: each worker is compared with itself only."""
+    """Messages of the same work, at least one of them wrong; ``own``: each worker is compared with itself only."""
 
     own: bool
     sent: list[_Sent] = field(default_factory=list)
 
 
 class Agreement:
-    """Compares the messages of a model version before the strategy is told of them.
+    """Compares the messages of a model version before the strategy receives them.
 
     Replicas (equal chunks) must send equal messages: equal bits on one machine, else numbers that differ by at most
     ``tolerance`` of their norm. When more than ``layout.spanning`` messages of other codes have arrived, each further
@@ -70,7 +70,7 @@ class Agreement:
         self.wrong: Counter[int] = Counter()  # messages that were proved wrong, by worker
 
     def take(self, reply: Reply) -> Sequence[Event]:
-        """Return the events that the strategy is told when a message arrives: the reply, or failures in its place."""
+        """Return the strategy's events for a message that arrived: the reply, or failures in its place."""
         place = reply.task, reply.chunk
         chunk, version = self._ledger.chunk(*place), self._ledger.version_of(*place)
         if chunk.steps or chunk.compress or chunk.send != "done":
@@ -134,7 +134,7 @@ class Agreement:
     def _contradicting(
         self, sent: dict[Chunk, list[tuple[int, Place]]], chunk: Chunk, place: Place
     ) -> list[tuple[int, Place]]:
-        """Return the messages, this one included, that cannot all be right; none when they fit or are too few."""
+        """Return this message and the others that it contradicts; none if they agree or are too few."""
         arrived = {
             other: message
             for other, messages in sent.items()
@@ -173,7 +173,7 @@ class Agreement:
     # ------------------------------------------------------------------------------------------- consequences
 
     def _doubt(self, version: Version, time: float, messages: list[tuple[int, Place]], *, own: bool) -> Iterator[Event]:
-        """Use none of these messages until it is known which of them is right."""
+        """Yield a failure for each of these contradictory messages, and record them as in doubt."""
         for worker, place in messages:
             chunk = self._ledger.chunk(*place)
             doubt = self._doubts[version].setdefault(chunk, _Doubt(own))
@@ -202,9 +202,9 @@ class Agreement:
     def _forget(self, version: Version) -> None:
         """Start a version; forget the earlier ones of its slot."""
         slot, number = version
-        for kept in (self._sent, self._doubts):
-            for old in [key for key in kept if key[0] == slot and key[1] < number]:
-                del kept[old]
+        for by_version in (self._sent, self._doubts):
+            for old in [key for key in by_version if key[0] == slot and key[1] < number]:
+                del by_version[old]
         self._sent[version], self._doubts[version] = {}, {}
         self._failed = {place for place in self._failed if self._ledger.batch(place[0]) is not None}
 

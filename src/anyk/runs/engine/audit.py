@@ -1,4 +1,4 @@
-"""A second opinion on every step: what its weights make of the coefficients that workers were given."""
+"""Audit of every step: the residual is recomputed from its weights and the dispatched coefficients."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Flat = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]  # place, 
 class Audit:
     """Recomputes the residual of a sum from the coefficients *dispatched*, and refuses a step that states another.
 
-    A strategy finds its weights by its code's matrix. Were that not what its workers compute with, the sum would be
-    wrong, and the residual that it states would not show it.
+    A strategy computes weights from its code's matrix. If its workers used other coefficients, the sum would be wrong
+    although the stated residual looks right.
     """
 
     def __init__(self, partitions: int, blocks: int) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 
 from anyk import keyed
 
-_ALONE = 8  # so many parts are done sooner than threads are started
+_ALONE = 8  # below this number of parts, starting threads takes longer than the work
 
 
 def cores() -> int:
-    """Threads that a large step may have: as ``OMP_NUM_THREADS`` says, else one for each core that is ours."""
+    """Return the number of threads for a large step: ``OMP_NUM_THREADS``, else one for each available core."""
     setting = os.environ.get("OMP_NUM_THREADS", "")
     if setting.isdecimal() and int(setting):
         return int(setting)
@@ -22,12 +22,12 @@ def cores() -> int:
 
 
 def parts_of(size: int) -> list[slice]:
-    """A vector of so many numbers in parts."""
+    """Return the slices that divide a vector of ``size`` numbers into parts."""
     return [slice(first, min(first + keyed.PART, size)) for first in range(0, size, keyed.PART)]
 
 
 def by_part(work: Callable[[slice], int], size: int) -> int:
-    """Call ``work`` with each part of a vector of ``size`` numbers; returns the sum of what it returns, as 63 bits.
+    """Call ``work`` with each part of a vector of ``size`` numbers; return the sum of its results modulo 2^63.
 
     Parts of a large vector are worked on by several threads at once: NumPy computes without the interpreter's lock.
 

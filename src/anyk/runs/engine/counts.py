@@ -1,4 +1,4 @@
-"""How many chunks of a run ended in which way, and what a step used."""
+"""Counts of a run's chunks by how they ended, and statistics of the messages that a step used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Counts:
     """Chunks by how they ended.
 
     ``counted``: used in the step for the version they were computed on; ``late_counted``: in a later step (staleness
-    above 0); ``discarded``: the message came and was not used; ``cancelled``: cut off before it came; ``lost``: its
+    above 0); ``discarded``: the message arrived and was not used; ``cancelled``: before it arrived; ``lost``: its
     worker died or gave no usable message. ``open`` are still under way.
     """
 
@@ -48,7 +48,7 @@ class Counts:
 
 
 class Used(NamedTuple):
-    """The messages of a step: how many that none had used before, of how many workers, and how stale all are."""
+    """The messages of a step: the number used for the first time, the number of their workers, and staleness."""
 
     replies: int
     workers: int

@@ -1,4 +1,4 @@
-"""What the driver remembers of tasks that were dispatched together."""
+"""Records of tasks that were dispatched together, and the status of each of their chunks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from anyk.protocol import Chunk, Task, Timing
 
-# what has become of a chunk; CUT: cancelled, and its end not known yet; KEPT: counted, and its message still there
+# status of a chunk; CUT: cancelled, but its end is not yet known; KEPT: counted, but its message is still stored
 OPEN, ARRIVED, ENDED, CUT, KEPT = range(5)
 
 
@@ -15,9 +15,8 @@ class Batch:
     """Tasks dispatched together: one record for all, so that a round of many workers costs little more than of few.
 
     ``status`` has ``width`` places for each task's chunks; places without a chunk count as ended. ``left``: chunks that
-    may still be used, or used again. Those that have been cancelled may not, whenever their workers say so: a batch is
-    done with, and its model version given back, without waiting for workers that say nothing. ``cancelled``: when, by
-    task.
+    may still be used, or used again. Cancelled chunks are not among them, so a batch is closed and its model version
+    released without waiting for workers that do not answer. ``cancelled``: times of cancellation in seconds, by task.
     """
 
     __slots__ = (
@@ -53,16 +52,16 @@ class Batch:
         self.done: dict[int, int] = {}  # partitions that workers have reported as finished
 
     def chunk(self, place: int) -> Chunk:
-        """The chunk of a place."""
+        """Return the chunk of a place."""
         return self.chunks[place // self.width][place % self.width]
 
     def places(self, task: int, status: int) -> list[int]:
-        """The places of a task's chunks that have this status."""
+        """Return the places of a task's chunks that have this status."""
         start = (task - self.first) * self.width
         return [place for place in range(start, start + self.width) if self.status[place] == status]
 
     def slots(self) -> set[str]:
-        """The slots that the chunks work on."""
+        """Return the slots whose models the chunks use."""
         if self.width == 1 and self.chunks[0][0].slot == self.chunks[-1][0].slot and len(self.versions) == 1:
             return {self.chunks[0][0].slot}
         return {chunk.slot for task in self.chunks for chunk in task}
@@ -79,7 +78,7 @@ class Batch:
 
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> Batch:
-        """Read back what JSON made of one."""
+        """Return the batch that :meth:`plain` described, read from JSON."""
         first, workers, chunks, versions, at, status, timing, cancelled = plain
         batch = cls(first, workers, [tuple(map(Chunk.from_plain, task)) for task in chunks], versions, at)
         batch.status, batch.left = bytearray(status), sum(s in (OPEN, ARRIVED, KEPT) for s in status)

@@ -1,4 +1,4 @@
-"""The one driver loop: events to the strategy, its commands to the cluster, sums to the optimiser, all to the log."""
+"""The driver loop, which passes events, commands and sums between strategy, cluster and optimiser, and logs them."""
 
 from __future__ import annotations
 
@@ -103,18 +103,18 @@ class Driver:
         self._asked = asked
         self.equal_bits = False  # whether several workers send messages that must not differ in a bit
         self._agreement: Agreement | None = None
-        self._pending: deque[Event] = deque()  # events of one message that the strategy has not been told yet
+        self._pending: deque[Event] = deque()  # events of one message that the strategy has not received yet
         self.need: Need | None = None  # of memory
         self.time = 0.0  # of the newest version
         self.present: set[int] = set()
         self.stopped: Stop | None = None
         self.interrupted = self._over = False
         self.last_update: Combine | Mix | None = None
-        self.last: Update | None = None  # what the log says of it
+        self.last: Update | None = None  # its record in the log
         self.taking: Combine | Mix | None = None  # the step that is being taken, messages inside messages included
         self.obeying: Sequence[Command] = ()  # the commands it came with
         self.used_by: Collection[int] = ()  # workers whose messages were used in the last step
-        self._orders: list[Order] = []  # commands that the cluster has not been told yet
+        self._orders: list[Order] = []  # commands that the cluster has not received yet
         self._carry_out: dict[type[Command], Callable[[Any], None]] = {
             Dispatch: self._dispatch,
             Cancel: self._cancel,
@@ -187,13 +187,13 @@ class Driver:
         self._answer()
 
     def run(self) -> None:
-        """Go on until a limit is reached or the strategy stops; raises :class:`~anyk.errors.RunFailed` if it failed."""
+        """Continue until a limit is reached or the strategy stops; raise :class:`~anyk.errors.RunFailed` on failure."""
         if self.finished():
             return
         log, on, failing = self.log, self.running.on, self._faults.in_a_row
         agreement = self._agreement
         arrive = self.ledger.arrive if agreement is None else _accept  # it has been entered before it was compared
-        self._answer()  # what a resumed run's strategy had asked and not been told
+        self._answer()  # questions of a resumed run's strategy that were not answered yet
         # an alarm, and not a look at the clock, ends a run at its limit: no event that comes later is taken and lost
         self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
         on_event, on_news = self._on_event, self._on_news
@@ -263,7 +263,7 @@ class Driver:
                     yield pending.popleft()
 
     def _answer(self) -> None:
-        """Tell the strategy what it asked the driver, and do what it says to that."""
+        """Pass answers to the strategy's questions on to it, and carry out the commands that follow."""
         answers = self._questions.answers
         while answers:
             event = answers.popleft()
@@ -274,7 +274,7 @@ class Driver:
 
     @property
     def step(self) -> int:
-        """Versions made so far, of the trained slot that has the fewest."""
+        """Number of versions so far of the trained slot that has the fewest."""
         return self.versions.step
 
     @property
@@ -289,19 +289,19 @@ class Driver:
 
     @property
     def now(self) -> float:
-        """When the event at hand happened, on the run's clock."""
+        """Time of the current event, in seconds of the run's clock."""
         return self._now
 
     def end(self) -> None:
-        """End the run after the event at hand: what it was for has been reached."""
+        """End the run after the current event, because its goal has been reached."""
         self._over = True
 
     def interrupt(self) -> None:
-        """End the run after the event at hand, though it could go on."""
+        """End the run after the current event, although it could continue."""
         self.interrupted = True
 
     def finished(self) -> bool:
-        """Whether a limit has been reached or the strategy has stopped."""
+        """Return whether a limit has been reached or the strategy has stopped."""
         return (
             self.stopped is not None
             or self.interrupted
@@ -310,9 +310,9 @@ class Driver:
         )
 
     def settle(self) -> None:
-        """Close the ledger: what is still open is cancelled."""
+        """Close the ledger; open chunks are cancelled."""
         if self.log is not None:
-            self.log.seq += 1  # what is written from here on is forgotten when the run is resumed
+            self.log.seq += 1  # entries from here on are dropped when the run is resumed
         self.ledger.settle(self._now)
         if self.log is not None:
             self.log.flush()
@@ -334,7 +334,7 @@ class Driver:
             self._send()
 
     def _send(self) -> Sequence[Cut]:
-        """Tell the cluster what has gathered; returns what it knows at once of chunks cut off."""
+        """Send the collected commands to the cluster; return ends of cancelled chunks that it reports immediately."""
         cuts = self.cluster.execute(self._orders)
         self._orders.clear()
         return cuts
@@ -345,9 +345,9 @@ class Driver:
 
     def _cancel(self, command: Cancel) -> None:
         self._orders.append(command)
-        # a virtual cluster is told at once, to hear what becomes of what is cut off
+        # a virtual cluster reports the ends of cancelled chunks immediately
         cuts = self._send() if self.cluster.virtual else ()
-        # a real worker may answer all the same, and one that is left to finish will
+        # a real worker may still answer, and does so if it is left to finish
         later = not self.cluster.virtual or command.mode == "discard"
         self.ledger.cancel(command, cuts, self._now, later=later)
 
@@ -392,14 +392,14 @@ class Driver:
             self._on_step(self)
 
     def observe(self, slot: str, version: int, value: float) -> None:
-        """Tell the optimiser what the newest version is worth, for a schedule that goes by it."""
+        """Pass the value of the newest version to the optimiser, for a schedule that depends on it."""
         if self.optimizer is not None and self.versions[slot] == version:
             self.optimizer.observe(self.versions.optimizer_states[slot], value)
 
     # ------------------------------------------------------------------------------------------- what goes wrong
 
     def _heed(self, event: Event) -> None:
-        """Do what failures, losses and arrivals of workers ask of the driver itself."""
+        """Update the driver after a failure, a loss or an arrival of a worker."""
         if isinstance(event, Failed):
             self._unusable(event)
         elif isinstance(event, Lost):
@@ -408,7 +408,7 @@ class Driver:
             self.present.add(event.worker)
 
     def _failed(self, event: Failed) -> Failed | Lost:
-        """A message that must not be used; one too many in a row, and its worker is given up instead."""
+        """Return the failure, or the loss of its worker after too many failures in a row."""
         if self.cluster.recorded:
             return event
         judged = self._faults.judge(event, self.step)
@@ -418,7 +418,7 @@ class Driver:
         return judged
 
     def _unusable(self, event: Failed) -> None:
-        """Book a message that must not be used; raises when the run has diverged."""
+        """Record a message that must not be used; raise if the run has diverged."""
         if self.log is not None:
             self.log.note(event.time, "set aside", f"worker {event.worker}, step {self.step}: {event.reason}")
         slot, version = self.ledger.fail(event)
@@ -435,7 +435,7 @@ class Driver:
     # ------------------------------------------------------------------------------------------- checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Everything a resumed run needs besides vectors, as plain data."""
+        """Return everything that a resumed run needs besides vectors, as plain data."""
         return {
             "strategy": self.running.save(),
             "cluster": self.cluster.state(),
@@ -452,12 +452,12 @@ class Driver:
         }
 
     def vectors(self) -> dict[str, Vector]:
-        """The vectors a resumed run needs: models in use, optimiser states, messages that wait to be used."""
+        """Return the vectors that a resumed run needs: models in use, optimiser states and unused messages."""
         own = {f"cluster/{key}": vector for key, vector in self.cluster.vectors().items()}
         return self.versions.vectors() | self.ledger.vectors() | own
 
     def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> None:
-        """Go on from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
+        """Continue from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
         self.time, self._now = state["time"], state["now"]
         here, self.present = self.present, set(state["present"])
         self.versions.restore(state["versions"], vectors)

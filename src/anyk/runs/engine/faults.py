@@ -1,4 +1,4 @@
-"""Messages that must not be used: when they are the end of their worker, and when of the run."""
+"""Unusable messages, after which a worker is given up or the run fails."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from anyk.errors import BadInput, RunFailed
 from anyk.protocol import Failed, Lost
 from anyk.runs.engine.agreement import DIFFERS
 
-_AT_FAULT = f"{BadInput.__name__}: "  # how a worker's words begin where asking again is of no use
+_AT_FAULT = f"{BadInput.__name__}: "  # start of a reason that makes another attempt useless
 _NOT_FINITE = "not finite"
 _FAILURES = 10  # unusable messages in a row after which a worker is given up
 
 
 class Faults:
-    """Unusable messages by worker, and how many in a row; a usable message takes its worker out of ``in_a_row``."""
+    """Unusable messages by worker, in a row and since the last step; a usable one takes its worker off ``in_a_row``."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self.in_a_row: dict[int, tuple[int, str]] = {}  # by worker: how many, and the last one's fault
+        self.in_a_row: dict[int, tuple[int, str]] = {}  # by worker: their number, and the last reason
         self._since_step: dict[int, str] = {}  # by worker
-        self._not_finite: dict[tuple[str, int], set[int]] = {}  # by version: who sent what is not finite
+        self._not_finite: dict[tuple[str, int], set[int]] = {}  # by version: the workers whose messages were not finite
 
     def judge(self, event: Failed, step: int) -> Failed | Lost:
-        """A message that must not be used; one too many in a row, and its worker is given up instead.
+        """Return the failure, or the loss of its worker after too many failures in a row.
 
         Raises when most workers fail in the same way, which no other worker can make up for, and when the problem
         itself is at fault.
@@ -48,7 +48,7 @@ class Faults:
         return Lost(event.time, worker, f"{count} unusable messages in a row, the last: {why}", gone=True)
 
     def count(self, event: Failed, slot: str, version: int, step: int) -> None:
-        """Count an unusable message on a version; raises when most of them are not finite: the run has diverged."""
+        """Count an unusable message on a version; raise if most workers' messages are not finite (divergence)."""
         if _kind(event.reason) == _NOT_FINITE:
             workers = self._not_finite.setdefault((slot, version), set())
             workers.add(event.worker)
@@ -56,28 +56,28 @@ class Faults:
                 raise _diverged(event.reason, step)
 
     def stepped(self, slot: str) -> None:
-        """A slot has a new version."""
+        """Forget the faults that a new version of a slot makes obsolete."""
         if self._since_step:
             self._since_step.clear()
         if self._not_finite:
             self._not_finite = {key: bad for key, bad in self._not_finite.items() if key[0] != slot}
 
     def since_step(self) -> str:
-        """The faults since the last step, of three workers at most, to be added to why a run stopped."""
+        """Return the faults since the last step, of at most three workers, to append to the reason of a stop."""
         return "".join([f"; worker {worker}: {why}" for worker, why in sorted(self._since_step.items())][:3])
 
     def state(self) -> list[Any]:
-        """The faults in a row, as plain data."""
+        """Return the faults in a row, as plain data."""
         return [[worker, *failing] for worker, failing in self.in_a_row.items()]
 
     def restore(self, state: list[Any]) -> None:
-        """Go on from what :meth:`state` gave."""
-        self.in_a_row.clear()  # in place: the driver's loop holds on to it
+        """Continue from :meth:`state`."""
+        self.in_a_row.clear()  # in place: the driver's loop keeps a reference to it
         self.in_a_row.update({worker: (count, why) for worker, count, why in state})
 
 
 def _kind(fault: str) -> str:
-    """The fault of a message without what differs from worker to worker: the type of an error, whatever the item."""
+    """Return the kind of a fault: the type of an error, without numbers that differ between workers."""
     return _NOT_FINITE if fault.startswith(_NOT_FINITE) else re.sub(r"\d+(, \d+)*", "…", fault.partition(":")[0])
 
 

@@ -1,4 +1,4 @@
-"""The ledger of a run: every chunk dispatched ends in exactly one way, here, and the sums match."""
+"""The ledger of a run, in which every dispatched chunk ends in exactly one way."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from anyk.runs.log.schema import Ended, Reuse
 _UNTIMED: tuple[Timing | None, float | None] = (None, None)
 _NO_TIMES = (None, None, None, None, None)
 _UNUSED = (None, None, None)
-_CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is written down as never begun
+_CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is recorded as never begun
 
 
-_UNSEEN = Used(0, 0, 0.0, 0)  # where neither log nor models are kept, nobody looks
+_UNSEEN = Used(0, 0, 0.0, 0)  # without log and models, these statistics are not used
 
 
 class Ledger:
-    """The chunks under way, what has come of them, and how each one ends.
+    """The chunks under way, their status, and how each ends.
 
-    ``computes``: whether there are messages, so that they and the versions they need are kept.
+    ``computes``: whether there are messages, so that they and the versions they need are stored.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Ledger:
         return self._cut
 
     def batch(self, task: int) -> Batch | None:
-        """The batch of a task that is under way."""
+        """Return the batch of a task that is under way, or None."""
         return self._given.get(task)
 
     def version(self, slot: str, task: int) -> int:
-        """The version of a slot that a task was given."""
+        """Return the version of a slot on which a task is computed."""
         return self._given[task].versions[slot]
 
     def partitions(self, task: int, chunk: int) -> tuple[int, ...]:
-        """The partitions that a message covers."""
+        """Return the partitions that a message covers."""
         batch = self._given[task]
         inside = [j for (t, c), _ in self.gathered.get((task, chunk), ()) for j in self.partitions(t, c)]
         return tuple(dict.fromkeys([*batch.chunks[task - batch.first][chunk].partitions, *inside]))
@@ -93,7 +93,7 @@ class Ledger:
                     yield (batch.first + item, index), batch.workers[item]
 
     def covered(self, messages: Sequence[tuple[int, int]]) -> int:
-        """The rows that messages cover."""
+        """Return the number of rows that messages cover."""
         return sum(self.sizes[j] for message in messages for j in self.partitions(*message))
 
     # ------------------------------------------------------------------------------------------- what comes
@@ -118,7 +118,7 @@ class Ledger:
                 self._versions.pin(slot, batch.versions[slot])
 
     def request(self, command: RequestMessage) -> None:
-        """A chunk's message will be made of this, and its receipt is to say so."""
+        """Record the partitions and coefficients of a message that has been requested."""
         batch = self._given[command.task]
         item = command.task - batch.first
         task = list(batch.chunks[item])
@@ -130,13 +130,13 @@ class Ledger:
             self.gathered[command.task, command.chunk] = list(zip(command.messages, command.weights, strict=True))
 
     def arrive(self, event: Reply) -> bool:
-        """A message has come; returns whether it may be used."""
+        """Record a message that arrived; return whether it may be used."""
         batch = self._given.get(event.task)
         if batch is None:
             self._late(event)
             return False
         place = (event.task - batch.first) * batch.width + event.chunk
-        if batch.status[place] != OPEN:  # told twice, or its worker was lost before
+        if batch.status[place] != OPEN:  # repeated, or its worker was lost before
             if batch.status[place] == ENDED:
                 self._cluster.free(event.task, event.chunk)
             return False
@@ -146,13 +146,13 @@ class Ledger:
         return True
 
     def progress(self, event: Progress) -> None:
-        """A worker has finished so many partitions of a chunk that is sent on request."""
+        """Record the number of finished partitions of a chunk that is sent on request."""
         batch = self._given.get(event.task)
         if batch is not None:
             batch.done[(event.task - batch.first) * batch.width + event.chunk] = event.done
 
     def _late(self, event: Reply) -> None:
-        """A message of a cancelled task came all the same."""
+        """Free a message that arrived after its task was cancelled, and record its end."""
         batch = self._cut.get(event.task)
         place = (event.task - batch.first) * batch.width + event.chunk if batch is not None else 0
         self._cluster.free(event.task, event.chunk)
@@ -163,7 +163,7 @@ class Ledger:
         self._overtake(event.worker, event.task)
 
     def fail(self, event: Failed) -> tuple[str, int]:
-        """A message must not be used; returns the slot and the version that it was computed on."""
+        """Record an unusable message; return the slot and the version that it was computed on."""
         batch = self._given[event.task]
         place = (event.task - batch.first) * batch.width + event.chunk
         slot = batch.chunk(place).slot
@@ -176,7 +176,7 @@ class Ledger:
         return slot, version
 
     def fail_late(self, event: Failed) -> None:
-        """A cancelled task failed; its model version may have been overwritten under it, so that says nothing."""
+        """Record the failure of a cancelled task, which is no fault: its model may have been overwritten meanwhile."""
         batch = self._cut.get(event.task)
         if batch is not None:
             place = (event.task - batch.first) * batch.width + event.chunk
@@ -184,7 +184,7 @@ class Ledger:
                 self._end(batch, place, "discarded", due=event.time)
 
     def cut(self, event: Cut) -> None:
-        """A worker says how far a cancelled chunk had come."""
+        """Record the number of partitions that a worker finished of a cancelled chunk."""
         batch = self._cut.get(event.task)
         if batch is not None:
             place = (event.task - batch.first) * batch.width + event.chunk
@@ -193,7 +193,7 @@ class Ledger:
         self._overtake(event.worker, event.task)
 
     def lose(self, worker: int) -> None:
-        """A worker is lost, and with it all that was expected of it."""
+        """End all chunks of a lost worker."""
         for tasks, waiting in ((self._given, OPEN), (self._cut, CUT)):
             for task, batch in list(tasks.items()):
                 if batch.workers[task - batch.first] != worker:
@@ -205,7 +205,7 @@ class Ledger:
         self._cut_of[worker].clear()
 
     def _overtake(self, worker: int, task: int) -> None:
-        """A worker speaks of ``task``: what it was given before and never spoke of, it never began."""
+        """Record that a worker reported ``task``, and never began cancelled tasks before it that it did not report."""
         queue = self._cut_of[worker]
         while queue and queue[0] < task:
             self._forget(queue.popleft())
@@ -213,7 +213,7 @@ class Ledger:
             del self._cut[queue.popleft()]
 
     def _forget(self, task: int) -> None:
-        """Nothing more will be heard of a cut task."""
+        """End the chunks of a cancelled task that its worker will not report."""
         batch = self._cut.pop(task, None)
         if batch is not None:
             for place in batch.places(task, CUT):
@@ -222,9 +222,9 @@ class Ledger:
     # ------------------------------------------------------------------------------------------- how chunks end
 
     def cancel(self, command: Cancel, cuts: Sequence[Cut], now: float, *, later: bool) -> None:
-        """Book what a cancel ends; ``cuts`` tell what the cluster knows of it.
+        """Record the ends of cancelled tasks; ``cuts``: those that the cluster reported immediately.
 
-        ``later``: what becomes of the tasks is yet to be heard.
+        ``later``: workers may still report the ends of the tasks.
         """
         batches, counts = self._given, self.counts
         tasks = command.tasks
@@ -282,7 +282,7 @@ class Ledger:
             self._close(batch)
 
     def with_gathered(self, command: Combine | Mix) -> Combine | Mix:
-        """A combine that names the messages inside messages, too, each with the weight it comes to."""
+        """Return the command with the messages inside messages added, each with its resulting weight."""
         messages, weights = list(command.messages), list(command.weights)
         for place, weight in zip(messages, weights, strict=True):  # grows while it is walked through
             for inside, share in self.gathered.get(place, ()):
@@ -291,7 +291,7 @@ class Ledger:
         return command._replace(messages=messages, weights=weights)
 
     def use(self, command: Combine | Mix, version: int) -> Used:
-        """End the chunks whose messages, all of them named, have made the step from ``version``."""
+        """End the chunks whose messages were used in the step from ``version``; return statistics of the messages."""
         slot = command.slot
         for key in command.messages if self.gathered else ():
             self.gathered.pop(key, None)
@@ -330,7 +330,7 @@ class Ledger:
         return _UNSEEN if quick else Used(replies, len(used), total / max(len(command.messages), 1), oldest, used)
 
     def settle(self, now: float) -> None:
-        """The run is over: what is still open is cancelled."""
+        """End all open chunks at the end of the run."""
         for batch in dict.fromkeys(self._given.values()):
             for place, status in enumerate(batch.status):
                 if status == KEPT:
@@ -353,14 +353,14 @@ class Ledger:
         arrived: bool = False,
         kept: bool = False,
     ) -> None:
-        """Close a chunk here and in the log, and release its message, unless that is ``kept``.
+        """End a chunk here and in the log, and release its message unless it is ``kept``.
 
         ``use``: the slot, the version and the weight for which it was used. ``arrived``: its message came late.
         """
         width = batch.width
         self.counts.end(ending)
         status = batch.status[place]
-        held = status == ARRIVED
+        waiting = status == ARRIVED
         batch.status[place] = KEPT if kept else ENDED
         if status != CUT and not kept:
             batch.left -= 1
@@ -371,7 +371,7 @@ class Ledger:
             timing, received = batch.timing.pop(place, _UNTIMED)
             started, computing, computed, sent, digest = timing or _NO_TIMES
             slot, step, weight = use
-            if held or arrived:
+            if waiting or arrived:
                 done = len(chunk.partitions)
             reported = batch.done.pop(place, 0)  # it may have been asked for less
             if reported:
@@ -399,13 +399,13 @@ class Ledger:
                     digest,
                 )
             )
-        if held and self._computes and not kept:
+        if waiting and self._computes and not kept:
             self._cluster.free(batch.first + item, index)
         if not batch.left:
             self._close(batch)
 
     def _let_go(self, batch: Batch, place: int) -> None:
-        """A message that was counted and kept is needed no more."""
+        """Release a message that was counted and kept."""
         batch.status[place] = ENDED
         batch.left -= 1
         if self._computes:
@@ -415,7 +415,7 @@ class Ledger:
             self._close(batch)
 
     def _close(self, batch: Batch) -> None:
-        """Nobody is on the batch any more (or nobody whose work will be used): forget it."""
+        """Forget a batch whose chunks can no longer be used."""
         if batch.closed:
             return
         batch.closed = True
@@ -431,7 +431,7 @@ class Ledger:
     # ------------------------------------------------------------------------------------------- checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Counts and tasks under way, as plain data."""
+        """Return counts and tasks under way, as plain data."""
         return {
             "ledger": self.counts.plain(),
             "cut": [batch.plain(self._cut) for batch in dict.fromkeys(self._cut.values())],
@@ -441,7 +441,7 @@ class Ledger:
         }
 
     def vectors(self) -> dict[str, Vector]:
-        """The versions that tasks under way are on, and the messages that wait to be used."""
+        """Return the model versions of tasks under way, and the messages that have not been used."""
         vectors: dict[str, Vector] = {}
         for batch in dict.fromkeys(self._given.values()):
             for slot in batch.slots():
@@ -454,9 +454,9 @@ class Ledger:
         return vectors
 
     def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> dict[int, int]:
-        """Go on from what :meth:`state` and :meth:`vectors` gave; the versions have been restored.
+        """Continue from :meth:`state` and :meth:`vectors`, after the versions have been restored.
 
-        Returns, by task, who made the messages that tasks under way begin from.
+        Return, by task, the worker whose message a task under way starts from.
         """
         self.counts = Counts(**state["ledger"])
         self._next = state["next"]
@@ -487,5 +487,5 @@ class Ledger:
 
 
 def _plain(weight: Any) -> float | str:
-    """A weight for the log."""
+    """Return a weight as the log stores it."""
     return weight if isinstance(weight, (int, float)) else json.dumps(list(weight))

@@ -24,8 +24,8 @@ _KINDS = {kind.__name__: kind for kind in (LossEvaluated, DriftMeasured, NoiseMe
 class Questions:
     """Answers in the order of the questions, until the driver takes them.
 
-    Without a problem losses and noise are those of ``told``, in that order. On a recorded cluster nothing is answered
-    here: the log says it. ``loss_of``: what evaluates the objective of a slot, if not the problem itself.
+    Without a problem, losses and noise come from ``told``, in that order. On a recorded cluster nothing is answered
+    here: the log has the answers. ``loss_of``: what evaluates the objective of a slot, if not the problem itself.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Questions:
         self.answers: deque[Answer] = deque()
 
     def loss(self, command: EvaluateLoss) -> None:
-        """The objective at the newest version; NaN where nobody knows it."""
+        """Answer with the objective at the newest version, or NaN if it is unknown."""
         if self._cluster.recorded:
             return
         time, slot = self._cluster.now(), command.slot
@@ -63,7 +63,7 @@ class Questions:
         self.answers.append(LossEvaluated(self._cluster.now(), slot, version, loss, rate))
 
     def noise(self, command: MeasureNoise) -> None:
-        """Answer how far apart gradients are, which separates their noise from what they agree on."""
+        """Answer with the spread of gradients, which separates their noise from their mean."""
         if self._cluster.recorded:
             return
         if self._problem is None:
@@ -85,7 +85,7 @@ class Questions:
         self.answers.append(NoiseMeasured(self._cluster.now(), len(messages), squares / len(messages), agreed))
 
     def drift(self, command: MeasureDrift) -> None:
-        """Answer how far the model has moved since a task was given it."""
+        """Answer with the squared distance of the model from the version of a task."""
         if self._cluster.recorded:
             return
         value = 0.0
@@ -99,9 +99,9 @@ class Questions:
         self.answers.append(DriftMeasured(self._cluster.now(), *command, value))
 
     def state(self) -> list[Any]:
-        """The answers that the strategy has not been given, as plain data."""
+        """Return the answers that the strategy has not received, as plain data."""
         return [[type(answer).__name__, *answer] for answer in self.answers]
 
     def restore(self, state: list[Any]) -> None:
-        """Go on from what :meth:`state` gave."""
+        """Continue from :meth:`state`."""
         self.answers.extend(_KINDS[name](*plain) for name, *plain in state)

@@ -1,4 +1,4 @@
-"""The memory that a run takes on the driver's machine: foretold before its workers start."""
+"""The memory that a run requires on the driver's machine, estimated before its workers start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _THREAD = 136 << 20  # bytes of addresses that the C library sets aside for a th
 
 
 class Need(NamedTuple):
-    """Bytes, by what they are for; activations of networks and the data are not among them."""
+    """Required bytes by purpose, without activations of networks and data."""
 
     models: int
     replies: int
@@ -63,7 +63,7 @@ class Need(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Total number of bytes, without addresses."""
         return sum(self) - self.mapped
 
     def check(self) -> str:
@@ -83,7 +83,7 @@ class Need(NamedTuple):
         return f"{_amount(self.total)} of memory needed, {_amount(available)} available"
 
     def _check_addresses(self) -> None:
-        """Raise where the driver may not map as much (``ulimit -v``)."""
+        """Raise if the driver may not map enough addresses (``ulimit -v``)."""
         available = available_addresses()
         if available is None:
             return
@@ -96,7 +96,7 @@ class Need(NamedTuple):
 
 
 def _length(partitions: Partitions, held: tuple[int, ...]) -> int:
-    """The length of a message over partitions at most."""
+    """Return the largest length of a message over partitions."""
     supports = [partitions.support(j) for j in held]
     touched = sum(support.size for support in supports if support is not None)
     whole = not supports or any(support is None for support in supports)

@@ -21,10 +21,10 @@ def session(
     on_open: Callable[[], None] | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Iterator[Driver]:
-    """Start a driver's workers, begin or go on from ``saved``, and afterwards end the workers and close the ledger.
+    """Start a driver's workers, start the run or resume it from ``saved``; finally stop them and close the ledger.
 
-    ``saved``: what :meth:`Driver.state` and :meth:`Driver.vectors` gave. ``tell`` is called with a line on the memory
-    needed, before workers start, ``on_open`` when they have started and nothing has been asked of them yet. The ledger
+    ``saved``: the results of :meth:`Driver.state` and :meth:`Driver.vectors`. ``tell`` is called with a line on the
+    memory needed, before workers start, ``on_open`` when they have started and have no tasks yet. The ledger
     of a run that fails is closed as well; after any other error it stays as it is.
 
     >>> import anyk
@@ -65,7 +65,7 @@ def _restore(driver: Driver, state: Mapping[str, Any], vectors: Mapping[str, Vec
 
 @contextmanager
 def _enough_files(workers: int) -> Iterator[None]:
-    """Say what to do where a process may not open as many files as its workers need."""
+    """Explain the error if a process may not open as many files as its workers need."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Steps as arithmetic: what Combine and Mix make of messages, models and the optimiser's vectors.
+"""The arithmetic of steps: Combine and Mix compute the next model from messages, models and optimiser vectors.
 
-All of it goes through a model part by part, so that what is in between stays in the processor's cache and takes no
-memory, whatever the model's size; the parts of a large one are shared out to all cores. Coordinates do not mix, so the
-numbers are the same as if it were done in one go.
+Models are processed part by part, so that intermediate results stay in the processor's cache and take no memory,
+whatever the model's size; the parts of a large model are distributed over all cores. Coordinates are independent, so
+the numbers do not depend on the parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
 
 
 class Updates:
-    """Checks what a strategy combines, and makes a slot's next version of it."""
+    """Checks a strategy's sums, and computes a slot's next version from them."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Updates:
         self._audit = Audit(layout.partitions, layout.blocks)
 
     def audited(self, command: Combine) -> Combine:
-        """A combine with its residual checked or, where it states none, worked out."""
+        """Return the command with its residual, which is checked or, if missing, computed."""
         parts = []
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
             batch = self._ledger.batch(task)
@@ -56,7 +56,7 @@ class Updates:
         return command._replace(residual=self._audit.residual(command, parts, step))
 
     def result(self, command: Combine | Mix) -> tuple[Vector, int] | None:
-        """The slot's next version and its digest, None without an optimiser.
+        """Return the slot's next version and its digest, or None without an optimiser.
 
         Raises :class:`~anyk.errors.RunFailed` if it is not finite.
         """
@@ -68,7 +68,7 @@ class Updates:
         return self._mixed(command, version, self._optimizer)
 
     def _stepped(self, command: Combine, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
-        """A step by the decoded gradient."""
+        """Return the model and its digest after a step by the decoded gradient."""
         slot, combine = command.slot, self._cluster.combine
         problem = problem_of(self._problem, slot)
         rounding = float(np.finfo(problem.dtype).eps) * command.gain
@@ -101,7 +101,7 @@ class Updates:
         t: int,
         scale: float,
     ) -> tuple[Vector, int]:
-        """The optimiser's step by a gradient that is made part by part."""
+        """Return the model and its digest after an optimiser's step by a gradient that is computed part by part."""
         w, out = self._versions.models[slot], self._cluster.blank(slot)
         with optimizer.stepping(w, state, t, scale, out) as take:
             if take is not None:
@@ -129,7 +129,7 @@ class Updates:
         return keyed.digest(w, part.start)
 
     def _compensation(self, command: Combine, version: int, part: slice) -> NDArray[np.float64] | float:
-        """The delay compensation of the sum: ``compensation g g (w - w_old)`` of each stale mean gradient g."""
+        """Return the delay compensation of the sum: ``compensation g g (w - w_old)`` of each stale mean gradient g."""
         slot, w = command.slot, self._versions.models[command.slot]
         total: NDArray[np.float64] | float = 0.0
         for message, weight in zip(command.messages, command.weights, strict=True):
@@ -142,7 +142,7 @@ class Updates:
         return total
 
     def _mixed(self, command: Mix, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
-        """A weighted sum of models, or an outer optimiser's step to it."""
+        """Return a weighted sum of models, or the model after an outer optimiser's step towards it, and its digest."""
         slot, models, cluster = command.slot, self._versions.models, self._cluster
         w = models[slot]
         weights = list(command.weights)
@@ -183,7 +183,7 @@ class Updates:
         return model
 
     def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> dict[str, Vector]:
-        """The state of the optimiser that steps by what local work has changed."""
+        """Return the state of the outer optimiser, which steps by the change of local work."""
         state = self._versions.optimizer_states[slot]
         if not any(name.startswith(OUTER) for name in state):
             for name, vector in outer.start(w).items():

@@ -44,7 +44,7 @@ class Versions:
 
     @property
     def step(self) -> int:
-        """Versions made so far, of the trained slot that has the fewest."""
+        """Number of versions so far of the trained slot that has the fewest."""
         newest = self.newest
         if len(newest) == 1:
             return next(iter(newest.values()))
@@ -73,7 +73,7 @@ class Versions:
             give_back(w.nbytes)
 
     def publish(self, slot: str, w: Vector | None) -> None:
-        """Make a slot's next version known, None where nothing is computed; the one before goes unless it is pinned."""
+        """Publish a slot's next version (None if nothing is computed), and release the previous one unless pinned."""
         version = self.newest[slot]
         self.newest[slot] = version + 1
         if w is not None:
@@ -83,12 +83,12 @@ class Versions:
             self._cluster.release(slot, version)
 
     def pin(self, slot: str, version: int) -> None:
-        """Keep a version until it is unpinned as often."""
+        """Keep a version until it has been unpinned as often as pinned."""
         key = (slot, version)
         self._pins[key] = self._pins.get(key, 0) + 1
 
     def unpin(self, slot: str, version: int) -> None:
-        """Take one pin back; a version without any, and not the newest, is released."""
+        """Remove one pin of a version, and release it if none is left and it is not the newest."""
         key = (slot, version)
         self._pins[key] -= 1
         if not self._pins[key]:
@@ -110,7 +110,7 @@ class Versions:
         )
 
     def vectors(self) -> dict[str, Vector]:
-        """The newest models and the optimiser's vectors, by the names that :meth:`restore` knows."""
+        """Return the newest models and the optimiser's vectors, by the names that :meth:`restore` expects."""
         vectors: dict[str, Vector] = {}
         for slot, w in self.models.items():
             vectors[f"model/{slot}/{self.newest[slot]}"] = w
@@ -119,7 +119,7 @@ class Versions:
         return vectors
 
     def restore(self, newest: Mapping[str, int], vectors: Mapping[str, Vector]) -> None:
-        """Take back what :meth:`vectors` gave, with older versions that tasks under way are on."""
+        """Restore the vectors that :meth:`vectors` returned, and older versions that tasks under way use."""
         self.newest = dict(newest)
         keys: list[Any] = [key.split("/") for key in vectors]
         for version, slot in sorted((int(key[2]), key[1]) for key in keys if key[0] == "model"):

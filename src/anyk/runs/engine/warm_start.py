@@ -56,7 +56,7 @@ class WarmStart:
         return cls(versions, models, states, max(state["cluster"]["numbers"]))
 
     def save(self, folder: Path) -> None:
-        """Write it into a run folder, which then needs no other; raises :class:`~anyk.errors.RunFailed` on failure."""
+        """Write the state into a run folder; raise :class:`~anyk.errors.RunFailed` if it cannot be written."""
         vectors = {f"model/{slot}/{self.versions[slot]}": w for slot, w in self.models.items()}
         for slot, state in self.states.items():
             vectors |= {f"optimizer/{slot}/{name}": vector for name, vector in state.items()}
@@ -64,7 +64,7 @@ class WarmStart:
 
     @classmethod
     def load(cls, folder: Path) -> WarmStart:
-        """Return what :meth:`save` wrote; raises :class:`~anyk.errors.BadInput` if it is missing or damaged."""
+        """Return the saved state; raise :class:`~anyk.errors.BadInput` if it is missing or damaged."""
         saved = checkpoints.load(folder, name=NAME)
         if saved is None:
             raise BadInput(f"the run '{folder}' started from another run, but its {NAME} is missing")

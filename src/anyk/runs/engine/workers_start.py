@@ -11,11 +11,11 @@ from anyk.protocol import Layout
 
 
 def partitions_of(problem: Problem, layout: Layout, *, compared: bool) -> Partitions:
-    """The problem cut as a strategy needs it; ``compared``: replicas of a gradient have to agree.
+    """Return the problem's partitions for a strategy; ``compared``: replicas of a gradient must agree.
 
-    Raises :class:`~anyk.errors.BadInput` where they cannot.
+    Raises :class:`~anyk.errors.BadInput` if they cannot agree.
     """
-    # problems of one's own need not know of shares as long as no strategy asks for them
+    # custom problems need no parameter for shares unless a strategy has them
     shares = () if layout.shares is None else (layout.shares,)
     partitions = problem.split(layout.partitions, *shares)
     if compared and replicated(layout):
@@ -26,7 +26,7 @@ def partitions_of(problem: Problem, layout: Layout, *, compared: bool) -> Partit
 
 
 def replicated(layout: Layout) -> bool:
-    """Whether several workers compute gradients of the same partition, which then have to agree."""
+    """Return whether several workers compute gradients of the same partition, which then must agree."""
     if layout.replicated is not None or layout.inner is not None:
         return bool(layout.replicated) and layout.inner is None
     assigned = [j for partitions in layout.assignment for j in partitions]
@@ -43,5 +43,5 @@ def local_of(layout: Layout, problem: Problem | None, optimizer: Optimizer | Non
             "parameter groups and ReduceLROnPlateau go with strategies whose workers send gradients"
         )
     local = Local(layout.inner or optimizer.spec, optimizer.rate.spec, problem.l2)
-    build_optimizer(local.optimizer, lr=local.rate)  # what cannot be made is found here, and not by the workers
+    build_optimizer(local.optimizer, lr=local.rate)  # an invalid optimiser is reported here, and not by the workers
     return local

@@ -1,4 +1,4 @@
-"""The states of callbacks in checkpoints: of those with a ``state_dict``, as plain data and arrays."""
+"""The states of callbacks with a ``state_dict``, which checkpoints store as plain data and arrays."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.problems.base import Vector
 
-KEY = "callbacks"  # under which checkpoints have them
+KEY = "callbacks"  # in checkpoints
 
 
 def saved(callbacks: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Vector]]:
-    """The states, by callback, as plain data in which arrays have only their names, and the arrays by name.
+    """Return the states, by callback, as plain data that refers to arrays by name, and the arrays by name.
 
     Raises :class:`~anyk.errors.BadInput` for states that are not made of numbers, texts, lists, dicts and arrays.
     """
@@ -24,14 +24,14 @@ def saved(callbacks: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Vector]]:
 
 
 def restore(callbacks: Sequence[Any], states: Mapping[str, Any], arrays: Mapping[str, Vector]) -> None:
-    """Give callbacks back the states that :func:`saved` gave; those that were not there before are left as they are."""
+    """Restore the states that :func:`saved` returned; callbacks without a saved state are unchanged."""
     for name, one in _stateful(callbacks):
         if name in states:
             one.load_state_dict(_again(states[name], arrays))
 
 
 def _stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The callbacks with a state, each with its class's name and its number among those of the class."""
+    """Yield the callbacks with a state, each with the name of its class and its number within the class."""
     count: dict[str, int] = {}
     for one in callbacks:
         if callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)):

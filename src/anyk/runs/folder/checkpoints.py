@@ -1,8 +1,8 @@
-"""Checkpoints: everything a run needs to go on, in a safetensors file; nothing in it is ever unpickled.
+"""Checkpoints: everything that a run needs to be resumed, in a safetensors file; nothing in it is ever unpickled.
 
-Two are kept, the newest and the one before. Each carries a digest of all that is in it and the seal that the log had,
-and the log lists the checkpoints that were written: so a damaged or missing file, and a log that is shorter than it
-was, are found out before a run goes on.
+A folder has the newest checkpoint and the one before. Each stores a digest of its contents and the log's seal, and the
+log lists the checkpoints that were written. Damaged or missing files and truncated logs are therefore detected before a
+run is resumed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OLDER = "checkpoint.older.safetensors"
 
 
 class Saved(NamedTuple):
-    """A checkpoint that a run can go on from, by file; ``instead`` says why it is not the newest one, if it is not."""
+    """A checkpoint to resume from; ``name``: its file; ``instead``: the reason if it is not the newest."""
 
     state: dict[str, Any]
     vectors: dict[str, Vector]
@@ -41,7 +41,7 @@ class Saved(NamedTuple):
 def save(folder: Path, state: dict[str, Any], vectors: dict[str, Vector], *, name: str = NAME) -> str:
     """Write a checkpoint and return its digest; the last one is kept as :data:`OLDER`.
 
-    Raises :class:`~anyk.errors.RunFailed` when the disk does not take it.
+    Raises :class:`~anyk.errors.RunFailed` if it cannot be written.
     """
     from safetensors.numpy import save_file
 
@@ -85,16 +85,16 @@ class Writer:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written, or has been and :meth:`finish` was not called."""
+        """Whether a checkpoint was started and :meth:`finish` has not been called since."""
         return self._writing is not None
 
     @property
     def done(self) -> bool:
-        """Whether a checkpoint has been written and :meth:`finish` was not called."""
+        """Whether a checkpoint has been written and :meth:`finish` has not been called since."""
         return self._writing is not None and self._writing.done()
 
     def start(self, state: dict[str, Any], vectors: Mapping[str, Vector]) -> None:
-        """Start to write a checkpoint; what is passed may change afterwards."""
+        """Start to write a checkpoint; the arguments may change afterwards."""
         free, self._buffers = self._buffers, []
         copies: dict[str, Vector] = {}
         for key, vector in vectors.items():
@@ -109,22 +109,22 @@ class Writer:
     def finish(self) -> tuple[int, str]:
         """Wait until the checkpoint is written; return the number of its event and its digest.
 
-        Raises :class:`~anyk.errors.RunFailed` when the disk does not take it.
+        Raises :class:`~anyk.errors.RunFailed` if it cannot be written.
         """
         assert self._writing is not None
         writing, self._writing = self._writing, None
         return self._seq, writing.result()
 
     def close(self) -> None:
-        """End the thread when it has written what it has started to, and free the buffers."""
+        """End the thread after the checkpoint that it is writing, and free the buffers."""
         self._thread.shutdown()
         self._buffers.clear()
 
 
 def load(folder: Path, *, name: str = NAME) -> tuple[dict[str, Any], dict[str, Vector]] | None:
-    """Read a checkpoint back: state and vectors; None when there is none.
+    """Return the state and the vectors of a checkpoint, or None if there is none.
 
-    Raises :class:`~anyk.errors.BadInput` where it is not what was written.
+    Raises :class:`~anyk.errors.BadInput` if it is damaged.
     """
     loaded = _load(folder, name)
     return None if loaded is None else loaded[:2]
@@ -157,7 +157,7 @@ def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], s
 
 
 def seal_of(folder: Path) -> str:
-    """The seal that the log had when the newest checkpoint was written; empty where that cannot be read."""
+    """Return the log's seal at the time of the newest checkpoint, or an empty text if that cannot be read."""
     from safetensors import safe_open
 
     try:
@@ -166,7 +166,7 @@ def seal_of(folder: Path) -> str:
             return str(json.loads(file.metadata()["state"])["seal"])
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # a checkpoint that is missing or damaged is reported by who needs it
+    except BaseException:  # a checkpoint that is missing or damaged is reported when it is loaded
         return ""
 
 
@@ -180,7 +180,7 @@ def _digest(state: str, arrays: dict[str, Vector]) -> str:
 
 
 def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
-    """A checkpoint that is whole and fits the log; None when there is none, :class:`~anyk.errors.BadInput` if not."""
+    """Return a checkpoint, or None if it is missing; raise if it is damaged or does not fit the log."""
     loaded = _load(folder, name)
     if loaded is None:
         return None
@@ -199,10 +199,10 @@ def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
 
 
 def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None:
-    """The newest checkpoint; None for a run that ended before its first.
+    """Return the newest checkpoint, or None for a run that ended before its first.
 
-    With ``or_older`` the one before it where the newest is damaged or gone. Raises :class:`~anyk.errors.BadInput`
-    where there is none to go on from.
+    With ``or_older`` the one before it is returned if the newest is damaged or missing. Raises
+    :class:`~anyk.errors.BadInput` if there is none to resume from.
     """
     last = max(queries.checkpoint_numbers(log), default=None)
     wrong = []
@@ -229,6 +229,6 @@ def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None
 
 
 def set_aside(folder: Path) -> None:
-    """Keep a damaged checkpoint under another name, so that the next one does not take it for the one before."""
+    """Rename a damaged checkpoint, so that it does not become the older one when the next is written."""
     with contextlib.suppress(FileNotFoundError):
         (folder / NAME).replace(folder / f"{NAME}.damaged")

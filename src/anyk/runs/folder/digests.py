@@ -77,21 +77,21 @@ def check_problem(config: SharedConfig, problem: Problem, of: str) -> None:
 
 
 def files_of(strategies: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of the files that specs of strategies name, as that of a matrix, by absolute path."""
+    """Return SHA-256 of the files that specs of strategies name, such as a matrix, by absolute path."""
     named: list[str] = []
 
-    def seen(file: str) -> str:
+    def add_file(file: str) -> str:
         named.append(absolute(file))
         return file
 
     for spec in strategies:
-        resolve_paths(spec, seen)
+        resolve_paths(spec, add_file)
     digests = {file: file_digest(file) for file in named}
     return {file: digest for file, digest in digests.items() if digest is not None}
 
 
 def file_digest(file: str | Path, *, follow: bool = True) -> str | None:
-    """SHA-256 of a file that is read and not run, or None if it cannot be read; ``follow``: also through a link."""
+    """Return SHA-256 of a data file, or None if it cannot be read; ``follow``: also through a link."""
     try:
         with open_plain(file, follow=follow) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -120,7 +120,7 @@ def check_named(config: SharedConfig, of: str) -> None:
 
 
 def _check_code(code: Mapping[str, str], was: str, where: str, of: str) -> None:
-    """Raise where a file or module, or what a file imports from beside it, is not what was recorded of ``was``."""
+    """Raise if a file or module, or code that it imports from its folder, differs from the recorded ``was``."""
     pairs = [(was, where)]
     if where.endswith(".py") and was.endswith(".py"):
         folder, before = Path(where).resolve().parent, Path(was).parent
@@ -137,16 +137,16 @@ def _check_code(code: Mapping[str, str], was: str, where: str, of: str) -> None:
 def check_traces(config: SharedConfig, cluster: Cluster, of: str) -> None:
     """Raise :class:`~anyk.errors.BadInput` if a trace of delays is not the one that the run began with."""
     recorded = config.digests.traces
-    for file, found in [*traces_of(cluster.delays), *traces_of(cluster.communication)]:
-        if recorded.get(file, found) != found:
+    for file, digest in [*traces_of(cluster.delays), *traces_of(cluster.communication)]:
+        if recorded.get(file, digest) != digest:
             raise BadInput(
-                f"the trace '{file}' has changed since {of} began: its digest is {found[:8]}…, recorded "
+                f"the trace '{file}' has changed since {of} began: its digest is {digest[:8]}…, recorded "
                 f"{recorded[file][:8]}…; restore it, or start a new run from this one: anyk train --from"
             )
 
 
 def traces_of(law: Any) -> Iterator[tuple[str, str]]:
-    """The measured delays in a law of delays, by file, with their digests."""
+    """Yield the file and the digest of each record of measured delays in a delay model."""
     if isinstance(law, Trace):
         text = hashlib.blake2b(digest_size=16)
         text.update(f"{law.times.shape}{law.load_measured}".encode())

@@ -16,10 +16,10 @@ _OWN = Path(__file__).parents[1]  # where the command is, as __main__.py
 
 
 def environment() -> dict[str, str]:
-    """Versions of Python, numpy, torch and jax (those installed), the host and the commit of the user's repository.
+    """Return versions of Python and installed numpy, torch and jax, the host and the commit of the user's repository.
 
-    The repository is that of the script that is run or, without one (a notebook, the command ``anyk``), of the current
-    folder; a commit with changes that were not committed ends in ``-dirty``. Without a repository there is no commit.
+    The repository contains the running script or, without one (a notebook, the command ``anyk``), the current folder; a
+    commit with changes that were not committed ends in ``-dirty``. Without a repository there is no commit.
 
     >>> import numpy
     >>> environment()["numpy"] == numpy.__version__
@@ -52,7 +52,7 @@ def _major(number: str) -> str:
 
 
 def _place() -> Path:
-    """The folder of the script that is run; the current one where there is none or it is anyk's own."""
+    """Return the folder of the running script, or the current folder if there is none or it is anyk's own."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script is None or Path(script).name == "anyk" or Path(script).parent == _OWN:
         return Path.cwd()
@@ -60,7 +60,7 @@ def _place() -> Path:
 
 
 def _commit(folder: Path) -> str | None:
-    """The commit that is checked out in a folder's repository; None without git or a repository."""
+    """Return the commit that is checked out in a folder's repository, or None without git or a repository."""
     command = ["git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(

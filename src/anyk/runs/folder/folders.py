@@ -1,4 +1,4 @@
-"""The folder of a run or a race: made, kept to one writer, and never written through a link out of it."""
+"""The folder of a run or a race, which has at most one writer and is never written through a link."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCK = "lock"
 def check_plain(*paths: Path) -> None:
     """Raise for the first of these paths that is a link, or no plain file or folder, before anything is written there.
 
-    A folder may be a stranger's: its links may lead to any file of ours, and a pipe keeps who writes to it waiting.
+    A folder may come from another person: its links may lead to any of the user's files, and a pipe blocks its writer.
     """
     for path in paths:
         if path.is_symlink():
@@ -27,7 +27,7 @@ def check_plain(*paths: Path) -> None:
 
 
 def new_folder(folder: Path, *, known: str) -> None:
-    """Make a folder for a run or race; one that holds nothing (but a lock) will do. ``known``: its file of settings."""
+    """Create a folder for a run or race; an empty one (but for a lock) may exist. ``known``: its settings file."""
     if folder.exists() and (not folder.is_dir() or any(one.name != LOCK for one in folder.iterdir())):
         hint = f"choose another, or go on with it: anyk resume {folder}"
         if not (folder / known).exists():
@@ -41,7 +41,7 @@ def new_folder(folder: Path, *, known: str) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path | None) -> Iterator[None]:
-    """Keep a second writer out of a run folder; raises where one is in it, or where it has links."""
+    """Lock a run folder against other writers; raise if another process has locked it, or if it has links."""
     if folder is None:
         yield
         return
@@ -61,7 +61,7 @@ def locked(folder: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def empty_if_it_fails(folder: Path | None) -> Iterator[None]:
-    """Leave nothing of a run, in its new and locked folder, that could not be set up or was interrupted in that."""
+    """Remove a run's new and locked folder if setting it up fails or is interrupted."""
     try:
         yield
     except BaseException:
@@ -70,7 +70,7 @@ def empty_if_it_fails(folder: Path | None) -> Iterator[None]:
 
 
 def empty(folder: Path | None) -> None:
-    """Remove a run's folder in which nothing has happened."""
+    """Remove the folder of a run that has not started."""
     if folder is not None:
         for file in folder.iterdir():
             file.unlink()

@@ -1,4 +1,4 @@
-"""The promise of a plan: kept in a ``plan.toml``, and in the folder of the run that is made with it."""
+"""The promise of a plan, stored in a ``plan.toml`` and in the folder of the run that uses it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Estimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     high: float
 
     def holds(self, value: float) -> bool:
-        """Whether a value lies inside, but for rounding."""
+        """Return whether a value lies in the interval, up to rounding."""
         return self.low * (1.0 - _ROUNDING) <= value <= self.high * (1.0 + _ROUNDING)
 
 
@@ -97,11 +97,11 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     arrival: Estimate | None = None
 
     def plain(self) -> dict[str, Any]:
-        """All of it as plain values, without what is None, as TOML has them."""
+        """Return the values that are not None as plain data, in the form of TOML."""
         return dict(without_none(msgspec.to_builtins(self)))
 
     def save(self, path: str | Path) -> None:
-        """Write it as TOML; raises :class:`~anyk.errors.BadInput` for another kind of file or where it cannot be."""
+        """Write the promise as TOML; raise :class:`~anyk.errors.BadInput` for another suffix or if writing fails."""
         import tomli_w
 
         target = Path(path)
@@ -115,7 +115,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @classmethod
     @typed
     def load(cls, path: str | Path, *, trust: bool = False) -> Promise:
-        """Read what :meth:`save` wrote.
+        """Return the promise that :meth:`save` wrote.
 
         Raises :class:`~anyk.errors.BadInput` for a file that is missing or broken, of another version, or that has a
         key too few, too many or of the wrong type; and, without ``trust``, where it names an optimiser of a package
@@ -133,7 +133,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return promise
 
     def check_code(self, of: str) -> None:
-        """Raise :class:`~anyk.errors.BadInput` where training with it would run code that it names."""
+        """Raise :class:`~anyk.errors.BadInput` if training with the promise would run code that it names."""
         again, instead = "name it again with --optimizer", "name the strategy with --strategy in place of --plan"
         for spec, way in ((self.optimizer or "", again), (self.strategy, instead)):
             for _, name in torch_named(spec):
@@ -173,7 +173,7 @@ def without_none(value: Any) -> Any:
 
 
 def _in_words(error: str) -> str:
-    """A complaint of msgspec as a part of a sentence, with the key by its name."""
+    """Return an error of msgspec as part of a sentence that names the key."""
     what, _, place = error.partition(" - at `$")
     where = f" in '{place.strip('.`')}'" if place else ""
     for complaint, words in (

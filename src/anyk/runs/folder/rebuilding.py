@@ -1,4 +1,4 @@
-"""What a folder stores of problem, cluster and optimiser, and how they are built again and compared."""
+"""Descriptions of problem, cluster and optimiser in a folder, from which they are rebuilt and compared."""
 
 from __future__ import annotations
 

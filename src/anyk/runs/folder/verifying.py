@@ -1,4 +1,4 @@
-"""Is a run folder whole? Everything in it is read and compared; nothing is run, and nothing is written to it."""
+"""Verification of run folders, which reads and compares all contents, and neither runs nor writes anything."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Verification:
 def verify(path: str | Path) -> Verification:
     """Check that a run folder is as it was written, and that its data and code are still the same.
 
-    The configuration, the log (SQLite's own check, the seal of every row, gaps in the sequence of events, the ledger),
-    the checkpoints (their digests, and whether the log knows them), the predictor, the models for other programs, code,
+    It checks the configuration, the log (SQLite's own check, the seal of every row, gaps between events, the ledger),
+    the checkpoints (their digests, and whether the log lists them), the predictor, the models for other programs, code,
     traces and data. Nothing that the folder names is run or fetched, only regular files are read, and the folder may be
-    read-only. A mirror has only configuration and log. Of the folder of a race all runs are looked at.
-    Raises :class:`~anyk.errors.BadInput` where it is not a run folder.
+    read-only. A mirror has only configuration and log. In the folder of a race all runs are checked.
+    Raises :class:`~anyk.errors.BadInput` if it is not a run folder.
 
     >>> import tempfile
     >>> import anyk
@@ -163,7 +163,7 @@ def _sequence(log: RunLog) -> str:
 
 
 def _books(log: RunLog) -> str:
-    """Every chunk ended once, the sums are those of the summary, and updates used what they say."""
+    """Return a sentence on the ledger; raise if chunks, sums and updates of the log contradict each other."""
     counts = queries.endings(log)
     if unknown := set(counts) - set(ENDINGS):
         raise BadInput(
@@ -213,7 +213,7 @@ def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
 
 
 def _of_models(folder: Path, log: RunLog) -> Iterator[Check]:
-    """The files with models for other programs, whose SHA-256 the log has when the run has ended."""
+    """Yield the checks of exported models, whose SHA-256 the log contains once the run has ended."""
     try:
         recorded = dict(log.summary().get("models", {}))
         for slot in sorted({*recorded, *queries.newest(log)}):
