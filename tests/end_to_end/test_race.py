@@ -437,7 +437,7 @@ def test_what_a_docstring_says_is_printed_as_plain_text_for_the_screen():
         assert shown.exit_code == 0
         assert "``" not in shown.output and "===" not in shown.output and ":class:" not in shown.output
     table = run("strategies", "show", "k-async:k=2", "--workers", "8", width=60).output
-    assert "- k-async: a worker that replied before the step: waits; at\n  the step: those k workers" in table
+    assert "- k-async: a worker that replied before the step: waits; at\n  the step: these k workers" in table
     assert "any 1 straggler\n" in run("codes", "show", "frc:stragglers=1", "--workers", "6").output
 
 

@@ -155,7 +155,7 @@ def test_files_are_found_in_specs_inside_specs(tmp_path, monkeypatch):
     assert spec == f"compressed:of=({inner}),by=(top-k:share=0.01)"
     for same in (spec, "frc:load=3,wait=11", "frc:load=3,wait=(4|0.2s)&2", "k-sync", "nobody:knows=w.csv"):
         assert anyk.strategies.resolve_paths(same) == same
-    assert anyk.delays.settled("trace:t.npz,by=round") == f"trace:file={tmp_path}/t.npz,by=round"
+    assert anyk.delays.resolve_paths("trace:t.npz,by=round") == f"trace:file={tmp_path}/t.npz,by=round"
 
 
 def test_names_of_files_that_a_spec_cannot_hold_are_refused(tmp_path, monkeypatch):
@@ -188,7 +188,7 @@ def test_files_of_a_plug_ins_law_of_communication_are_found_from_any_folder(tmp_
 
     Path("s.txt").write_text("0.25")
     found = f"written:file={tmp_path}/s.txt"
-    assert anyk.delays.settled("link:latency=0.5,links=serial") == "link:latency=0.5,links=serial"
+    assert anyk.delays.resolve_paths("link:latency=0.5,links=serial") == "link:latency=0.5,links=serial"
     problem = anyk.problems.from_data("synthetic:rows=60,features=3")
     asked = {"written:s.txt": found, "link:latency=(written:s.txt),bandwidth=1e9": f"link:latency=({found}),bandwidth="}
     for place, (spec, expected) in enumerate(asked.items()):

@@ -12,6 +12,7 @@ import anyk
 from anyk import Evaluate
 from anyk.cli import main
 from anyk.clusters.processes import aside as aside_module
+from anyk.problems.base import ProblemAbilities
 from anyk.problems.many import ManyProblems
 from anyk.runs.evaluation.evaluate import evaluating
 from anyk.runs.folder.config import read_config
@@ -218,7 +219,7 @@ def test_strategies_that_adapt_use_the_sample():
 
 
 class Whole(Squares):
-    sampled = None
+    sampled = ProblemAbilities.sampled
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_on_the_command_line(tmp_path):
         assert run.loss is None and evaluated(run) == []
     assert "evaluate      none" in command("show", tmp_path / "none").output
     done = command("show", tmp_path / "none", "--picture", tmp_path / "x.png")
-    assert done.exit_code == 2 and "no version has a known loss: there is no curve to draw" in done.output
+    assert done.exit_code == 2 and "no version has a loss: there is no curve to draw" in done.output
     race = ["race", *train[1:], "--strategy", "uncoded", "--evaluate", "none", "--out", tmp_path / "whole"]
     done = command(*race)
     assert done.exit_code == 0 and "no picture: no version has a known loss" in done.output

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import anyk
-from anyk.runs import progress
+from anyk.runs import live_progress
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=60,features=4")
 
@@ -27,7 +27,7 @@ def cell(monkeypatch):
     shown.HTML, shown.display = str, display
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", shown)
-    monkeypatch.setattr(progress, "_CELL", 0.0)
+    monkeypatch.setattr(live_progress, "_CELL", 0.0)
     return outputs
 
 

@@ -36,7 +36,7 @@ class _Sent(NamedTuple):
 
 @dataclass
 class _Doubt:
-    """Messages of the same work, at least one of them wrong; ``own``: each worker is compared with itself only."""
+    """Messages of the same work, at least one wrong; ``own``: each worker is compared with itself only."""
 
     own: bool
     sent: list[_Sent] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Agreement:
     Replicas (equal chunks) must send equal messages: equal bits on one machine, else numbers that differ by at most
     ``tolerance`` of their norm. When more than ``layout.spanning`` messages of other codes have arrived, each further
     one must be the combination of the others that its coefficients are. Messages that contradict each other all fail:
-    a third replica, or what their workers send when they are asked again, shows which of them was wrong. A worker that
+    a third replica, or what their workers send when they are asked again, shows which was wrong. A worker that
     was wrong three times is given up.
 
     Local steps, compressed messages and messages on request are not compared.
