@@ -560,6 +560,25 @@ def test_processes_are_counted_where_there_is_no_proc(monkeypatch):
     assert (os.getpid(), here) in set(forkserver._sessions())
 
 
+class Unsteady(Squares):
+    """Its gradients are different each time."""
+
+    def split(self, partitions, shares=None):
+        pieces = super().split(partitions, shares)
+        pieces.partial_gradient = unsteady_gradient
+        return pieces
+
+
+def unsteady_gradient(partition, w, rows=None):
+    return np.random.default_rng().normal(size=w.size)
+
+
+def test_gradients_that_differ_each_time_end_a_run_with_replicas():
+    with pytest.raises(anyk.RunFailed, match="differs from .* and from its earlier message: random numbers of a grad"):
+        anyk.train(Unsteady(4), "frc:load=2,check=1", "processes", workers=4, steps=3)
+    assert anyk.train(Unsteady(4), "uncoded", "processes", workers=4, steps=3).steps == 3
+
+
 def test_wrong_numbers_of_a_process_are_found_and_replayed(tmp_path: Path) -> None:
     """Three replicas send each sum, one of them wrongly; the model is that of undisturbed workers."""
     setting = {"workers": 6, "steps": 20, "evaluate": None}

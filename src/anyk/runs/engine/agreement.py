@@ -19,6 +19,10 @@ from anyk.runs.engine.ledger import Ledger
 
 DIFFERS = "differs from"  # the first words of the reason when a message contradicts others
 WRONG = "wrong numbers"  # the kind of the log's notes about workers that were proved wrong
+ADVICE = (
+    "random numbers of a gradient must come from the global generators of torch, NumPy or Python, which are seeded "
+    "alike on all workers; or use a strategy without replicas, such as uncoded"
+)
 _STRIKES = 3  # wrong messages after which a worker is given up
 _DEPENDENT = 1e-9  # residual of coefficients below which a message follows from others
 _ROUNDING = 100.0  # rounding errors of a combination may be this many times eps times the sum of its terms' norms
@@ -87,8 +91,9 @@ class Agreement:
             if doubt.own:
                 wrong &= {reply.worker}
             elif not others:
+                unsteady = reply.worker in wrong  # also its own two messages differ
                 doubt.sent.append(message)
-                return (self._fail(reply.time, reply.worker, place, [o.worker for o in doubt.sent]),)
+                return (self._fail(reply.time, reply.worker, place, [o.worker for o in doubt.sent], unsteady),)
             del doubts[chunk]
             confirmed = f"workers {_and([*others, reply.worker])}" if others else "its own second message"
             lost = [event for worker in sorted(wrong) for event in self._convict(reply.time, worker, confirmed)]
@@ -182,12 +187,13 @@ class Agreement:
         for worker, place in messages:
             yield self._fail(time, worker, place, [other for other, _ in messages])
 
-    def _fail(self, time: float, worker: int, place: Place, others: list[int]) -> Failed:
+    def _fail(self, time: float, worker: int, place: Place, others: list[int], unsteady: bool = False) -> Failed:
         self._failed.add(place)
         self._ledger.counts.differed += 1
         named = sorted(set(others) - {worker})
         what = f"what worker{'s' * (len(named) > 1)} {_and(named)} sent" if named else "its earlier message"
-        return Failed(time, worker, *place, f"{DIFFERS} {what} of the same samples at the same model")
+        advice = f", and from its earlier message: {ADVICE}" if unsteady else ""
+        return Failed(time, worker, *place, f"{DIFFERS} {what} of the same samples at the same model{advice}")
 
     def _convict(self, time: float, worker: int, others: str) -> list[Event]:
         """Note a wrong message of a worker; give the worker up if it has sent too many."""
