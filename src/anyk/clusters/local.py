@@ -24,7 +24,7 @@ class Local(NamedTuple):
     l2: float
 
 
-class LocalSteps:
+class LocalStepper:
     """Carries out chunks with ``steps``."""
 
     def __init__(self, messages: Messages, local: Local) -> None:

@@ -57,7 +57,7 @@ class Launch:
         self._evaluator: Evaluator  # from the time when the workers have started
         self._opened = False  # whether there is an evaluator
         self._save_at = 0.0
-        self._writer = None if folder is None else checkpoints.Writer(folder)
+        self._writer = None if folder is None else checkpoints.CheckpointWriter(folder)
         self._evaluate, self._evaluated = resolve_data(prepared.evaluate, self._problem), prepared.evaluated
         check_watched(self._evaluate, self._evaluated, self._strategy, prepared.optimizer)
         self._asking: Asking | None = None

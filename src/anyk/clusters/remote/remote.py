@@ -22,7 +22,7 @@ from anyk.clusters.packing import scheme, unpack
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle, restart_due
 from anyk.clusters.remote.losses import Losses
 from anyk.clusters.remote.remote_store import RemoteStore
-from anyk.clusters.remote.tasks import Comparisons, Tasks
+from anyk.clusters.remote.tasks import Comparisons, OpenTasks
 from anyk.clusters.remote.worker import COMPARED, EVALUATED, FAILED, PROGRESS, READY, REPLY, STOPPED, RunSetup
 from anyk.clusters.store import Message
 from anyk.errors import BadInput, RunFailed
@@ -109,7 +109,7 @@ class Remote(Cluster, Transport, Generic[H]):
         messages = Messages(partitions, layout.blocks, self.seed, together=layout.together)
         self.injection.start(layout, messages)
         self.store = self.new_store(messages, layout)
-        self._tasks = Tasks(self.handles, self.store, uninterruptible=self.delays.uninterruptible)
+        self._tasks = OpenTasks(self.handles, self.store, uninterruptible=self.delays.uninterruptible)
         self._comparisons = Comparisons(messages.tolerance)
         self.losses = Losses(self.handles, self.store, partitions.sizes, layout.assignment, self.send_orders)
         self._opened = True

@@ -18,7 +18,7 @@ _BODIES = 4096  # the number of different tasks whose bytes are cached
 _REMEMBERED = 256  # the number of gradients stored for comparison
 
 
-class Tasks:
+class OpenTasks:
     """Records tasks from dispatch to the arrival of their last message; a worker's handle has its newest task."""
 
     def __init__(self, handles: Sequence[WorkerHandle], store: RemoteStore, *, uninterruptible: bool) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.clusters.contract import Report
-from anyk.clusters.local import Local, LocalSteps, State
+from anyk.clusters.local import Local, LocalStepper, State
 from anyk.clusters.messages import Messages, checked, describe, reverse_attack
 from anyk.clusters.packing import pack
 from anyk.problems.base import Partitions, Vector
@@ -132,7 +132,7 @@ class Worker(ABC, Generic[R]):
         partitions.load(list(assigned))
         self._messages = Messages(partitions, self._setup.blocks, self._setup.seed, together=self._setup.together)
         local = self._setup.local
-        self._local = None if local is None else LocalSteps(self._messages, local)
+        self._local = None if local is None else LocalStepper(self._messages, local)
         self._messages.places(tuple(assigned))
         if assigned and first is not None:
             with contextlib.suppress(Exception):

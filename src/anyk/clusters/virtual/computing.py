@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from anyk import keyed
-from anyk.clusters.local import Local, LocalSteps, State
+from anyk.clusters.local import Local, LocalStepper, State
 from anyk.clusters.messages import Messages, checked, describe, reverse_attack
 from anyk.clusters.packing import pack, unpack
 from anyk.clusters.store import Message, VectorStore
@@ -26,7 +26,7 @@ class ComputingStore(VectorStore):
         super().__init__(Messages(partitions, layout.blocks, seed, together=layout.together))
         self._seed, self._byzantine = seed, byzantine
         self._gradients: dict[tuple[str, int], dict[Part, Vector]] = {}  # shared by replicas, by slot and version
-        self._local = None if local is None else LocalSteps(self.messages, local)
+        self._local = None if local is None else LocalStepper(self.messages, local)
         # for each worker the states of optimiser and compressor, by the task that produced them
         self._states: list[dict[int, State]] = [{} for _ in range(layout.workers)]
         for assigned, covered in zip(layout.assignment, layout.covers or layout.assignment, strict=True):

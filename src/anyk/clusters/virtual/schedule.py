@@ -13,7 +13,7 @@ from anyk.clusters.virtual.cores import COMPUTED, DUE, REQUESTED, Compute, Cores
 from anyk.protocol import Cancel, Cut, Dispatch, RequestMessage, Task
 
 
-class Schedule:
+class TaskSchedule:
     """Records tasks from dispatch to end; ``heap`` contains their next events, ``now`` is the virtual clock."""
 
     def __init__(self, injection: Injection, compute: Compute | None, store: ComputingStore | None) -> None:

@@ -17,7 +17,7 @@ from anyk.clusters.store import VectorStore
 from anyk.clusters.virtual.calendar import Calendar, Outage
 from anyk.clusters.virtual.computing import ComputingStore
 from anyk.clusters.virtual.cores import COMPUTED, DUE, Compute
-from anyk.clusters.virtual.schedule import Schedule
+from anyk.clusters.virtual.schedule import TaskSchedule
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
@@ -85,7 +85,7 @@ class Simulated(Cluster):
     def _reset(self, computing: ComputingStore | None) -> None:
         self.computing = computing  # None: without a problem there are no vectors
         self.store = VectorStore() if computing is None else computing
-        self._schedule = Schedule(self.injection, self.compute, computing)
+        self._schedule = TaskSchedule(self.injection, self.compute, computing)
         self._calendar = Calendar(self._outages)
         self._projections: deque[ProjectMessage] = deque()  # requested projections
         self._commands: dict[type, Callable[[Any], None]] = {

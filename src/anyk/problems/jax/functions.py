@@ -19,7 +19,7 @@ from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
 from anyk.problems.jax.decompiled import DecompiledPartitions
 from anyk.problems.jax.loss_partitions import JaxPartitions
-from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, Network, names_of, seed_for, seed_of
+from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, JaxNetwork, names_of, seed_for, seed_of
 from anyk.problems.jax.pytrees import JaxArray, Trainable, Tree, distinct, is_array, kind_of, model_of
 from anyk.problems.jax.statistics import Averages
 from anyk.problems.jax.tree_samples import TOGETHER, data_of
@@ -122,7 +122,9 @@ class JaxProblem(NetworkProblem):
         self._workers, self._batch, self._platform = workers, batch, platform
         self.l2 = checked_l2(l2)
         model = model_of(params, trainable)
-        self._network = Network(loss, model, mean=reduction != "sum", rng=rng, has_aux=has_aux, state=state is not None)
+        self._network = JaxNetwork(
+            loss, model, mean=reduction != "sum", rng=rng, has_aux=has_aux, state=state is not None
+        )
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
         self.dtype, self.dimension = self._initial.dtype, self._initial.size
         self.shapes = self._network.shapes
@@ -371,7 +373,7 @@ def _content(data: Samples) -> Tree:
     return data.batch(slice(None)) if data.in_memory else data.mark
 
 
-def _state_of(state: Tree, network: Network) -> Tree:
+def _state_of(state: Tree, network: JaxNetwork) -> Tree:
     """Return a state as arrays; raise :class:`~anyk.errors.BadInput` if it could not be evaluated with."""
     import jax
 

@@ -15,7 +15,7 @@ from anyk.problems.base import DType, Ends, Vector, even_ends
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import PartitionSamples, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
-from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, Network, seed_for, seed_of
+from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, JaxNetwork, seed_for, seed_of
 from anyk.problems.jax.tree_samples import TOGETHER
 from anyk.problems.replicas import seed_of_draws
 
@@ -27,7 +27,7 @@ class JaxPartitions(Batches):
 
     def __init__(
         self,
-        network: Network,
+        network: JaxNetwork,
         held: Held,
         data: Samples,
         ends: Ends,

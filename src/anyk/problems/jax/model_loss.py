@@ -28,7 +28,7 @@ class Held(NamedTuple):
     state: Tree
 
 
-class Network:
+class JaxNetwork:
     """A model's loss on batches, as functions of a flat vector.
 
     ``loss(whole, batch)`` may take ``key``, ``state`` and ``train``, by name. It returns one number; with a state
@@ -131,8 +131,8 @@ class Network:
         return value, state, _numbers(metrics)
 
 
-def _filled(made: Any, *parts: Any) -> Network:
-    network = object.__new__(Network)
+def _filled(made: Any, *parts: Any) -> JaxNetwork:
+    network = object.__new__(JaxNetwork)
     network.__dict__.update(made(*parts))
     return network
 

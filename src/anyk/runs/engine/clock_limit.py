@@ -8,7 +8,7 @@ _MOST = 1_000_000  # steps that a limit of seconds may take on a virtual clock; 
 _EVERY = 1000  # steps between two checks
 
 
-class Pace:
+class ClockLimit:
     """Checks the virtual clock at regular steps; ``begun``: the step at which the run began."""
 
     def __init__(self, seconds: float, begun: int) -> None:

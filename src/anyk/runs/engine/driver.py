@@ -40,7 +40,7 @@ from anyk.protocol import (
     Strategy,
 )
 from anyk.runs.engine.agreement import Agreement, tolerance_of
-from anyk.runs.engine.clock_limit import Pace
+from anyk.runs.engine.clock_limit import ClockLimit
 from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.questions import Questions
@@ -130,7 +130,7 @@ class Driver:
         }
         self._now = 0.0
         paced = cluster.virtual and not cluster.recorded and steps is None
-        self._pace = Pace(seconds, self.versions.step) if paced and seconds is not None else None
+        self._pace = ClockLimit(seconds, self.versions.step) if paced and seconds is not None else None
         cluster.report_cuts = log is not None
 
     # ------------------------------------------------------------------------------------------- run

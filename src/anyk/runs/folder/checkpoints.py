@@ -73,7 +73,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-class Writer:
+class CheckpointWriter:
     """Writes checkpoints in a thread, from copies of the vectors in buffers that are used again."""
 
     def __init__(self, folder: Path) -> None:

@@ -17,7 +17,7 @@ NAME = "race.toml"
 _Folder = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9=-][A-Za-z0-9.=-]*$")]
 
 
-class Entry(NamedTuple):
+class RaceEntry(NamedTuple):
     """A run of a race: its strategy's spec, its seed, its folder's name and its title."""
 
     strategy: str
@@ -42,10 +42,10 @@ class RaceConfig(SharedConfig, frozen=True, kw_only=True):
         return self.runs
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[RaceEntry]:
         """All runs of the race, seed by seed, so that strategies can be compared after an interruption."""
         return [
-            Entry(spec, seed, name if seed == self.seed else f"{name}_seed={seed}", titled(spec, seed, self.seeds))
+            RaceEntry(spec, seed, name if seed == self.seed else f"{name}_seed={seed}", titled(spec, seed, self.seeds))
             for seed in range(self.seed, self.seed + self.seeds)
             for spec, name in self.runs.items()  # no strategy's folder has a "_" in its name
         ]
