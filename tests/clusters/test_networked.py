@@ -118,7 +118,7 @@ def test_an_address_that_does_not_answer_is_said_at_once(options: dict[str, Any]
         ({"resources": {"slot": -1}}, "resources of a worker must be numbers"),
         ({"resources": "slot"}, "resources of a worker must be numbers of at least 0 by name .*, got 'slot'"),
         ({"runtime_env": "pip"}, "runtime_env must be a dictionary as Ray takes it, got 'pip'"),
-        ({"placement_group": object(), "nodes": ["10.0.0.1"]}, "leave out nodes= or placement_group="),
+        ({"placement_group": object(), "nodes": ["10.0.0.1"]}, "omit nodes= or placement_group="),
     ],
 )
 def test_options_of_ray_that_cannot_be_are_refused(options: dict[str, Any], sentence: str) -> None:

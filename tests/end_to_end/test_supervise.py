@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -51,6 +53,14 @@ def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(folder, *arguments), capture_output=True, text=True, timeout=120, check=False)
 
 
+def steps_logged(folder: Path) -> int:
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{folder / 'log.sqlite'}?mode=ro", uri=True)) as log:
+            return int(log.execute("SELECT count(*) FROM updates").fetchone()[0])
+    except sqlite3.Error:  # it is not there yet
+        return 0
+
+
 def mortal(folder: Path, lives: int) -> str:
     (folder / "mortal.py").write_text(MORTAL)
     (folder / "lives").write_text(str(lives))
@@ -95,7 +105,7 @@ def test_an_interrupt_ends_both_processes_and_the_run_can_be_resumed(tmp_path: P
         text=True,
     )
     try:
-        while not (folder / "log.sqlite").exists():
+        while not steps_logged(folder):
             assert process.poll() is None
             time.sleep(0.05)
         children = psutil.Process(process.pid).children()

@@ -62,7 +62,7 @@ def watch(folders: tuple[str, ...], port: int) -> None:
     folders.
 
     \b
-    anyk watch                          all runs in runs/, also those that start later
+    anyk watch                      all runs in runs/, also those that start later
     anyk watch runs/train-1
     anyk watch runs/race-1 --port 0
     """
