@@ -34,6 +34,8 @@ def make():
         count[0] += 1
         if count[0] == 200 and int(LIVES.read_text()) > 0:
             LIVES.write_text(str(int(LIVES.read_text()) - 1))
+            if LIVES.with_name("run").is_dir():  # as if it had died while it wrote a checkpoint
+                LIVES.with_name("run").joinpath("checkpoint.safetensors.part").write_bytes(b"")
             os.kill(os.getpid(), signal.SIGKILL)
         return plain(self, partition, w) if rows is None else plain(self, partition, w, rows)
 

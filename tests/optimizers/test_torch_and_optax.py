@@ -50,7 +50,7 @@ def gradients(seed: int = 0, dtype: type = np.float32) -> list[np.ndarray]:
 
 
 def through_a_checkpoint(state: dict, folder) -> dict:
-    checkpoints.save(folder, {}, {f"optimizer/model/{key}": value for key, value in state.items()})
+    checkpoints.save(folder, "{}", {f"optimizer/model/{key}": value for key, value in state.items()})
     loaded = checkpoints.load(folder)[1] if state else {}
     return {key.split("/")[2]: value for key, value in loaded.items()}
 

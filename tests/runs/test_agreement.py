@@ -188,6 +188,16 @@ def test_right_messages_raise_no_alarm(spec: str, dtype: str) -> None:
     assert messages["compared"] > 0 or name == spec
 
 
+@pytest.mark.parametrize("spec", ["frc:load=3", "cyclic:stragglers=2"])
+def test_planners_do_not_take_rounds_that_wait_for_two_messages_for_shorter_ones(spec: str) -> None:
+    """The closed form is that of the first decodable set, which is reached earlier."""
+    seconds = np.random.default_rng(0).exponential(size=(5, 6))
+    plain = anyk.strategy(spec, workers=6).facts.durations
+    checked = anyk.strategy(f"{spec},check=0.5", workers=6).facts.durations
+    assert plain is not None and plain(seconds, seconds) is not None
+    assert checked is not None and checked(seconds, seconds) is None
+
+
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
@@ -196,6 +206,7 @@ def test_right_messages_raise_no_alarm(spec: str, dtype: str) -> None:
         ("frc:load=2,check=0.1,wait=3", "check is for rounds that end when the sum is exact"),
         ("frc:load=2,check=1.5", "check must be a number from 0 to 1"),
         ("draco:check=0.1", "check needs a code"),
+        ("compressed:of=(frc:load=2,check=0.1),by=(random-k:share=0.5)", "cannot compare compressed ones"),
     ],
 )
 def test_rounds_that_cannot_be_checked_are_refused(spec: str, why: str) -> None:

@@ -190,6 +190,6 @@ def test_the_next_checkpoint_is_whole_after_any_that_was_not_taken(tmp_path):
     trained(tmp_path / "run").close()
     before = checkpoints.load(tmp_path / "run")
     with pytest.raises(anyk.RunFailed, match="cannot be written"):
-        checkpoints.save(tmp_path / "run", {"bad": object()}, {"x": np.zeros(3)})
+        checkpoints.save(tmp_path / "run", "{}", {"x": np.array([object()])})
     after = checkpoints.load(tmp_path / "run")
     assert before[0] == after[0]

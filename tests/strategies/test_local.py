@@ -576,7 +576,7 @@ def test_kept_states_count_their_own_steps() -> None:
         ("compressed:of=dpsgd,by=half", "'dpsgd:graph=ring' does not compose with compressed messages: workers use"),
         (
             "compressed:of=draco,by=qsgd",
-            "finds Byzantine workers by comparing messages, and cannot compare compressed ones",
+            "finds wrong workers by comparing messages, and cannot compare compressed ones",
         ),
         ("compressed:of=sync,by=zip", "no compressor 'zip'"),
         ("compressed:of=sync,by=(qsgd:levels=200)", "levels must be a whole number from 1 to 127"),

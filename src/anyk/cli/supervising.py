@@ -14,10 +14,11 @@ from types import FrameType
 import click
 
 from anyk.cli.output import warn
+from anyk.runs.folder import checkpoints
 
 _SUPERVISED = "ANYK_SUPERVISED"  # set for the process that trains, which must not supervise another
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_IN_VAIN = 3  # lives without a new checkpoint after which the run is not resumed again
+_IN_VAIN = 4  # deaths without a new checkpoint after which the run is not resumed again
 _PAUSE = 1.0  # seconds before the run is resumed, so that a machine without memory gets some back
 
 
@@ -35,9 +36,9 @@ def supervise(resume: click.Command, folder: Path) -> int:
     train = [argument for argument in sys.argv[1:] if argument != "--supervise"]
     command = [*train, "--out", str(folder)]
     again = ["resume", str(folder), "--trust", *_shared(train, resume)]
-    in_vain, newest = 0, None
+    in_vain, newest = 0, _checkpoint(folder)
     with _Forwarding() as forwarding:
-        while True:
+        while not forwarding.interrupted:
             process = subprocess.Popen(
                 [sys.executable, "-m", "anyk", *command], env=os.environ | {_SUPERVISED: "1"}, process_group=0
             )
@@ -45,15 +46,16 @@ def supervise(resume: click.Command, folder: Path) -> int:
             if code >= 0 or forwarding.interrupted:
                 return code if code >= 0 else 128 - code
             reached = _checkpoint(folder)
-            in_vain = 0 if reached != newest else in_vain + 1
+            in_vain = in_vain + 1 if reached == newest else 0
             newest = reached
             name = signal.Signals(-code).name
             if in_vain >= _IN_VAIN:
-                warn(f"the run was killed ({name}) {in_vain + 1} times without a new checkpoint; it is not resumed")
+                warn(f"the run was killed ({name}) {in_vain} times without a new checkpoint; it is not resumed")
                 return 1
             command = again if (folder / "run.toml").exists() or (folder / "auto.toml").exists() else command
             warn(f"the run was killed ({name}); {'resuming' if command is again else 'starting'} it again")
             time.sleep(_PAUSE)
+    return 130
 
 
 class _Forwarding:
@@ -99,4 +101,4 @@ def _shared(arguments: Sequence[str], command: click.Command) -> Iterable[str]:
 
 def _checkpoint(folder: Path) -> tuple[int, ...]:
     """Return the times of the checkpoints of a folder, which change whenever one is written."""
-    return tuple(sorted(file.stat().st_mtime_ns for file in folder.rglob("checkpoint*")))
+    return tuple(sorted(file.stat().st_mtime_ns for file in folder.rglob(checkpoints.NAME)))

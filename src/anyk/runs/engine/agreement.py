@@ -76,7 +76,8 @@ class Agreement:
     def take(self, reply: Reply) -> Sequence[Event]:
         """Return the strategy's events for a message that arrived: the reply, or failures in its place."""
         place = reply.task, reply.chunk
-        chunk, version = self._ledger.chunk(*place), self._ledger.version_of(*place)
+        chunk = self._ledger.chunk(*place)
+        version = chunk.slot, self._ledger.version(chunk.slot, reply.task)
         if chunk.steps or chunk.compress or chunk.send != "done":
             return (reply,)
         if version not in self._sent:
@@ -107,7 +108,7 @@ class Agreement:
                 return (self._fail(reply.time, reply.worker, place, [replicas[0][0]]), *lost)
             return (*self._doubt(version, reply.time, [*replicas, (reply.worker, place)], own=False), *lost)
         sent.setdefault(chunk, []).append((reply.worker, place))
-        if self._spanning and (contradicting := self._contradicting(sent, chunk, place)):
+        if 0 < self._spanning < len(sent) and (contradicting := self._contradicting(sent, chunk, place)):
             return (*self._doubt(version, reply.time, contradicting, own=True), *lost)
         return (reply, *lost)
 
@@ -229,10 +230,11 @@ class Agreement:
         """Continue from :meth:`state`, with the messages that the ledger has."""
         self.wrong = Counter(dict(state[0]))
         for place, worker in self._ledger.messages():
-            version = self._ledger.version_of(*place)
+            chunk = self._ledger.chunk(*place)
+            version = chunk.slot, self._ledger.version(chunk.slot, place[0])
             if version not in self._sent:
                 self._forget(version)
-            self._sent[version].setdefault(self._ledger.chunk(*place), []).append((worker, place))
+            self._sent[version].setdefault(chunk, []).append((worker, place))
         for slot, number, chunk, own, sent in state[1]:
             if (slot, number) not in self._doubts:
                 self._forget((slot, number))

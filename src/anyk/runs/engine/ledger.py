@@ -74,11 +74,6 @@ class Ledger:
         batch = self._given[task]
         return batch.chunks[task - batch.first][index]
 
-    def version_of(self, task: int, index: int) -> tuple[str, int]:
-        """Return the slot and the version that a chunk of a task under way is computed on."""
-        slot = self.chunk(task, index).slot
-        return slot, self._given[task].versions[slot]
-
     def arrived(self, task: int, index: int) -> bool:
         """Return whether a message has arrived, and has neither been used nor freed."""
         batch = self._given.get(task)

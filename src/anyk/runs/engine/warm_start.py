@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,8 @@ class WarmStart:
         vectors = {f"model/{slot}/{self.versions[slot]}": w for slot, w in self.models.items()}
         for slot, state in self.states.items():
             vectors |= {f"optimizer/{slot}/{name}": vector for name, vector in state.items()}
-        checkpoints.save(folder, {"versions": self.versions, "cluster": {"numbers": [self.tasks]}}, vectors, name=NAME)
+        text = json.dumps({"versions": self.versions, "cluster": {"numbers": [self.tasks]}})
+        checkpoints.save(folder, text, vectors, name=NAME)
 
     @classmethod
     def load(cls, folder: Path) -> WarmStart:

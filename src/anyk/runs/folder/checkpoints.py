@@ -38,8 +38,8 @@ class Saved(NamedTuple):
     instead: str | None = None
 
 
-def save(folder: Path, state: dict[str, Any], vectors: dict[str, Vector], *, name: str = NAME) -> str:
-    """Write a checkpoint and return its digest; the last one is kept as :data:`OLDER`.
+def save(folder: Path, text: str, vectors: dict[str, Vector], *, name: str = NAME) -> str:
+    """Write a checkpoint and return its digest; the last one is kept as :data:`OLDER`. ``text``: the state, as JSON.
 
     Raises :class:`~anyk.errors.RunFailed` if it cannot be written.
     """
@@ -48,7 +48,6 @@ def save(folder: Path, state: dict[str, Any], vectors: dict[str, Vector], *, nam
     target = folder / name
     try:
         arrays = {key: np.ascontiguousarray(vector) for key, vector in vectors.items()}
-        text = json.dumps(state)
         digest = _digest(text, arrays)
         with replacing(target) as part:
             save_file(arrays, part, metadata={"state": text, "digest": digest})
@@ -104,7 +103,7 @@ class CheckpointWriter:
             copies[key][...] = vector
         self._buffers = list(copies.values())
         self._seq = state["seq"]
-        self._writing = self._thread.submit(save, self._folder, json.loads(json.dumps(state)), copies)
+        self._writing = self._thread.submit(save, self._folder, json.dumps(state), copies)
 
     def finish(self) -> tuple[int, str]:
         """Wait until the checkpoint is written; return the number of its event and its digest.

@@ -40,8 +40,8 @@ def facts_of(rounds: Rounds) -> StrategyFacts:
 def _check_compressor(rounds: Rounds, by: Compressor) -> None:
     """Raise :class:`~anyk.errors.BadInput` if these messages must not be compressed by this compressor."""
     spec, code = rounds.spec, rounds.code
-    if rounds.policy.projected:
-        raise BadInput(f"'{spec}' finds Byzantine workers by comparing messages, and cannot compare compressed ones")
+    if rounds.policy.projected or rounds.check:
+        raise BadInput(f"'{spec}' finds wrong workers by comparing messages, and cannot compare compressed ones")
     if code.blocks > 1:
         raise BadInput(f"the messages of '{spec}' are a fraction of the vector already; leave compression out")
     if rounds.snapshot:
@@ -58,7 +58,7 @@ def _check_compressor(rounds: Rounds, by: Compressor) -> None:
 def _durations(rounds: Rounds, seconds: Floats, whole: Floats) -> Floats | None:
     """Return the seconds until the k-th reply, or until the replies decode."""
     code, rule = rounds.code, rounds.rule
-    plain = rounds.cancel == "preempt" and rounds.own_decoder and not rounds.snapshot
+    plain = rounds.cancel == "preempt" and rounds.own_decoder and not rounds.snapshot and not rounds.check
     if not plain or rounds.work is not None or rounds.balance is not None:
         return None
     if code.messages > 1:  # each arrives when all but the worker's later messages are done
