@@ -20,7 +20,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +94,13 @@ class ForkServer:
             return False
         for line in data.splitlines():
             worker, incarnation = json.loads(line)
-            pid, parent = -1, os.getpid()
             try:
-                pid = os.fork()
+                pid = fork(partial(self._become, shared, worker, incarnation, fds[0], own, os.getpid()))
             except OSError as error:  # forking may succeed later
                 self._tell_death(worker, incarnation, f"could not be started ({error.strerror})", _FROM_OUTSIDE)
                 continue
             finally:
-                if pid != 0:
-                    os.close(fds[0])
-            if pid == 0:
-                self._become(shared, worker, incarnation, fds[0], own, parent)
+                os.close(fds[0])
             self._children[pid] = worker, incarnation
             self._tell({"forked": worker, "incarnation": incarnation, "pid": pid})
         return True
@@ -178,6 +175,14 @@ class ForkServer:
         _end_sessions(self._children.keys())
         for pid in self._children:
             os.waitpid(pid, 0)
+
+
+def fork(run: Callable[[], object]) -> int:
+    """Start a child process that calls a function, which must not return; return the child's number."""
+    pid = os.fork()
+    if pid == 0:
+        run()
+    return pid
 
 
 def _end_sessions(sessions: Collection[int]) -> None:

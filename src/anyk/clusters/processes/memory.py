@@ -7,6 +7,7 @@ import os
 import struct
 import sys
 import tempfile
+import time
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 
 ALIGN = 64
+_WRITING = 2e-4  # seconds between two looks at orders that are being written
 
 
 class Segment:
@@ -177,6 +179,7 @@ class MailBox:
             if zlib.crc32(order) == checksum and int(self._seq[0]) == seq:
                 self.seen = seq
                 return order
+            time.sleep(_WRITING)  # the driver is writing newer orders, or was stopped while it did
 
 
 def message_bytes(size: int) -> int:

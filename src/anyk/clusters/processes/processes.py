@@ -177,11 +177,11 @@ class Processes(Remote[_ProcessHandle]):
         self.prepare()
         plan = self._plan
         buffers = ship(partitions)
-        places, data = self._write_data(buffers)
+        places = self._write_data(buffers)
         models = Segment.create(plan.models_size, "models")
         replies = Segment.create(plan.replies_size, "replies")
         mail = Segment.create(plan.workers * (plan.box + ERROR_BOX), "mail")
-        self._segments = [data, models, replies, mail]
+        self._segments += [models, replies, mail]
         self._mail = mail
         self.store.attach(models, replies)
         self._pipe, self._into_pipe = os.pipe()
@@ -211,8 +211,8 @@ class Processes(Remote[_ProcessHandle]):
         self._link.setblocking(False)
         self._helper_heard = time.monotonic()  # it sends signs of life from now on
 
-    def _write_data(self, buffers: list[memoryview]) -> tuple[list[tuple[int, int]], Segment]:
-        """Write the partitions to shared memory, the object and its arrays; return their places and the segment."""
+    def _write_data(self, buffers: list[memoryview]) -> list[tuple[int, int]]:
+        """Write the partitions to a first segment, the object and its arrays; return their places."""
         places, size = place_buffers(buffers)
         plan = self._plan
         required = size + 3 * plan.model_bytes * len(plan.slots) + plan.replies_size // 2
@@ -223,11 +223,12 @@ class Processes(Remote[_ProcessHandle]):
                 f"{available / 2**20:,.0f} MiB are available; use fewer workers, fewer columns or float32"
             )
         segment = Segment.create(size, "data")
+        self._segments = [segment]
         segment.reserve(0, max(size, 1))
         view = memoryview(segment.memory)
         for (start, length), buffer in zip(places, buffers, strict=True):
             view[start : start + length] = buffer
-        return places, segment
+        return places
 
     def spawn(self, worker: int) -> None:
         """Have the helper program fork a worker, with its own doorbell."""

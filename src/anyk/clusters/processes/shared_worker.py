@@ -117,4 +117,7 @@ class SharedMemoryWorker(Worker[int]):
             self._shared.mail.memory[at + 8 : at + 8 + len(text)] = text
             self._shared.mail.memory[at : at + 8] = len(text).to_bytes(8, "little")
         record = RECORD.pack(self.worker, self._incarnation, -1 if buffer is None else buffer, *report[:-1])
-        os.write(self._shared.pipe, record)
+        try:
+            os.write(self._shared.pipe, record)
+        except BrokenPipeError:
+            raise Disconnected from None

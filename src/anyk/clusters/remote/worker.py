@@ -19,6 +19,7 @@ from anyk.clusters.contract import Report
 from anyk.clusters.local import Local, LocalStepper, State
 from anyk.clusters.messages import Messages, checked, describe, reverse_attack
 from anyk.clusters.packing import pack
+from anyk.errors import RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.problems.replicas import mark
 from anyk.protocol import Chunk
@@ -140,14 +141,14 @@ class Worker(ABC, Generic[R]):
 
     def run(self) -> None:
         """Load the partitions, report that the worker is ready, and work."""
-        try:
-            self.start()
-        except Exception as error:
-            self._tell(READY, NO_TASK, done=1, text=describe(error))
-            return
-        self._tell(READY, NO_TASK)
-        last = NO_TASK
-        try:
+        with contextlib.suppress(Disconnected):
+            try:
+                self.start()
+            except Exception as error:
+                self._tell(READY, NO_TASK, done=1, text=describe(error))
+                return
+            self._tell(READY, NO_TASK)
+            last = NO_TASK
             while True:
                 orders, self._next = self.take() or self._next, None
                 if orders is None:
@@ -163,8 +164,6 @@ class Worker(ABC, Generic[R]):
                 self._pending = [ask for ask in orders.requests if ask[0] == orders.task]
                 with contextlib.suppress(_Stop):
                     self._work(orders)
-        except Disconnected:
-            return
 
     # ------------------------------------------------------------------------------------------- hearing
 
@@ -312,7 +311,11 @@ class Worker(ABC, Generic[R]):
                 continue
             self._served.add((task, index))
             ids = tuple(dict.fromkeys([*partitions, *(j for *_, covered, _ in gathered for j in covered)]))
-            buffer, out = self.reserve_buffer(self._messages.length(ids), index)
+            try:
+                buffer, out = self.reserve_buffer(self._messages.length(ids), index)
+            except RunFailed as error:
+                self._tell(FAILED, task, chunk=index, text=describe(error))
+                continue
             out[:] = 0.0
             for j, coefficient in zip(partitions, coefficients, strict=True):
                 self._messages.add_message(out, ids, (j,), gradients[j], coefficient)

@@ -1,0 +1,173 @@
+"""Safeguards, each with what is left when it is removed, and the auditors that must notice within 1,000 seeds.
+
+A net is proved by what it catches. Safeguards that mask each other are removed together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+from anyk.clusters import store
+from anyk.clusters.processes import memory, processes, shared_store
+from anyk.clusters.remote import remote
+from anyk.runs.engine import ledger, versions
+
+
+class Edit(NamedTuple):
+    """A change of one method: ``old`` occurs once in its source and becomes ``new``."""
+
+    module: Any
+    owner: type
+    method: str
+    old: str
+    new: str
+
+    def changed(self) -> Any:
+        """Return the changed method."""
+        source = textwrap.dedent(inspect.getsource(getattr(self.owner, self.method)))
+        assert source.count(self.old) == 1, f"{self.owner.__name__}.{self.method} has changed: {self.old}"
+        found: dict[str, Any] = {}
+        code = "from __future__ import annotations\n" + source.replace(self.old, self.new)
+        code = code.replace("super()", f"super({self.owner.__name__}, self)")
+        exec(compile(code, inspect.getfile(self.owner), "exec"), self.module.__dict__, found)
+        return found[self.method]
+
+
+class Safeguard(NamedTuple):
+    """A safeguard: its ``edits`` remove it; ``strategies``: those of which one must be run for it to matter."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    auditors: tuple[str, ...]
+    strategies: tuple[str, ...]
+    families: tuple[str, ...] = ()
+
+    @contextlib.contextmanager
+    def removed(self) -> Iterator[None]:
+        """Run without the safeguard while the context lasts."""
+        with contextlib.ExitStack() as stack:
+            for edit in self.edits:
+                stack.enter_context(mock.patch.object(edit.owner, edit.method, edit.changed()))
+            yield
+
+
+_REMOTE = (remote, remote.Remote)
+_PROCESSES = (processes, processes.Processes)
+_STORE = (shared_store, shared_store.SharedStore)
+
+SAFEGUARDS = (
+    Safeguard(
+        "discarding replies whose task has ended",
+        (Edit(*_REMOTE, "_on_reply", "entry is None or chunk not in self._tasks.missing[task]", "False"),),
+        ("crash",),
+        ("k-sync:k=3", "frc:load=2", "async"),
+    ),
+    Safeguard(
+        "freeing the buffers of discarded replies",
+        (
+            Edit(
+                *_REMOTE,
+                "_on_reply",
+                "missing[task]:\n        store.free_buffer(worker, buffer)\n",
+                "missing[task]:\n",
+            ),
+        ),
+        ("buffers", "progress"),
+        ("k-sync:k=3", "frc:load=2", "uncoded:wait=3,cancel=discard"),
+    ),
+    Safeguard(
+        "keeping messages in use when their worker dies",
+        (Edit(*_STORE, "void", "if buffer not in self._occupied[worker]:", "if True:"),),
+        ("buffers", "messages"),
+        ("uncoded", "k-batch-async:k=3", "fedbuff:tau=2,k=3"),
+        ("kill worker",),
+    ),
+    Safeguard(
+        "freeing the buffer that a dead worker was writing",
+        (Edit(*_PROCESSES, "on_death", "self.store.void(died.worker)", "pass"),),
+        ("buffers", "progress"),
+        ("uncoded", "frc:load=2", "async"),
+        ("kill worker",),
+    ),
+    Safeguard(
+        "copying messages out of buffers when many are held",
+        (
+            Edit(
+                *_STORE,
+                "keep",
+                "if len(occupied) >= self._plan.buffers - 1 and not self._copy_out(notice.worker):",
+                "if False:",
+            ),
+        ),
+        ("progress",),
+        ("fedbuff:tau=2,k=24",),
+    ),
+    Safeguard(
+        "the mail box's checksum",
+        (
+            Edit(
+                memory,
+                memory.MailBox,
+                "take",
+                "zlib.crc32(order) == checksum and int(self._seq[0]) == seq",
+                "int(self._seq[0]) == seq",
+            ),
+        ),
+        ("crash", "messages", "progress", "ledger"),
+        ("async", "k-sync:k=3", "uncoded:models=2"),
+    ),
+    Safeguard(
+        "the incarnation of replies, and reading a dead worker's reports first",
+        (
+            Edit(
+                *_REMOTE,
+                "_interpret",
+                "news.incarnation != handle.incarnation or handle.gone or handle.due is not None",
+                "False",
+            ),
+            Edit(*_PROCESSES, "_read_helper", "self._drain_pipe()", "pass"),
+        ),
+        ("buffers", "messages", "crash", "progress"),
+        ("async", "k-batch-async:k=3"),
+        ("kill worker", "stop driver"),
+    ),
+    Safeguard(
+        "counting the tasks that read a message",
+        (Edit(store, store.VectorStore, "free", "(task, chunk) in self.readers", "False"),),
+        ("buffers", "messages"),
+        ("dpsgd:graph=ring", "ad-psgd:tau=2"),
+    ),
+    Safeguard(
+        "keeping a model version that tasks read",
+        (
+            Edit(
+                versions,
+                versions.Versions,
+                "publish",
+                "self._problem is not None and (slot, version) not in self._pins",
+                "self._problem is not None",
+            ),
+        ),
+        ("versions", "messages"),
+        ("async", "k-async:k=2"),
+    ),
+    Safeguard(
+        "refusing messages of tasks that were cancelled",
+        (
+            Edit(
+                ledger,
+                ledger.Ledger,
+                "arrive",
+                "self._late(event)\n        return False",
+                "self._late(event)\n        return True",
+            ),
+        ),
+        ("messages", "crash"),
+        ("k-sync:k=3", "uncoded:wait=3,cancel=discard"),
+    ),
+)

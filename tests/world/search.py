@@ -1,0 +1,122 @@
+"""Seeds that fail, and the fewest deviations from an undisturbed run with which they still do.
+
+As a program it runs seeds, as ``scripts/soak world`` does: ``python -m world.search [--seeds N] [--first SEED]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from .auditors import Broken
+from .choices import Deviations
+from .kernel import Deadlock, Endless
+from .world import FAMILIES, Options, World
+
+# what has to happen in a long series of seeds, besides every family of faults
+STATES = ("resumed", "restarted", "abandoned", "helper replaced", "cancelled", "discarded", "late_counted", "lost")
+
+
+class Failure(NamedTuple):
+    """A run in which something did not hold."""
+
+    seed: int
+    options: Options
+    auditor: str
+    what: str
+    deviations: Deviations
+    trace: list[tuple[object, ...]]
+
+    def __str__(self) -> str:
+        chosen = ", ".join(
+            f"{stream} {number}: {option}" for (stream, number), option in [*self.deviations.items()][:12]
+        )
+        return f"seed {self.seed} ({self.options}): {self.auditor}: {self.what[:300]}\n  with {len(self.deviations)} deviations: {chosen}"
+
+
+def attempt(seed: int, options: Options | None = None, only: Deviations | None = None) -> Failure | World:
+    """Run a seed; return its world, or what failed."""
+    world = World(seed, options=options, only=only)
+    try:
+        world.run()
+        return world
+    except (Deadlock, Endless) as error:
+        auditor, what = "progress", str(error)
+    except Broken as error:
+        auditor, what = error.auditor, str(error)
+    except Exception as error:  # whatever the code under test raises
+        auditor, what = "crash", f"{type(error).__name__}: {error}"
+    return Failure(seed, world.options, auditor, what, dict(world.choices.deviations), world.kernel.trace)
+
+
+def shrink(failure: Failure, runs: int = 300) -> Failure:
+    """Return the failure with as few deviations as ``runs`` further runs find."""
+    best, size = failure, len(failure.deviations)
+    while size and runs > 0:
+        start = 0
+        while start < len(best.deviations) and runs > 0:
+            kept = list(best.deviations.items())
+            again = attempt(failure.seed, failure.options, dict(kept[:start] + kept[start + size :]))
+            runs -= 1
+            if isinstance(again, Failure) and again.auditor == failure.auditor:
+                best = again
+            else:
+                start += size
+        size //= 2
+    return best
+
+
+def first_difference(failure: Failure) -> str:
+    """Return the first call that differs from the run with one deviation less, which does not fail."""
+    for left_out in reversed(failure.deviations):
+        fewer = {key: option for key, option in failure.deviations.items() if key != left_out}
+        passing = attempt(failure.seed, failure.options, fewer)
+        if isinstance(passing, World):
+            pairs = zip(failure.trace, passing.kernel.trace, strict=False)
+            differing = next(((one, other) for one, other in pairs if one != other), None)
+            return f"without {left_out} it passes; the first call that differs: {differing}"
+    return "it fails without any single one of them"
+
+
+def search(
+    seeds: Iterable[int], options: Callable[[int], Options] = Options.draw
+) -> tuple[Failure | None, Counter[str]]:
+    """Run seeds until one fails; return the failure, and what happened in the runs before."""
+    happened = Counter[str]()
+    for seed in seeds:
+        outcome = attempt(seed, options(seed))
+        if isinstance(outcome, Failure):
+            return outcome, happened
+        happened += outcome.happened
+    return None, happened
+
+
+def main() -> int:
+    """Run the seeds of the command line; return 1 if one fails, or something that must happen never did."""
+    parser = argparse.ArgumentParser(prog="scripts/soak world")
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    chosen = parser.parse_args()
+    began = time.monotonic()
+    failure, happened = search(range(chosen.first, chosen.first + chosen.seeds))
+    if failure is not None:
+        print(f"scripts/soak world --first {failure.seed} --seeds 1\n{failure}")
+        least = shrink(failure)
+        print(f"shrunk to {len(least.deviations)} deviations: {least}\n{first_difference(least)}")
+        for call in least.trace[-12:]:
+            print(" ", *call)
+        return 1
+    print(f"{chosen.seeds} seeds in {time.monotonic() - began:.0f} s: {dict(sorted(happened.items()))}")
+    missing = [name for name in (*FAMILIES, *STATES) if not happened[name]]
+    if chosen.seeds >= 1000 and missing:
+        print(f"never happened: {', '.join(missing)}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

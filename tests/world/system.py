@@ -1,0 +1,390 @@
+"""The system calls that anyk's processes make, carried out by the simulated kernel; any other raises."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap as real_mmap
+import os as real_os
+import signal as real_signal
+import subprocess as real_subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from greenlet import GreenletExit
+
+from anyk.clusters.processes import forkserver, memory, processes, shared_worker
+from anyk.clusters.remote import handles, losses, remote
+from anyk.clusters.remote import worker as remote_worker
+
+from .kernel import EndOf, Kernel, Memory, MemoryFile, Open, Pipe, ReadEnd, SocketEnd, WriteEnd
+
+
+class _Time:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def monotonic(self) -> float:
+        return self._kernel.now
+
+    def sleep(self, seconds: float) -> None:
+        self._kernel.call("sleep")
+        self._kernel.wait(lambda: False, seconds)
+
+
+class _Os:
+    """The part of ``os`` that anyk's processes use."""
+
+    SCHED_BATCH = 3
+    WNOHANG = real_os.WNOHANG
+    O_RDONLY = real_os.O_RDONLY
+    waitstatus_to_exitcode = staticmethod(lambda status: status)
+    sched_param = staticmethod(lambda priority: priority)
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.fork_fails: Callable[[], bool] = lambda: False
+        self.memory_lacks: Callable[[], bool] = lambda: False
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return self._kernel.current.environ
+
+    def getpid(self) -> int:
+        return self._kernel.current.pid
+
+    def getppid(self) -> int:
+        parent = self._kernel.current.parent
+        return 1 if parent is None else parent.pid
+
+    def setsid(self) -> None:
+        self._kernel.current.session = self._kernel.current.pid
+
+    def sched_setscheduler(self, *_: Any) -> None:
+        pass
+
+    def _exit(self, status: int) -> None:
+        if self._kernel.over:
+            raise GreenletExit
+        self._kernel.exit(status)
+
+    def pipe(self) -> tuple[int, int]:
+        kernel = self._kernel
+        kernel.call("pipe")
+        pipe = Pipe(kernel.capacity)
+        return kernel.current.descriptor(ReadEnd(pipe)), kernel.current.descriptor(WriteEnd(pipe))
+
+    def set_blocking(self, number: int, blocking: bool) -> None:
+        file = self._kernel.file(number)
+        assert isinstance(file, WriteEnd)
+        file.blocking = blocking
+
+    def close(self, number: int) -> None:
+        self._kernel.file(number).drop()
+        del self._kernel.current.files[number]
+
+    def write(self, number: int, data: bytes) -> int:
+        kernel, file = self._kernel, self._kernel.file(number)
+        assert isinstance(file, WriteEnd)
+        kernel.call("write", number, len(data))
+        pipe = file.pipe
+        room = lambda: not pipe.readers or pipe.capacity - len(pipe.data) >= len(data)  # noqa: E731
+        if not room():
+            if not file.blocking:
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            kernel.wait(room)
+        if not pipe.readers:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        pipe.data += data
+        kernel.call("written", number)
+        return len(data)
+
+    def read(self, number: int, most: int) -> bytes:
+        kernel, file = self._kernel, self._kernel.file(number)
+        assert isinstance(file, ReadEnd)
+        kernel.call("read", number)
+        kernel.wait(file.readable)
+        data = bytes(file.pipe.data[:most])
+        del file.pipe.data[: len(data)]
+        return data
+
+    def kill(self, pid: int, number: int) -> None:
+        process = self._kernel.processes.get(pid)
+        if process is None or process.reaped:
+            raise ProcessLookupError(errno.ESRCH, "No such process")
+        self._kernel.call("kill", pid, int(number))
+        self._kernel.kill(process, number)
+
+    def killpg(self, session: int, number: int) -> None:
+        found = [each for each in self._kernel.processes.values() if each.session == session and not each.ended]
+        if not found:
+            raise ProcessLookupError(errno.ESRCH, "No such process")
+        for process in found:
+            self._kernel.kill(process, number)
+
+    def waitpid(self, pid: int, options: int) -> tuple[int, int]:
+        kernel = self._kernel
+        kernel.call("waitpid")
+        children = [each for each in kernel.processes.values() if each.parent is kernel.current and not each.reaped]
+        children = [each for each in children if pid in (-1, each.pid)]
+        if not children:
+            raise ChildProcessError(errno.ECHILD, "No child processes")
+        if not options & self.WNOHANG:
+            kernel.wait(lambda: any(each.ended for each in children))
+        for child in children:
+            if child.ended:
+                child.reaped = True
+                return child.pid, child.status
+        return 0, 0
+
+    def pidfd_open(self, pid: int) -> int:
+        process = self._kernel.processes.get(pid)
+        if process is None or process.reaped:
+            raise ProcessLookupError(errno.ESRCH, "No such process")
+        return self._kernel.current.descriptor(EndOf(process))
+
+    def memfd_create(self, name: str) -> int:
+        del name
+        return self._kernel.current.descriptor(MemoryFile())
+
+    def _memory(self, number: int) -> int:
+        file = self._kernel.file(number)
+        assert isinstance(file, MemoryFile)
+        return file.fd
+
+    def ftruncate(self, number: int, size: int) -> None:
+        real_os.ftruncate(self._memory(number), size)
+
+    def fstat(self, number: int) -> Any:
+        return real_os.fstat(self._memory(number))
+
+    def posix_fallocate(self, number: int, start: int, length: int) -> None:
+        if self.memory_lacks():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real_os.posix_fallocate(self._memory(number), start, length)
+
+
+class _Select:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def select(self, read: Sequence[Any], write: Any, errors: Any, timeout: float | None = None) -> Any:
+        kernel = self._kernel
+        kernel.call("select")
+        files = [(item, kernel.file(item if isinstance(item, int) else item.fileno())) for item in read]
+        kernel.wait(lambda: any(file.readable() for _, file in files), timeout)
+        return [item for item, file in files if file.readable()], [], []
+
+
+class _Socket:
+    """A socket of a pair."""
+
+    kernel: Kernel
+
+    def __init__(self, fileno: int) -> None:
+        self._number = fileno
+
+    @property
+    def _end(self) -> SocketEnd:
+        end = self.kernel.file(self._number)
+        assert isinstance(end, SocketEnd)
+        return end
+
+    def fileno(self) -> int:
+        return self._number
+
+    def close(self) -> None:
+        if self._number >= 0:
+            self._end.drop()
+            del self.kernel.current.files[self._number]
+            self._number = -1
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._end.timeout = seconds
+
+    def setblocking(self, blocking: bool) -> None:
+        self._end.timeout = None if blocking else 0.0
+
+    def sendall(self, data: bytes, files: Sequence[Open] = ()) -> None:
+        self.kernel.call("send", len(data))
+        size = self._end.capacity // 2  # Linux splits only what is longer
+        for start in range(0, len(data), size):
+            self._send(bytes(data[start : start + size]), files if not start else ())
+        self.kernel.call("sent")
+
+    def _send(self, part: bytes, files: Sequence[Open]) -> None:
+        end, peer = self._end, self._end.peer
+        if not self.kernel.wait(lambda: peer.closed or peer.room() >= len(part), end.timeout):
+            raise TimeoutError(errno.EAGAIN, "timed out")
+        if peer.closed:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        for file in files:
+            file.take()
+        peer.inbox.append((bytearray(part), list(files)))
+
+    def recv_with(self, size: int) -> tuple[bytes, list[Open]]:
+        end = self._end
+        self.kernel.call("receive")
+        if end.timeout == 0.0 and not end.readable():
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        if not self.kernel.wait(end.readable, end.timeout):
+            raise TimeoutError(errno.EAGAIN, "timed out")
+        if not end.inbox:
+            return b"", []
+        data, files = end.inbox[0]
+        part = bytes(data[:size])
+        del data[: len(part)]
+        if data:
+            end.inbox[0] = data, []
+        else:
+            end.inbox.popleft()
+        return part, files
+
+    def recv(self, size: int) -> bytes:
+        data, files = self.recv_with(size)
+        for file in files:
+            file.drop()
+        return data
+
+
+class _SocketModule:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.socket = type("socket", (_Socket,), {"kernel": kernel})
+
+    def socketpair(self) -> tuple[_Socket, _Socket]:
+        one, other = SocketEnd(4 * self._kernel.capacity), SocketEnd(4 * self._kernel.capacity)
+        one.peer, other.peer = other, one
+        current = self._kernel.current
+        return self.socket(current.descriptor(one)), self.socket(current.descriptor(other))
+
+    def send_fds(self, sock: _Socket, buffers: Sequence[bytes], fds: Sequence[int]) -> None:
+        sock.sendall(b"".join(buffers), [self._kernel.file(number) for number in fds])
+
+    def recv_fds(self, sock: _Socket, size: int, most: int) -> tuple[bytes, list[int], int, None]:
+        data, files = sock.recv_with(size)
+        numbers = []
+        for file in files[:most]:
+            numbers.append(self._kernel.current.descriptor(file))
+            file.drop()
+        return data, numbers, 0, None
+
+
+class _Popen:
+    """A helper program: another process that runs :func:`forkserver.main`."""
+
+    kernel: Kernel
+
+    def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], env: dict[str, str], **_: Any) -> None:
+        kernel, driver = self.kernel, self.kernel.current
+        number, preload = int(command[3]), json.loads(command[5])
+        files = {number: driver.files[number] for number in pass_fds}
+        self._process = kernel.start(lambda: forkserver.main(number, preload), "helper", driver)
+        self._process.session = self._process.pid
+        self._process.environ = dict(env)
+        self._process.files = files
+        for file in files.values():
+            file.take()
+        self.pid = self._process.pid
+        self.returncode: int | None = None
+        kernel.call("started", self.pid)
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            self.kernel.call("kill", self.pid)
+            self.kernel.kill(self._process, real_signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        if self._process.ended:
+            self._process.reaped, self.returncode = True, self._process.status
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.kernel.call("wait for", self.pid)
+        if not self.kernel.wait(lambda: self._process.ended, timeout):
+            raise real_subprocess.TimeoutExpired("helper", timeout or 0.0)
+        self.poll()
+        assert self.returncode is not None
+        return self.returncode
+
+
+@contextlib.contextmanager
+def installed(kernel: Kernel) -> Iterator[_Os]:
+    """Let the kernel carry out the calls of the ``processes`` cluster while the context lasts; yield its ``os``."""
+    time, os, select = _Time(kernel), _Os(kernel), _Select(kernel)
+    sockets = _SocketModule(kernel)
+    subprocess = SimpleNamespace(
+        Popen=type("Popen", (_Popen,), {"kernel": kernel}),
+        DEVNULL=real_subprocess.DEVNULL,
+        TimeoutExpired=real_subprocess.TimeoutExpired,
+    )
+    signals = {name: getattr(real_signal, name) for name in dir(real_signal) if name.startswith("SIG")}
+
+    def set_wakeup_fd(number: int) -> None:
+        kernel.current.wakeup = number
+
+    signal = SimpleNamespace(
+        **signals, Signals=real_signal.Signals, signal=lambda *_: None, set_wakeup_fd=set_wakeup_fd
+    )
+    # an array hides from the garbage collector that it refers to its memory: the memory must not refer to the kernel
+    Map = type("Map", (Memory,), {"kernel": weakref.proxy(kernel)})
+    maps = SimpleNamespace(PAGESIZE=real_mmap.PAGESIZE, mmap=lambda number, size: Map(os._memory(number), size))
+
+    def fork(run: partial[None]) -> int:
+        kernel.call("fork")
+        if os.fork_fails():
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        helper = kernel.current
+        shared, worker, *rest = run.args
+        files = dict(helper.files)
+
+        def child() -> None:
+            own = object.__new__(shared_worker.Shared)
+            own.__dict__ = shared.__dict__ | {
+                name: memory.Segment(segment.fd, segment.size)
+                for name, segment in shared.__dict__.items()
+                if isinstance(segment, memory.Segment)
+            }
+            run.func(own, worker, *rest)
+
+        process = kernel.start(child, f"worker {worker}.{rest[0]}", helper)
+        process.environ = dict(helper.environ)
+        process.files = files
+        for file in files.values():
+            file.take()
+        return process.pid
+
+    def crashed() -> None:
+        error = sys.exc_info()[1]
+        if not kernel.over and error is not None:
+            kernel.crashes.append((kernel.current.name, error))
+
+    def prctl(option: int, number: int) -> None:
+        del option, number
+        kernel.current.dies_with_parent = True
+
+    replaced: list[tuple[Any, dict[str, Any]]] = [
+        (processes, {"time": time, "os": os, "select": select, "socket": sockets, "subprocess": subprocess, "signal": signal}),
+        (forkserver, {"time": time, "os": os, "select": select, "socket": sockets, "signal": signal, "fork": fork,
+                      "traceback": SimpleNamespace(print_exc=crashed),
+                      "gc": SimpleNamespace(collect=lambda: None, freeze=lambda: None),
+                      "ctypes": SimpleNamespace(CDLL=lambda _: SimpleNamespace(prctl=prctl)),
+                      "_sessions": lambda: [(each.pid, each.session) for each in kernel.processes.values() if not each.ended]}),
+        (memory, {"os": os, "mmap": maps, "time": time}),
+        (shared_worker, {"time": time, "os": os, "select": select}),
+        (remote, {"time": time}),
+        (handles, {"time": time}),
+        (losses, {"time": time}),
+        (remote_worker, {"time": time}),
+    ]  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for module, names in replaced:
+            for name, value in names.items():
+                stack.enter_context(mock.patch.object(module, name, value))
+        yield os

@@ -1,0 +1,48 @@
+"""The real driver, cluster and workers on seeded schedules with faults; what must hold, and that its absence is noticed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from world.safeguards import SAFEGUARDS, Safeguard
+from world.search import Failure, attempt, search, shrink
+from world.world import FAMILIES, Options, World
+
+pytestmark = pytest.mark.in_process
+
+
+def test_nothing_breaks_under_faults() -> None:
+    """A sample of the seeds that ``scripts/soak world`` runs; every family of faults occurs in it."""
+    failure, happened = search(range(200))
+    assert failure is None, str(shrink(failure))
+    assert {name for name in FAMILIES if not happened[name]} <= {"wrong numbers"}
+    assert {"resumed", "restarted", "helper replaced", "discarded", "late_counted", "lost"} <= happened.keys()
+
+
+def test_a_seed_determines_every_call() -> None:
+    """Also the seed's deviations alone do, without any random number."""
+    for seed in (4, 5, 6):
+        first, again = World(seed), World(seed)
+        assert first.run().trace == again.run().trace
+        only = World(seed, only=first.choices.deviations)
+        assert only.run().trace == first.kernel.trace
+
+
+def focused(safeguard: Safeguard, seed: int) -> Options:
+    """The circumstances of a seed, with a strategy and faults for which the safeguard matters."""
+    options = Options.draw(seed)
+    strategy = safeguard.strategies[seed % len(safeguard.strategies)]
+    return replace(options, strategy=strategy, families=tuple(sorted({*options.families, *safeguard.families})))
+
+
+@pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
+def test_the_removal_of_a_safeguard_is_noticed(safeguard: Safeguard) -> None:
+    with safeguard.removed():
+        failure, _ = search(range(1000), lambda seed: focused(safeguard, seed))
+        assert failure is not None
+        assert failure.auditor in safeguard.auditors, str(failure)
+        least = shrink(failure, runs=150)
+        assert len(least.deviations) <= 10, str(least)
+    assert not isinstance(attempt(failure.seed, failure.options), Failure)

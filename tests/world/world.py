@@ -1,0 +1,300 @@
+"""A run of the real driver, cluster and workers in one thread, on a virtual clock, under a seeded scheduler."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import anyk
+from anyk.clusters.messages import Messages
+from anyk.clusters.processes import Processes
+from anyk.optimizers import GD
+from anyk.runs import Driver
+from anyk.testing import Squares
+
+from . import auditors, system
+from .choices import Choices, Deviations
+from .kernel import Deadlock, Endless, Kernel
+
+STRATEGIES = (
+    "uncoded", "frc:load=2", "cyclic:stragglers=1", "k-sync:k=3", "k-batch-sync:k=4", "async", "k-async:k=2",
+    "k-batch-async:k=3", "uncoded:wait=3,cancel=discard", "frc:load=2,cancel=discard", "nested:stragglers=1",
+    "progress:load=2", "anytime:deadline=0.02,parts=2", "tree:children=2", "pasgd:tau=2", "diloco:tau=2",
+    "dpsgd:graph=ring", "ad-psgd:tau=2", "easgd:tau=2", "fedbuff:tau=2,k=3", "uncoded:models=2",
+    "hierarchical:groups=2,tau=2,every=3", "compressed:of=(k-sync:k=4),by=(top-k:share=0.5)", "comm-efficient",
+    "uncoded:wait=3,snapshot=3", "frc:load=2,check=1", "cyclic:stragglers=2,check=1",
+)  # fmt: skip
+FAMILIES = (
+    "kill worker", "stop worker", "crash", "nan", "wrong numbers", "kill helper", "stop helper", "no fork", "no memory",
+    "stop driver", "kill driver", "checkpoint",
+)  # fmt: skip
+_FAULTS = 6  # the most faults of a run
+_DURATIONS = (1.0, 0.05, 4.0, 20.0, 100.0)  # how many times as long as usual a gradient takes
+_CRASHES = (1, 2, 6)  # times in a row that a worker crashes, or sends NaN
+_STOPS = (0.003, 0.05, 1.0, 200.0)  # seconds that a stopped process stands still
+_EXPLAINED = (
+    "times within 60 s, and they with it",
+    "no room for",
+    "did not load their partitions",
+    "did not start",
+    "is waiting for workers that cannot answer",
+    "cannot be taken under",
+    "most replies",
+    "diverged",
+    "cannot be decided",
+)
+
+
+@dataclass
+class Options:
+    """The circumstances of a run, drawn from its seed."""
+
+    strategy: str
+    workers: int
+    steps: int
+    families: tuple[str, ...]
+    rate: float  # probability of a fault at a call
+    preemption: float  # probability that another process goes on at a call
+    tearing: float  # probability that a write is seen by halves
+    capacity: int  # bytes that a pipe holds
+    jitter: float  # probability that a gradient takes longer or shorter than usual
+    most: int  # deviations of each stream
+
+    @classmethod
+    def draw(cls, seed: int) -> Options:
+        """Return the circumstances of a seed."""
+        draw = random.Random(f"{seed} options")
+        strategy = draw.choice(STRATEGIES)
+        workers = 6 if strategy.startswith(("tree", "hierarchical")) else draw.choice((4, 4, 6, 8))
+        count = draw.choice((0, 1, 1, 2, 3))
+        return cls(
+            strategy,
+            workers,
+            draw.choice((6, 12, 25)),
+            tuple(sorted(draw.sample(FAMILIES, count))),
+            draw.choice((0.0005, 0.002, 0.01)),
+            draw.choice((0.0, 0.01, 0.05, 0.2)),
+            draw.choice((0.0, 0.0, 0.1, 0.5)),
+            draw.choice((160, 1000, 65536)),
+            draw.choice((0.0, 0.2, 0.7)),
+            draw.choice((6, 20, 80)),
+        )
+
+
+@dataclass
+class Outcome:
+    """The end of a run: its steps, what happened, and the sentence with which it failed, if it did."""
+
+    steps: int
+    calls: int
+    explained: str | None
+    deviations: Deviations
+    happened: Counter[str] = field(default_factory=Counter)
+    trace: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+class World:
+    """One seed's run. :meth:`run` raises :class:`AssertionError` when an auditor finds something wrong."""
+
+    def __init__(self, seed: int, *, options: Options | None = None, only: Deviations | None = None) -> None:
+        self.seed, self.options = seed, options or Options.draw(seed)
+        self.choices = Choices(seed, self.options.most, only)
+        options = self.options
+        self.kernel = kernel = Kernel(self.choices, preemption=options.preemption, capacity=options.capacity)
+        self.happened = Counter[str]()
+        self._menu = self._faults()
+        self._saved: tuple[str, dict[str, Any]] | None = None
+        self._history: dict[tuple[str, int], Any] = {}
+        self._driver: Driver | None = None
+        self._save = self._busy = False
+        self._denied: Counter[str] = Counter()
+        self.explained: str | None = None
+        kernel.on_switch = self._disturb
+        kernel.tearing = options.tearing
+
+    # ------------------------------------------------------------------------------------------- faults
+
+    def _faults(self) -> list[tuple[str, Callable[[], bool]]]:
+        workers = range(self.options.workers)
+        menu: list[tuple[str, Callable[[], bool]]] = []
+        for family in self.options.families:
+            match family:
+                case "kill worker":
+                    menu += [(family, lambda i=i: self._kill(f"worker {i}.")) for i in workers]
+                case "stop worker":
+                    menu += [(family, lambda i=i, s=s: self._stop(f"worker {i}.", s)) for i in workers for s in _STOPS]
+                case "crash" | "nan":
+                    menu += [
+                        (family, lambda k=f"{family} {i}", c=c: self._deny(k, c)) for i in workers for c in _CRASHES
+                    ]
+                case "wrong numbers":
+                    checked = "check=1" in self.options.strategy
+                    menu += [(family, lambda i=i: self._deny(f"wrong numbers {i}")) for i in workers if checked]
+                case "kill helper":
+                    menu.append((family, lambda: self._kill("helper")))
+                case "stop helper":
+                    menu += [(family, lambda s=s: self._stop("helper", s)) for s in _STOPS]
+                case "stop driver":  # only briefly: a worker may meanwhile look for its orders again and again
+                    menu += [(family, lambda s=s: self._stop("driver", s)) for s in _STOPS[:3]]
+                case "kill driver":
+                    menu.append((family, lambda: self._kill("driver")))
+                case "checkpoint":
+                    menu.append((family, self._request_checkpoint))
+                case "no fork" | "no memory":
+                    menu.append((family, lambda family=family: self._deny(family)))
+        if "kill driver" in self.options.families and "checkpoint" not in self.options.families:
+            menu += [("checkpoint", self._request_checkpoint)] * 2
+        return menu
+
+    def _disturb(self, where: str) -> None:
+        if self.happened.total() >= _FAULTS or not self._menu or self._busy:
+            return
+        option = self.choices.choose("faults", where, len(self._menu) + 1, self.options.rate)
+        if option:
+            family, fault = self._menu[option - 1]
+            if fault():
+                self.happened[family] += 1
+
+    def _find(self, name: str) -> Any:
+        found = [each for each in self.kernel.processes.values() if each.name.startswith(name) and not each.ended]
+        return found[-1] if found else None
+
+    def _kill(self, name: str) -> bool:
+        process = self._find(name)
+        if process is not None:
+            self.kernel.kill(process, signal.SIGKILL)
+        return process is not None
+
+    def _stop(self, name: str, seconds: float) -> bool:
+        process = self._find(name)
+        if process is None or process.stopped:
+            return False
+        kernel = self.kernel
+        kernel.kill(process, signal.SIGSTOP)
+
+        def wake() -> None:
+            kernel.wait(lambda: False, seconds)
+            kernel.kill(process, signal.SIGCONT)
+
+        kernel.start(wake, "operator")
+        return True
+
+    def _deny(self, what: str, times: int = 1) -> bool:
+        self._denied[what] += times
+        return True
+
+    def _denies(self, what: str) -> bool:
+        if self._denied[what]:
+            self._denied[what] -= 1
+            return True
+        return False
+
+    def _request_checkpoint(self) -> bool:
+        self._save = True
+        return True
+
+    # ------------------------------------------------------------------------------------------- the run
+
+    def run(self) -> Outcome:
+        """Run until the driver has ended; return the outcome."""
+        kernel = self.kernel
+        gradient = Messages.partial_gradient
+
+        def computed(messages: Messages, *arguments: Any, **more: Any) -> Any:
+            if not kernel.current.name.startswith("worker"):
+                return gradient(messages, *arguments, **more)
+            factor = _DURATIONS[self.choices.choose("load", kernel.current.name, len(_DURATIONS), self.options.jitter)]
+            kernel.call("compute")
+            kernel.wait(lambda: False, 0.001 * factor)
+            worker = kernel.current.name.removeprefix("worker ").partition(".")[0]
+            if self._denies(f"crash {worker}"):
+                kernel.exit(7)
+            value = gradient(messages, *arguments, **more)
+            if self._denies(f"nan {worker}"):
+                return value * np.nan
+            return -3.0 * value if self._denies(f"wrong numbers {worker}") else value
+
+        with system.installed(kernel) as os, mock.patch.object(Messages, "partial_gradient", computed):
+            os.fork_fails, os.memory_lacks = lambda: self._denies("no fork"), lambda: self._denies("no memory")
+            try:
+                while True:
+                    self._save = False
+                    process = kernel.start(self._drive, "driver")
+                    kernel.run(process)
+                    if kernel.crashes:
+                        raise kernel.crashes[0][1]
+                    if process.status == 0:
+                        break
+                    self.happened["resumed"] += self._saved is not None
+            finally:
+                kernel.close_all()  # before the system's own calls are back
+        assert self._driver is not None
+        steps = self._driver.step
+        if self.explained is None and steps < self.options.steps:
+            raise auditors.Broken("progress", f"{steps} of {self.options.steps} steps, and no reason")
+        return Outcome(steps, kernel.calls, self.explained, self.choices.deviations, self.happened, kernel.trace)
+
+    def _drive(self) -> None:
+        options, kernel = self.options, self.kernel
+        before = {"files": len(kernel.current.files)}
+        saved = {} if self._saved is None else json.loads(self._saved[0])["versions"]
+        self._history = {key: w for key, w in self._history.items() if key[1] <= saved.get(key[0], -1)}
+        strategy = anyk.strategy(options.strategy, workers=options.workers)
+        cluster = Processes(options.workers, seed=self.seed)
+        driver = self._driver = Driver(
+            strategy,
+            cluster,
+            problem=Squares(options.workers, 5),
+            optimizer=GD(lr=0.05),
+            steps=options.steps,
+            on_event=self._on_event,
+        )
+        altered = "wrong numbers" in options.families
+        self._auditors = auditors.Auditors(driver, kernel, self._history, altered=altered)
+        try:
+            with cluster:
+                driver.open()
+                if self._saved is None:
+                    driver.begin()
+                else:
+                    text, vectors = self._saved
+                    driver.restore(json.loads(text), {key: vector.copy() for key, vector in vectors.items()})
+                    self._auditors.on_resume()
+                driver.run()
+                driver.ledger.settle(driver.now)
+                self._happens(cluster, driver)
+        except anyk.RunFailed as error:
+            if not any(why in str(error) for why in _EXPLAINED) or not self.happened:
+                raise auditors.Broken("progress", f"the run failed: {error}") from error
+            self.explained = str(error)
+        auditors.check_ended(kernel, before)
+
+    def _on_event(self, driver: Driver) -> None:
+        self._busy = True  # auditors are not disturbed
+        try:
+            self._auditors.on_event(driver)
+        finally:
+            self._busy = False
+        if self._save:
+            self._save = False
+            self._saved = json.dumps(driver.state()), {k: np.array(v) for k, v in driver.vectors().items()}
+            self.happened["saved"] += 1
+
+    def _happens(self, cluster: Processes, driver: Driver) -> None:
+        counts = driver.ledger.counts
+        for name in ("late_counted", "discarded", "cancelled", "lost"):
+            self.happened[name] += getattr(counts, name) > 0
+        self.happened["restarted"] += any(handle.incarnation > 0 for handle in cluster.handles)
+        self.happened["abandoned"] += any(handle.gone for handle in cluster.handles)
+        self.happened["helper replaced"] += bool(cluster._helpers_ended)
+
+
+__all__ = ["Deadlock", "Endless", "Options", "Outcome", "World"]
