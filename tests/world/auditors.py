@@ -15,6 +15,7 @@ from anyk import keyed
 from anyk.clusters.processes import Processes
 from anyk.clusters.processes.memory import FULL, HEADER, RECORD
 from anyk.clusters.remote.handles import Died, Notice
+from anyk.clusters.remote.worker import ASKED
 from anyk.protocol import Cancel, Dispatch, Reply
 from anyk.runs import Driver
 from anyk.runs.engine.dispatches import ARRIVED, CUT, KEPT, OPEN
@@ -37,8 +38,7 @@ class Auditors:
 
     def __init__(self, driver: Driver, kernel: Kernel, history: dict[tuple[str, int], Any], *, altered: bool) -> None:
         self._driver, self._kernel, self._history, self._altered = driver, kernel, history, altered
-        assert isinstance(driver.cluster, Processes)
-        self._cluster = driver.cluster
+        self._cluster: Any = driver.cluster
         self._wrong: set[Place] = set()  # messages whose numbers a worker has altered
         self._chunks: dict[Place, Any] = {}  # as dispatched, and as requested later
         self._arrived: dict[Place, Any] = {}  # copies
@@ -170,7 +170,9 @@ class Auditors:
     def on_event(self, driver: Driver) -> None:
         """Check that everything is accounted for."""
         self._balance(driver)
-        self._buffers(driver)
+        self._stored(driver)
+        if isinstance(self._cluster, Processes):
+            self._buffers()
         self._versions(driver)
 
     def _balance(self, driver: Driver) -> None:
@@ -182,7 +184,21 @@ class Auditors:
             "ledger", open_ == ledger.counts.open, f"{ledger.counts.open} chunks are open, {open_} are recorded"
         )
 
-    def _buffers(self, driver: Driver) -> None:
+    def _stored(self, driver: Driver) -> None:
+        """The driver keeps the messages that may still be used or are read by tasks, and no others."""
+        store = self._cluster.store
+        stale = store.arrived.keys() - (self._in_use(driver) | store.freed)
+        self._check("messages", not stale, f"messages {sorted(stale)} are kept, and nobody uses them")
+        read: dict[Place, int] = {}
+        for entry in self._cluster._tasks.in_flight.values():
+            for chunk in entry.chunks:
+                for _, task, index, _ in chunk.mix:
+                    read[task, index] = read.get((task, index), 0) + 1
+        gone = read.keys() - store.arrived.keys()
+        self._check("messages", not gone, f"messages {sorted(gone)} are read by tasks, and gone")
+        self._check("messages", read == store.readers, f"readers {store.readers}, tasks that read {read}")
+
+    def _buffers(self) -> None:
         """Every reply buffer is free, is being written, is in the pipe, or belongs to one message in use."""
         store, plan = self._cluster.store, self._cluster._plan
         known: dict[tuple[int, int], Place] = {}
@@ -207,17 +223,6 @@ class Auditors:
                 elif (worker, buffer) in known:
                     whole = state == FULL and (task, chunk) == known[worker, buffer]
                     self._check("buffers", whole, f"buffer {buffer} of worker {worker} is written while it is in use")
-        keep = self._in_use(driver) | store.freed
-        stale = store.arrived.keys() - keep
-        self._check("messages", not stale, f"messages {sorted(stale)} are kept, and nobody uses them")
-        read: dict[Place, int] = {}
-        for entry in self._cluster._tasks.in_flight.values():
-            for chunk in entry.chunks:
-                for _, task, index, _ in chunk.mix:
-                    read[task, index] = read.get((task, index), 0) + 1
-        gone = read.keys() - store.arrived.keys()
-        self._check("messages", not gone, f"messages {sorted(gone)} are read by tasks, and gone")
-        self._check("messages", read == store.readers, f"readers {store.readers}, tasks that read {read}")
 
     def _in_use(self, driver: Driver) -> set[Place]:
         found = set()
@@ -245,17 +250,22 @@ class Auditors:
 
     def _versions(self, driver: Driver) -> None:
         store, newest = self._cluster.store, driver.versions.newest
+        shared = isinstance(self._cluster, Processes)
+        held = store._copies if shared else store._models
+        kept = {key for key in held if key[0] != ASKED}
+        self._check("versions", len(held) <= len(kept) + 1, "models of more than one question are kept")
         wanted = {key for key in driver.versions._pins if key[0] in newest} | set(newest.items())
-        self._check("versions", store._copies.keys() <= wanted, f"versions {store._copies.keys() - wanted} are kept")
-        self._check("versions", wanted <= store._copies.keys(), f"versions {wanted - store._copies.keys()} are gone")
-        places = [*store._copies.values(), *store._free_copies]
-        self._check("versions", len(set(places)) == len(places), "two versions share their memory")
+        self._check("versions", kept <= wanted, f"versions {kept - wanted} are kept")
+        self._check("versions", wanted <= kept, f"versions {wanted - kept} are gone")
+        if shared:
+            places = [*store._copies.values(), *store._free_copies]
+            self._check("versions", len(set(places)) == len(places), "two versions share their memory")
         for entry in self._cluster._tasks.in_flight.values():
             for chunk, version in zip(entry.chunks, entry.versions, strict=True):
-                held = (chunk.slot, version) in store._copies
-                self._check("versions", held, f"'{chunk.slot}' {version} is read by a task, and gone")
-                same = held and np.array_equal(store.model(chunk.slot, version), self._history[chunk.slot, version])
-                self._check("versions", same, f"'{chunk.slot}' {version} has changed while a task reads it")
+                key = chunk.slot, version
+                self._check("versions", key in kept, f"{key} is read by a task, and gone")
+                same = np.array_equal(store.model(*key), self._history[key])
+                self._check("versions", same, f"{key} has changed while a task reads it")
 
 
 def check_ended(kernel: Kernel, before: dict[str, int]) -> None:
@@ -263,6 +273,10 @@ def check_ended(kernel: Kernel, before: dict[str, int]) -> None:
     driver = kernel.current
     if len(driver.files) != before["files"]:
         raise Broken("descriptors", f"{len(driver.files)} descriptors are open, {before['files']} were before")
-    left = [each.name for each in kernel.processes.values() if not each.ended and each.parent is driver]
+    left = [
+        each.name
+        for each in kernel.processes.values()
+        if not each.ended and each.parent is driver and each.leader is each
+    ]
     if left:
         raise Broken("processes", f"{left} are still running")

@@ -12,7 +12,7 @@ import mmap as real_mmap
 import os as real_os
 import signal as real_signal
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -133,6 +133,7 @@ class Process:
         self.files: dict[int, Open] = {}
         self.environ: dict[str, str] = {}
         self.session = pid if parent is None else parent.session
+        self.leader = self  # the process whose thread it is
         self.wakeup = -1
         self.dies_with_parent = self.stopped = self.ended = self.reaped = False
         self.status = 0  # as a signal's negative number or an exit code
@@ -181,6 +182,7 @@ class Kernel:
         self.over = False
         self.trace: list[tuple[Any, ...]] = []
         self.on_switch: Callable[[str], None] = lambda _: None  # where faults happen
+        self.on_end: Callable[[Process], None] = lambda _: None
         self.tearing = 0.0  # probability that a write to shared memory is seen by halves
         self._ready: deque[Process] = deque()
         self._next_pid = 100
@@ -196,9 +198,18 @@ class Kernel:
         assert process is not None and getcurrent() is process.greenlet, "no process calls"
         return process
 
-    def start(self, run: Callable[[], object], name: str, parent: Process | None = None) -> Process:
-        """Start a process."""
+    def start(
+        self,
+        run: Callable[[], object],
+        name: str,
+        parent: Process | None = None,
+        *,
+        thread_of: Process | None = None,
+    ) -> Process:
+        """Start a process, or a thread, which is one that shares its leader's files and end."""
         process = Process(self, self._next_pid, parent, run, name)
+        if thread_of is not None:
+            process.leader, process.files, process.environ = thread_of.leader, thread_of.files, thread_of.environ
         self._next_pid += 1
         self.processes[process.pid] = process
         self._ready.append(process)
@@ -224,8 +235,8 @@ class Kernel:
             chosen.greenlet.switch()
             self._running = None
 
-    def _alive(self) -> Iterable[Process]:
-        return (process for process in self.processes.values() if not process.ended)
+    def _alive(self) -> list[Process]:
+        return [process for process in self.processes.values() if not process.ended]
 
     def _wake(self) -> None:
         for process in self._alive():
@@ -277,27 +288,33 @@ class Kernel:
         """Send a signal."""
         if process.ended:
             return
-        if number == real_signal.SIGSTOP:
-            process.stopped = True
-        elif number == real_signal.SIGCONT:
-            process.stopped = False
+        if number in (real_signal.SIGSTOP, real_signal.SIGCONT):
+            for each in self._alive():
+                if each.leader is process.leader:
+                    each.stopped = number == real_signal.SIGSTOP
         elif number in (real_signal.SIGKILL, real_signal.SIGTERM):
-            self.trace.append((round(self.now, 9), process.name, "killed", number))
-            self.end(process, -number)
+            self.trace.append((round(self.now, 9), process.name, "killed", int(number)))
+            self.end(process.leader, -number)
 
     def end(self, process: Process, status: int) -> None:
         """End a process: close its files, tell its parent, and end the children that are bound to it."""
         process.ended, process.status, process.ready, process.stopped = True, status, None, False
         with contextlib.suppress(ValueError):
             self._ready.remove(process)
+        if process.leader is not process:
+            return  # a thread
         files, process.files = process.files, {}
         for file in files.values():
             file.drop()
+        for thread in list(self._alive()):
+            if thread.leader is process:
+                self.end(thread, status)
         for child in list(self._alive()):
             if child.parent is process:
                 if child.dies_with_parent:
                     self.kill(child, real_signal.SIGKILL)
                 child.parent = None
+        self.on_end(process)
         parent = process.parent
         if parent is None or parent.ended:
             process.reaped = True
@@ -309,7 +326,7 @@ class Kernel:
     def exit(self, status: int) -> NoReturn:
         """End the current process here and now; none of its code runs any more."""
         process = self.current
-        self.end(process, status)
+        self.end(process.leader, status)
         self._switch(process)
         raise AssertionError("an ended process goes on")
 

@@ -14,7 +14,7 @@ from unittest import mock
 
 from anyk.clusters import store
 from anyk.clusters.processes import memory, processes, shared_store
-from anyk.clusters.remote import remote
+from anyk.clusters.remote import networked, remote
 from anyk.runs.engine import ledger, versions
 
 
@@ -46,6 +46,7 @@ class Safeguard(NamedTuple):
     auditors: tuple[str, ...]
     strategies: tuple[str, ...]
     families: tuple[str, ...] = ()
+    cluster: str = "processes"
 
     @contextlib.contextmanager
     def removed(self) -> Iterator[None]:
@@ -58,6 +59,7 @@ class Safeguard(NamedTuple):
 
 _REMOTE = (remote, remote.Remote)
 _PROCESSES = (processes, processes.Processes)
+_NETWORKED = (networked, networked.NetworkedWorker)
 _STORE = (shared_store, shared_store.SharedStore)
 
 SAFEGUARDS = (
@@ -155,6 +157,22 @@ SAFEGUARDS = (
         ),
         ("versions", "messages"),
         ("async", "k-async:k=2"),
+    ),
+    Safeguard(
+        "using the newest envelope only",
+        (Edit(*_NETWORKED, "receive", "envelope.number > self._number", "True"),),
+        ("messages", "crash", "progress"),
+        ("k-sync:k=3",),
+        ("question",),
+        cluster="ray",
+    ),
+    Safeguard(
+        "waiting for all vectors of an envelope",
+        (Edit(*_NETWORKED, "changed", "all(key in self._vectors for key in envelope.needs)", "True"),),
+        ("messages", "crash", "progress"),
+        ("k-sync:k=3",),
+        ("question",),
+        cluster="ray",
     ),
     Safeguard(
         "refusing messages of tasks that were cancelled",

@@ -23,6 +23,7 @@ from anyk.clusters.processes import forkserver, memory, processes, shared_worker
 from anyk.clusters.remote import handles, losses, remote
 from anyk.clusters.remote import worker as remote_worker
 
+from . import fake_ray
 from .kernel import EndOf, Kernel, Memory, MemoryFile, Open, Pipe, ReadEnd, SocketEnd, WriteEnd
 
 
@@ -387,4 +388,5 @@ def installed(kernel: Kernel) -> Iterator[_Os]:
         for module, names in replaced:
             for name, value in names.items():
                 stack.enter_context(mock.patch.object(module, name, value))
+        stack.enter_context(fake_ray.installed(kernel, time, os, crashed))
         yield os

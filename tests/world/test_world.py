@@ -8,7 +8,7 @@ import pytest
 
 from world.safeguards import SAFEGUARDS, Safeguard
 from world.search import Failure, attempt, search, shrink
-from world.world import FAMILIES, Options, World
+from world.world import FAMILIES, SYSTEM, Options, World
 
 pytestmark = pytest.mark.in_process
 
@@ -34,7 +34,9 @@ def focused(safeguard: Safeguard, seed: int) -> Options:
     """The circumstances of a seed, with a strategy and faults for which the safeguard matters."""
     options = Options.draw(seed)
     strategy = safeguard.strategies[seed % len(safeguard.strategies)]
-    return replace(options, strategy=strategy, families=tuple(sorted({*options.families, *safeguard.families})))
+    families = {*options.families, *safeguard.families} - set(SYSTEM if safeguard.cluster == "ray" else ())
+    rate = max(options.rate, 0.01) if safeguard.families else options.rate
+    return replace(options, cluster=safeguard.cluster, strategy=strategy, families=tuple(sorted(families)), rate=rate)
 
 
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
@@ -16,6 +17,8 @@ import numpy as np
 import anyk
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes import Processes
+from anyk.clusters.ray import Ray
+from anyk.clusters.remote.losses import Question, Unheld
 from anyk.optimizers import GD
 from anyk.runs import Driver
 from anyk.testing import Squares
@@ -34,12 +37,14 @@ STRATEGIES = (
 )  # fmt: skip
 FAMILIES = (
     "kill worker", "stop worker", "crash", "nan", "wrong numbers", "kill helper", "stop helper", "no fork", "no memory",
-    "stop driver", "kill driver", "checkpoint",
+    "stop driver", "kill driver", "checkpoint", "question",
 )  # fmt: skip
+SYSTEM = ("kill helper", "stop helper", "no fork", "no memory")  # only of the processes cluster
 _FAULTS = 6  # the most faults of a run
 _DURATIONS = (1.0, 0.05, 4.0, 20.0, 100.0)  # how many times as long as usual a gradient takes
 _CRASHES = (1, 2, 6)  # times in a row that a worker crashes, or sends NaN
-_STOPS = (0.003, 0.05, 1.0, 200.0)  # seconds that a stopped process stands still
+_STOPS = (0.003, 0.05, 1.0, 5.0)  # seconds that a stopped process stands still
+_SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
 _EXPLAINED = (
     "times within 60 s, and they with it",
     "no room for",
@@ -57,6 +62,7 @@ _EXPLAINED = (
 class Options:
     """The circumstances of a run, drawn from its seed."""
 
+    cluster: str
     strategy: str
     workers: int
     steps: int
@@ -74,12 +80,14 @@ class Options:
         draw = random.Random(f"{seed} options")
         strategy = draw.choice(STRATEGIES)
         workers = 6 if strategy.startswith(("tree", "hierarchical")) else draw.choice((4, 4, 6, 8))
-        count = draw.choice((0, 1, 1, 2, 3))
+        cluster = draw.choice(("processes", "processes", "ray"))
+        there = FAMILIES if cluster == "processes" else [family for family in FAMILIES if family not in SYSTEM]
         return cls(
+            cluster,
             strategy,
             workers,
             draw.choice((6, 12, 25)),
-            tuple(sorted(draw.sample(FAMILIES, count))),
+            tuple(sorted(draw.sample(there, draw.choice((0, 1, 1, 2, 3))))),
             draw.choice((0.0005, 0.002, 0.01)),
             draw.choice((0.0, 0.01, 0.05, 0.2)),
             draw.choice((0.0, 0.0, 0.1, 0.5)),
@@ -115,6 +123,8 @@ class World:
         self._history: dict[tuple[str, int], Any] = {}
         self._driver: Driver | None = None
         self._save = self._busy = False
+        self._ask = False
+        self._questions: list[Question] = []
         self._denied: Counter[str] = Counter()
         self.explained: str | None = None
         kernel.on_switch = self._disturb
@@ -141,11 +151,13 @@ class World:
                 case "kill helper":
                     menu.append((family, lambda: self._kill("helper")))
                 case "stop helper":
-                    menu += [(family, lambda s=s: self._stop("helper", s)) for s in _STOPS]
+                    menu += [(family, lambda s=s: self._stop("helper", s)) for s in (*_STOPS, _SILENCE)]
                 case "stop driver":  # only briefly: a worker may meanwhile look for its orders again and again
                     menu += [(family, lambda s=s: self._stop("driver", s)) for s in _STOPS[:3]]
                 case "kill driver":
                     menu.append((family, lambda: self._kill("driver")))
+                case "question":
+                    menu.append((family, self._request_loss))
                 case "checkpoint":
                     menu.append((family, self._request_checkpoint))
                 case "no fork" | "no memory":
@@ -201,6 +213,10 @@ class World:
         self._save = True
         return True
 
+    def _request_loss(self) -> bool:
+        self._ask = True
+        return True
+
     # ------------------------------------------------------------------------------------------- the run
 
     def run(self) -> Outcome:
@@ -226,7 +242,8 @@ class World:
             os.fork_fails, os.memory_lacks = lambda: self._denies("no fork"), lambda: self._denies("no memory")
             try:
                 while True:
-                    self._save = False
+                    self._save = self._ask = False
+                    self._questions.clear()
                     process = kernel.start(self._drive, "driver")
                     kernel.run(process)
                     if kernel.crashes:
@@ -248,7 +265,8 @@ class World:
         saved = {} if self._saved is None else json.loads(self._saved[0])["versions"]
         self._history = {key: w for key, w in self._history.items() if key[1] <= saved.get(key[0], -1)}
         strategy = anyk.strategy(options.strategy, workers=options.workers)
-        cluster = Processes(options.workers, seed=self.seed)
+        make = Processes if options.cluster == "processes" else Ray
+        cluster: Processes | Ray = make(options.workers, seed=self.seed)
         driver = self._driver = Driver(
             strategy,
             cluster,
@@ -271,6 +289,7 @@ class World:
                 driver.run()
                 driver.ledger.settle(driver.now)
                 self._happens(cluster, driver)
+                self._check_losses(driver)
         except anyk.RunFailed as error:
             if not any(why in str(error) for why in _EXPLAINED) or not self.happened:
                 raise auditors.Broken("progress", f"the run failed: {error}") from error
@@ -283,18 +302,35 @@ class World:
             self._auditors.on_event(driver)
         finally:
             self._busy = False
+        if self._ask:
+            self._ask = False
+            slot = driver.layout.slots[0]
+            self._questions.append(driver.cluster.losses.ask(slot, np.array(driver.models[slot]), None))
         if self._save:
             self._save = False
             self._saved = json.dumps(driver.state()), {k: np.array(v) for k, v in driver.vectors().items()}
             self.happened["saved"] += 1
 
-    def _happens(self, cluster: Processes, driver: Driver) -> None:
+    def _check_losses(self, driver: Driver) -> None:
+        """Check the answers of the workers that were asked for the loss."""
+        for question in self._questions:
+            if question.over:
+                problem = driver.problem
+                with contextlib.suppress(Unheld):
+                    value = question.answer() / self.options.workers
+                    if not np.isclose(value, problem.loss(question.model), rtol=1e-9):
+                        raise auditors.Broken(
+                            "losses", f"workers answer {value} instead of {problem.loss(question.model)}"
+                        )
+                    self.happened["answered"] += 1
+
+    def _happens(self, cluster: Processes | Ray, driver: Driver) -> None:
         counts = driver.ledger.counts
         for name in ("late_counted", "discarded", "cancelled", "lost"):
             self.happened[name] += getattr(counts, name) > 0
         self.happened["restarted"] += any(handle.incarnation > 0 for handle in cluster.handles)
         self.happened["abandoned"] += any(handle.gone for handle in cluster.handles)
-        self.happened["helper replaced"] += bool(cluster._helpers_ended)
+        self.happened["helper replaced"] += bool(getattr(cluster, "_helpers_ended", False))
 
 
 __all__ = ["Deadlock", "Endless", "Options", "Outcome", "World"]
