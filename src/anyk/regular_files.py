@@ -45,13 +45,24 @@ def replacing(target: Path) -> Iterator[Path]:
     """Yield the path of a new file, which replaces ``target`` at the end.
 
     No file exists at that path yet, so creating it by mode ``x`` or by renaming follows no link. If writing fails, the
-    new file is removed and ``target`` is unchanged.
+    new file is removed and ``target`` is unchanged. A loss of power leaves either of them.
     """
     part = target.with_name(f"{target.name}.part")
     part.unlink(missing_ok=True)
     try:
         yield part
+        synchronise(part)
         part.replace(target)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    synchronise(target.parent)
+
+
+def synchronise(path: Path) -> None:
+    """Write a file's contents, or the names in a folder, to the disk, so that a loss of power does not undo them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

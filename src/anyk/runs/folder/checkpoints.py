@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Vector
-from anyk.regular_files import open_plain, replacing
+from anyk.regular_files import open_plain, replacing, synchronise
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
 
@@ -51,25 +50,14 @@ def save(folder: Path, text: str, vectors: dict[str, Vector], *, name: str = NAM
         digest = _digest(text, arrays)
         with replacing(target) as part:
             save_file(arrays, part, metadata={"state": text, "digest": digest})
-            with open_plain(part) as new:
-                os.fsync(new.fileno())
+            synchronise(part)
             if name == NAME and target.exists():
                 target.replace(folder / OLDER)
-        _sync(folder)
     except Exception as error:  # safetensors raises an exception type of its own for lack of space
         raise RunFailed(
             f"the checkpoint in '{folder}' cannot be written ({error}); free some space and resume"
         ) from None
     return digest
-
-
-def _sync(folder: Path) -> None:
-    """Write the names of a folder's files to the disk, so that a loss of power does not undo a renaming."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class CheckpointWriter:
