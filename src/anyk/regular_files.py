@@ -45,7 +45,7 @@ def replacing(target: Path) -> Iterator[Path]:
     """Yield the path of a new file, which replaces ``target`` at the end.
 
     No file exists at that path yet, so creating it by mode ``x`` or by renaming follows no link. If writing fails, the
-    new file is removed and ``target`` is unchanged. A loss of power leaves either of them.
+    new file is removed and ``target`` is unchanged; after a loss of power the old or the new file is there.
     """
     part = target.with_name(f"{target.name}.part")
     part.unlink(missing_ok=True)

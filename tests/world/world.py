@@ -317,7 +317,7 @@ class World:
             if question.over:
                 problem = driver.problem
                 with contextlib.suppress(Unheld):
-                    value = question.answer() / self.options.workers
+                    value = question.answer() / len(problem.centres)
                     if not np.isclose(value, problem.loss(question.model), rtol=1e-9):
                         raise auditors.Broken(
                             "losses", f"workers answer {value} instead of {problem.loss(question.model)}"
