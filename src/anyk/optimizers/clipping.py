@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ class Clip(Optimizer):
 
     of: str | Optimizer = "gd"
     norm: Annotated[float, msgspec.Meta(gt=0, le=1e100)] = 1.0
-    name: ClassVar[str] = "clip"
+    name = "clip"
 
     def __post_init__(self) -> None:
         if isinstance(self.of, str):

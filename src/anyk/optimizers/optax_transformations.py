@@ -7,7 +7,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from math import prod
 from textwrap import shorten
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class OptaxOptimizer(Optimizer):
     'optax:method=sgd,momentum=0.9'
     """
 
-    name: ClassVar[str] = "optax"
+    name = "optax"
 
     def __init__(self, method: Any, *, lr: float | str | Schedule = 1.0, **arguments: Any) -> None:
         refuse_made(method)

@@ -46,7 +46,7 @@ class _Rate:
 class ConstantRate(_Rate):
     """A constant learning rate."""
 
-    name: ClassVar[str] = "constant"
+    name = "constant"
 
     @property
     def spec(self) -> str:
@@ -68,7 +68,7 @@ class ExponentialRate(_Rate):
     """
 
     decay: Annotated[float, msgspec.Meta(gt=0, le=1)]
-    name: ClassVar[str] = "exponential"
+    name = "exponential"
 
     def at(self, step: int) -> float:
         return float(self.start * self.decay**step)
@@ -80,7 +80,7 @@ class InverseTimeRate(_Rate):
     """``start / (1 + decay * t)``."""
 
     decay: Annotated[float, msgspec.Meta(ge=0, le=1e100)]
-    name: ClassVar[str] = "inverse"
+    name = "inverse"
 
     def at(self, step: int) -> float:
         return self.start / (1.0 + self.decay * step)

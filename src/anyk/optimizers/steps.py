@@ -137,8 +137,8 @@ class GD(Optimizer):
     array([0.5])
     """
 
-    name: ClassVar[str] = "gd"
-    by_coordinate: ClassVar[bool] = True
+    name = "gd"
+    by_coordinate = True
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
@@ -153,8 +153,8 @@ class Momentum(Optimizer):
     """Heavy ball: ``v = momentum v + g``, ``w - lr v`` (Polyak 1964)."""
 
     momentum: Decay = 0.9
-    name: ClassVar[str] = "momentum"
-    by_coordinate: ClassVar[bool] = True
+    name = "momentum"
+    by_coordinate = True
 
     def start(self, w: Vector) -> State:
         return {"velocity": np.zeros_like(w)}
@@ -176,8 +176,8 @@ class Momentum(Optimizer):
 class Nesterov(Momentum):
     """Nesterov momentum: ``v = momentum v + g``, ``w - lr (g + momentum v)``, as torch.optim.SGD has it."""
 
-    name: ClassVar[str] = "nesterov"
-    by_coordinate: ClassVar[bool] = True
+    name = "nesterov"
+    by_coordinate = True
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
@@ -198,8 +198,8 @@ class Accelerated(Optimizer):
     taken.
     """
 
-    name: ClassVar[str] = "accelerated"
-    by_coordinate: ClassVar[bool] = True
+    name = "accelerated"
+    by_coordinate = True
 
     def start(self, w: Vector) -> State:
         return {"x": w.copy()}
@@ -225,8 +225,8 @@ class Adam(Optimizer):
     beta1: Decay = 0.9
     beta2: Decay = 0.999
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e100)] = 1e-8
-    name: ClassVar[str] = "adam"
-    by_coordinate: ClassVar[bool] = True
+    name = "adam"
+    by_coordinate = True
 
     def start(self, w: Vector) -> State:
         return {"first": np.zeros_like(w), "second": np.zeros_like(w)}
@@ -256,8 +256,8 @@ class AdamW(Adam):
     """Adam with decoupled weight decay: the model also shrinks by ``lr weight_decay`` (Loshchilov and Hutter 2019)."""
 
     weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1e100)] = 0.01
-    name: ClassVar[str] = "adamw"
-    by_coordinate: ClassVar[bool] = True
+    name = "adamw"
+    by_coordinate = True
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
@@ -269,7 +269,7 @@ class AdamW(Adam):
 
 @typed
 @dataclass(frozen=True)
-class SlowMo(Optimizer):
+class SlowMo(Momentum):
     """Slow momentum for the change by local steps: ``u = momentum u + d / r``, ``w - lr r u`` (Wang et al. 2020).
 
     ``d`` is the change and r the learning rate of the local steps (``scale``), so that u is in units of gradients and
@@ -277,19 +277,13 @@ class SlowMo(Optimizer):
     """
 
     momentum: Decay = 0.5
-    name: ClassVar[str] = "slowmo"
-    by_coordinate: ClassVar[bool] = True
-
-    def start(self, w: Vector) -> State:
-        return {"velocity": np.zeros_like(w)}
+    name = "slowmo"
+    by_coordinate = True
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        velocity = state["velocity"]
-        velocity *= self.momentum
-        velocity += np.divide(gradient, scale, out=gradient)
-        return self._descend(w, velocity, t, scale, out)
+        return self._descend(w, self._accelerate(state, np.divide(gradient, scale, out=gradient)), t, scale, out)
 
 
 STEPPED = "own"  # the spec of steps that a user's loop takes

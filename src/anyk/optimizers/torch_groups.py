@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import torch
 
 
+Groups = Sequence[dict[str, Any]]  # the hyperparameters of each group
+
+
 class TorchGroups:
     """The parameter groups of an optimiser, and the places of their parameters in a problem."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from anyk.errors import BadInput, MissingPackage
 from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Stepper, Vector
-from anyk.optimizers.torch_groups import TorchGroups, hyperparameters, ranked
+from anyk.optimizers.torch_groups import Groups, TorchGroups, hyperparameters, ranked
 from anyk.optimizers.torch_schedules import Scheduler, TorchSchedule
 from anyk.optimizers.torch_states import give_state, take_state, values_beside
 from anyk.specs import bracketed, show
@@ -53,7 +53,7 @@ class TorchOptimizer(Optimizer):
     'torch:method=SGD,momentum=0.9'
     """
 
-    name: ClassVar[str] = "torch"
+    name = "torch"
 
     def __init__(
         self,
@@ -110,13 +110,11 @@ class TorchOptimizer(Optimizer):
     @property
     def vectors(self) -> int:
         optimizer = self.made_small(self.rate.at(0))
-        state: State = {}
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for parameter in parameters:
             parameter.grad = parameter.detach().clone()
         optimizer.step()
-        take_state(optimizer, parameters[:1], state)
-        return sum(":" not in name for name in state)
+        return sum(":" not in name for name in take_state(optimizer, parameters[:1]))
 
     def observe(self, state: State, value: float) -> None:
         state[_EVALUATIONS] = np.append(state.get(_EVALUATIONS, np.empty(0)), value)
@@ -144,15 +142,14 @@ class TorchOptimizer(Optimizer):
         return fitted
 
     def start(self, w: Vector) -> State:
-        state: State = {}
-        if self._groups is not None:
-            take_state(self._groups.given, self._groups.placed, state)
+        if self._groups is None:
+            return {}
         # a scalar parameter's state looks like a count, but parameters of a problem all have axes
-        ranked_keys = {key: key.removesuffix(":number") for key in state}
-        return {
-            ranked_keys[key] if ranked_keys[key].partition(".")[2] in self._vectors else key: array.copy()
-            for key, array in state.items()
-        }
+        state: State = {}
+        for key, array in take_state(self._groups.given, self._groups.placed).items():
+            ranked_key = key.removesuffix(":number")
+            state[ranked_key if ranked_key.partition(".")[2] in self._vectors else key] = array.copy()
+        return state
 
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
@@ -164,14 +161,11 @@ class TorchOptimizer(Optimizer):
             parameter.grad = slope
         evaluations = state.pop(_EVALUATIONS, np.empty(0))
         optimizer = self._make(parameters, self.rate.at(t))
-        if isinstance(self.rate, TorchSchedule):
-            for group, values in zip(optimizer.param_groups, self.rate.groups(t, evaluations), strict=True):
-                group.update(values)
-        for group in optimizer.param_groups:
-            group["lr"] *= scale
+        self._schedule_groups(optimizer.param_groups, t, evaluations, scale)
         give_state(optimizer, parameters, state)
         optimizer.step()
-        take_state(optimizer, parameters, state)
+        state.clear()
+        state |= take_state(optimizer, parameters)
         if evaluations.size:
             state[_EVALUATIONS] = evaluations
         return out
@@ -193,7 +187,8 @@ class TorchOptimizer(Optimizer):
 
         if type(self) is not TorchOptimizer or self._class not in [getattr(torch.optim, name) for name in _BY_NUMBER]:
             return None
-        groups = self._hyperparameters(t, state.get(_EVALUATIONS, np.empty(0)), scale)
+        groups = list(map(hyperparameters, self.made_small(self.rate.at(t)).param_groups))
+        self._schedule_groups(groups, t, state.get(_EVALUATIONS, np.empty(0)), scale)
         first = len(state) == (_EVALUATIONS in state)
         if first and (self._class is not torch.optim.SGD or any(g["momentum"] for g in groups)):
             state |= self._unfilled(w, groups)
@@ -220,9 +215,7 @@ class TorchOptimizer(Optimizer):
             if not first:
                 give_state(optimizer, pieces, own)
             optimizer.step()
-            stepped: State = {}
-            take_state(optimizer, pieces, stepped)
-            for key, array in stepped.items():
+            for key, array in take_state(optimizer, pieces).items():
                 at, _, name = key.partition(".")
                 if ":" in name:
                     state[f"{places[int(at)]}.{name}"][:] = array  # the same from all pieces
@@ -231,7 +224,7 @@ class TorchOptimizer(Optimizer):
 
         return step
 
-    def _unfilled(self, w: Vector, groups: Sequence[dict[str, Any]]) -> State:
+    def _unfilled(self, w: Vector, groups: Groups) -> State:
         """Return the state after a first step of a tiny model, with uninitialised vectors of the model's own shapes."""
         import torch
 
@@ -239,22 +232,18 @@ class TorchOptimizer(Optimizer):
         small = _tiny(shapes, torch.from_numpy(w[:0]).dtype)
         optimizer = self._make_with(small, groups)
         optimizer.step()
-        state: State = {}
-        take_state(optimizer, small, state)
+        state = take_state(optimizer, small)
         for key, array in state.items():
             if ":" not in key:
                 state[key] = np.empty(shapes[int(key.partition(".")[0])], dtype=array.dtype)
         return state
 
-    def _hyperparameters(self, t: int, evaluations: Any, scale: float) -> list[dict[str, Any]]:
-        """Return the hyperparameters of each group at a step."""
-        small = self.made_small(self.rate.at(t))
-        groups = list(map(hyperparameters, small.param_groups))
+    def _schedule_groups(self, groups: Groups, t: int, evaluations: Any, scale: float) -> None:
+        """Set the hyperparameters of each group at a step."""
         if isinstance(self.rate, TorchSchedule):
-            groups = [group | values for group, values in zip(groups, self.rate.groups(t, evaluations), strict=True)]
+            _update_groups(groups, self.rate.groups(t, evaluations))
         for group in groups:
             group["lr"] *= scale
-        return groups
 
     def _make(self, parameters: Sequence[torch.Tensor], lr: float, places: Sequence[int] | None = None) -> Any:
         if self._groups is not None:
@@ -262,11 +251,10 @@ class TorchOptimizer(Optimizer):
         return self._class(parameters, lr=lr, **self.arguments)
 
     def _make_with(
-        self, parameters: Sequence[torch.Tensor], groups: Sequence[dict[str, Any]], places: Sequence[int] | None = None
+        self, parameters: Sequence[torch.Tensor], groups: Groups, places: Sequence[int] | None = None
     ) -> Any:
         optimizer = self._make(parameters, groups[0]["lr"], places)
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update(values)
+        _update_groups(optimizer.param_groups, groups)
         return optimizer
 
     def made_small(self, lr: float) -> Any:
@@ -291,9 +279,8 @@ class TorchOptimizer(Optimizer):
             raise BadInput(
                 f"the torch optimiser {label(self.method)} cannot be used like this: {error}{here}"
             ) from None
-        state: State = {}
-        take_state(optimizer, parameters, state)
-        self._vectors = {name for _, _, name in (key.partition(".") for key in state) if ":" not in name}
+        names = (key.partition(".")[2] for key in take_state(optimizer, parameters))
+        self._vectors = {name for name in names if ":" not in name}
         changed = [key[1] for key, value in values_beside(optimizer).items() if before.get(key) != value]
         changed += [str(key) for key in optimizer.state if not isinstance(key, torch.Tensor)]
         if changed:
@@ -303,6 +290,11 @@ class TorchOptimizer(Optimizer):
             )
 
 
+def _update_groups(groups: Groups, values: Groups) -> None:
+    for group, own in zip(groups, values, strict=True):
+        group.update(own)
+
+
 def _views(flat: Vector, shapes: Sequence[tuple[int, ...]] | None) -> list[torch.Tensor]:
     """Return tensors of the given shapes, or one, in the memory of a vector."""
     import torch
@@ -310,7 +302,7 @@ def _views(flat: Vector, shapes: Sequence[tuple[int, ...]] | None) -> list[torch
     whole = torch.from_numpy(flat)
     if shapes is None:
         return [whole]
-    parts: Any = torch.split(whole, [prod(shape) for shape in shapes])
+    parts = torch.split(whole, [prod(shape) for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers.library_classes import Argument, label, resolve_class
-from anyk.optimizers.torch_groups import hyperparameters
+from anyk.optimizers.torch_groups import Groups, hyperparameters
 from anyk.specs import parse, read
 
 Scheduler = Callable[[Any], Any]
@@ -24,9 +24,8 @@ class TorchSchedule:
     def __init__(self, schedule: str | Scheduler, start: float, made_at: Callable[[float], Any]) -> None:
         self._schedule, self._start, self._made_at = schedule, start, made_at
         self._begin()
-        watching: Any = getattr(import_module("torch.optim.lr_scheduler"), "ReduceLROnPlateau")  # noqa: B009
         self.watches: Literal["higher", "lower"] | None = None
-        if isinstance(self._scheduler, watching):
+        if isinstance(self._scheduler, import_module("torch.optim.lr_scheduler").ReduceLROnPlateau):
             self.watches = "higher" if self._scheduler.mode == "max" else "lower"
         else:
             try:
@@ -43,7 +42,7 @@ class TorchSchedule:
     def at(self, step: int) -> float:
         return float(max(group["lr"] for group in self.groups(step)))
 
-    def groups(self, step: int, evaluations: Any = ()) -> list[dict[str, Any]]:
+    def groups(self, step: int, evaluations: Any = ()) -> Groups:
         """Return all hyperparameters at a step; steps come in order, except when a run is resumed."""
         if self.watches is not None:
             values = list(evaluations)
@@ -68,13 +67,14 @@ class TorchSchedule:
             name = label(self._schedule)
             raise RunFailed(f"the torch schedule {name} cannot go beyond step {self._count}: {error}") from None
 
-    def _values(self) -> list[dict[str, Any]]:
+    def _values(self) -> Groups:
         return list(map(hyperparameters, self._optimizer.param_groups))
 
     def _begin(self) -> None:
         self._optimizer = self._made_at(self._start)
         self._fed: list[float] = []
         schedule: Any = self._schedule
+        arguments = {}
         try:
             if isinstance(schedule, str):
                 name, values = parse(schedule)
@@ -83,14 +83,12 @@ class TorchSchedule:
                     if isinstance(value, str) and not value[:1].isalpha():
                         raise BadInput(f"{key} in '{schedule}' should be a number, numbers as in 3/6, or a word")
                 schedule = resolve_class(name, "torch.optim.lr_scheduler", "LRScheduler")
-                self._scheduler = schedule(self._optimizer, **arguments)
             elif not callable(schedule):
                 raise BadInput(
                     f"a schedule is a spec or a function that makes one of an optimiser, lambda optimizer: …, got "
                     f"{type(schedule).__name__}"
                 )
-            else:
-                self._scheduler = schedule(self._optimizer)
+            self._scheduler = schedule(self._optimizer, **arguments)
         except BadInput:
             raise
         except Exception as error:

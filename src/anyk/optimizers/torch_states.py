@@ -38,11 +38,11 @@ def give_state(optimizer: Any, parameters: Sequence[torch.Tensor], state: State)
             own[name] = torch.from_numpy(array).view(()) if kind == "number" else torch.from_numpy(array)
 
 
-def take_state(optimizer: Any, parameters: Sequence[torch.Tensor], state: State) -> None:
-    """Store an optimiser's state as arrays, by number of the parameter, name and, if it is no array, kind."""
+def take_state(optimizer: Any, parameters: Sequence[torch.Tensor]) -> State:
+    """Return an optimiser's state as arrays, by number of the parameter, name and, if it is no array, kind."""
     import torch
 
-    state.clear()
+    state: State = {}
     for place, parameter in enumerate(parameters):
         for name, value in optimizer.state.get(parameter, {}).items():
             key = f"{place}.{name}"
@@ -58,3 +58,4 @@ def take_state(optimizer: Any, parameters: Sequence[torch.Tensor], state: State)
                     f"the state '{name}' of {type(optimizer).__name__} is {type(value).__name__}, which a checkpoint "
                     "cannot keep; use another optimiser"
                 )
+    return state
