@@ -34,12 +34,13 @@ class Best:
         self._sign = -1.0 if higher else 1.0
 
     def _missing(self) -> BadInput:
-        ways = {
-            "loss": "ask for that on training data, evaluate='on=train' (on the command line: --evaluate on=train)",
-            "metric": "give held-out data",
-        }
-        other = " or have it go by the metric, of='metric'" if self.of == "loss" else ""
-        return BadInput(f"{self._who} goes by the {self.of}, which is not evaluated; {ways[self.of]}{other}")
+        way = "give held-out data"
+        if self.of == "loss":
+            way = (
+                "ask for that on training data, evaluate='on=train' (on the command line: --evaluate on=train) or have "
+                "it go by the metric, of='metric'"
+            )
+        return BadInput(f"{self._who} goes by the {self.of}, which is not evaluated; {way}")
 
     def improved(self, info: EvaluationInfo) -> bool | None:
         """Return whether an evaluation is better than all before by at least ``min_delta``; None if unknown.

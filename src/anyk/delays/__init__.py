@@ -1,8 +1,8 @@
 """Delays of workers, as delay models or measured traces."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from anyk.delays.base import DelayModel
+from anyk.delays.base import By, DelayModel, Per
 from anyk.delays.communication import Communication, Links, Traffic
 from anyk.delays.composed import Mixture, ScipyLaw
 from anyk.delays.fitting import Fit, fit
@@ -45,8 +45,8 @@ def _mixture(
     laws: str,
     *,
     weights: tuple[float, ...],
-    by: Literal["task", "round", "item"] = "task",
-    per: Literal["task", "load"] = "task",
+    by: By = "task",
+    per: Per = "task",
     uninterruptible: bool = False,
 ) -> DelayModel:
     """Each delay follows one of several models: laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1."""

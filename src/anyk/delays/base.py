@@ -21,6 +21,9 @@ from anyk.checks import check
 from anyk.errors import BadInput
 from anyk.specs import show
 
+By = Literal["task", "round", "item"]
+Per = Literal["task", "load"]
+Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _FAR = 1e15  # seconds beyond which distribution functions are 1 up to rounding, and say nothing about the tail
 MOST = 1e9  # seconds; sums of longer draws are not accurate to a microsecond, or overflow
@@ -39,15 +42,15 @@ class DelayModel(ABC):
     while it waits.
     """
 
-    by: Literal["task", "round", "item"] = field(default="task", kw_only=True)
-    per: Literal["task", "load"] = field(default="task", kw_only=True)
+    by: By = field(default="task", kw_only=True)
+    per: Per = field(default="task", kw_only=True)
     uninterruptible: bool = field(default=False, kw_only=True)
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         # a custom model need not be typed
-        check(self.by, Literal["task", "round", "item"], f"by of '{self.name}'")
-        check(self.per, Literal["task", "load"], f"per of '{self.name}'")
+        check(self.by, By, f"by of '{self.name}'")
+        check(self.per, Per, f"per of '{self.name}'")
 
     @property
     def spec(self) -> str:
@@ -71,8 +74,7 @@ class DelayModel(ABC):
         >>> model.draws(1, 0, 3, 2).tolist() == model.draws(1, 0, 0, 5)[3:].tolist()
         True
         """
-        draws = keyed.uniforms(seed, "delay", worker, start=start, count=count)
-        return self._rounded(draws, worker)
+        return self._rounded(keyed.uniforms(seed, "delay", worker, start=start, count=count), worker)
 
     def item_draw(self, seed: int, worker: int, version: int, repeat: int) -> float:
         """Return the delay of a worker's ``repeat``-th task on a model version (``by="item"``), in seconds."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from anyk.delays.base import DelayModel
+from anyk.delays.base import DelayModel, Flags, Floats
 from anyk.delays.models import HEAVIEST, Bimodal, Exponential, Pareto, ShiftedExponential
 from anyk.errors import BadInput
 
-Floats = NDArray[np.float64]
 _Law = Exponential | ShiftedExponential | Pareto | Bimodal
 
 
@@ -77,7 +76,7 @@ def _two_means(times: Floats) -> Bimodal | None:
     return Bimodal(fast=float(np.exp(centre[0])), slow=float(np.exp(centre[1])), probability=(float(slow.mean()),))
 
 
-def _misfit(law: _Law, times: Floats, cut: NDArray[np.bool_]) -> float:
+def _misfit(law: _Law, times: Floats, cut: Flags) -> float:
     """Return the largest distance to the product-limit distribution of the times."""
     order = np.lexsort((cut, times))
     ordered, ended = times[order], ~cut[order]

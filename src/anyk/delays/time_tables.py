@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.delays.base import MOST
+from anyk.delays.base import MOST, Flags, Floats
 from anyk.errors import BadInput
 from anyk.matrices import read_npz
 from anyk.tables import (
@@ -30,7 +30,6 @@ from anyk.tables import (
     shown,
 )
 
-Floats = NDArray[np.float64]
 _ROUND = ("round", "step", "iteration", "iter", "version", "epoch")
 _WORKER = ("worker", "rank", "node", "machine", "host", "worker id", "worker_id", "client", "executor")
 _SECONDS = ("", "seconds", "duration", "delay", "time", "elapsed", "latency", "value")
@@ -51,7 +50,7 @@ class TimeTable:
 
     times: Floats
     load: float | None = None
-    censored: NDArray[np.bool_] | None = None
+    censored: Flags | None = None
     remarks: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
 

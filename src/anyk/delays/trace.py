@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.checks import typed
-from anyk.delays.base import DelayModel
+from anyk.delays.base import DelayModel, Flags, Floats
 from anyk.delays.time_tables import TimeTable, read_measured
 from anyk.errors import BadInput
 from anyk.specs import File, absolute, parse
 from anyk.tables import shown
 
-Floats = NDArray[np.float64]
 _LEAST = 1e-6  # seconds of a load-adjusted delay, at least
 
 
@@ -36,7 +34,7 @@ class _Rows(DelayModel):
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         """Return quantiles of the worker's empirical distribution (``by="item"``, for which there is no row number)."""
         column = np.sort(self._rows()[:, worker])
-        return np.asarray(column[(uniforms * len(column)).astype(np.int64)])
+        return column[(uniforms * len(column)).astype(np.int64)]
 
     def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
         table = self._rows()
@@ -141,7 +139,7 @@ class Trace(_Rows):
         return self.load if self.load is not None else self._measured.load
 
     @property
-    def censored(self) -> NDArray[np.bool_] | None:
+    def censored(self) -> Flags | None:
         """Times that are lower bounds, shape (rounds, workers); None if the file has none."""
         return self._measured.censored
 

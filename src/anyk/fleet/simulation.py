@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from anyk.checks import typed
 from anyk.clusters import Simulated
 from anyk.delays import Communication, DelayModel, Table
+from anyk.delays.base import Floats
 from anyk.errors import BadInput
 from anyk.protocol import Strategy
 from anyk.runs import Driver, session
@@ -101,7 +102,7 @@ def computed_load(
     return total / (sum(sizes) * layout.workers * int(steps))
 
 
-def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple[NDArray[np.float64], int]:
+def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple[Floats, int]:
     """Return the seconds of each round, and the number of rounds with waiting, for ``jobs`` jobs on measured delays.
 
     The strategy itself runs, on the virtual clock. ``delays``: seconds, shape (rounds, workers); round t has row t.

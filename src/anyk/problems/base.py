@@ -240,10 +240,7 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> E
 
 def even_ends(size: int, most: int) -> list[int]:
     """Return the ends of even batches of at most ``most`` samples: batch norm could not use a last batch of one."""
-    if size <= most:
-        return [0, size]
-    ends: list[int] = cut(size, -(-size // most)).tolist()
-    return ends
+    return [0, size] if size <= most else list(cut(size, -(-size // most)).tolist())
 
 
 def some_rows(rows: int, samples: int, of: str) -> Index | slice:
@@ -254,8 +251,7 @@ def some_rows(rows: int, samples: int, of: str) -> Index | slice:
     """
     if samples >= rows:
         return slice(None)
-    rows_sampled: Index = np.sort(keyed.generator(0, "evaluate", of, rows).choice(rows, samples, replace=False))
-    return rows_sampled
+    return np.sort(keyed.generator(0, "evaluate", of, rows).choice(rows, samples, replace=False))
 
 
 def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | None:

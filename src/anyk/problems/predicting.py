@@ -68,7 +68,7 @@ class Predictor:
     def decided(self, scores: Floats) -> Array:
         """Return the labels or values, shape (rows,), that follow from scores (rows, outputs)."""
         if not self.classes:
-            return np.asarray(scores[:, 0])
+            return scores[:, 0]
         best = (scores[:, 0] > 0).astype(np.intp) if self.outputs == 1 else scores.argmax(axis=1)
         return np.asarray(self.labels[best])
 
@@ -151,9 +151,8 @@ class Predictor:
         self._check_width(X.shape[1], self.features, where)
         if X.dtype.kind not in "biuf":
             raise BadInput(f"{where} must hold numbers, got {X.dtype}")
-        X = X.astype(np.float64)
-        check_finite(X, where, self.encoding.names or None)
-        encoded: Matrix = X
+        encoded: Matrix = X.astype(np.float64)
+        check_finite(encoded, where, self.encoding.names)
         return encoded
 
     def _check_width(self, columns: int, expected: int, where: str) -> None:

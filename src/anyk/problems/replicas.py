@@ -123,7 +123,7 @@ def model_like(scales: Sequence[tuple[int, float, float]], dtype: DType) -> Vect
     Workers use them in the place of that model, which is not sent before the run begins.
     """
     random = keyed.generator(0, "trial model")
-    w: Vector = np.empty(sum(size for size, _, _ in scales), dtype=dtype)
+    w = np.empty(sum(size for size, _, _ in scales), dtype=dtype)
     first = 0
     for size, mean, deviation in scales:
         for part in _parts(w[first : first + size]):

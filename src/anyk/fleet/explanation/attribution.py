@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from anyk.fleet.records.record import Flags, Floats
+from anyk.delays.base import Flags, Floats
 
 SHUFFLES = 199
 _COST_SHUFFLES = 499
@@ -107,9 +107,7 @@ def stands_out(costs: Floats, generator: np.random.Generator) -> Flags:
     return np.asarray(total > threshold * (1 + 1e-12))
 
 
-def exceeds(
-    table: NDArray[np.generic], statistic: Callable[[NDArray[np.generic]], float], generator: np.random.Generator
-) -> bool:
+def exceeds(table: ArrayLike, statistic: Callable[[ArrayLike], float], generator: np.random.Generator) -> bool:
     """Return whether a statistic of ordered rounds exceeds its 95 % quantile over shuffles of the rounds."""
     shuffled = [statistic(generator.permutation(table)) for _ in range(SHUFFLES)]
     return bool(statistic(table) > np.sort(shuffled)[int(0.95 * SHUFFLES)] + 1e-12)
@@ -117,10 +115,10 @@ def exceeds(
 
 def late(times: Floats) -> Flags:
     """Return which times exceed :data:`STRAGGLER` times the median of their round, shape (rounds, workers)."""
-    return np.asarray(np.nan_to_num(times) > STRAGGLER * lower_median(times)[:, None])
+    return np.nan_to_num(times) > STRAGGLER * lower_median(times)[:, None]
 
 
-def mean_burst(straggling: NDArray[np.generic]) -> float:
+def mean_burst(straggling: ArrayLike) -> float:
     """Return the mean number of consecutive rounds in which a worker straggles; 0 if none does."""
     flags = np.asarray(straggling, dtype=bool)
     begins = flags & ~np.vstack([np.zeros(flags.shape[1], bool), flags[:-1]])
@@ -141,7 +139,7 @@ def gilbert_elliott(straggling: Flags) -> tuple[float, float]:
     return float(begin), float(stop)
 
 
-def drift(times: NDArray[np.generic]) -> float:
+def drift(times: ArrayLike) -> float:
     """Return the median round of the last quarter over the median round of the first, by rounds' lower medians."""
     medians = lower_median(times)
     quarter = max(1, len(medians) // 4)

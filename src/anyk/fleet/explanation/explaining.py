@@ -10,12 +10,12 @@ import numpy as np
 
 from anyk import keyed
 from anyk.delays import fit
+from anyk.delays.base import Floats
 from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explanation import Explanation, WorkerCost
 from anyk.fleet.explanation.sentences import sentences
 from anyk.fleet.records import Record, read
-from anyk.fleet.records.record import Floats
 from anyk.fleet.simulation import simulate
 from anyk.protocol import Strategy
 from anyk.runs import Run

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.delays import DelayModel, parse
+from anyk.delays.base import Flags
 from anyk.fleet.explanation.attribution import DRIFT, lower_median, mean_burst, slow_kind
 from anyk.fleet.explanation.explanation import Explanation
 from anyk.fleet.records import Record
@@ -21,7 +21,7 @@ _HEAVY = 2.0  # tail exponent below which the variance is infinite
 _MISFIT = 0.1
 
 
-def sentences(record: Record, explanation: Explanation, straggling: NDArray[np.bool_]) -> Iterator[str]:
+def sentences(record: Record, explanation: Explanation, straggling: Flags) -> Iterator[str]:
     """Yield the findings as sentences, the most important first."""
     yield from _costs(record, explanation)
     yield from _named(record, explanation, straggling)
@@ -73,7 +73,7 @@ def _median_cut(record: Record) -> bool:
     return bool((np.asarray(record.censored) & (record.seconds <= level)).any())
 
 
-def _named(record: Record, explanation: Explanation, straggling: NDArray[np.bool_]) -> Iterator[str]:
+def _named(record: Record, explanation: Explanation, straggling: Flags) -> Iterator[str]:
     total = explanation.seconds
     costs = {worker.worker: worker.cost_seconds for worker in explanation.workers}
     named = explanation.named
@@ -131,7 +131,7 @@ def _savings(record: Record, explanation: Explanation) -> Iterator[str]:
             yield f"mending worker {first.worker} alone would save next to nothing: others are slow in the same rounds"
 
 
-def _bursts(record: Record, explanation: Explanation, straggling: NDArray[np.bool_]) -> Iterator[str]:
+def _bursts(record: Record, explanation: Explanation, straggling: Flags) -> Iterator[str]:
     if not straggling.any():
         yield "no worker takes more than 1.5 times a round's median: there are no stragglers to speak of"
         return

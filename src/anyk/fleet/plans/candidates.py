@@ -9,11 +9,11 @@ import numpy as np
 
 from anyk import codes, keyed
 from anyk.delays import fit
+from anyk.delays.base import Floats
 from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, Quality, code_of, loads_of, slowness
 from anyk.fleet.plans.prices import USUAL, VectorSize
-from anyk.fleet.records.record import Floats
 from anyk.protocol import Strategy, models_trained, share_stored
 from anyk.specs import parse, with_keys
 from anyk.strategies import registry

@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from anyk import keyed
+from anyk.delays.base import Floats
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.candidates import candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, loads_of
 from anyk.fleet.plans.prices import USUAL, vectors_held
 from anyk.fleet.plans.resampling import block_length, resample, student_factor
 from anyk.fleet.plans.targets import SEEDS, Arrival, Contest, Goal
-from anyk.fleet.records.record import Floats
 from anyk.protocol import Strategy, share_stored
 from anyk.runs.folder.promise import Estimate
 

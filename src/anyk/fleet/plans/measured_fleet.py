@@ -9,17 +9,16 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import codes
 from anyk.clusters import Simulated
 from anyk.clusters.virtual.cores import Compute
 from anyk.delays import DelayModel, Table
+from anyk.delays.base import Flags, Floats
 from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.prices import USUAL, VectorSize, vectors_sent
 from anyk.fleet.records import Record, read
-from anyk.fleet.records.record import Floats
 from anyk.fleet.simulation import drive, for_jobs
 from anyk.protocol import Strategy, shares_computed
 from anyk.runs import Run
@@ -59,7 +58,7 @@ class MeasuredFleet:
     """
 
     times: Floats
-    censored: NDArray[np.bool_]
+    censored: Flags
     load: float
     slope: float | Floats
 
@@ -68,22 +67,22 @@ class MeasuredFleet:
         """Seconds that each worker computes on the whole data, shape (workers,)."""
         if isinstance(self.slope, np.ndarray):
             return self.slope
-        return np.asarray(self.slope * slowness(self.times))
+        return self.slope * slowness(self.times)
 
     @cached_property
     def _rate(self) -> Floats:
         """Seconds for the whole data in each round, so that the fixed part is not negative, shape (rounds, workers)."""
         slopes = np.broadcast_to(self.slopes, self.times.shape)
-        return np.asarray(np.minimum(slopes, self.times / self.load) if self.load else slopes)
+        return np.minimum(slopes, self.times / self.load) if self.load else slopes
 
     @property
     def fixed(self) -> Floats:
         """Seconds of each task besides computing, shape (rounds, workers)."""
-        return np.asarray(self.times - self.load * self._rate)
+        return self.times - self.load * self._rate
 
     def seconds(self, loads: Floats) -> Floats:
         """Return the seconds of tasks that cover shares ``loads`` (workers,) of the data, shape (rounds, workers)."""
-        return np.asarray(np.maximum(_LEAST, self.times + (loads - self.load) * self._rate))
+        return np.maximum(_LEAST, self.times + (loads - self.load) * self._rate)
 
     def taking(self, times: Floats) -> MeasuredFleet:
         """Return the fleet with other times, and the same slopes."""
@@ -112,7 +111,7 @@ class MeasuredFleet:
         """Return :meth:`durations` by the virtual clock, which may keep a log."""
         strategy = self.adapt(strategy)
         jobs = len(self.times) - strategy.facts.extra_rounds
-        return np.asarray(np.diff(drive(for_jobs(strategy, jobs), self.cluster(strategy), jobs, log)[0]))
+        return np.diff(drive(for_jobs(strategy, jobs), self.cluster(strategy), jobs, log)[0])
 
     def cluster(self, strategy: Strategy, seed: int = 0) -> Simulated:
         """Return the virtual clock on which a strategy has the measured rounds, repeatedly."""
@@ -191,7 +190,7 @@ def slowness(times: Floats) -> Floats:
     [1.0, 1.0, 2.0, 2.0]
     """
     logs, noise = _medians(np.log(np.maximum(times, _LEAST)))
-    return np.asarray(np.exp(_shrink(logs - typical_value(logs), noise)))
+    return np.exp(_shrink(logs - typical_value(logs), noise))
 
 
 def typical_value(values: Floats) -> float:
@@ -205,14 +204,14 @@ def _medians(values: Floats) -> tuple[Floats, float]:
     quarters = np.stack([np.median(part, axis=0) for part in parts])
     quarters = quarters - np.median(quarters, axis=1)[:, None]  # a change of all columns is no difference
     noise = float(quarters.var(axis=0, ddof=1).mean() / len(parts)) if len(parts) > 1 else 0.0
-    return np.asarray(np.median(values, axis=0)), noise
+    return np.median(values, axis=0), noise
 
 
 def _shrink(differences: Floats, noise: float) -> Floats:
     """Return differences, those within three standard errors shrunk by the share of noise in them."""
     near = differences**2 <= 9.0 * noise
     spread = float((differences[near] ** 2).mean()) if near.any() else 0.0
-    return np.asarray(np.where(near, max(0.0, 1.0 - noise / spread) if spread else 0.0, 1.0) * differences)
+    return np.where(near, max(0.0, 1.0 - noise / spread) if spread else 0.0, 1.0) * differences
 
 
 # ------------------------------------------------------------------------------------------- growth with load
@@ -276,7 +275,7 @@ def _slope(
             raise BadInput(f"the records have {times.shape[1]} and {second.seconds.shape[1]} workers; they must agree")
         return _fit_slope(times, load, second.table, second.load), []
     if "compute" in record.parts and load > 0:
-        computing = np.asarray(record.parts["compute"])[record.measured.all(axis=1)]
+        computing = record.parts["compute"][record.measured.all(axis=1)]
         stamped = np.isfinite(computing)  # cancelled tasks have none; perhaps all of a worker were cancelled
         if stamped.any():
             columns = zip(computing.T, stamped.T, strict=True)
@@ -303,4 +302,4 @@ def _fit_slope(times: Floats, load: float, others: Floats, other_load: float) ->
     expected = typical * slowness(times)
     (first, noise), (second, more) = _medians(times), _medians(others)
     differences = (second - first) / apart - expected
-    return np.asarray(np.maximum(0.0, expected + _shrink(differences, (noise + more) / apart**2)))
+    return np.maximum(0.0, expected + _shrink(differences, (noise + more) / apart**2))

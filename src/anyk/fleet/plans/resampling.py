@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.fleet.records.record import Floats
+from anyk.delays.base import Floats
 
 LEVEL = 0.90
 _LEAST = 1e-6  # of the mean: the lower limit of a resample

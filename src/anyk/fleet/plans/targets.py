@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from anyk.clusters import Simulated
+from anyk.delays.base import Floats
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.candidates import Tell, Timed, batch_of, build_candidate, count_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet
 from anyk.fleet.plans.prices import VectorSize
-from anyk.fleet.records.record import Floats
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.runs import train

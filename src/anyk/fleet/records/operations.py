@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from anyk.delays.base import Floats
 from anyk.errors import BadInput
-from anyk.fleet.records.record import Floats, Record
+from anyk.fleet.records.record import Record
 from anyk.tables import Table, shown
 
 COLUMNS = ("dp_rank", "stage", "step", "optype", "duration")

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.delays.base import MOST
+from anyk.delays.base import MOST, Flags, Floats
 from anyk.delays.time_tables import summarised
 from anyk.errors import BadInput, MissingPackage
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 PARTS = ("delay", "compute", "transport")  # of a worker's seconds, if stamps separate them
 
 
@@ -91,7 +89,7 @@ class Record:
     @cached_property
     def measured(self) -> Flags:
         """Times that were measured or bounded from below, shape (rounds, workers)."""
-        return np.asarray(np.isfinite(self.seconds))
+        return np.isfinite(self.seconds)
 
     @property
     def rounds_measured(self) -> NDArray[np.int64]:
@@ -117,7 +115,7 @@ class Record:
         complete = self.measured.all(axis=1)
         if not complete.any():
             raise BadInput("the fleet record has no round in which every worker was measured; leave workers out")
-        return np.asarray(self.seconds[complete])
+        return self.seconds[complete]
 
     @property
     def digest(self) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from anyk.delays.base import Floats
 from anyk.delays.time_tables import (
     checked_columns,
     in_seconds,
@@ -20,7 +21,7 @@ from anyk.delays.time_tables import (
 )
 from anyk.errors import BadInput
 from anyk.fleet.records.operations import is_trace, read_operations
-from anyk.fleet.records.record import PARTS, Floats, Record, joined
+from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
 from anyk.fleet.records.spark import is_event_log, read_event_log
 from anyk.matrices import read_npz

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.keyed import generator
+from anyk.problems.base import Array, Floats
 from anyk.problems.data.encoding import Column, Encoding, Matrix
 from anyk.specs import Registry, parse
 
@@ -44,9 +44,9 @@ class Dataset:
     name: str
     task: Task
     X_train: Matrix
-    y_train: NDArray[np.float64]
+    y_train: Floats
     X_test: Matrix
-    y_test: NDArray[np.float64]
+    y_test: Floats
     classes: tuple[str, ...] = ()
     intercept: bool = False
     standardize: bool = False
@@ -123,7 +123,7 @@ def load(spec: str, *, file: str | Path | None = None, progress: Progress | None
 
 def assemble(
     X: Matrix,
-    y: NDArray[np.float64],
+    y: Floats,
     *,
     task: Task,
     classes: tuple[str, ...] = (),
@@ -139,7 +139,7 @@ def assemble(
 
 
 @typed
-def split_rows(rows: int, test: Fraction, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_rows(rows: int, test: Fraction, seed: int) -> tuple[Array, Array]:
     """Return the numbers of the training rows and of the test rows, both shuffled; raise BadInput for too few rows."""
     if rows < 2:
         raise BadInput(f"a data set needs at least 2 rows, one to train and one to test, got {rows}")
@@ -151,9 +151,9 @@ def split_rows(rows: int, test: Fraction, seed: int) -> tuple[NDArray[np.int64],
 
 def make_dataset(
     X_train: Matrix,
-    y_train: NDArray[np.float64],
+    y_train: Floats,
     X_test: Matrix,
-    y_test: NDArray[np.float64],
+    y_test: Floats,
     *,
     task: Task,
     classes: tuple[str, ...] = (),
@@ -175,15 +175,13 @@ def _canonical(X: Any) -> Matrix:
         raise BadInput(
             f"the data have {X.shape[1]} columns and {X.nnz} non-zeros; at most {limit} of each are possible"
         )
-    matrix: csr_array[Any] = csr_array(X, dtype=np.float64)
+    matrix = csr_array(X, dtype=np.float64)
     matrix.sum_duplicates()  # sorts, too
     matrix.indices, matrix.indptr = matrix.indices.astype(np.int32), matrix.indptr.astype(np.int32)
     return matrix
 
 
-def read_target(
-    values: NDArray[Any], task: Task | Literal["auto"], where: str
-) -> tuple[NDArray[np.float64], Task, tuple[str, ...]]:
+def read_target(values: Array, task: Task | Literal["auto"], where: str) -> tuple[Floats, Task, tuple[str, ...]]:
     """Return targets as numbers, the task and the class names, from numbers or text of shape ``(rows,)``.
 
     With ``auto``, a target with two different values is binary. Text is multiclass, as are whole numbers with at most

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.problems.base import is_sparse
+from anyk.problems.base import Array, is_sparse
 from anyk.tables import Table, absent, column_hint, is_number, listed, missing, shown
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Encoding:
 
     @classmethod
     def fitted(
-        cls, names: Sequence[str], values: Sequence[NDArray[Any]], rows: Any, fill: Fill | None, where: str
+        cls, names: Sequence[str], values: Sequence[Array], rows: Any, fill: Fill | None, where: str
     ) -> tuple[Column, ...]:
         """Return the columns with their categories and fills.
 
@@ -93,10 +93,11 @@ class Encoding:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the columns of ``X``: ``size``, ``colour=red``, …"""
-        names: list[str] = []
-        for column in self.columns:
-            names += [f"{column.name}={category}" for category in column.categories] or [column.name]
-        return tuple(names)
+        return tuple(
+            column.name if category is None else f"{column.name}={category}"
+            for column in self.columns
+            for category in column.categories or (None,)
+        )
 
     def places(self, names: Sequence[str], where: str) -> list[int]:
         """Return the places of the encoding's columns in a table with columns of these ``names``.
@@ -143,7 +144,7 @@ class Encoding:
         places = self.places(table.names, where)
         return self.encode([table.columns[place] for place in places], where, tell)
 
-    def encode(self, values: Sequence[NDArray[Any]], where: str, tell: Callable[[str], None] | None = None) -> Matrix:
+    def encode(self, values: Sequence[Array], where: str, tell: Callable[[str], None] | None = None) -> Matrix:
         """Return ``X``, dense if all columns are numbers, else sparse, with missing values filled.
 
         An unknown category is 0 in all columns of its categories, which is reported to ``tell``. Raises
@@ -176,8 +177,7 @@ class Encoding:
             ends = np.concatenate(([0], np.cumsum(valid)))
             entries = np.ones(int(ends[-1])), codes[valid], ends
             blocks.append(csr_array(entries, shape=(len(cells), len(column.categories))))
-        stacked: Matrix = hstack(blocks, format="csr")
-        return stacked
+        return hstack(blocks, format="csr")
 
 
 def check_categories(words: Mapping[str, int], where: str) -> None:
@@ -209,13 +209,13 @@ def check_finite(X: Any, where: str, names: Sequence[str] | None = None) -> None
         raise BadInput(f"{name} of {where} is missing or not finite in {rows_text(rows)}; remove or fill them")
 
 
-def check_complete(column: NDArray[Any], where: str, remedy: str = "") -> None:
+def check_complete(column: Array, where: str, remedy: str = "") -> None:
     """Raise BadInput if a value is missing or infinite."""
     if count := int(absent(column).sum()):
         raise BadInput(f"{where} is missing or not finite in {rows_text(count)}; remove or fill them{remedy}")
 
 
-def truths_as_numbers(column: NDArray[Any]) -> NDArray[Any]:
+def truths_as_numbers(column: Array) -> Array:
     """Return a column of the words true and false, or without values, as 1, 0 and NaN; any other unchanged."""
     if column.dtype.kind == "f" or not {cell and cell.lower() for cell in column} <= {"true", "false", None}:
         return column
@@ -227,7 +227,7 @@ def rows_text(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
 
 
-def _check_column(column: Column, cells: NDArray[Any], where: str) -> NDArray[Any]:
+def _check_column(column: Column, cells: Array, where: str) -> Array:
     """Return the cells of a column, filled and of the column's kind."""
     gaps = absent(cells) if column.fill is None else missing(cells)
     if column.categories:

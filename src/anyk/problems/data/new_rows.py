@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from numpy.typing import NDArray
-
 from anyk.errors import BadInput
 from anyk.matrices import read_npz
+from anyk.problems.base import Array
 from anyk.problems.data.encoding import Matrix
 from anyk.problems.data.user_files import extension_of, read_svmlight
 from anyk.problems.predicting import Predictor, Tell
@@ -82,7 +81,7 @@ def _svmlight(file: Path, predictor: Predictor, allowed: Limit) -> Any:
 # ------------------------------------------------------------------------------------------- predictions
 
 
-def write_predictions(file: Path, out: Path | None, predictions: Mapping[str, NDArray[Any]], allowed: Limit) -> None:
+def write_predictions(file: Path, out: Path | None, predictions: Mapping[str, Array], allowed: Limit) -> None:
     """Write a file's columns and then ``predictions`` to ``out``, as CSV or Parquet; None: to standard output.
 
     Cells of a CSV file are copied unchanged; if it has no header, the new columns have no names. Of npz and svmlight
@@ -159,7 +158,7 @@ def _read_cells(file: Path, allowed: Limit, rows: int) -> tuple[list[str] | None
     return header, cells
 
 
-def _write_beside_parquet(file: Path, out: Path | None, predictions: Mapping[str, NDArray[Any]]) -> None:
+def _write_beside_parquet(file: Path, out: Path | None, predictions: Mapping[str, Array]) -> None:
     """Write the columns of a Parquet file and then the predictions."""
     import pyarrow
     from pyarrow import csv as arrow_csv

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.named import admit_address
+from anyk.problems.base import Array, Floats
 from anyk.problems.data.dataset import Dataset, Fraction, Progress, Task, assemble, make_dataset, read_target, sources
 from anyk.problems.data.encoding import check_finite
 from anyk.tables import Table, existing_file, limit, listed, read_csv, reading, shown
@@ -199,7 +199,7 @@ def _labels_of(images: Path) -> Path:
     return labels
 
 
-def _read_idx(file: Path, dimensions: int, max_gb: float | None) -> NDArray[np.uint8]:
+def _read_idx(file: Path, dimensions: int, max_gb: float | None) -> Array:
     """Return the array in an IDX file: two zeros, 8 for uint8, the number of dimensions, sizes as uint32, values."""
     existing_file(file)
     allowed = limit(file, max_gb)
@@ -226,7 +226,7 @@ def _read_idx(file: Path, dimensions: int, max_gb: float | None) -> NDArray[np.u
     return np.frombuffer(values, np.uint8).reshape(sizes)
 
 
-def _one_hot(columns: NDArray[Any]) -> csr_array[Any]:
+def _one_hot(columns: Array) -> csr_array[Any]:
     """Return columns one-hot encoded, with a constant as the last column."""
     from scipy.sparse import csr_array
     from sklearn.preprocessing import OneHotEncoder
@@ -234,9 +234,7 @@ def _one_hot(columns: NDArray[Any]) -> csr_array[Any]:
     return csr_array(OneHotEncoder().fit_transform(np.column_stack([columns, np.ones(len(columns), columns.dtype)])))
 
 
-def _columns(
-    name: str, wanted: tuple[str, ...], openml: int, file: Path | None, progress: Progress | None
-) -> NDArray[np.float64]:
+def _columns(name: str, wanted: tuple[str, ...], openml: int, file: Path | None, progress: Progress | None) -> Floats:
     """Return the columns ``wanted`` in this order, shape (rows, columns), from a local CSV file or else from OpenML."""
     if file is not None:
         table = _read_table(file, header=True)
@@ -269,7 +267,7 @@ def _read_table(file: Path, header: bool) -> Table:
     return read_csv(file, limit(file, remedy=", so this is not that data set"), header=header)
 
 
-def _as_numbers(table: Table, wanted: Sequence[str], where: str) -> NDArray[np.float64]:
+def _as_numbers(table: Table, wanted: Sequence[str], where: str) -> Floats:
     """Return columns by name, shape (rows, columns); raise BadInput for text and for missing values."""
     columns = [table.columns[table.names.index(name)] for name in wanted]
     for name, column in zip(wanted, columns, strict=True):

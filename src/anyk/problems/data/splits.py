@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Index
+from anyk.problems.base import Array, Ends, Index
 from anyk.specs import Registry, show
 
 splits: Registry[Dirichlet] = Registry("split")
@@ -44,11 +43,11 @@ class Dirichlet:
         return show("dirichlet", {"alpha": self.alpha, "seed": self.seed}, {"seed": 0})
 
     @property
-    def digest_arrays(self) -> tuple[NDArray[Any], ...]:
+    def digest_arrays(self) -> tuple[Array, ...]:
         """The arrays that the split adds to the digest of a problem's data."""
         return (np.array(self.spec),)
 
-    def order(self, labels: NDArray[Any], ends: NDArray[np.int64]) -> Index:
+    def order(self, labels: Array, ends: Ends) -> Index:
         """Return all rows in the order of their partitions, shape (rows,).
 
         ``labels``: shape (rows,). ``ends``: the start of each partition and the end of the last, shape
@@ -68,7 +67,7 @@ class Dirichlet:
         return np.concatenate(partitions).astype(np.intp)
 
 
-def _sample_amounts(alpha: float, unused: NDArray[Any], size: int, random: np.random.Generator) -> NDArray[Any]:
+def _sample_amounts(alpha: float, unused: Array, size: int, random: np.random.Generator) -> Array:
     """Return the number of rows of each class in a partition of ``size`` rows, at most the ``unused`` ones."""
     shares, amounts = np.zeros(len(unused)), np.zeros_like(unused)
     shares[unused > 0] = random.dirichlet(alpha * len(unused) * unused[unused > 0] / unused.sum())

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.matrices import read_npz
+from anyk.problems.base import Array, Floats
 from anyk.problems.data.dataset import (
     Dataset,
     Fraction,
@@ -69,9 +69,9 @@ class _FileContent:
     """The rows of a file; ``y``: numbers or text; ``target``: the name of ``y`` in messages."""
 
     X: Matrix
-    y: NDArray[Any]
+    y: Array
     target: str
-    test: tuple[Matrix, NDArray[Any]] | None = None
+    test: tuple[Matrix, Array] | None = None
     encoding: Encoding = field(default_factory=Encoding)
     remarks: tuple[str, ...] = ()  # how the file was read, for the summary
 
@@ -160,7 +160,7 @@ def _svmlight(file: Path, settings: _FileSettings) -> _FileContent:
     return _FileContent(X, y, f"the target of {shown(file)}", encoding=Encoding(base=base))
 
 
-def read_svmlight(file: Path, allowed: Limit, base: int | None = None) -> tuple[Matrix, NDArray[np.float64], int]:
+def read_svmlight(file: Path, allowed: Limit, base: int | None = None) -> tuple[Matrix, Floats, int]:
     """Return ``X``, targets and the first column's number: ``base``, by default 0 if column 0 has entries, else 1."""
     from sklearn.datasets import load_svmlight_file
 
@@ -204,9 +204,7 @@ def _npz(file: Path, settings: _FileSettings) -> _FileContent:
     return _FileContent(X, y, f"array 'y' of {shown(file)}", test, encoding)
 
 
-def _npz_rows(
-    file: Path, arrays: dict[str, NDArray[Any]], first: str, second: str, fill: Fill | None
-) -> tuple[Matrix, NDArray[Any]]:
+def _npz_rows(file: Path, arrays: dict[str, Array], first: str, second: str, fill: Fill | None) -> tuple[Matrix, Array]:
     """Return the inputs, shape (rows, columns), and targets, shape (rows,), in the arrays of these names."""
     for name, kinds, dimensions, form in (
         (first, "biuf", 2, "a table of numbers"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ class Model:
         return None
 
     def _join(self, trained: Leaves, fixed: Leaves) -> Tree:
-        parts: dict[str, Iterator[Any]] = {"trained": iter(trained), "fixed": iter(fixed), "kept": iter(self._kept)}
+        parts = {"trained": iter(trained), "fixed": iter(fixed), "kept": iter(self._kept)}
         return self._tree.unflatten([next(parts[kind]) for kind in self._kinds])
 
     def _of(self, kind: str, leaves: Leaves) -> list[Any]:
@@ -252,10 +252,7 @@ def _nodes(given: Tree) -> list[tuple[Any, Any]]:
     """Return the leaves of a pytree and the nodes that are state of a library, with their paths."""
     import jax
 
-    nodes: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(
-        given, is_leaf=lambda node: _state(node) is not None
-    )[0]
-    return nodes
+    return jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda node: _state(node) is not None)[0]
 
 
 def distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

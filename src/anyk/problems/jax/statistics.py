@@ -105,5 +105,4 @@ def _limit_of(old: Array, new: Floats, factor: Floats) -> Array:
     """Return the limit of an average that went from ``old`` to ``new`` and keeps ``factor`` of the old."""
     moves = np.abs(1.0 - factor) > 1e-5
     limit = (new - factor * old.astype(np.float64)) / np.where(moves, 1.0 - factor, 1.0)
-    statistics: Array = np.where(moves, limit, new).astype(old.dtype)
-    return statistics
+    return np.where(moves, limit, new).astype(old.dtype)

@@ -115,7 +115,7 @@ class TwoLayerNetwork(SoftmaxRegression):
 
     def initial(self) -> Vector:
         """Return small random weights, determined by the seed; zeros would make all hidden units alike."""
-        w: Vector = np.zeros(self.dimension, dtype=self.dtype)
+        w = np.zeros(self.dimension, dtype=self.dtype)
         random = keyed.generator(self.seed, "two-layer")
         first, _, second, _ = layers_of(w, *self._shape)
         first[:] = random.standard_normal(first.shape) / max(1, first.shape[0]) ** 0.5

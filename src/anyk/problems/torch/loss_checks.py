@@ -63,7 +63,7 @@ def check_loss(network: Network, outputs: Any, targets: torch.Tensor, samples: s
         loss = network.loss_at(pytree.tree_unflatten(parts, tree), targets[rows])
         gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
         by_sample = torch.cat([g.reshape(len(g), -1).double() for g in gradients if g is not None], dim=1)
-        total: Floats = np.zeros((len(alone), by_sample.shape[1]))
+        total = np.zeros((len(alone), by_sample.shape[1]))
         whole = len(places) == count
         total[slice(None) if whole else alone == places] = (by_sample[alone] if whole else by_sample).cpu().numpy()
         factor = len(places) if network.mean else 1

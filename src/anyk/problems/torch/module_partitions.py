@@ -173,8 +173,7 @@ class TorchPartitions(Batches):
 
                 check_samples(network, batch_of, len(some), f"{len(some)} {of}")
         self._gradients[chosen.partition] += 1
-        summed: Vector = total.cpu().numpy()
-        return summed
+        return total.cpu().numpy()
 
     def check_partial_loss(self) -> None:
         super().check_partial_loss()
@@ -254,7 +253,7 @@ def pieces_of(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tor
     """Return views of a flat tensor, one for each parameter."""
     import torch
 
-    parts: Any = torch.split(flat, [prod(shape) for shape in shapes])
+    parts = torch.split(flat, [prod(shape) for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

@@ -349,9 +349,7 @@ class TorchProblem(NetworkProblem):
         """Return the parameters of the given module, as one vector."""
         import torch
 
-        flat = torch.cat([parameter.detach().reshape(-1) for parameter in trained(self._network.module)])
-        w: Vector = flat.numpy()
-        return w
+        return torch.cat([parameter.detach().reshape(-1) for parameter in trained(self._network.module)]).numpy()
 
     def loss(self, w: Vector) -> float:
         """Return the objective at ``w``, in evaluation mode: without dropout, with running statistics."""

@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.problems.base import some_rows
+from anyk.problems.base import Array, some_rows
 from anyk.problems.data.sample_batches import Arrays, Batch, Form, Rows, Samples
 from anyk.problems.data.shards.blocks import Blocks
 from anyk.problems.data.shards.sources import Shards
@@ -18,12 +17,12 @@ from anyk.problems.data.shards.survey import arrays_of, survey
 from anyk.tables import Table
 
 # checks the arrays of a file, given by name, and returns them in a problem's number types
-Convert = Callable[[dict[str, NDArray[Any]], str], dict[str, NDArray[Any]]]
+Convert = Callable[[dict[str, Array], str], dict[str, Array]]
 
 
 def _convert_block(
     shards: Shards, names: tuple[str, ...], whole: bool, convert: Convert, content: Table, where: str
-) -> tuple[NDArray[Any], ...]:
+) -> tuple[Array, ...]:
     """Return a block's arrays in the order of ``names``; ``whole``: whether the targets are integers."""
     arrays = arrays_of(shards, content, where)
     if missing := [name for name in names if name not in arrays]:
@@ -79,7 +78,7 @@ class ShardSamples(Samples):
             self._some[samples, of] = Arrays(self._read_rows(rows), self.form)
         return self._some[samples, of]
 
-    def _read_rows(self, rows: Rows) -> tuple[NDArray[Any], ...]:
+    def _read_rows(self, rows: Rows) -> tuple[Array, ...]:
         last = rows.stop if isinstance(rows, slice) else int(rows[-1]) + 1
         if last <= self.tried:
             return tuple(array[rows] for array in self._first)

@@ -10,10 +10,9 @@ from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.problems.base import is_sparse
+from anyk.problems.base import Array, Floats, is_sparse
 from anyk.problems.data.encoding import check_categories, check_complete, check_finite
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.shards.formats import HEAD, format_of
@@ -21,7 +20,6 @@ from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.user_files import target_column
 from anyk.tables import Table, listed, missing, shown
 
-Floats = NDArray[np.float64]
 Wanted = Literal["rows", "arrays", "columns"]
 _LABELS = 10_000  # targets with more different values are not classes
 _WORDS = 100_000  # columns of text with more different values are refused
@@ -108,7 +106,7 @@ class FileFacts(msgspec.Struct):
 class Survey:
     """The results for all files; ``blocks``, shape (blocks, 4): number of the file, start, length and rows."""
 
-    blocks: NDArray[np.int64]
+    blocks: Array
     first: FileFacts
     words: Mapping[int, Mapping[str, int]]
     moments: Moments
@@ -152,7 +150,7 @@ def _file_facts(shards: Shards, wanted: Wanted, text: set[int], number: int) -> 
     where, form = shown(address), format_of(shards, address)
     facts, moments = FileFacts([]), Moments.none(0)
     words: dict[int, Counter[str]] = {}
-    head: dict[str, NDArray[Any]] = {}
+    head: dict[str, Array] = {}
     for piece in form.walk(deep, text):
         facts.blocks.append((piece.at, piece.size, piece.rows))
         content = piece.content
@@ -214,7 +212,7 @@ def places_of(shards: Shards, names: Sequence[str], where: str) -> tuple[list[in
     return [names.index(name) for name in shards.columns], target
 
 
-def plain(shards: Shards, content: Table, where: str) -> tuple[Any, NDArray[Any]]:
+def plain(shards: Shards, content: Table, where: str) -> tuple[Any, Array]:
     """Return a block's inputs as numbers, shape (rows, columns), with NaN for text, and its targets, shape (rows,)."""
     if shards.read is None:
         columns, target = places_of(shards, content.names, where)
@@ -237,7 +235,7 @@ def plain(shards: Shards, content: Table, where: str) -> tuple[Any, NDArray[Any]
     return X.astype(np.float64), y.astype(np.float64)
 
 
-def arrays_of(shards: Shards, content: Table, where: str) -> dict[str, NDArray[Any]]:
+def arrays_of(shards: Shards, content: Table, where: str) -> dict[str, Array]:
     """Return a block as the arrays from which a network learns; arrays without names are called 0, 1 and so on."""
     if shards.read is None:
         columns, target = places_of(shards, content.names, where)
