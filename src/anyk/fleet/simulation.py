@@ -89,9 +89,7 @@ def computed_load(
         raise BadInput(f"workers of '{strategy.spec}' take local steps, which are no share of the data")
     cluster = Simulated(layout.workers, delays=delays, seed=seed, communication=communication)
     log = RunLog()
-    driver = Driver(strategy, cluster, log=log, steps=-(-updates // len(layout.slots)))
-    with session(driver):
-        driver.run()
+    drive(strategy, cluster, -(-updates // len(layout.slots)), log)
     assigned = {number: work.partitions for number, work in works(log).items()}
     sizes = layout.shares or (1,) * layout.partitions
     total = 0.0

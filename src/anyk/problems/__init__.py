@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.base import Partitions, Problem
+from anyk.problems.base import Partitions, Problem, Tell
 from anyk.problems.data import Dataset, load, sources, tell
 from anyk.problems.data.shards.shards_spec import ShardedData, as_shards
 from anyk.problems.data.splits import Dirichlet, splits
@@ -84,7 +84,7 @@ def from_data(
     l2: float | None = None,
     model: str = "linear",
     split: str | None = None,
-    progress: Callable[[str], None] | None = tell,
+    progress: Tell | None = tell,
 ) -> LinearProblem:
     """Return a model of a data set, by default linear: logistic, softmax or least-squares regression.
 

@@ -29,6 +29,7 @@ Vector = NDArray[np.floating[Any]]
 Better = Literal["higher", "lower"]
 Evaluated = Literal["train", "held_out"] | None
 Recipe = dict[str, Any]  # plain data
+Tell = Callable[[str], None]  # receives sentences for the user
 NO_HELD_OUT = "metrics are computed on held-out samples, and there are none; give held_out=… as well"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,13 +11,12 @@ import numpy as np
 
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Array, Floats, Vector
-from anyk.problems.data.encoding import Encoding, Matrix, check_finite
+from anyk.matrices import Matrix
+from anyk.problems.base import Array, Floats, Tell, Vector
+from anyk.problems.data.encoding import Encoding, check_finite
 from anyk.problems.linear.layers import scores_of
 from anyk.problems.linear.scaling import Scaling, in_units
 from anyk.tables import Table
-
-Tell = Callable[[str], None]
 
 
 class Coefficients(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +20,10 @@ from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, continues, read_auto
 from anyk.fleet.plans.candidates import build_candidate, specs_for
-from anyk.fleet.records import Record, read
+from anyk.fleet.records import read
+from anyk.fleet.records.record_sources import Readable
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, Vector
+from anyk.problems.base import Problem, Tell, Vector
 from anyk.protocol import models_trained
 from anyk.runs import Run, usual_optimizer
 from anyk.runs.callbacks import check_callbacks
@@ -129,7 +130,7 @@ def train_auto(
     delays: str | DelayModel = "none",
     seed: int = 0,
     communication: str | DelayModel | Communication = "none",
-    record: str | Path | Run | Record | None = None,
+    record: Readable | None = None,
     measure: Annotated[int, Meta(ge=5)] = 30,  # a plan takes 5 rounds
     every: AtLeastOne = 100,
     slope: float | None = None,
@@ -142,7 +143,7 @@ def train_auto(
     evaluate: Evaluate | str | None = USUAL,
     checkpoint_every: float = 10.0,
     callbacks: Sequence[Any] = (),
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
     progress: bool = False,
 ) -> Auto:
     """Train a model with the strategy that suits the fleet: measure, plan, switch, and keep checking the promise.
@@ -168,7 +169,9 @@ def train_auto(
     [('uncoded', 0, 30), ('bcc:batches=2', 30, 60)]
     """
     trained, models = combine(problem)
-    measured = _read_record(record, workers)
+    measured = None if record is None else read(record)
+    if measured is not None and len(measured.workers) != workers:
+        raise BadInput(f"the record is of {len(measured.workers)} workers, and {workers} are to train")
     fleet = build_cluster(cluster, workers=workers, delays=delays, seed=seed, communication=communication)
     if fleet.delays.silent and fleet.virtual:
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
@@ -196,7 +199,7 @@ def resume_auto(
     trust: bool = False,
     checkpoint_every: float = 10.0,
     callbacks: Sequence[Any] = (),
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
     progress: bool = False,
 ) -> Auto:
     """Continue a training in a folder of :func:`train_auto` as if it had never been interrupted, or with new limits.
@@ -243,10 +246,3 @@ def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
             strategy = build_candidate(spec, workers, models)
         possible[name] = possible.get(name, False) or (continues(strategy) and models_trained(strategy) == models)
     return tuple(sorted(name for name, good in possible.items() if not good))
-
-
-def _read_record(source: str | Path | Run | Record | None, workers: int) -> Record | None:
-    record = None if source is None else read(source)
-    if record is not None and len(record.workers) != workers:
-        raise BadInput(f"the record is of {len(record.workers)} workers, and {workers} are to train")
-    return record

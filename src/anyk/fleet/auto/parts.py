@@ -13,6 +13,7 @@ from anyk.errors import BadInput
 from anyk.fleet.plans.check import Checked, check
 from anyk.fleet.plans.plan import Plan, plan
 from anyk.fleet.records import Record, read
+from anyk.problems.base import Tell
 from anyk.protocol import Strategy, models_trained, slot_names
 from anyk.runs import Promise, Run, resume, train
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun
@@ -78,7 +79,7 @@ class Parts:
     folder: Path | None
     checkpoint_every: float
     callbacks: Callbacks
-    tell: Callable[[str], None] | None
+    tell: Tell | None
     progress: bool
     trust: bool = False
     record: Record | None = None
@@ -251,7 +252,7 @@ def continues(strategy: Strategy) -> bool:
 class _Watcher(Callback):
     """Compares each ``horizon`` steps of a run with its promise; ends the run if it is missed twice consecutively."""
 
-    def __init__(self, promise: Promise, tell: Callable[[str], None]) -> None:
+    def __init__(self, promise: Promise, tell: Tell) -> None:
         self._promise, self._tell = promise, tell
         self._misses, self._taken, self._time = 0, 0, 0.0
         self.reason = f"the promise of '{promise.strategy}' was missed"

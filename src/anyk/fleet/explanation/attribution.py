@@ -125,11 +125,6 @@ def mean_burst(straggling: ArrayLike) -> float:
     return float(flags.sum() / max(1, begins.sum()))
 
 
-def passing_burst(straggling: Flags) -> float:
-    """Return the :func:`mean_burst` of workers that straggle in at most half of all rounds."""
-    return mean_burst(straggling[:, straggling.mean(axis=0) <= 0.5])
-
-
 def gilbert_elliott(straggling: Flags) -> tuple[float, float]:
     """Return the chances that a worker starts, and stops, to straggle in a round; nan if never observed."""
     before, after = straggling[:-1], straggling[1:]
@@ -177,9 +172,9 @@ def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int
 
     with np.errstate(divide="ignore"):
         ratio = np.log(np.maximum(times, 1e-12) / np.maximum(lower_median(times), 1e-12)[:, None])
-    ratio = ratio - ratio.mean(axis=0)
+    ratio -= ratio.mean(axis=0)
     size = np.linalg.norm(ratio, axis=0)
-    ratio = ratio / np.where(size > 1e-9, size, np.inf)
+    ratio /= np.where(size > 1e-9, size, np.inf)
     upper = np.triu_indices(workers, 1)
     shuffles = (generator.permuted(ratio, axis=0) for _ in range(39))
     chance = sorted(float((mixed.T @ mixed)[upper].max()) for mixed in shuffles)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -16,9 +15,9 @@ from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explanation import Explanation, WorkerCost
 from anyk.fleet.explanation.sentences import sentences
 from anyk.fleet.records import Record, read
+from anyk.fleet.records.record_sources import Readable
 from anyk.fleet.simulation import simulate
 from anyk.protocol import Strategy
-from anyk.runs import Run
 from anyk.strategies import strategy as build_strategy
 
 _MATERIAL = 0.01  # share of the run that a worker must cost to be named
@@ -26,7 +25,7 @@ _COSTLIEST = 10  # workers for which a run without their slowness is simulated
 
 
 def explain(
-    source: str | Path | Run | Record, *, today: str | Strategy = "uncoded", seed: int = 0, unit: str | None = None
+    source: Readable, *, today: str | Strategy = "uncoded", seed: int = 0, unit: str | None = None
 ) -> Explanation:
     """Return the cost of slow workers in a measured fleet, their names, and the kind of their slowness.
 
@@ -68,7 +67,7 @@ def explain(
         workers=_worker_costs(record, strategy, seconds, costs, order),
         named=tuple(record.workers[i] for i in order if named[i]),
         saves={
-            f"{percent} %": seconds - _seconds(strategy, _at_median(times, order[: max(1, round(n * percent / 100))]))
+            f"{percent} %": seconds - _seconds(strategy, at_median(times, order[: max(1, round(n * percent / 100))]))
             for percent in (1, 2, 5, 10)
         },
         mean_burst=attribution.mean_burst(straggling),
@@ -100,7 +99,7 @@ def _worker_costs(
     times, total = record.seconds, costs.sum(axis=0)
     fleet = float(np.nanmedian(times))
     straggles = attribution.late(times).sum(axis=0) / record.rounds_measured
-    saved = [seconds - _seconds(strategy, _at_median(times, [i])) for i in order[:_COSTLIEST]]
+    saved = [seconds - _seconds(strategy, at_median(times, [i])) for i in order[:_COSTLIEST]]
     return tuple(
         WorkerCost(
             record.workers[i],
@@ -130,7 +129,7 @@ def _seconds(strategy: Strategy, times: Floats) -> float:
     return float(simulate(strategy, whole, jobs=jobs)[0].sum())
 
 
-def _at_median(times: Floats, places: Sequence[int]) -> Floats:
+def at_median(times: Floats, places: Sequence[int]) -> Floats:
     """Return the times, with some workers at the median of the others in rounds in which they are slower."""
     repaired = times.copy()
     others = np.delete(times, places, axis=1)

@@ -60,17 +60,14 @@ def _costs(record: Record, explanation: Explanation) -> Iterator[str]:
         why = "; it steps before the median worker is done" if ahead else ""
         yield f"'{explanation.today}' takes {seconds_text(explanation.today_seconds)} s for them{why}"
     if explanation.censored:
-        bounded = " also of the rounds' medians," if _median_cut(record) else ""
+        level = lower_median(record.seconds)[:, None]
+        cut = (np.asarray(record.censored) & (record.seconds <= level)).any()
+        bounded = " also of the rounds' medians," if cut else ""
         yield (
             f"{percent(explanation.censored)} of the times were cut off: the costs are lower bounds,"
             f"{bounded} since how long those workers would have taken is not known"
         )
     yield from record.vanished()
-
-
-def _median_cut(record: Record) -> bool:
-    level = lower_median(record.seconds)[:, None]
-    return bool((np.asarray(record.censored) & (record.seconds <= level)).any())
 
 
 def _named(record: Record, explanation: Explanation, straggling: Flags) -> Iterator[str]:
@@ -91,16 +88,16 @@ def _named(record: Record, explanation: Explanation, straggling: Flags) -> Itera
         others = lower_median(np.delete(record.seconds, i, axis=1))
         slow = straggling[:, i] if straggling[:, i].any() else np.nan_to_num(times) > others
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = float(np.nanmedian((times / others)[slow])) if slow.any() else 1.0
+            ratio = np.nanmedian((times / others)[slow]) if slow.any() else 1.0
+        factor = f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}"
         yield (
-            f"worker {name} costs {percent(costs[name] / total)} of the run: it is {_times(ratio)} slower than "
+            f"worker {name} costs {percent(costs[name] / total)} of the run: it is {factor} times slower than "
             f"the others in {percent(float(slow.sum() / record.rounds_measured[i]))} of rounds"
         )
 
 
 def _kinds(record: Record) -> Iterator[str]:
-    kind = slow_kind(record.seconds)
-    if kind is not None:
+    if (kind := slow_kind(record.seconds)) is not None:
         slow, factor = kind
         fast = len(record.workers) - len(slow)
         yield (
@@ -137,7 +134,7 @@ def _bursts(record: Record, explanation: Explanation, straggling: Flags) -> Iter
         return
     for_good = (straggling.sum(axis=0) > record.rounds_measured / 2) & np.isin(record.workers, explanation.named)
     if for_good.any():
-        names = [name for name, slow in zip(record.workers, for_good, strict=True) if slow]
+        names = [record.workers[i] for i in np.flatnonzero(for_good)]
         workers, are, them = ("worker", "is", "it") if len(names) == 1 else ("workers", "are", "them")
         yield (
             f"{workers} {_listed(names)} {are} slow for good: smaller shares of the data would suit {them} "
@@ -190,10 +187,6 @@ def _stages(explanation: Explanation) -> Iterator[str]:
 def seconds_text(value: float) -> str:
     """Return seconds as text with three digits, from 100 on without a fraction."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2g} times" if ratio < 99.5 else f"{ratio:,.0f} times"
 
 
 def percent(share: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed
-from anyk.fleet.explanation import attribution
+from anyk.fleet.explanation.explaining import at_median
 from anyk.fleet.plans.judging import Choice
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, slowness, typical_value
 
@@ -56,11 +56,9 @@ def advice(
 
 def repaired(fleet: MeasuredFleet, place: int) -> MeasuredFleet:
     """Return the fleet with one worker at the median of the others in the rounds in which it is slower."""
-    others = np.delete(fleet.times, place, axis=1)
-    times, slopes = fleet.times.copy(), fleet.slopes.copy()
-    times[:, place] = np.minimum(times[:, place], attribution.lower_median(others))
+    slopes = fleet.slopes.copy()
     slopes[place] = min(slopes[place], typical_value(np.delete(slopes, place)))
-    return replace(fleet, times=times, slope=slopes)
+    return replace(fleet, times=at_median(fleet.times, [place]), slope=slopes)
 
 
 def with_spares(fleet: MeasuredFleet, count: int, seed: int) -> MeasuredFleet:

@@ -14,13 +14,13 @@ from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, Quality, code_of, loads_of, slowness
 from anyk.fleet.plans.prices import USUAL, VectorSize
+from anyk.problems.base import Tell
 from anyk.protocol import Strategy, models_trained, share_stored
 from anyk.specs import parse, with_keys
 from anyk.strategies import registry
 from anyk.strategies import strategy as build_strategy
 from anyk.strategies.construction import from_spec
 
-Tell = Callable[[str], None]
 SIMULATED = 60  # candidates at most that have no closed form
 _STEPS = 2_000_000  # rounds x workers^2 from which on replies are not decoded one after another
 _FAR = 1e3  # factor by which times that were cut off might be longer
@@ -68,35 +68,39 @@ def _sampled_parts(strategy: Strategy) -> int:
     return layout.workers if layout.together else layout.partitions
 
 
-def candidates_for(
-    today: str,
-    fleet: MeasuredFleet,
-    *,
-    max_load: float,
-    memory: float,
-    models: int,
-    inexact: bool,
-    batch: int | None = None,
-    among: Callable[[Strategy], bool] | None = None,
-) -> dict[str, Strategy]:
-    """Return today's strategy, then every other registered strategy within the limits, by spec.
+@dataclass(frozen=True)
+class Request:
+    """The request that a plan answers, see :func:`anyk.plan`; ``inexact``: include strategies with inexact steps."""
 
-    ``inexact``: include strategies whose steps are not the exact sum. ``batch``: the samples of a step (None: the same
-    as today's strategy).
-    """
-    workers = fleet.times.shape[1]
+    today: str
+    max_load: float
+    memory: float
+    models: int
+    steps: int | None
+    resamples: int
+    seed: int
+    inexact: bool
+    tell: Tell | None
+    among: Callable[[Strategy], bool] | None
+    batch: int | None  # None: the samples of a step under today's strategy
+    max_staleness: float | None
+
+
+def candidates_for(fleet: MeasuredFleet, request: Request) -> dict[str, Strategy]:
+    """Return today's strategy, then every other registered strategy within the request's limits, by spec."""
+    workers, today, models, batch = fleet.times.shape[1], request.today, request.models, request.batch
     if batch is None:
         batch = batch_of(build_strategy(today, workers=workers))
     current = build_candidate(today, workers, models, batch=batch)
     candidates = {current.spec: current}
     for spec in specs_for(workers):
         try:
-            strategy = build_candidate(spec, workers, models, exact=not inexact, batch=batch_of(current))
+            strategy = build_candidate(spec, workers, models, exact=not request.inexact, batch=batch_of(current))
             load = loads_of(fleet.adapt(strategy)).max()
-            within = load <= max_load + 1e-12 and share_stored(strategy) <= memory + 1e-12
+            within = load <= request.max_load + 1e-12 and share_stored(strategy) <= request.memory + 1e-12
         except BadInput:
             continue  # it does not exist for these numbers of workers and models
-        if within and (among is None or among(strategy)):
+        if within and (request.among is None or request.among(strategy)):
             candidates.setdefault(strategy.spec, strategy)
     return candidates
 

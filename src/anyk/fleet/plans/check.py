@@ -19,6 +19,7 @@ from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, loads_of, s
 from anyk.fleet.plans.plan import plan
 from anyk.fleet.records import Record, read
 from anyk.plain import to_plain
+from anyk.problems.base import Tell
 from anyk.runs import Promise, Run
 from anyk.runs.folder.digests import with_plugins
 from anyk.runs.folder.promise import Estimate, Source
@@ -79,7 +80,7 @@ def check(
     *,
     record: str | Path | Record | None = None,
     again: bool = True,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> Checked:
     """Compare a run with the promise of the plan that it was started with.
 
@@ -144,7 +145,9 @@ def check(
     broke = max(parts, key=lambda name: parts[name] if late else -parts[name])
     replan, advice = _plan_again(promise, split, broke, tell) if again else (None, "")
     sentence = outcome.sentence + _cause(broke, parts[broke], measured.steps) + advice
-    return replace(outcome, parts=parts, broke=broke, replan=replan, added=_added(run), sentence=sentence)
+    waited = waits_of_steps(run.log)  # by the log's stamps; None for a run without rounds
+    added = None if waited is None else run.seconds - waited
+    return replace(outcome, parts=parts, broke=broke, replan=replan, added=added, sentence=sentence)
 
 
 def promise_of(run: Run) -> Promise:
@@ -272,15 +275,9 @@ def mean_effects(total: Callable[[dict[str, bool]], float], names: tuple[str, ..
     orders = list(permutations(names))
     for order in orders:
         for count, name in enumerate(order):
-            change = total_of(frozenset(order[: count + 1])) - total_of(frozenset(order[:count]))
-            effects[name] += change / len(orders)
+            before = frozenset(order[:count])
+            effects[name] += (total_of(before | {name}) - total_of(before)) / len(orders)
     return effects
-
-
-def _added(run: Run) -> float | None:
-    """Return the seconds without waiting for workers, by the log's stamps; None for a run without rounds."""
-    waited = waits_of_steps(run.log)
-    return None if waited is None else run.seconds - waited
 
 
 # ------------------------------------------------------------------------------------------- in words
@@ -303,9 +300,7 @@ def _cause(name: str, seconds: float, steps: float) -> str:
     return f"; above all, {why} ({seconds / steps:+.3g} s a step)"
 
 
-def _plan_again(
-    promise: Promise, split: Split, broke: str, tell: Callable[[str], None] | None
-) -> tuple[str | None, str]:
+def _plan_again(promise: Promise, split: Split, broke: str, tell: Tell | None) -> tuple[str | None, str]:
     """Return the strategy that a plan would choose now, if it is another, and a clause about it."""
     if promise.target is not None:
         return None, "; to plan again, give the problem: anyk plan … --target"

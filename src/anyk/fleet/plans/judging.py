@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -12,12 +12,12 @@ import numpy as np
 from anyk import keyed
 from anyk.delays.base import Floats
 from anyk.fleet.explanation import attribution
-from anyk.fleet.plans.candidates import candidates_for, time_strategies
+from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, loads_of
 from anyk.fleet.plans.prices import USUAL, vectors_held
 from anyk.fleet.plans.resampling import block_length, resample, student_factor
 from anyk.fleet.plans.targets import SEEDS, Arrival, Contest, Goal
-from anyk.protocol import Strategy, share_stored
+from anyk.protocol import share_stored
 from anyk.runs.folder.promise import Estimate
 
 _GAIN = 0.03  # below it a change is not worth it
@@ -77,25 +77,6 @@ class Choice:
         return None if self.arrival is None else self.arrival.median
 
 
-@dataclass(frozen=True)
-class Request:
-    """The request that a plan answers, see :func:`anyk.plan`; ``inexact``: include strategies with inexact steps."""
-
-    today: str
-    max_load: float
-    memory: float
-    models: int
-    steps: int | None
-    resamples: int
-    seed: int
-    inexact: bool
-    tell: Callable[[str], None] | None
-    among: Callable[[Strategy], bool] | None
-    goal: Goal | None
-    batch: int | None
-    max_staleness: float | None
-
-
 class _Spread(NamedTuple):
     """Logarithms of seconds: on the record, shape (candidates,), and in resamples, shape (resamples, candidates).
 
@@ -114,19 +95,9 @@ class _Spread(NamedTuple):
 class Judgement:
     """Candidates on a fleet with their intervals, and the verdict."""
 
-    def __init__(self, fleet: MeasuredFleet, request: Request) -> None:
-        self.fleet, self._goal = fleet, request.goal
-        rounds, goal = len(fleet.times), request.goal
-        strategies = candidates_for(
-            request.today,
-            fleet,
-            max_load=request.max_load,
-            memory=request.memory,
-            models=request.models,
-            batch=request.batch,
-            inexact=request.inexact,
-            among=request.among,
-        )
+    def __init__(self, fleet: MeasuredFleet, request: Request, goal: Goal | None) -> None:
+        self.fleet, self._goal, rounds = fleet, goal, len(fleet.times)
+        strategies = candidates_for(fleet, request)
         today = next(iter(strategies))
         size = USUAL if goal is None else goal.size
         timed, omitted = time_strategies(fleet, strategies, request.seed, request.tell, size)
@@ -144,7 +115,8 @@ class Judgement:
             self.omitted += tuple(contest.omitted)
             self.horizon = request.steps or max(1, round(float(np.median(self._arrivals[today].steps))))
         # the largest of Politis and White's length, the cube root of the rounds and twice the mean burst
-        burst = attribution.passing_burst(attribution.late(fleet.times))
+        straggling = attribution.late(fleet.times)
+        burst = attribution.mean_burst(straggling[:, straggling.mean(axis=0) <= 0.5])  # without the slow for good
         length: float = max(block_length(self._table[self._at]), float(np.cbrt(rounds)), 2.0 * burst)
         self.block = max(1, min(math.ceil(length), rounds // 3))
         self._resamples = resample(

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -19,9 +18,9 @@ from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.prices import USUAL, VectorSize, vectors_sent
 from anyk.fleet.records import Record, read
+from anyk.fleet.records.record_sources import Readable
 from anyk.fleet.simulation import drive, for_jobs
 from anyk.protocol import Strategy, shares_computed
-from anyk.runs import Run
 from anyk.runs.log.queries import works
 from anyk.runs.log.runlog import RunLog
 from anyk.strategies import strategy as build_strategy
@@ -219,7 +218,7 @@ def _shrink(differences: Floats, noise: float) -> Floats:
 
 def fleet_of(
     record: Record,
-    other: str | Path | Run | Record | None = None,
+    other: Readable | None = None,
     slope: float | None = None,
     unit: str | None = None,
 ) -> tuple[MeasuredFleet, list[str], bool]:
@@ -256,7 +255,7 @@ def sample_record(model: DelayModel, workers: int | None, seed: int) -> Record:
 
 def _slope(
     record: Record,
-    other: str | Path | Run | Record | None,
+    other: Readable | None,
     given: float | None,
     times: Floats,
     load: float,

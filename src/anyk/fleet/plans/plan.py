@@ -19,12 +19,14 @@ from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import explain
 from anyk.fleet.plans.advice import Advice, advice, probe
-from anyk.fleet.plans.judging import Choice, Judgement, Request, headline, in_short, pareto
+from anyk.fleet.plans.candidates import Request
+from anyk.fleet.plans.judging import Choice, Judgement, headline, in_short, pareto
 from anyk.fleet.plans.measured_fleet import fleet_of, sample_record
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
+from anyk.fleet.records.record_sources import Readable
 from anyk.plain import to_plain
-from anyk.problems.base import Problem, ensure_problem
+from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, models_trained
 from anyk.runs import Promise, Run
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
@@ -146,12 +148,12 @@ def _plain(choice: Choice) -> dict[str, Any]:
 
 @typed
 def plan(
-    source: str | Path | Run | Record | DelayModel,
+    source: Readable | DelayModel,
     *,
     workers: int | None = None,
     today: str | None = None,
     slope: Annotated[float, msgspec.Meta(ge=0, le=MOST)] | None = None,
-    other: str | Path | Run | Record | None = None,
+    other: Readable | None = None,
     steps: AtLeastOne | None = None,
     max_load: PositiveShare = 1.0,
     memory: PositiveShare = 1.0,
@@ -169,7 +171,7 @@ def plan(
     batch: AtLeastZero | None = None,
     exact: bool = False,
     max_staleness: Nonnegative | None = None,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
     among: Callable[[Strategy], bool] | None = None,
 ) -> Plan:
     """Return the strategy to run on a fleet, and its gain over today's strategy.
@@ -208,14 +210,12 @@ def plan(
         models = models if models > 1 else models_trained(build_strategy(today, workers=len(record.workers)))
     inexact = (everything or goal is not None) and not exact
     request = Request(
-        today, max_load, memory, models, steps, resamples, seed, inexact, tell, among, goal, batch, max_staleness
+        today, max_load, memory, models, steps, resamples, seed, inexact, tell, among, batch, max_staleness
     )
-    return _answer(request, record, source, other, slope, unit)
+    return _answer(request, goal, record, source, other, slope, unit)
 
 
-def _complete_record(
-    source: str | Path | Run | Record | DelayModel, workers: int | None, seed: int, unit: str | None
-) -> Record:
+def _complete_record(source: Readable | DelayModel, workers: int | None, seed: int, unit: str | None) -> Record:
     """Return the record of a source; raise BadInput if no plan can be made from it."""
     record = sample_record(source, workers, seed) if isinstance(source, DelayModel) else read(source, unit=unit)
     rounds, n = record.table.shape
@@ -233,9 +233,10 @@ def _complete_record(
 
 def _answer(
     request: Request,
+    goal: Goal | None,
     record: Record,
-    source: str | Path | Run | Record | DelayModel,
-    other: str | Path | Run | Record | None,
+    source: Readable | DelayModel,
+    other: Readable | None,
     slope: float | None,
     unit: str | None,
 ) -> Plan:
@@ -245,10 +246,10 @@ def _answer(
     if causes.drifts and not 1 / attribution.DRIFT < causes.drift < attribution.DRIFT:
         change = f"the last quarter of its rounds takes {causes.drift:.2g} times as long as the first"
         assumptions.append(f"the fleet will be as it was on average, though it drifts: {change}")
-    judged, goal = Judgement(fleet, request), request.goal
+    judged = Judgement(fleet, request, goal)
     assumptions += judged.omitted
     if guessed and (goal is None or judged.today.exact):
-        half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(request, inexact=False, tell=None, goal=None))
+        half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(request, inexact=False, tell=None), None)
         among_all = "" if goal is None else ", among exact steps"
         assumptions.append(f"if only half of that time is computing{among_all}: {in_short(half)}")
     places = [record.workers.index(cost.worker) for cost in causes.workers]

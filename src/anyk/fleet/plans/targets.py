@@ -13,11 +13,11 @@ import numpy as np
 from anyk.clusters import Simulated
 from anyk.delays.base import Floats
 from anyk.errors import BadInput, RunFailed
-from anyk.fleet.plans.candidates import Tell, Timed, batch_of, build_candidate, count_strategies
+from anyk.fleet.plans.candidates import Timed, batch_of, build_candidate, count_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet
 from anyk.fleet.plans.prices import VectorSize
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, Tell
 from anyk.runs import train
 from anyk.runs.defaults import usual_optimizer
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
@@ -213,9 +213,9 @@ class Contest:
         """Return the arrival with other seeds; None if a seed misses the target, unless it is ``required``."""
         fixed = self.timed[spec].exact and not batch_of(self.timed[spec].strategy)
         runs = [self._run(spec, self._rates[spec], seed, seconds) for seed in range(1, 2 if fixed else SEEDS + 1)]
-        late = [run.kind != 0 for run in runs]
-        if any(late):
-            came = f"'{spec}' reached the target with {late.count(False)} of {len(late)} seeds"
+        arrived = sum(run.kind == 0 for run in runs)
+        if arrived < len(runs):
+            came = f"'{spec}' reached the target with {arrived} of {len(runs)} seeds"
             self.omitted.append(f"{came}; the others count as {seconds:.3g} s, the least" if required else came)
             if not required:
                 return None
@@ -229,12 +229,11 @@ class Contest:
     def _by_spec(self, arrivals: dict[str, Arrival | None]) -> dict[str, Arrival]:
         """Return the arrivals of all strategies that the contestants represent."""
         by_spec = {}
-        for spec in self._pace:
+        for spec, pace in self._pace.items():
             arrival = arrivals.get(self._of(spec))
-            if arrival is not None and self.timed[spec].exact:
-                arrival = replace(arrival, seconds=arrival.steps * self._pace[spec])
             if arrival is not None:
-                by_spec[spec] = arrival
+                exact = self.timed[spec].exact
+                by_spec[spec] = replace(arrival, seconds=arrival.steps * pace) if exact else arrival
         return by_spec
 
     def _unreached(self, outcomes: dict[str, _Outcome], seconds: float) -> str:
@@ -266,13 +265,11 @@ class Contest:
         problem, target = self.goal.problem, self.goal.target
         strategy, exact = self.timed[spec].strategy, spec == self._exact
         cluster = self.fleet.from_round(seed, SEEDS + 1).cluster(strategy, seed=seed)
-        steps: int | None = None
+        steps = None
         if exact:  # the times of its steps are known
             workers = strategy.layout.workers
-            strategy, cluster = (
-                build_candidate("uncoded", workers, 1, batch=batch_of(strategy)),
-                Simulated(workers, seed=seed),
-            )
+            strategy = build_candidate("uncoded", workers, 1, batch=batch_of(strategy))
+            cluster = Simulated(workers, seed=seed)
             steps = max(1, min(LIMIT, round(seconds / self._pace[spec])))
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

@@ -73,17 +73,14 @@ class Record:
 
     def _check_times(self) -> None:
         seconds = self.seconds
-        wrong = np.argwhere(np.isinf(seconds) | (seconds < 0) | (seconds > MOST))
-        if len(wrong):
-            t, i = wrong[0]
+        for t, i in np.argwhere(np.isinf(seconds) | (seconds < 0) | (seconds > MOST)):
             why = "its clock may have jumped" if seconds[t, i] < 0 else f"at most {MOST:g} s make sense"
             raise BadInput(f"worker {self.workers[i]} took {seconds[t, i]:g} s in round {self.rounds[t]}; {why}")
         if not np.isfinite(seconds).any():
             raise BadInput("a fleet record needs times, but has none")
         if not np.nanmax(seconds):
             raise BadInput("all times of the fleet record are 0; there is nothing to learn from it")
-        silent = [str(name) for name, count in zip(self.workers, self.rounds_measured, strict=True) if not count]
-        if silent:
+        if silent := [str(self.workers[i]) for i in np.flatnonzero(self.rounds_measured == 0)]:
             raise BadInput(f"worker {', '.join(silent[:5])} has no times; leave such workers out")
 
     @cached_property

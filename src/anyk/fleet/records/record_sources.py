@@ -29,10 +29,11 @@ from anyk.runs import Run
 from anyk.runs.log.delay_trace import computing_seconds, task_seconds
 from anyk.tables import Table, existing_file, limit, read_csv, read_parquet, shown
 
+Readable = str | Path | Run | Record  # a source of a record
 _FILES = "worker-*.csv"  # files of recorders
 
 
-def read(source: str | Path | Run | Record, *, unit: str | None = None, max_gb: float | None = None) -> Record:
+def read(source: Readable, *, unit: str | None = None, max_gb: float | None = None) -> Record:
     """Return the fleet record of a source.
 
     A source is a run folder (or a :class:`~anyk.Run`); a folder written by :mod:`anyk.fleet`'s recorders; a table of
@@ -123,8 +124,7 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
     if "workers" not in names or "rounds" not in names:
         return _of_table(path, unit, max_gb)
     arrays, _ = read_npz(path, allowed, names)
-    missing = [name for name in ("seconds", "censored") if name not in arrays]
-    if missing:
+    if missing := [name for name in ("seconds", "censored") if name not in arrays]:
         raise BadInput(
             f"'{shown(path)}' has no array '{missing[0]}'; a fleet record has seconds, censored, workers, rounds"
         )
@@ -151,8 +151,7 @@ def _of_long(path: Path, table: Table, names: list[str], places: tuple[int, int,
         )
     seconds, unit_remarks = in_seconds(seconds, unit, unit_in(names[places[2]])[1] or 1.0)
     more = {name: table.columns[names.index(name)] for name in ("censored", "load", *PARTS) if name in names}
-    wrong = [name for name, values in more.items() if values.dtype.kind != "f"]
-    if wrong:
+    if wrong := [name for name, values in more.items() if values.dtype.kind != "f"]:
         raise BadInput(f"column '{wrong[0]}' of '{shown(path)}' contains text; it must contain numbers")
     used = [table.names[i] for i in places] + list(more)
     unused = len([name for name in table.names if name not in used])
@@ -170,9 +169,7 @@ def _pivoted(path: Path, rounds: Floats, workers: Floats, values: dict[str, Floa
     if len(loads) > 1:
         raise BadInput(f"'{shown(path)}' was measured at {len(loads)} different loads; give a record for each of them")
     seconds = tables.pop("seconds")
-    names = tuple(
-        int(w) if isinstance(w, float) and w.is_integer() else str(plain_name(w)) for w in all_workers.tolist()
-    )
+    names = tuple(int(w) if isinstance(w, float) and w.is_integer() else plain_name(w) for w in all_workers.tolist())
     return Record(
         seconds,
         np.broadcast_to(cut, seconds.shape),

@@ -52,10 +52,7 @@ def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
     if not spans:
         raise BadInput(f"the Spark event log '{shown(file)}' has no tasks that succeeded")
     stages = sorted(spans)
-    names = sorted(
-        {name for span in spans.values() for name in span},
-        key=lambda n: (not n.isdigit(), int(n) if n.isdigit() else 0, n),
-    )
+    names = sorted(set().union(*spans.values()), key=lambda n: (not n.isdigit(), int(n) if n.isdigit() else 0, n))
     seconds = np.full((len(stages), len(names)), np.nan)
     for t, stage in enumerate(stages):
         for name, (begin, end) in spans[stage].items():

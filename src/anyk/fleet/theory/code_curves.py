@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time as clock
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from anyk.codes.decoders import Floats, Indices, method
 from anyk.codes.search import is_exhaustive
 from anyk.errors import BadInput
 from anyk.fleet.theory.adversaries import check_count, replies_of
+from anyk.problems.base import Tell
 from anyk.specs import parse, show
 
 _SETS = 200  # random straggler sets of an average
@@ -133,7 +134,7 @@ def facts(code: Code, *, stragglers: int | None = None, sets: int = _SETS, seed:
 
 
 def survey(
-    workers: int, *, stragglers: int | None = None, seed: int = 0, tell: Callable[[str], None] | None = None
+    workers: int, *, stragglers: int | None = None, seed: int = 0, tell: Tell | None = None
 ) -> list[Facts | MissingCode]:
     """Return facts about all codes for a number of workers, with usual parameters or for ``stragglers`` stragglers.
 
@@ -192,7 +193,7 @@ def compare_codes(
     draws: AtLeastOne = 1,
     sets: AtLeastOne = _SETS,
     seed: int = 0,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> list[Curve]:
     """Return residuals against the number of stragglers, for several codes, random and adversarial.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -16,12 +15,12 @@ import numpy as np
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.keyed import generator
-from anyk.problems.base import Array, Floats
-from anyk.problems.data.encoding import Column, Encoding, Matrix
+from anyk.matrices import Matrix
+from anyk.problems.base import Array, Floats, Tell
+from anyk.problems.data.encoding import Column, Encoding
 from anyk.specs import Registry, parse
 
 Task: TypeAlias = Literal["binary", "multiclass", "regression"]
-Progress: TypeAlias = Callable[[str], None]
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 _MOST_CLASSES = 20  # a target of whole numbers has classes if it has at most this number of different values
@@ -80,7 +79,7 @@ def tell(sentence: str) -> None:
 sources: Registry[Dataset] = Registry("data set", supplied=("file", "progress"))
 
 
-def load(spec: str, *, file: str | Path | None = None, progress: Progress | None = tell) -> Dataset:
+def load(spec: str, *, file: str | Path | None = None, progress: Tell | None = tell) -> Dataset:
     """Return the data set of a spec such as ``digits`` or ``synthetic:rows=200,task=regression``.
 
     ``file`` is the local file that the source reads (on the command line: ``--data-file``). ``progress`` is called

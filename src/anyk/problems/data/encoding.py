@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.problems.base import Array, is_sparse
+from anyk.matrices import Matrix
+from anyk.problems.base import Array, Tell, is_sparse
 from anyk.tables import Table, absent, column_hint, is_number, listed, missing, shown
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
-Matrix: TypeAlias = "NDArray[np.float64] | csr_array[Any]"
 Fill: TypeAlias = Literal["mean", "median"]
 
 
@@ -139,12 +136,12 @@ class Encoding:
             return set()
         return {place for place, column in zip(positions, self.columns, strict=True) if column.categories}
 
-    def of_table(self, table: Table, where: str, tell: Callable[[str], None] | None) -> Matrix:
+    def of_table(self, table: Table, where: str, tell: Tell | None) -> Matrix:
         """Return the model's ``X`` of a table; see :meth:`encode`."""
         places = self.places(table.names, where)
         return self.encode([table.columns[place] for place in places], where, tell)
 
-    def encode(self, values: Sequence[Array], where: str, tell: Callable[[str], None] | None = None) -> Matrix:
+    def encode(self, values: Sequence[Array], where: str, tell: Tell | None = None) -> Matrix:
         """Return ``X``, dense if all columns are numbers, else sparse, with missing values filled.
 
         An unknown category is 0 in all columns of its categories, which is reported to ``tell``. Raises

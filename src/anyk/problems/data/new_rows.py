@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from anyk.errors import BadInput
-from anyk.matrices import read_npz
-from anyk.problems.base import Array
-from anyk.problems.data.encoding import Matrix
+from anyk.matrices import Matrix, read_npz
+from anyk.problems.base import Array, Tell
 from anyk.problems.data.user_files import extension_of, read_svmlight
-from anyk.problems.predicting import Predictor, Tell
+from anyk.problems.predicting import Predictor
 from anyk.regular_files import replacing
 from anyk.tables import Limit, csv_rows, limit, listed, open_text, read_csv, read_parquet, reading, shown
 

@@ -18,8 +18,8 @@ import numpy as np
 from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.named import admit_address
-from anyk.problems.base import Array, Floats
-from anyk.problems.data.dataset import Dataset, Fraction, Progress, Task, assemble, make_dataset, read_target, sources
+from anyk.problems.base import Array, Floats, Tell
+from anyk.problems.data.dataset import Dataset, Fraction, Task, assemble, make_dataset, read_target, sources
 from anyk.problems.data.encoding import check_finite
 from anyk.tables import Table, existing_file, limit, listed, read_csv, reading, shown
 
@@ -75,9 +75,7 @@ def digits(*, test: Fraction = 0.2, seed: int = 0) -> Dataset:
 
 
 @sources.register("amazon")
-def amazon(
-    *, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None
-) -> Dataset:
+def amazon(*, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, progress: Tell | None = None) -> Dataset:
     """Amazon Employee Access, 32,769 rows, binary, 241,915 sparse columns (OpenML 4135).
 
     The nine categorical columns, all pairs of columns except (ROLE_TITLE, ROLE_FAMILY) and (ROLE_ROLLUP_1,
@@ -99,7 +97,7 @@ def amazon(
 
 @sources.register("kc-housing")
 def kc_housing(
-    *, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None
+    *, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, progress: Tell | None = None
 ) -> Dataset:
     """House sales in King County, 21,613 rows, price in millions, 27,654 sparse columns (OpenML 42092).
 
@@ -114,7 +112,7 @@ def kc_housing(
 
 @sources.register("covertype")
 def covertype(
-    *, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, progress: Progress | None = None
+    *, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, progress: Tell | None = None
 ) -> Dataset:
     """Forest cover types 1 and 2, 495,141 rows, binary, about 15,500 sparse columns (UCI).
 
@@ -234,7 +232,7 @@ def _one_hot(columns: Array) -> csr_array[Any]:
     return csr_array(OneHotEncoder().fit_transform(np.column_stack([columns, np.ones(len(columns), columns.dtype)])))
 
 
-def _columns(name: str, wanted: tuple[str, ...], openml: int, file: Path | None, progress: Progress | None) -> Floats:
+def _columns(name: str, wanted: tuple[str, ...], openml: int, file: Path | None, progress: Tell | None) -> Floats:
     """Return the columns ``wanted`` in this order, shape (rows, columns), from a local CSV file or else from OpenML."""
     if file is not None:
         table = _read_table(file, header=True)
@@ -285,7 +283,7 @@ def _need_columns(name: str, wanted: Sequence[str], present: Sequence[str], wher
         )
 
 
-def _fetch(name: str, site: str, fetcher: Callable[[], Any], progress: Progress | None) -> Any:
+def _fetch(name: str, site: str, fetcher: Callable[[], Any], progress: Tell | None) -> Any:
     """Return the data that ``fetcher`` takes from ``site`` or scikit-learn's cache; raise BadInput if it fails."""
     from http.client import HTTPException
 

@@ -11,8 +11,8 @@ import numpy as np
 from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput
 from anyk.keyed import generator
+from anyk.matrices import Matrix
 from anyk.problems.data.dataset import Dataset, Fraction, Task, assemble, sources
-from anyk.problems.data.encoding import Matrix
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

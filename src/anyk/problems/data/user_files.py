@@ -12,12 +12,11 @@ import numpy as np
 
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.matrices import read_npz
-from anyk.problems.base import Array, Floats
+from anyk.matrices import Matrix, read_npz
+from anyk.problems.base import Array, Floats, Tell
 from anyk.problems.data.dataset import (
     Dataset,
     Fraction,
-    Progress,
     assemble,
     make_dataset,
     read_target,
@@ -27,7 +26,6 @@ from anyk.problems.data.dataset import (
 from anyk.problems.data.encoding import (
     Encoding,
     Fill,
-    Matrix,
     check_categories,
     check_complete,
     check_finite,
@@ -58,7 +56,7 @@ class _FileSettings:
     target: str | None
     header: bool | None
     allowed: Limit
-    progress: Progress | None
+    progress: Tell | None
     fill: Fill | None
     test: float
     seed: int
@@ -89,7 +87,7 @@ def from_file(
     seed: int = 0,
     max_gb: float | None = None,
     file: Path,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
 ) -> Dataset:
     """Your own CSV, Parquet, svmlight or npz file, recognised by its extension (needs --data-file).
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from anyk.errors import BadInput
-from anyk.problems.data.dataset import Progress, Task, sources
+from anyk.problems.base import Tell
+from anyk.problems.data.dataset import Task, sources
 from anyk.problems.data.encoding import rows_text
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.linear.sharded import ShardRows
@@ -41,7 +42,7 @@ def from_shards(
     intercept: bool = True,
     test: str = "last",
     cache_mb: float = 256.0,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
 ) -> ShardedData:
     """Files larger than memory, which only the workers that need their rows open: ``--data "train-*.parquet"``.
 
