@@ -27,6 +27,10 @@ AtLeastZero = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Nonnegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
+# without infinity
+PositiveNumber = Annotated[float, msgspec.Meta(gt=0, le=1e100)]
+NonnegativeNumber = Annotated[float, msgspec.Meta(ge=0, le=1e100)]
 
 MOST_WORKERS = 1_000_000
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

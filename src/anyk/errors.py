@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -45,6 +46,22 @@ class MissingPackage(BadInput):
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'anyk[{extra}]'")
+
+
+@contextmanager
+def explaining(what: str, *, alone: type[Exception] = BadInput) -> Iterator[None]:
+    """Turn an exception of a user's code into a BadInput that begins with ``what``; a BadInput stays as it is.
+
+    ``alone``: a type of exception whose own message is the whole sentence.
+    """
+    try:
+        yield
+    except BadInput:
+        raise
+    except alone as error:
+        raise BadInput(str(error)) from None
+    except (Exception, SystemExit) as error:  # a script may end itself
+        raise BadInput(f"{what}: {describe_error(error)}") from None
 
 
 def suggest(name: str, names: Iterable[str], otherwise: str, *, cutoff: float = 0.6) -> str:

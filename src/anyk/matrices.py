@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.tables import Limit, existing_file, limit, listed, read_csv, reading, shown
+from anyk.tables import Array, Limit, existing_file, limit, listed, read_csv, reading, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -38,8 +38,7 @@ def read_matrix(file: str | Path) -> Matrix:
         raise BadInput(f"'{shown(path)}' cannot be read as a matrix: it holds {raw.dtype}, not numbers")
     if raw.ndim != 2:
         raise BadInput(f"'{shown(path)}' cannot be read as a matrix: its array has shape {raw.shape}")
-    matrix: Matrix = raw.astype(np.float64)
-    return matrix
+    return raw.astype(np.float64)
 
 
 def _npz(path: Path) -> Any:
@@ -51,14 +50,13 @@ def _npz(path: Path) -> Any:
     return read_npz(path, limit(path), names)[0][names[0]]
 
 
-def _sparse(path: Path, arrays: dict[str, NDArray[Any]]) -> csr_array[Any]:
+def _sparse(path: Path, arrays: dict[str, Array]) -> csr_array[Any]:
     from scipy import sparse
 
     with reading(path, "a sparse matrix"):
         kind = arrays["format"].item().decode()
         rows, columns = map(int, arrays["shape"])
-    names = _SPARSE.get(kind)
-    if names is None:
+    if (names := _SPARSE.get(kind)) is None:
         raise BadInput(f"'{shown(path)}' holds a sparse matrix of format '{shown(kind)}'; save it as csr, csc or coo")
     allowed = limit(path)
     allowed.check(8.0 * (rows + columns))
@@ -68,7 +66,7 @@ def _sparse(path: Path, arrays: dict[str, NDArray[Any]]) -> csr_array[Any]:
     with reading(path, "a sparse matrix"):
         data, first, second = (parts[name] for name in names)
         if kind == "coo":
-            matrix: Any = sparse.coo_array((data, (first, second)), shape=(rows, columns))
+            matrix = sparse.coo_array((data, (first, second)), shape=(rows, columns))
         else:
             build = sparse.csr_array if kind == "csr" else sparse.csc_array
             compressed = build((data, first, second), shape=(rows, columns))
@@ -82,14 +80,14 @@ def _sparse(path: Path, arrays: dict[str, NDArray[Any]]) -> csr_array[Any]:
     return result
 
 
-def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[str, Array], list[str]]:
     """Return the arrays of an npz file whose names are ``wanted``, and the names of all its arrays.
 
     The size in an array's header is compared with the file before any memory is allocated. Raises
     :class:`~anyk.errors.BadInput` for a file of another format, a damaged one, or one with Python objects, which only
     unpickling could read.
     """
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     with reading(file, "npz"):
         is_zip = zipfile.is_zipfile(file)
     if not is_zip:
@@ -107,13 +105,13 @@ def read_npz(file: Path, allowed: Limit, wanted: Sequence[str]) -> tuple[dict[st
     return arrays, list(members)
 
 
-def read_npy(file: Path, allowed: Limit) -> NDArray[Any]:
+def read_npy(file: Path, allowed: Limit) -> Array:
     """Return the array in an npy file, under the conditions of :func:`read_npz`."""
     with reading(file, "npy"), file.open("rb") as binary:
         return _read_array(shown(file), binary, file.stat().st_size, allowed, 0)
 
 
-def _read_array(where: str, binary: Any, size: int, allowed: Limit, allocated: int) -> NDArray[Any]:
+def _read_array(where: str, binary: Any, size: int, allowed: Limit, allocated: int) -> Array:
     """Return an array in npy format of ``size`` bytes with its header, after ``allocated`` bytes for the same file."""
     version = np.lib.format.read_magic(binary)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from anyk.errors import BadInput, describe_error
+from anyk.errors import BadInput, explaining
 from anyk.regular_files import read_plain
 
 _LOADED: dict[str, str] = {}  # SHA-256 of the files that have been run, by path
@@ -63,11 +63,7 @@ def admit(where: str, name: str, what: str) -> None:
     named = what in ("problem", "callback")
     again = f"name it again with --{what} {name}, or trust the folder" if named else "trust the folder"
     ways = f"{again} with --trust" + ("" if what == "callback" else f" (in Python: {what}=… or trust=True)")
-    if not folder.trust:
-        raise BadInput(
-            f"the run '{folder.path}' names code to run, the {what} '{name}', which may belong to somebody else; "
-            f"if it is yours, {ways}"
-        )
+    _refuse_untrusted(f"code to run, the {what} '{name}', which may belong to somebody else; if it is yours, {ways}")
     refused = f"the run '{folder.path}' names the {what} '{name}', which is not run: "
     file = Path(where) if where.endswith(".py") else file_of(where, folder.path)
     if file is None:
@@ -92,22 +88,25 @@ def admit(where: str, name: str, what: str) -> None:
 
 def admit_place(name: str, what: str) -> None:
     """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder names a place to write or send to."""
-    folder = _FOLDER.get()
-    if folder is not None and not folder.trust:
-        raise BadInput(
-            f"the run '{folder.path}' names the {what} '{name}', which writes to a place that somebody else may have "
-            f"chosen; if it is yours, name it again with --{what}, or trust the folder with --trust"
-        )
+    _refuse_untrusted(
+        f"the {what} '{name}', which writes to a place that somebody else may have chosen; if it is yours, name it "
+        f"again with --{what}, or trust the folder with --trust"
+    )
 
 
 def admit_address(address: str) -> None:
     """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder names data that would be fetched."""
+    _refuse_untrusted(
+        f"data that would be fetched, '{address}'; if the run is yours, trust its folder with --trust (in Python: "
+        "problem=… or trust=True)"
+    )
+
+
+def _refuse_untrusted(what: str) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if an untrusted run folder is being read, which names ``what``."""
     folder = _FOLDER.get()
     if folder is not None and not folder.trust:
-        raise BadInput(
-            f"the run '{folder.path}' names data that would be fetched, '{address}'; if the run is yours, trust its "
-            "folder with --trust (in Python: problem=… or trust=True)"
-        )
+        raise BadInput(f"the run '{folder.path}' names {what}")
 
 
 def file_of(module: str, besides: Path | None = None) -> Path | None:
@@ -119,7 +118,7 @@ def file_of(module: str, besides: Path | None = None) -> Path | None:
     if loaded is not None:
         origin = getattr(loaded, "__file__", None)
         return None if origin is None else Path(origin)
-    search: list[str] | None = _path_without(besides)
+    search = _path_without(besides)
     spec = None
     for end, _ in enumerate(parts := module.split("."), 1):
         spec = PathFinder.find_spec(".".join(parts[:end]), search) if search else None
@@ -200,7 +199,7 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
     if not where or not all(part.isidentifier() for part in parts):
         raise BadInput(f"a {what} is named as file.py:function or module:function, got '{name}'")
     admit(where, name, what)
-    try:
+    with explaining(f"'{where}' {'failed' if where.endswith('.py') else 'cannot be imported'}"):
         if where.endswith(".py"):
             path = Path(where).resolve()
             if not path.is_file():
@@ -208,11 +207,6 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
             module, whole = _module_of(path), f"{path}:{function}"
         else:
             module, whole = imported(where), name
-    except BadInput:
-        raise
-    except (Exception, SystemExit) as error:  # a script may end itself when it is imported
-        verb = "failed" if where.endswith(".py") else "cannot be imported"
-        raise BadInput(f"'{where}' {verb}: {describe_error(error)}") from None
     member: Any = module
     for part in parts:
         holder, member = member, getattr(member, part, None)

@@ -125,7 +125,7 @@ class _Linear(BaseEstimator):
         self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None
     ) -> None:
         """Take one step on these rows, from the result of the last call."""
-        before: _Steps | None = vars(self).get("_steps")
+        before = vars(self).get("_steps")
         problem = self._problem(kind, X, y, weights, classes, None if before is None else before.scaling, warm=True)
         smoothness = problem.smoothness(tol=0.0)
         if before is not None:
@@ -203,8 +203,8 @@ class _Linear(BaseEstimator):
         return np.asarray(safe_sparse_dot(_validated(self, X, reset=False), self.coef_.T) + self.intercept_)
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
-        return {key: value for key, value in state.items() if key != "run_"}  # its log is a database in memory
+        # without the run, whose log is a database in memory
+        return {key: value for key, value in super().__getstate__().items() if key != "run_"}
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

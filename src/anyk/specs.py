@@ -222,7 +222,7 @@ class Entry(Generic[T]):
         return {key: hint.__metadata__ for key, hint in hints.items() if typing.get_origin(hint) is Annotated}
 
     def _hints(self, *, include_extras: bool = False) -> dict[str, Any]:
-        source: Any = self.build
+        source = self.build
         if isinstance(source, type) and not is_dataclass(source):
             source = vars(source).get("__init__", source)
         return typing.get_type_hints(source, include_extras=include_extras)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage
 
+Array = NDArray[Any]
 _GB = 10**9
 _DEFAULT = 1 * _GB  # limit in bytes, for larger files a multiple of their size, so that only packed files are refused
 _EXPANSION = 8
@@ -173,7 +174,7 @@ class Table:
     """
 
     names: tuple[str, ...]
-    columns: tuple[NDArray[Any], ...]
+    columns: tuple[Array, ...]
     header: bool
 
     @property
@@ -196,20 +197,20 @@ def is_missing(cell: str) -> bool:
     return cell.strip().lower() in _MISSING
 
 
-def missing(column: NDArray[Any]) -> NDArray[np.bool_]:
+def missing(column: Array) -> NDArray[np.bool_]:
     """Return where values are missing, as a mask: NaN, or None in a column of text."""
     if column.dtype.kind == "f":
-        return np.asarray(np.isnan(column))
+        return np.isnan(column)
     return np.array([value is None for value in column.tolist()], dtype=bool)
 
 
-def absent(column: NDArray[Any]) -> NDArray[np.bool_]:
+def absent(column: Array) -> NDArray[np.bool_]:
     """Return where values are missing or not finite, as a mask.
 
     >>> absent(np.array([1.0, np.nan])).tolist(), absent(np.array(["a", None], dtype=object)).tolist()
     ([False, True], [False, True])
     """
-    return np.asarray(~np.isfinite(column)) if column.dtype.kind == "f" else missing(column)
+    return ~np.isfinite(column) if column.dtype.kind == "f" else missing(column)
 
 
 def read_csv(
@@ -290,9 +291,9 @@ def _check_separator(rows: Sequence[Sequence[str]], file: Path | str) -> None:
 
 def _read_chunks(
     file: Path, allowed: Limit, text: set[int], header: bool | None
-) -> tuple[list[str], list[list[NDArray[Any]]]]:
+) -> tuple[list[str], list[list[Array]]]:
     """Return the first row, and the columns of the rows below it (with ``header=False`` of all rows) in chunks."""
-    chunks: list[list[NDArray[Any]]] = []
+    chunks: list[list[Array]] = []
     cells = 0
     with reading(file, "CSV"), open_text(file, allowed) as opened:
         rows = csv_rows(opened, file)
@@ -306,12 +307,12 @@ def _read_chunks(
     return first, chunks
 
 
-def convert_columns(rows: Sequence[Sequence[str]], text: Collection[int]) -> list[NDArray[Any]]:
+def convert_columns(rows: Sequence[Sequence[str]], text: Collection[int]) -> list[Array]:
     """Return the columns of rows of cells; the numbers of those that must stay text are in ``text``."""
     return [converted(column, i in text) for i, column in enumerate(zip(*rows, strict=True))]
 
 
-def converted(cells: Sequence[str], text: bool) -> NDArray[Any]:
+def converted(cells: Sequence[str], text: bool) -> Array:
     """Return cells as numbers, NaN if missing; as text, None if missing, if ``text`` or if one is no number."""
     if not text and "_" not in "".join(cells):
         try:
@@ -327,7 +328,7 @@ def converted(cells: Sequence[str], text: bool) -> NDArray[Any]:
     return column
 
 
-def has_header(file: Path | str, first: list[str], columns: list[NDArray[Any]]) -> bool:
+def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool:
     """Return whether the first row contains the names of the columns below it; raise BadInput if this is ambiguous.
 
     Text above numbers is a name. A number above numbers, and text that occurs again in its column, are data. The
@@ -365,11 +366,10 @@ def column_hint(name: str, names: Sequence[str]) -> str:
     return f"did you mean '{shown(near[0])}'?" if near else f"its columns: {listed(names)}"
 
 
-def is_row_number(values: NDArray[Any]) -> bool:
+def is_row_number(values: Array) -> bool:
     """Return whether a column contains the row numbers 0, 1, 2, … or 1, 2, 3, …"""
-    if values.dtype.kind != "f" or len(values) < 2:
-        return False
-    return bool(values[0] in (0.0, 1.0) and (np.diff(values) == 1.0).all())
+    numbers = values.dtype.kind == "f" and len(values) > 1
+    return bool(numbers and values[0] in (0.0, 1.0) and (np.diff(values) == 1.0).all())
 
 
 def read_parquet(
@@ -390,7 +390,7 @@ def read_parquet(
         from pyarrow import parquet, types
     except ImportError:
         raise MissingPackage("pyarrow", "data", "reading a Parquet file") from None
-    source: Any = file if opened is None else opened
+    source = opened or file
     with reading(file, "Parquet"), parquet.ParquetFile(source, pre_buffer=False) as parquet_file:
         facts, schema = parquet_file.metadata, parquet_file.schema_arrow
         # not of single columns: PyArrow looks these up unchecked, and crashes on a damaged file
@@ -430,14 +430,14 @@ def read_parquet(
     return Table(tuple(str(schema.names[i]) for i in places), columns, True)
 
 
-def _from_arrow(column: Any, text: bool) -> NDArray[Any]:
+def _from_arrow(column: Any, text: bool) -> Array:
     """Return a column of PyArrow as float64, or as text objects."""
     import pyarrow
 
     if not text:
         values: NDArray[np.float64] = column.cast(pyarrow.float64(), safe=False).to_numpy()
         return values.astype(np.float64)
-    parts: list[NDArray[Any]] = [np.empty(0, dtype=object)]
+    parts: list[Array] = [np.empty(0, dtype=object)]
     for chunk in column.dictionary_encode().chunks:
         words = np.array([*chunk.dictionary.to_pylist(), None], dtype=object)
         places = chunk.indices.fill_null(len(words) - 1)

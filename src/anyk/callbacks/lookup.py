@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyk.errors import BadInput, describe_error
+from anyk.errors import BadInput, explaining
 from anyk.named import admit_place, function_named
 from anyk.runs.callbacks import HOOKS, Callbacks, check_callbacks
 from anyk.specs import Registry, absolute, parse, show, with_files
@@ -57,12 +57,8 @@ def _build_named(spec: str) -> tuple[Any, str]:
 
 
 def _build_custom(build: Callable[[], Any], name: str) -> Any:
-    try:
+    with explaining(f"'{name}' failed"):
         callback = build()
-    except BadInput:
-        raise
-    except (Exception, SystemExit) as error:
-        raise BadInput(f"'{name}' failed: {describe_error(error)}") from None
     if isinstance(callback, type) or not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
         kind = f"the class {callback.__name__}" if isinstance(callback, type) else type(callback).__name__
         raise BadInput(f"'{name}' gave {kind}, which is not a callback: an object with one of {', '.join(HOOKS)}")

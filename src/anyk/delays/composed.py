@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import PositiveNumber, typed
 from anyk.delays.base import DelayModel, Floats
 from anyk.errors import BadInput
 
@@ -28,7 +27,7 @@ class Mixture(DelayModel):
     """
 
     laws: tuple[DelayModel, ...]
-    weights: tuple[Annotated[float, msgspec.Meta(gt=0, le=1e100)], ...]
+    weights: tuple[PositiveNumber, ...]
     name = "mixture"
 
     def __post_init__(self) -> None:

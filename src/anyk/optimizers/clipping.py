@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import PositiveNumber, typed
 from anyk.optimizers.steps import Optimizer, State, Vector, optimizer
 from anyk.specs import bracketed, show
 
@@ -31,7 +30,7 @@ class Clip(Optimizer):
     """
 
     of: str | Optimizer = "gd"
-    norm: Annotated[float, msgspec.Meta(gt=0, le=1e100)] = 1.0
+    norm: PositiveNumber = 1.0
     name = "clip"
 
     def __post_init__(self) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, ClassVar, Protocol, cast
+from typing import ClassVar, Protocol, cast
 
-import msgspec
-
-from anyk.checks import check, typed
+from anyk.checks import NonnegativeNumber, PositiveShare, check, typed
 from anyk.errors import BadInput
 from anyk.specs import Registry, show
 
@@ -67,7 +65,7 @@ class ExponentialRate(_Rate):
     0.09801
     """
 
-    decay: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    decay: PositiveShare
     name = "exponential"
 
     def at(self, step: int) -> float:
@@ -79,7 +77,7 @@ class ExponentialRate(_Rate):
 class InverseTimeRate(_Rate):
     """``start / (1 + decay * t)``."""
 
-    decay: Annotated[float, msgspec.Meta(ge=0, le=1e100)]
+    decay: NonnegativeNumber
     name = "inverse"
 
     def at(self, step: int) -> float:

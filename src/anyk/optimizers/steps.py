@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import typed
+from anyk.checks import NonnegativeNumber, PositiveNumber, typed
 from anyk.errors import BadInput
 from anyk.optimizers.schedules import Schedule, learning_rate, number_in
 from anyk.specs import Registry, show
@@ -224,7 +224,7 @@ class Adam(Optimizer):
 
     beta1: Decay = 0.9
     beta2: Decay = 0.999
-    epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e100)] = 1e-8
+    epsilon: PositiveNumber = 1e-8
     name = "adam"
     by_coordinate = True
 
@@ -255,7 +255,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay: the model also shrinks by ``lr weight_decay`` (Loshchilov and Hutter 2019)."""
 
-    weight_decay: Annotated[float, msgspec.Meta(ge=0, le=1e100)] = 0.01
+    weight_decay: NonnegativeNumber = 0.01
     name = "adamw"
     by_coordinate = True
 

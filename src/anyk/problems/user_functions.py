@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
-from anyk.errors import BadInput, describe_error
+from anyk.errors import BadInput, explaining
 from anyk.named import function_named
 from anyk.problems.base import Problem, missing_members
 
@@ -22,14 +22,9 @@ def from_function(name: str) -> Problem:
     anyk.errors.BadInput: no file 'nowhere.py' for the problem 'nowhere.py:make_problem'
     """
     make, whole = function_named(name, "problem")
-    try:
-        problem: Any = make()
-    except BadInput:
-        raise
-    except (Exception, SystemExit) as error:
-        raise BadInput(f"'{name}' failed: {describe_error(error)}") from None
-    missing = missing_members(problem)
-    if missing:
+    with explaining(f"'{name}' failed"):
+        problem = make()
+    if missing := missing_members(problem):
         raise BadInput(f"'{name}' gave {type(problem).__name__}, which is not a problem: it has no {missing[0]}")
     problem.recipe = lambda: {"problem": whole}
     return cast(Problem, problem)

@@ -111,8 +111,7 @@ def check(
     steps = run.jobs
     if not steps:
         raise BadInput("the run has taken no step yet; there is nothing to compare with its plan")
-    expected = promise.seconds_per_step
-    arrived = _arrived(promise, run)
+    expected, arrived = promise.seconds_per_step, _arrived(promise, run)
     measured = arrived or Figures(run.seconds / steps, steps, _exact(run.seconds))
     if arrived and promise.arrival and promise.steps_to_target:
         interval = promise.arrival
@@ -145,8 +144,7 @@ def check(
     broke = max(parts, key=lambda name: parts[name] if late else -parts[name])
     replan, advice = _plan_again(promise, split, broke, tell) if again else (None, "")
     sentence = outcome.sentence + _cause(broke, parts[broke], measured.steps) + advice
-    waited = waits_of_steps(run.log)  # by the log's stamps; None for a run without rounds
-    added = None if waited is None else run.seconds - waited
+    added = None if (waited := waits_of_steps(run.log)) is None else run.seconds - waited
     return replace(outcome, parts=parts, broke=broke, replan=replan, added=added, sentence=sentence)
 
 

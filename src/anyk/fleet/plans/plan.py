@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from anyk import html
-from anyk.checks import AtLeastOne, AtLeastZero, Nonnegative, typed
+from anyk.checks import AtLeastOne, AtLeastZero, Nonnegative, PositiveShare, typed
 from anyk.delays import DelayModel
-from anyk.delays.base import MOST
+from anyk.delays.base import SecondsOrZero
 from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import explain
@@ -33,8 +33,6 @@ from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
 from anyk.runs.folder.promise import Source, Today
 from anyk.runs.limits import Limits, check_limits
 from anyk.strategies import strategy as build_strategy
-
-PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ def plan(
     *,
     workers: int | None = None,
     today: str | None = None,
-    slope: Annotated[float, msgspec.Meta(ge=0, le=MOST)] | None = None,
+    slope: SecondsOrZero | None = None,
     other: Readable | None = None,
     steps: AtLeastOne | None = None,
     max_load: PositiveShare = 1.0,

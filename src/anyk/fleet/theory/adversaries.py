@@ -9,13 +9,12 @@ two workers share, it searches for a community of workers that share many (Charl
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import msgspec
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, PositiveShare, typed
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import incidence
 from anyk.codes.biregular import second_singular
@@ -105,7 +104,7 @@ class Threshold(NamedTuple):
 @typed
 def adversarial_threshold(
     code: Code,
-    error: Annotated[float, msgspec.Meta(gt=0, le=1)],
+    error: PositiveShare,
     *,
     knows: Knowledge = "code",
     decoder: str | Method = "own",

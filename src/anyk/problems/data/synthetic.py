@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, NonnegativeNumber, PositiveShare, typed
 from anyk.errors import BadInput
 from anyk.keyed import generator
 from anyk.matrices import Matrix
@@ -25,8 +25,8 @@ def synthetic(
     rows: Annotated[int, msgspec.Meta(ge=2)] = 1000,
     features: AtLeastOne = 20,
     task: Task = "binary",
-    noise: Annotated[float, msgspec.Meta(ge=0, le=1e100)] = 0.1,
-    density: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0,
+    noise: NonnegativeNumber = 0.1,
+    density: PositiveShare = 1.0,
     classes: Annotated[int, msgspec.Meta(ge=2)] | None = None,
     test: Fraction = 0.2,
     seed: int = 0,

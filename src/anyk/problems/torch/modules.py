@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed, describe_error
+from anyk.errors import BadInput, RunFailed, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, Vector, cut, even_ends
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, Samples
@@ -208,18 +208,13 @@ class TorchProblem(NetworkProblem):
         """Compute a gradient on a copy of some samples; return the copy."""
         head = self._data.head
         some = min(_TRIED, len(head))
-        try:
+        # RunFailed: an item that cannot be read
+        with explaining(f"module and loss fail on the first {some} samples", alone=RunFailed):
             network = copy.copy(self._network)
             network.device = "cpu"
             batch = mapped(head.batch(slice(0, some)), lambda tensor: tensor.clone())
             tried = TorchPartitions(network, Placed(batch, some), cut(some, 1))
             tried.partial_gradient(0, self.initial())
-        except BadInput:
-            raise
-        except RunFailed as error:  # an item that cannot be read
-            raise BadInput(str(error)) from None
-        except Exception as error:
-            raise BadInput(f"module and loss fail on the first {some} samples: {describe_error(error)}") from None
         check_forward(self._network, [batch, *self._others(batch, some)])
         self._try_loss(tried._network)
         return batch
@@ -271,10 +266,10 @@ class TorchProblem(NetworkProblem):
 
     def _count_terms(self, count: Callable[[Any], Any]) -> None:
         """Make the loss a mean over the terms of the whole data set, in a pass over it."""
-        try:
-            if self.endless:
-                raise BadInput("count is taken of all training data, and a stream has no end; leave it out")
-            most = self._microbatch or AT_ONCE
+        if self.endless:
+            raise BadInput("count is taken of all training data, and a stream has no end; leave it out")
+        most = self._microbatch or AT_ONCE
+        with explaining("count fails on the data set", alone=RunFailed):
             if isinstance(self._data, ShardSamples):
                 ends = even_ends(self.samples, -(-self.samples // 64))
                 total = sum(
@@ -282,12 +277,6 @@ class TorchProblem(NetworkProblem):
                 )
             else:
                 total = sum(counted(count, part.batch) for part in self._data.parts(0, self.samples, most=most))
-        except BadInput:
-            raise
-        except RunFailed as error:
-            raise BadInput(str(error)) from None
-        except Exception as error:
-            raise BadInput(f"count fails on the data set: {describe_error(error)}") from None
         if not total:
             raise BadInput("count finds no term in the whole data set: there is nothing to learn from")
         self._network.scale = self.samples / total

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from anyk import keyed
-from anyk.errors import BadInput, RunFailed, describe_error
+from anyk.errors import BadInput, RunFailed, describe_error, explaining
 from anyk.problems.base import Array, DType, Index, some_rows
 from anyk.problems.data.sample_batches import Arrays, Batch, Rows, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
@@ -298,10 +298,8 @@ def known_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
             f"{name} must be a pair (X, y) of tensors or arrays, or a data set with a length and items by number, got "
             f"{type(data).__name__}{_ITERATED if iterated else ''}"
         )
-    try:
+    with explaining(f"{name} cannot tell its length"):
         length = len(data)
-    except Exception as error:
-        raise BadInput(f"{name} cannot tell its length: {describe_error(error)}") from None
     if not length:
         raise BadInput(f"{name} is empty")
     return Items(data, reading)

@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
-import msgspec
-
-from anyk.checks import typed
+from anyk.checks import PositiveNumber, typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.named import admit_address
 from anyk.regular_files import open_plain
@@ -75,7 +73,7 @@ class Shards:
     read: Callable[[str], Any] | None = None
     header: bool | None = None
     rows: int | Sequence[int] | None = None
-    cache_mb: Annotated[float, msgspec.Meta(gt=0, le=1e100)] = 256.0
+    cache_mb: PositiveNumber = 256.0
 
     def __post_init__(self) -> None:
         kind, tables = self.kind, ("parquet", "csv")
