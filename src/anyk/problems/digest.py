@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from anyk.problems.base import Array, Problem, abilities_of
+from anyk.problems.base import Array, Problem, abilities_of, is_sparse
 
 _KNOWN: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 
@@ -42,20 +42,18 @@ def digest_of(*parts: Any) -> str | None:
     Arrays (of NumPy, SciPy, PyTorch or JAX) are found in lists, tuples and dictionaries, and in other objects among the
     attributes or in a tuple there. Whatever else objects contain may change while they are used.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    any_array = False
+    digest, place = hashlib.blake2b(digest_size=16), None
     for place, array in _arrays(parts, ""):
-        any_array = True
         digest.update(f"{place}{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest() if any_array else None
+    return None if place is None else digest.hexdigest()
 
 
 def _arrays(value: Any, place: str) -> Iterator[tuple[str, Array]]:
     array = _array(value)
     if array is not None:
         yield place, array
-    elif hasattr(value, "indptr"):  # sparse
+    elif is_sparse(value):
         for name in ("data", "indices", "indptr"):
             yield f"{place}/{name}", getattr(value, name)
     elif isinstance(value, Mapping):
@@ -66,7 +64,7 @@ def _arrays(value: Any, place: str) -> Iterator[tuple[str, Array]]:
             yield from _arrays(part, f"{place}/{number}")
     else:
         for name, part in sorted(getattr(value, "__dict__", {}).items()):
-            if _array(part) is not None or hasattr(part, "indptr") or isinstance(part, tuple):
+            if _array(part) is not None or is_sparse(part) or isinstance(part, tuple):
                 yield from _arrays(part, f"{place}/{name}")
 
 

@@ -139,7 +139,8 @@ class Predictor:
         if len({len(column) for column in table.columns}) > 1:
             raise BadInput(f"the columns of {where} are not equally long")
         if self.encoding.columns:
-            return self.encoding.of_table(table, where, tell)
+            places = self.encoding.places(table.names, where)
+            return self.encoding.encode([table.columns[place] for place in places], where, tell)
         for name, column in zip(table.names, table.columns, strict=True):
             if column.dtype.kind != "f":
                 raise BadInput(f"column '{name}' of {where} holds text, but the model learned from numbers alone")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Array, Tell, is_sparse
-from anyk.tables import Table, absent, column_hint, is_number, listed, missing, shown
+from anyk.tables import absent, column_hint, is_number, listed, missing, shown
 
 Fill: TypeAlias = Literal["mean", "median"]
 
@@ -135,11 +135,6 @@ class Encoding:
         except BadInput:
             return set()
         return {place for place, column in zip(positions, self.columns, strict=True) if column.categories}
-
-    def of_table(self, table: Table, where: str, tell: Tell | None) -> Matrix:
-        """Return the model's ``X`` of a table; see :meth:`encode`."""
-        places = self.places(table.names, where)
-        return self.encode([table.columns[place] for place in places], where, tell)
 
     def encode(self, values: Sequence[Array], where: str, tell: Tell | None = None) -> Matrix:
         """Return ``X``, dense if all columns are numbers, else sparse, with missing values filled.

@@ -19,7 +19,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput, MissingPackage
 from anyk.named import admit_address
 from anyk.problems.base import Array, Floats, Tell
-from anyk.problems.data.dataset import Dataset, Fraction, Task, assemble, make_dataset, read_target, sources
+from anyk.problems.data.dataset import Dataset, Fraction, assemble, make_dataset, read_target, sources
 from anyk.problems.data.encoding import check_finite
 from anyk.tables import Table, existing_file, limit, listed, read_csv, reading, shown
 
@@ -173,8 +173,7 @@ def mnist_idx(*, test: Fraction = 0.2, seed: int = 0, max_gb: float | None = Non
     if len({pixels.shape[1:] for pixels in images}) > 1:
         raise BadInput(f"the training and test images in {file} are of different sizes")
     X = [np.column_stack([i.reshape(len(i), i[0].size) / 255, np.ones(len(i))]) for i in images]
-    task: Task = "multiclass"
-    y, _, classes = read_target(np.concatenate(labels), task, f"the labels of {file}")
+    y, task, classes = read_target(np.concatenate(labels), "multiclass", f"the labels of {file}")
     if len(X) == 1:
         return assemble(X[0], y, task=task, classes=classes, test=test, seed=seed)
     rows = len(X[0])

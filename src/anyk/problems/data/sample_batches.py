@@ -152,6 +152,25 @@ class ArrayRanges(Samples):
         return self._form(parts[0] if len(parts) == 1 else [stacked(same) for same in zip(*parts, strict=True)])
 
 
+class SampledOnce(Samples):
+    """Samples that are not in memory; those that are evaluated are read once (:meth:`read_some`)."""
+
+    def __init__(self) -> None:
+        self._some: dict[tuple[int, str], Samples] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_some": {}}
+
+    def some(self, samples: int, of: str) -> Samples:
+        if (samples, of) not in self._some:
+            self._some[samples, of] = self.read_some(samples, of)
+        return self._some[samples, of]
+
+    def read_some(self, samples: int, of: str) -> Samples:
+        """Return ``samples`` of the samples, in memory."""
+        raise NotImplementedError
+
+
 class PartitionSamples(NamedTuple):
     """Samples of a partition, over which a gradient or a loss is summed.
 

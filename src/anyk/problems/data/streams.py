@@ -17,7 +17,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Index, cut
 from anyk.problems.data.reader_processes import map_in_processes
-from anyk.problems.data.sample_batches import Samples
+from anyk.problems.data.sample_batches import SampledOnce, Samples
 from anyk.problems.torch.generators import kept_generators, seed_all
 
 Sample = Any
@@ -66,23 +66,20 @@ class Stream:
             raise BadInput(f"make must be a function of (partition, seed), got {type(self.make).__name__}")
 
 
-class StreamSamples(Samples):
+class StreamSamples(SampledOnce):
     """The samples of a stream, generated when they are needed; ``form`` combines several samples."""
 
     endless = True
 
     def __init__(self, stream: Stream, form: Callable[[list[Sample]], Samples]) -> None:
+        super().__init__()
         self._make, self._form = stream.make, form
         encoded = map_in_processes(partial(_encode_head, stream.make), [0])[0]
         self.mark = np.array([hashlib.blake2b(encoded, digest_size=16).hexdigest()])
         self._head = form(_decode(encoded))
-        self._some: dict[tuple[int, str], Samples] = {}
 
     def __len__(self) -> int:
         return SAMPLES
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_some": {}}
 
     @property
     def head(self) -> Samples:
@@ -106,13 +103,10 @@ class StreamSamples(Samples):
             samples += own
         return self._form(samples)
 
-    def some(self, samples: int, of: str) -> Samples:
-        """Return at most ``samples`` samples of partition 0, which a process generates once."""
-        if (samples, of) not in self._some:
-            seed = keyed.integer(samples, "stream", of) >> 31
-            encoded = map_in_processes(partial(_encode_samples, self._make, samples), [seed])[0]
-            self._some[samples, of] = self._form(_decode(encoded))
-        return self._some[samples, of]
+    def read_some(self, samples: int, of: str) -> Samples:
+        """Return at most ``samples`` samples of partition 0, which a process generates."""
+        seed = keyed.integer(samples, "stream", of) >> 31
+        return self._form(_decode(map_in_processes(partial(_encode_samples, self._make, samples), [seed])[0]))
 
 
 NO_PASS = (

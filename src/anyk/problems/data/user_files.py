@@ -107,14 +107,14 @@ def from_file(
     BadInput for a file that cannot be used, with the reason.
     """
     extension = extension_of(file)
-    reader, svmlight = _READERS[extension], _READERS[extension] is _svmlight
-    refused = []
+    reader = _READERS[extension]
+    svmlight, refused = reader is _svmlight, ""
     if target is not None and reader not in (_csv, _parquet):
-        refused.append(f"target={target} is for CSV and Parquet files")
-    if header != "auto" and reader is not _csv:
-        refused.append(f"header={header} is for CSV files")
+        refused = f"target={target} is for CSV and Parquet files"
+    elif header != "auto" and reader is not _csv:
+        refused = f"header={header} is for CSV files"
     if refused:
-        raise BadInput(f"{refused[0]}, but {shown(file)} is {extension[1:]}, which names its own; drop it")
+        raise BadInput(f"{refused}, but {shown(file)} is {extension[1:]}, which names its own; drop it")
     if fill is not None and svmlight:
         raise BadInput(f"fill={fill} is for CSV, Parquet and npz; what {shown(file)} leaves out is 0, not missing")
     has_names = None if header == "auto" else header == "yes"

@@ -78,10 +78,10 @@ class JaxNetwork:
         """Return the state after a batch, in training."""
         return self._compute(flat, held, batch, seed, train=True)[1]
 
-    def at(self, flat: JaxArray, held: Held, *, train: bool = False) -> Any:
-        """Return the user's model with the parameters of a flat vector."""
+    def at(self, flat: JaxArray, held: Held) -> Any:
+        """Return the user's model with the parameters of a flat vector, for evaluation."""
         key = key_of(SEED) if self.random else None
-        return self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=train)
+        return self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=False)
 
     def pieces(self, flat: JaxArray) -> list[Any]:
         """Return the trained arrays that a flat vector consists of."""

@@ -11,11 +11,12 @@ import inspect
 import io
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 
-def packed(value: Any) -> tuple[Callable[..., Any], tuple[bytes, list[pickle.PickleBuffer]]]:
+def packed(value: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
     """Return the result of ``__reduce__`` for a value: its bytes, and its arrays beside them."""
     import cloudpickle
 
@@ -30,17 +31,13 @@ def packed(value: Any) -> tuple[Callable[..., Any], tuple[bytes, list[pickle.Pic
     raw: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     Pickler(stream, protocol=5, buffer_callback=raw.append).dump(value)
-    return _unpacked, (stream.getvalue(), raw)
+    return partial(pickle.loads, buffers=raw), (stream.getvalue(),)
 
 
 def is_equinox(kind: type) -> bool:
     """Return whether a class is one of Equinox modules."""
     equinox = sys.modules.get("equinox")
     return equinox is not None and issubclass(kind, equinox.Module)
-
-
-def _unpacked(main: bytes, buffers: Sequence[Any]) -> Any:
-    return pickle.loads(main, buffers=buffers)
 
 
 def _own_fields(kind: Any) -> dict[str, dict[str, Any]]:

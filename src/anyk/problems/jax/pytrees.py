@@ -38,8 +38,8 @@ class Model:
     def __init__(self, given: Tree, trainable: Trainable) -> None:
         import jax
 
-        leaves = jax.tree.leaves(given)
-        self._tree: Any = jax.tree.structure(given)
+        leaves, tree = jax.tree.flatten(given)
+        self._tree: Any = tree
         self._moves = self._moving(given, trainable)
         moves = [move and self._is_parameter(leaf) for move, leaf in zip(self._moves, leaves, strict=True)]
         self._kinds = [
@@ -208,15 +208,14 @@ class NnxModel(Model):
         import jax
         from flax import nnx
 
-        leaves = jax.tree.leaves(self._streams)
-        tree: Any = jax.tree.structure(self._streams)
+        leaves, tree = jax.tree.flatten(self._streams)
         for place, leaf in enumerate(leaves):
             own = jax.random.fold_in(key, place)
             fresh = jax.numpy.zeros_like(leaf) if leaf.dtype != bool else None
             leaves[place] = (jax.random.split(own, leaf.shape) if leaf.shape else own) if fresh is None else fresh
         # mapped, as variables may only be changed under the transformation in which they were made
         state = jax.tree.map(lambda leaf: leaf, state) if self._empty is None else self._empty
-        merged = nnx.merge(self._graph, self._join(trained, fixed), tree.unflatten(leaves), state)
+        merged = nnx.merge(self._graph, self._join(trained, fixed), jax.tree.unflatten(tree, leaves), state)
         if not train:
             merged.eval()
         return merged

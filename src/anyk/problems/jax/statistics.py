@@ -42,8 +42,7 @@ class Averages(NamedTuple):
         """
         import jax
 
-        leaves = jax.tree.leaves(state)
-        tree: Any = jax.tree.structure(state)
+        leaves, tree = jax.tree.flatten(state)
         if any(leaf.dtype.kind not in "biu" and leaf.dtype not in (np.float32, np.float64) for leaf in leaves):
             raise BadInput("the state must hold arrays of float32, float64 or whole numbers")
         floats = [place for place, leaf in enumerate(leaves) if leaf.dtype.kind == "f"]
@@ -56,9 +55,10 @@ class Averages(NamedTuple):
         ]
 
         moved = [leaf + _ASIDE if place in floats else leaf for place, leaf in enumerate(far)]
-        here, there = (jax.tree.leaves(step(tree.unflatten(leaves))) for leaves in (far, moved))
+        here, there = (jax.tree.leaves(step(jax.tree.unflatten(tree, leaves))) for leaves in (far, moved))
         apart = [np.asarray(there[place], np.float64) - np.asarray(here[place], np.float64) for place in floats]
-        linear = cls(tree.unflatten(far), [part / (moved[k] - far[k]) for part, k in zip(apart, floats, strict=True)])
+        factors = [part / (moved[k] - far[k]) for part, k in zip(apart, floats, strict=True)]
+        linear = cls(jax.tree.unflatten(tree, far), factors)
         linear._check(step, floats)
         return linear
 
@@ -66,20 +66,18 @@ class Averages(NamedTuple):
         """Return the state for evaluation, given the states that the batches of the data make of ``start``."""
         import jax
 
-        tree: Any = jax.tree.structure(self.start)
-        begin, last = jax.tree.leaves(self.start), []
+        begin, tree = jax.tree.flatten(self.start)
         sums: list[Any] = [0.0] * len(begin)
-        count = 0
+        count, last = 0, []
         for state in states:
             last, count = [np.asarray(leaf) for leaf in jax.tree.leaves(state)], count + 1
             sums = [total + leaf.astype(np.float64) for total, leaf in zip(sums, last, strict=True)]
         factors = iter(self.factors)
-        return tree.unflatten(
-            [
-                _limit_of(np.asarray(old), total / count, next(factors)) if old.dtype.kind == "f" else new
-                for old, total, new in zip(begin, sums, last, strict=True)
-            ]
-        )
+        limits = [
+            _limit_of(np.asarray(old), total / count, next(factors)) if old.dtype.kind == "f" else new
+            for old, total, new in zip(begin, sums, last, strict=True)
+        ]
+        return jax.tree.unflatten(tree, limits)
 
     def _check(self, step: Step, floats: list[int]) -> None:
         """Refuse a state that still changes at the limit of moving averages."""

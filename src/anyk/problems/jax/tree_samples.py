@@ -35,8 +35,7 @@ class TreeForm:
         """Return the pytree of some rows of the arrays, given in JAX's order."""
         import jax
 
-        tree: Any = jax.tree.structure(self._empty)
-        return tree.unflatten(arrays)
+        return jax.tree.unflatten(jax.tree.structure(self._empty), arrays)
 
 
 class NamedForm:

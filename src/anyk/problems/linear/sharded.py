@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anyk.errors import BadInput
-from anyk.problems.base import Array, DType, Floats, Index, Vector, some_rows
+from anyk.problems.base import Array, DType, Floats, Index, Vector, is_sparse, some_rows
 from anyk.problems.data.dataset import Task, read_target
 from anyk.problems.data.encoding import Column, Encoding, check_categories
 from anyk.problems.data.reader_processes import map_in_processes
@@ -46,7 +46,7 @@ class Design:
             y: Array = content.columns[places_of(self.shards, content.names, where)[1]]
         else:
             X, y = plain(self.shards, content, where)
-            if hasattr(X, "indptr"):
+            if is_sparse(X):
                 if X.shape[1] > self.features:
                     raise BadInput(f"{where} has {X.shape[1]} columns, but the model learns from {self.features}")
                 X.resize(X.shape[0], self.features)

@@ -139,7 +139,9 @@ class TorchPartitions(Batches):
         total = torch.zeros(self.dimension, dtype=parameters[0].dtype, device=device)
         pieces = pieces_of(total, self.shapes)
         bits = keyed.digest(np.ascontiguousarray(w))
-        looks = self._looks(chosen)
+        number = self._gradients[chosen.partition] + 1
+        # the loss is checked at the first gradient; with mini-batches also at the 2nd, 4th, …
+        looks = number == 1 or (chosen.requested_rows is not None and number.bit_count() == 1)
         of = f"samples of partition {chosen.partition}"
         with (
             _threads(network.threads),
@@ -172,7 +174,7 @@ class TorchPartitions(Batches):
                     return self._on_device(chosen.batch(some[places], bits))
 
                 check_samples(network, batch_of, len(some), f"{len(some)} {of}")
-        self._gradients[chosen.partition] += 1
+        self._gradients[chosen.partition] = number
         return total.cpu().numpy()
 
     def check_partial_loss(self) -> None:
@@ -217,11 +219,6 @@ class TorchPartitions(Batches):
         if device is None or device.type == "cpu":
             return batch
         return mapped(batch, lambda tensor: tensor.to(device))
-
-    def _looks(self, chosen: PartitionSamples) -> bool:
-        """Return whether to check the loss: at the first gradient; with mini-batches also at the 2nd, 4th, …"""
-        number = self._gradients[chosen.partition] + 1
-        return number == 1 or (chosen.requested_rows is not None and number.bit_count() == 1)
 
 
 def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:

@@ -175,45 +175,36 @@ class Items(Samples):
             self._readers = None
             raise
 
-    @property
-    def _collator(self) -> str:
-        return "torch's default_collate" if self._reading.collate is None else "collate_fn"
-
     def _together(self, items: list[Any], numbers: Sequence[int]) -> Batch:
         """Return items as a batch."""
         import torch
         from torch.utils.data import default_collate
 
-        if self._reading.collate is None and not self._reading.free and not isinstance(items[0], (tuple, list)):
+        collate, free = self._reading.collate, self._reading.free
+        if collate is None and not free and not isinstance(items[0], (tuple, list)):
             raise BadInput(f"an item of a data set {_PAIR}, got {_described(items[0])}; {_OTHERWISE}")
         for i, item in zip(numbers, items, strict=True):
-            if item is None and self._reading.collate is None and i != numbers[0]:
+            if item is None and collate is None and i != numbers[0]:
                 raise RunFailed(f"item {i} of the data set is None")
         try:
-            batch = (self._reading.collate or default_collate)(items)
+            batch = (collate or default_collate)(items)
         except Exception as error:
-            reason = describe_error(error)
-            raise Apart(
-                f"items {_listed(numbers)} of the data set cannot be put together ({self._collator}): {reason}"
-            ) from error
-        if self._reading.free:
+            by = "torch's default_collate" if collate is None else "collate_fn"
+            reason = f"({by}): {describe_error(error)}"
+            raise Apart(f"items {_listed(numbers)} of the data set cannot be put together {reason}") from error
+        if free:
             return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
         parts = batch if isinstance(batch, (tuple, list)) else ()
         if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
-            what, got = ("an item of a data set", items[0]) if self._reading.collate is None else ("a batch", batch)
+            what, got = ("an item of a data set", items[0]) if collate is None else ("a batch", batch)
             raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
         return tuple(parts)
 
 
-class _Restarted:
-    """The function ``make`` of torch's streams, which draw from the global generators, if at all."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __call__(self, partition: int, seed: int) -> Any:
-        del partition, seed
-        return self._data
+def _restarted(data: Any, partition: int, seed: int) -> Any:
+    """Return torch's stream itself: it draws from the global generators, if at all."""
+    del partition, seed
+    return data
 
 
 _PAIR = "must be a tuple of tensors or numbers, the inputs and then the target"
@@ -250,7 +241,7 @@ def samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
 
     if isinstance(data, IterableDataset):
         try:
-            return StreamSamples(Stream(_Restarted(data)), partial(Items, reading=reading))
+            return StreamSamples(Stream(partial(_restarted, data)), partial(Items, reading=reading))
         except BadInput as error:
             raise BadInput(
                 f"{name} is an IterableDataset, which every mini-batch starts anew, as an anyk.data.Stream: {error}; "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems.base import Array, some_rows
-from anyk.problems.data.sample_batches import Arrays, Batch, Form, Rows, Samples
+from anyk.problems.data.sample_batches import Arrays, Batch, Form, Rows, SampledOnce
 from anyk.problems.data.shards.blocks import Blocks
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.shards.survey import arrays_of, survey
@@ -33,13 +32,14 @@ def _convert_block(
     return tuple(convert(named, where).values())
 
 
-class ShardSamples(Samples):
+class ShardSamples(SampledOnce):
     """Samples of shards, read block by block; the first 32 are in memory.
 
     ``form``: makes the form of batches from the arrays' names; None if they are the inputs and then the target.
     """
 
     def __init__(self, shards: Shards, convert: Convert, form: Callable[[tuple[str, ...] | None], Form]) -> None:
+        super().__init__()
         facts = survey(shards, "arrays")
         names = tuple(name for name, *_ in facts.first.head)
         self.named = not names[0].isdigit()  # arrays with names, not the inputs and then the target
@@ -52,14 +52,10 @@ class ShardSamples(Samples):
         if facts.whole:
             head["1"] = head["1"].astype(np.int64)
         self._first = tuple(convert(head, "the first file").values())
-        self._some: dict[tuple[int, str], Arrays] = {}
         self.mark = np.array([f"{shards.digest()} {shards.target} {shards.columns}"])
 
     def __len__(self) -> int:
         return len(self._blocks)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_some": {}}
 
     @property
     def tried(self) -> int:
@@ -71,12 +67,8 @@ class ShardSamples(Samples):
         del key
         return self.form(self._read_rows(rows))
 
-    def some(self, samples: int, of: str) -> Arrays:
-        """Return ``samples`` of the rows, in memory."""
-        if (samples, of) not in self._some:
-            rows = np.arange(len(self))[some_rows(len(self), samples, of)]
-            self._some[samples, of] = Arrays(self._read_rows(rows), self.form)
-        return self._some[samples, of]
+    def read_some(self, samples: int, of: str) -> Arrays:
+        return Arrays(self._read_rows(np.arange(len(self))[some_rows(len(self), samples, of)]), self.form)
 
     def _read_rows(self, rows: Rows) -> tuple[Array, ...]:
         last = rows.stop if isinstance(rows, slice) else int(rows[-1]) + 1
