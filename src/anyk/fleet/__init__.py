@@ -10,7 +10,7 @@ from anyk.fleet.plans.judging import Choice, pareto
 from anyk.fleet.plans.plan import Plan, plan
 from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, fit_slope, sequential_candidates
 from anyk.fleet.records import PARTS, Record, Recorder, ddp, joined, read, read_all
-from anyk.fleet.simulation import Measured, computed_load, simulate, simulated_pace
+from anyk.fleet.simulation import Measured, computed_load, pace, simulate, simulated_pace
 from anyk.fleet.theory import erasurehead
 from anyk.fleet.theory.adversaries import Threshold, adversarial_threshold, chosen_stragglers, threshold_bound
 from anyk.fleet.theory.bounds import (
@@ -25,7 +25,6 @@ from anyk.fleet.theory.bounds import (
     stationary_error,
 )
 from anyk.fleet.theory.code_curves import Curve, Facts, compare_codes, facts, survey
-from anyk.fleet.theory.times import pace
 from anyk.protocol import Pace
 from anyk.runs.folder.promise import Estimate
 from anyk.strategies import discard_seconds

@@ -1,4 +1,4 @@
-"""Strategies on the virtual clock, without computing anything, for figures that have no closed form."""
+"""Seconds of strategies, in closed form or on the virtual clock, without computing anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyk.clusters import Simulated
 from anyk.delays import Communication, DelayModel, Table
 from anyk.delays.base import Floats
 from anyk.errors import BadInput
-from anyk.protocol import Strategy
+from anyk.protocol import Pace, Strategy
 from anyk.runs import Driver, session
 from anyk.runs.log.queries import works
 from anyk.runs.log.runlog import RunLog
@@ -30,6 +30,20 @@ def drive(strategy: Strategy, cluster: Simulated, steps: int, log: RunLog | None
     with session(driver):
         driver.run()
     return ends, driver.running.state
+
+
+def pace(strategy: Strategy, delays: DelayModel) -> Pace:
+    """Return the expected seconds of an update and the mean staleness, without computing and communication.
+
+    Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018; preemption is assumed, and delays that do not depend on load. Each
+    strategy states it in its :class:`~anyk.protocol.StrategyFacts`.
+
+    >>> import anyk
+    >>> pace(anyk.strategy("k-batch-async:k=4", workers=8), anyk.delays.Exponential(mean=1.0))
+    Pace(seconds=0.5, staleness=1.75, why="k over the sum of the workers' rates, whatever the law")
+    """
+    delays.check_fleet(strategy.layout.workers)
+    return strategy.facts.pace(delays)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,16 @@ from anyk.errors import BadInput, MissingPackage
 from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Stepper, Vector
-from anyk.optimizers.torch_groups import Groups, TorchGroups, hyperparameters, ranked
+from anyk.optimizers.torch_groups import (
+    Groups,
+    TorchGroups,
+    give_state,
+    hyperparameters,
+    ranked,
+    take_state,
+    values_beside,
+)
 from anyk.optimizers.torch_schedules import Scheduler, TorchSchedule
-from anyk.optimizers.torch_states import give_state, take_state, values_beside
 from anyk.specs import bracketed, show
 
 if TYPE_CHECKING:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from anyk.errors import BadInput
-from anyk.problems.base import Partitions, Problem, Tell
+from anyk.errors import BadInput, explaining
+from anyk.named import function_named
+from anyk.problems.base import Partitions, Problem, Tell, missing_members
 from anyk.problems.data import Dataset, load, sources, tell
 from anyk.problems.data.shards.shards_spec import ShardedData, as_shards
 from anyk.problems.data.splits import Dirichlet, splits
@@ -26,7 +27,6 @@ from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.predicting import Coefficients, Predictor
 from anyk.problems.torch.module_partitions import TorchPartitions
 from anyk.problems.torch.modules import TorchProblem
-from anyk.problems.user_functions import from_function
 from anyk.specs import Registry, absolute
 
 _LINEAR: dict[str, type[LinearProblem]] = {
@@ -132,6 +132,27 @@ def from_data(
     if progress is not None and (uneven := problem.uneven_columns()) is not None:
         progress(uneven)
     return problem
+
+
+def from_function(name: str) -> Problem:
+    """Return the problem that a function without arguments makes: ``file.py:function`` or ``module:function``.
+
+    Classes and functions of a file are sent to workers with the problem; a module, and files next to the file, are
+    imported there. The problem's ``recipe()`` is the function's name, so its runs can be resumed and replayed. Raises
+    :class:`~anyk.errors.BadInput` if there is no such file, module or function, if it fails, or if the result is not a
+    problem.
+
+    >>> from_function("nowhere.py:make_problem")
+    Traceback (most recent call last):
+    anyk.errors.BadInput: no file 'nowhere.py' for the problem 'nowhere.py:make_problem'
+    """
+    make, whole = function_named(name, "problem")
+    with explaining(f"'{name}' failed"):
+        problem = make()
+    if missing := missing_members(problem):
+        raise BadInput(f"'{name}' gave {type(problem).__name__}, which is not a problem: it has no {missing[0]}")
+    problem.recipe = lambda: {"problem": whole}
+    return cast(Problem, problem)
 
 
 def from_recipe(recipe: dict[str, Any]) -> Problem:

@@ -208,20 +208,20 @@ class JaxProblem(NetworkProblem):
 
     def _set_metrics(self, metrics: Any, own: list[str], has_aux: bool) -> None:
         """Set the metrics to report: the user's functions, the held-out loss, the loss's ``own`` metrics."""
-        for name in own:
-            if name == _LOSS or (isinstance(metrics, Mapping) and name in metrics):
-                raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
-        named = isinstance(metrics, Mapping) and all(map(callable, metrics.values()))
-        if not (named or metrics is None or isinstance(metrics, str | Sequence)):
-            raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
         self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
+        for name in own:
+            if name == _LOSS or name in self._functions:
+                raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
+        suitable = metrics is None or isinstance(metrics, str | Sequence | Mapping)
+        if not (suitable and all(map(callable, self._functions.values()))):
+            raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
         if self._functions and self._held_out is not None and not self._held_out.in_memory:
             raise BadInput(
                 "functions as metrics take all held-out rows at once, and shards need not fit into memory; give "
                 "held_out as arrays, or metrics that the loss gives (has_aux=True)"
             )
         names = [*(self._functions or [_LOSS]), *own]
-        if metrics is not None and not isinstance(metrics, Mapping):
+        if isinstance(metrics, str | Sequence):
             names = [metrics] if isinstance(metrics, str) else list(metrics)
             for name in names:
                 if name not in (_LOSS, *own):
