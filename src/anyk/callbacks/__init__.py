@@ -7,11 +7,9 @@ early-stopping:patience=5``, or ``--callback file.py:function`` (:func:`callback
 
 from anyk.callbacks.checkpoint import Checkpoint
 from anyk.callbacks.early_stopping import EarlyStopping
-from anyk.callbacks.logs import Logging
 from anyk.callbacks.lookup import callback, registry
 from anyk.callbacks.mirror import Mirror
-from anyk.callbacks.mlflow_tracking import MLflow
-from anyk.callbacks.tensorboard_events import TensorBoard
+from anyk.callbacks.trackers import Logging, MLflow, TensorBoard
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo, StopRun
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyk.callbacks.best import Best, Quantity
+from anyk.callbacks.checkpoint import Best, Quantity
 from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
 from anyk.runs.callbacks import Callback, EvaluationInfo, RunInfo, StopRun

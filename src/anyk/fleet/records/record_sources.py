@@ -20,10 +20,9 @@ from anyk.delays.time_tables import (
     unit_in,
 )
 from anyk.errors import BadInput
-from anyk.fleet.records.operations import is_trace, read_operations
+from anyk.fleet.records.other_programs import is_event_log, is_trace, read_event_log, read_operations
 from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
-from anyk.fleet.records.spark import is_event_log, read_event_log
 from anyk.matrices import read_npz
 from anyk.runs import Run
 from anyk.runs.log.delay_trace import computing_seconds, task_seconds
