@@ -290,7 +290,7 @@ class Registry(Generic[T]):
         """Build the object of a spec that is split already; see :meth:`build`."""
         entry = self.entry(name)
         parameters, further = entry.parameters(), entry.further()
-        arguments: dict[str, Any] = {}
+        arguments = {}
         for key, value in values.items():
             if not key:
                 if not parameters:

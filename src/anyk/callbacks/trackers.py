@@ -104,8 +104,7 @@ class MLflow(Callback):
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._every == 0:
-            values = {"residual": info.residual, "staleness": info.staleness, "workers": info.workers}
-            self._log(info.slot, values | {"seconds": info.seconds}, info.step)
+            self._log(info.slot, _figures(info), info.step)
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
         self._log(info.slot, {"loss": info.loss, self._metric: info.metric}, info.step)
@@ -166,9 +165,8 @@ class TensorBoard(Callback):
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._every == 0:
-            values = {"residual": info.residual, "staleness": info.staleness, "workers": info.workers}
-            values |= {"seconds": info.seconds}
-            self._scalars({f"train/{_of(info.slot)}{name}": value for name, value in values.items()}, info.step)
+            figures = {f"train/{_of(info.slot)}{name}": value for name, value in _figures(info).items()}
+            self._scalars(figures, info.step)
 
     def on_evaluation(self, info: EvaluationInfo) -> None:
         values = {"loss": info.loss, self._metric: info.metric}
@@ -202,6 +200,12 @@ class TensorBoard(Callback):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._writer.add_event(Event(wall_time=clock.time(), step=step, summary=Summary(value=values)))
+
+
+def _figures(info: StepInfo) -> dict[str, float]:
+    """Return the figures of a step by name."""
+    figures = {"residual": info.residual, "staleness": info.staleness, "workers": info.workers}
+    return figures | {"seconds": info.seconds}
 
 
 def _of(slot: str) -> str:

@@ -4,15 +4,16 @@ from typing import Annotated
 
 from anyk.delays.base import By, DelayModel, Per
 from anyk.delays.communication import Communication, Links, Traffic
-from anyk.delays.composed import Mixture, ScipyLaw
 from anyk.delays.fitting import Fit, fit
 from anyk.delays.models import (
     Bimodal,
     Constant,
     Exponential,
     Heterogeneous,
+    Mixture,
     NoDelay,
     Pareto,
+    ScipyLaw,
     ShiftedExponential,
     Uniform,
 )

@@ -105,9 +105,7 @@ class Network:
 
     def terms(self, batch: Batch, size: int) -> float:
         """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
-        if self._count is None:
-            return size
-        return counted(self._count, batch)
+        return size if self._count is None else counted(self._count, batch)
 
     def times(self, batch: Batch, size: int) -> float:
         """Return the factor of a batch's loss in the sum that is divided by the number of samples."""
