@@ -1,8 +1,8 @@
 """Delays of workers, as delay models or measured traces."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from anyk.delays.base import By, DelayModel, Per
+from anyk.delays.base import DelayModel
 from anyk.delays.communication import Communication, Links, Traffic
 from anyk.delays.fitting import Fit, fit
 from anyk.delays.models import (
@@ -46,8 +46,8 @@ def _mixture(
     laws: str,
     *,
     weights: tuple[float, ...],
-    by: By = "task",
-    per: Per = "task",
+    by: Literal["task", "round", "item"] = "task",
+    per: Literal["task", "load"] = "task",
     uninterruptible: bool = False,
 ) -> DelayModel:
     """Each delay follows one of several models: laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1."""

@@ -21,8 +21,6 @@ from anyk.checks import check
 from anyk.errors import BadInput
 from anyk.specs import show
 
-By = Literal["task", "round", "item"]
-Per = Literal["task", "load"]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _FAR = 1e15  # seconds beyond which distribution functions are 1 up to rounding, and say nothing about the tail
@@ -42,15 +40,15 @@ class DelayModel(ABC):
     while it waits.
     """
 
-    by: By = field(default="task", kw_only=True)
-    per: Per = field(default="task", kw_only=True)
+    by: Literal["task", "round", "item"] = field(default="task", kw_only=True)
+    per: Literal["task", "load"] = field(default="task", kw_only=True)
     uninterruptible: bool = field(default=False, kw_only=True)
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         # a custom model need not be typed
-        check(self.by, By, f"by of '{self.name}'")
-        check(self.per, Per, f"per of '{self.name}'")
+        check(self.by, Literal["task", "round", "item"], f"by of '{self.name}'")
+        check(self.per, Literal["task", "load"], f"per of '{self.name}'")
 
     @property
     def spec(self) -> str:

@@ -1,4 +1,4 @@
-"""Delay models: constant, uniform, exponential, Pareto, two-valued, heterogeneous, mixed, and those of SciPy."""
+"""Delay models: constant, uniform, exponential, Pareto, two-valued, heterogeneous, mixed, and from SciPy."""
 
 from __future__ import annotations
 
