@@ -236,7 +236,7 @@ class World:
             value = gradient(messages, *arguments, **more)
             if self._denies(f"nan {worker}"):
                 return value * np.nan
-            return -3.0 * value if self._denies(f"wrong numbers {worker}") else value
+            return -(3.0 + int(worker)) * value if self._denies(f"wrong numbers {worker}") else value
 
         with system.installed(kernel) as os, mock.patch.object(Messages, "partial_gradient", computed):
             os.fork_fails, os.memory_lacks = lambda: self._denies("no fork"), lambda: self._denies("no memory")
