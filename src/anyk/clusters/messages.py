@@ -207,12 +207,12 @@ class Messages:
     def rows(self, partition: int, chunk: Chunk, version: int) -> Index | None:
         """Return the rows of a partition's mini-batch, sampled without replacement and sorted; None: all rows.
 
-        With ``epochs`` they are a part of a permutation. An epoch takes the same number of steps for all partitions,
-        so that the parts of one differ in size by at most one row.
+        With ``epochs`` they are a part of a permutation, which may be empty: an epoch takes the same number of steps
+        for all partitions, and the parts of a partition differ in size by at most one row.
         """
         sizes = self.partitions.sizes
         size = sizes[partition]
-        if not 0 < chunk.batch < size:
+        if not 0 < chunk.batch < (max(sizes) if self._epochs else size):
             return None
         if self._epochs:
             epoch, part = divmod(version, parts := -(-max(sizes) // chunk.batch))
@@ -254,6 +254,8 @@ class Messages:
             with np.errstate(over="ignore", invalid="ignore"):  # checked() detects numbers that are not finite
                 if rows is None:
                     gradient = _real(partition, parts.partial_gradient(partition, w))
+                elif not rows.size:
+                    gradient = np.zeros(self.length((partition,)), dtype=self.dtype)
                 else:
                     gradient = _real(partition, parts.partial_gradient(partition, w, rows))
                     gradient = gradient * gradient.dtype.type(self.partitions.sizes[partition] / len(rows))

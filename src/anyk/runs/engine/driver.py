@@ -474,11 +474,14 @@ class Driver:
         self._questions.restore(state["answers"])
         self.running.restore(state["strategy"])
         self.cluster.restore(self._now, state["cluster"])
-        for worker in sorted(here - self.present) if not self.cluster.virtual else ():
-            self.present.add(worker)
-            event: Event = Joined(self._now, worker)
+        if self.cluster.virtual:
+            return
+        events: list[Event] = [Lost(self._now, worker, "absent on resume") for worker in sorted(self.present - here)]
+        events += [Joined(self._now, worker) for worker in sorted(here - self.present)]
+        for event in events:
             if self.log is not None:
                 self.log.event(event)
+            self._heed(event)
             self._obey(self.running.on(event))
 
 

@@ -297,8 +297,7 @@ class Rounds(RoundSettings):
             if not self._awaits_others(s):
                 gone = ", ".join(map(str, sorted(crew.gone)))
                 return self.cannot_step(s, f"{self.elastic.fewest} workers are needed; given up: {gone}")
-            missing = self.elastic.fewest - len(crew.present)
-            return [*notes, Note(f"waits for {missing} more workers, as {self.elastic.fewest} are needed")]
+            return [*notes, self._waiting_note(s)]
         if crew.present:
             commands += self._dispatch(s, range(n) if len(crew.present) == n else tuple(sorted(crew.present)))
         if s.count is not None:
@@ -388,7 +387,7 @@ class Rounds(RoundSettings):
         """Have others compute the missing partitions; messages of workers whose partitions stay the same are kept."""
         assert self.elastic is not None
         if len(s.crew.present) < self.elastic.fewest:
-            return self._waited(s)
+            return self._waited(s) or [self._waiting_note(s)]
         old, notes = s.code.rows, self._follow(s)
         rows = s.code.rows
         changed = {worker for worker, row in enumerate(rows) if row != old[worker]}
@@ -440,6 +439,11 @@ class Rounds(RoundSettings):
         return SetDecoder(code, self.method)
 
     # ------------------------------------------------------------------------------------------- when stuck
+
+    def _waiting_note(self, s: RoundState) -> Note:
+        assert self.elastic is not None
+        fewest = self.elastic.fewest
+        return Note(f"waits for {fewest - len(s.crew.present)} more workers, as {fewest} are needed")
 
     def _awaits_others(self, s: RoundState) -> bool:
         """Return whether workers may still join without whom the run cannot continue."""
