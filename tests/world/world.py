@@ -121,6 +121,7 @@ class World:
         self._menu = self._faults()
         self._saved: tuple[str, dict[str, Any]] | None = None
         self._history: dict[tuple[str, int], Any] = {}
+        self._states: dict[int, Any] = {}
         self._driver: Driver | None = None
         self._save = self._busy = False
         self._ask = False
@@ -276,7 +277,7 @@ class World:
             on_event=self._on_event,
         )
         altered = "wrong numbers" in options.families
-        self._auditors = auditors.Auditors(driver, kernel, self._history, altered=altered)
+        self._auditors = auditors.Auditors(driver, kernel, self._history, self._states, altered=altered)
         try:
             with cluster:
                 driver.open()

@@ -37,7 +37,8 @@ class Layout:
     from all together). ``replicated``: whether several workers compute gradients of the same partition in a step (None:
     if it is assigned to several). ``losses``: the strategy evaluates the training loss. ``minibatches``: every chunk
     samples a mini-batch, so that the data may be an endless stream. ``spanning``: the number of different sums from
-    which all further ones follow, by which these are checked (0: no check).
+    which all further ones follow, by which these are checked (0: no check). ``stateful``: tasks continue the states of
+    their worker's optimiser or compressor.
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)
@@ -58,6 +59,7 @@ class Layout:
     losses: bool = False
     minibatches: bool = False
     spanning: int = 0
+    stateful: bool = False
 
     @property
     def unit(self) -> float:

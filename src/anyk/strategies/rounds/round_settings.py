@@ -209,6 +209,7 @@ class RoundSettings(CrewStrategy):
             losses=self.adapt is not None,
             minibatches=self._samples > 0,
             spanning=self._spanning,
+            stateful=work is not None and work.keep,
         )
 
     @cached_property
