@@ -43,12 +43,12 @@ class Auditors:
         driver: Driver,
         kernel: Kernel,
         history: dict[tuple[str, int], Any],
-        states: dict[int, State],
+        states: dict[int, tuple[int, State]],
         *,
         altered: bool,
     ) -> None:
         self._driver, self._kernel, self._history, self._altered = driver, kernel, history, altered
-        self._states = states  # what each task must have left of optimiser and compressor
+        self.states = states  # what each task must have left of optimiser and compressor, with its worker
         self._cluster: Any = driver.cluster
         self._wrong: set[Place] = set()  # messages whose numbers a worker has altered
         self._chunks: dict[Place, Any] = {}  # as dispatched, and as requested later
@@ -89,6 +89,8 @@ class Auditors:
         def interpreted(news: Any) -> Any:
             if isinstance(news, Died):
                 dead.add((news.worker, news.incarnation))
+                for task in [task for task, (worker, _) in self.states.items() if worker == news.worker]:
+                    del self.states[task]
             event = interpret(news)
             late = isinstance(news, Notice) and (news.worker, news.incarnation) in dead
             self._check("messages", event is None or not late, f"{event} comes after its sender's death")
@@ -129,7 +131,7 @@ class Auditors:
         vector = np.array(self._cluster.message(*place))
         assert event.timing is not None
         chunk = self._driver.ledger.chunk(*place)
-        expected = self._expected(place, chunk)
+        expected = self._expected(place, chunk, event.worker)
         if expected is not None:
             right = np.allclose(vector, expected, rtol=1e-9, atol=1e-9)
             self._check("messages", right or self._altered, f"{place} has wrong numbers")
@@ -143,12 +145,12 @@ class Auditors:
         """Note the messages that a checkpoint has brought."""
         self._arrived |= {place: np.array(self._cluster.message(*place)) for place in self._cluster.store.arrived}
 
-    def _expected(self, place: Place, chunk: Any) -> Any:
+    def _expected(self, place: Place, chunk: Any, worker: int) -> Any:
         driver = self._driver
         messages = self._cluster.store.messages
         version = driver.ledger.version(chunk.slot, place[0])
         w = self._history[chunk.slot, version]
-        states = {task: self._states[task] for task in (chunk.state,) if task in self._states}
+        states = {task: self.states[task][1] for task in (chunk.state,) if task in self.states}
         if chunk.steps:
             models = [self._arrived.get((task, index)) for _, task, index, _ in chunk.mix]
             if any(model is None for model in models):
@@ -161,7 +163,7 @@ class Auditors:
             payload = pack(place[0], chunk, version, self._cluster.seed, out, w, states)
             out = unpack(chunk, version, self._cluster.seed, payload, out.size, out.dtype, w)
         if chunk.steps or chunk.compress:
-            self._states[place[0]] = states[place[0]]
+            self.states[place[0]] = worker, states[place[0]]
             return out
         if chunk.send == "done":
             out = np.empty(messages.length(chunk.covers))

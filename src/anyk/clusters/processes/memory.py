@@ -64,13 +64,13 @@ class Segment:
         with _explained(length):
             os.posix_fallocate(self.fd, start, length)
 
-    def write(self, start: int, data: Any) -> None:
+    def write(self, start: int, data: bytes | memoryview) -> None:
         """Write bytes at any place, without mapping it; the segment's length in other processes is unchanged."""
         remaining = memoryview(data)
         while remaining:
             with _explained(len(remaining)):
-                done = os.pwrite(self.fd, remaining, start)
-            remaining, start = remaining[done:], start + done
+                written = os.pwrite(self.fd, remaining, start)
+            remaining, start = remaining[written:], start + written
 
     def array(self, start: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array in the segment's memory."""
