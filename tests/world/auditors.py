@@ -144,6 +144,8 @@ class Auditors:
     def on_resume(self) -> None:
         """Note the messages that a checkpoint has brought."""
         self._arrived |= {place: np.array(self._cluster.message(*place)) for place in self._cluster.store.arrived}
+        for task, batch in self._driver.ledger._given.items():
+            self._kept |= {(task, place % batch.width) for place in batch.places(task, KEPT)}
 
     def _expected(self, place: Place, chunk: Any, worker: int) -> Any:
         driver = self._driver

@@ -438,8 +438,8 @@ class Launch:
 
 def lost_on_resume(saved: checkpoints.Saved, cluster: Cluster, log: RunLog) -> str | None:
     """Return a sentence on the states of workers that a resumed run has lost; not all clusters save them."""
-    kept = cluster.virtual or any(key.startswith("cluster/state/") for key in saved.vectors)
-    states = [] if kept else sorted(queries.continued_states(log))
+    in_checkpoint = cluster.virtual or any(key.startswith("cluster/state/") for key in saved.vectors)
+    states = [] if in_checkpoint else sorted(queries.continued_states(log))
     return f"the workers start with fresh {' and '.join(states)}: what they had is not saved" if states else None
 
 
