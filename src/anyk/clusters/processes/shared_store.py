@@ -184,6 +184,7 @@ class SharedStore(RemoteStore):
                 self.free_buffer(worker, buffer)
 
     def saved_states(self, worker: int) -> Mapping[int, State]:
-        # the worker may be writing any other
+        # the worker may be writing any other; copies, as each mapping of memory takes a file descriptor
         states = self.states[worker]
-        return {task: states[task] for task in self.continued.get(worker, ()) if task in states}
+        tasks = [task for task in self.continued.get(worker, ()) if task in states]
+        return {task: {name: vector.copy() for name, vector in states[task].items()} for task in tasks}

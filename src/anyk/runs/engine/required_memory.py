@@ -51,7 +51,7 @@ class Need(NamedTuple):
         state = 0 if optimizer is None else optimizer.vectors
         replies = sum(lengths) // layout.blocks
         inner = build_optimizer(layout.inner, lr=1.0).vectors if layout.inner else state
-        # two states of each worker, in memory that the driver maps or, on a virtual clock, in its own
+        # two states of each worker; as much again for copies of one of each, and of these copies
         states = 2 * layout.workers * max(inner, 1) * vector if layout.stateful else 0
         own = sum(_WORKER * length for length in lengths) + states
         if layout.inner is not None:
@@ -59,14 +59,13 @@ class Need(NamedTuple):
             own += layout.workers * (_LOCAL + (1 if states else 2) * inner) * vector
         if not (cluster.virtual or cluster.workers_here):
             states = 0
-        mapped = cluster.mapped(layout, partitions, [length // size for length in lengths])
         return cls(
             _MODELS * vector * len(layout.slots),
             replies if not (cluster.workers_here or cluster.virtual) else 2 * replies,
             (state if layout.inner is None else max(state, _OUTER)) * vector * len(layout.slots),
             (_DRIVER + saved * (_MODELS + state) * len(layout.slots)) * vector + (cluster.virtual + saved) * states,
             own if cluster.workers_here else 0,
-            mapped and mapped + states,
+            cluster.mapped(layout, partitions, [length // size for length in lengths]),
         )
 
     @property
