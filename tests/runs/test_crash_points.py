@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("cluster", "drivers"), [("simulated", 16), ("processes", 4)])
+@pytest.mark.parametrize(("cluster", "drivers"), [("simulated", 12), ("processes", 4)])
 def test_killed_drivers_lose_nothing(cluster: str, drivers: int) -> None:
     """They are killed in processes that are forked, which needs a program without threads."""
     numbers = {"simulated": 0, "processes": 0} | {cluster: drivers}
