@@ -74,11 +74,17 @@ class Peak(Callback):
 
     def on_begin(self, info: Any) -> None:
         self.need = info.driver.need
+        self.shared = self.shared_at_end = self.share()
+
+    def on_step(self, info: Any) -> None:
+        self.shared_at_end = self.share()
+
+    def share(self) -> int:
         found = {}  # memory that workers share, by file
         for link in Path("/proc/self/fd").glob("*"):
             if link.is_symlink() and "memfd:anyk" in str(link.readlink()):
                 found[link.stat().st_ino] = link.stat().st_blocks * 512
-        self.shared = sum(found.values())
+        return sum(found.values())
 
     def on_end(self, info: Any) -> None:
         self.most = tracemalloc.get_traced_memory()[1]
@@ -129,6 +135,37 @@ def test_a_run_takes_a_few_vectors_of_the_model_besides_the_optimisers(
     assert peak.shared <= peak.need.models + peak.need.replies + vector / 10  # the helper program's mail and the data
     assert run.steps == 8 and np.isfinite(run.history["loss"]).sum() == 5
     run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("imported")
+@pytest.mark.parametrize(
+    ("spec", "vectors"), [("diloco:tau=2,inner=adamw", 2), ("compressed:of=uncoded,by=(top-k:share=0.01)", 1)]
+)
+def test_the_states_of_workers_are_foretold(spec: str, vectors: int, tmp_path: Path) -> None:
+    """Two of each worker in shared memory, and copies of one of each for a checkpoint."""
+    peak = Peak()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        anyk.train(
+            squares("float32"),
+            spec,
+            "processes",
+            workers=4,
+            optimizer=anyk.optimizers.GD(lr=1e-3),
+            steps=8,
+            evaluate=None,
+            out=tmp_path / "run",
+            checkpoint_every=0.05,
+            callbacks=[peak],
+        ).close()
+    finally:
+        tracemalloc.stop()
+    states = 4 * vectors * SIZE * 4
+    assert 2 * states < peak.most <= peak.need.driver + peak.need.optimizer + peak.need.replies  # some are saved, too
+    assert peak.need.workers > 2 * states
+    assert 2 * states < peak.shared_at_end <= peak.need.models + peak.need.replies + 2 * states + SIZE
 
 
 def test_a_run_that_does_not_fit_is_refused_before_its_workers_start(

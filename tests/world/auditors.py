@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from anyk import keyed
+from anyk.clusters.local import LocalStepper, State
+from anyk.clusters.packing import pack, unpack
 from anyk.clusters.processes import Processes
 from anyk.clusters.processes.memory import FULL, HEADER, RECORD
 from anyk.clusters.remote.handles import Died, Notice
@@ -36,8 +38,17 @@ class Broken(AssertionError):
 class Auditors:
     """All auditors of a run; one per driver, with the ``history`` of models shared by those that resume each other."""
 
-    def __init__(self, driver: Driver, kernel: Kernel, history: dict[tuple[str, int], Any], *, altered: bool) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        kernel: Kernel,
+        history: dict[tuple[str, int], Any],
+        states: dict[int, tuple[int, State]],
+        *,
+        altered: bool,
+    ) -> None:
         self._driver, self._kernel, self._history, self._altered = driver, kernel, history, altered
+        self.states = states  # what each task must have left of optimiser and compressor, with its worker
         self._cluster: Any = driver.cluster
         self._wrong: set[Place] = set()  # messages whose numbers a worker has altered
         self._chunks: dict[Place, Any] = {}  # as dispatched, and as requested later
@@ -78,6 +89,8 @@ class Auditors:
         def interpreted(news: Any) -> Any:
             if isinstance(news, Died):
                 dead.add((news.worker, news.incarnation))
+                for task in [task for task, (worker, _) in self.states.items() if worker == news.worker]:
+                    del self.states[task]
             event = interpret(news)
             late = isinstance(news, Notice) and (news.worker, news.incarnation) in dead
             self._check("messages", event is None or not late, f"{event} comes after its sender's death")
@@ -118,8 +131,9 @@ class Auditors:
         vector = np.array(self._cluster.message(*place))
         assert event.timing is not None
         chunk = self._driver.ledger.chunk(*place)
-        if not (chunk.steps or chunk.compress):
-            right = np.allclose(vector, self._expected(place, chunk), rtol=1e-9, atol=1e-9)
+        expected = self._expected(place, chunk, event.worker)
+        if expected is not None:
+            right = np.allclose(vector, expected, rtol=1e-9, atol=1e-9)
             self._check("messages", right or self._altered, f"{place} has wrong numbers")
             if not right:
                 self._wrong.add(place)
@@ -129,13 +143,30 @@ class Auditors:
 
     def on_resume(self) -> None:
         """Note the messages that a checkpoint has brought."""
-        self._arrived |= {place: np.array(self._cluster.message(*place)) for place in self._in_use(self._driver)}
+        self._arrived |= {place: np.array(self._cluster.message(*place)) for place in self._cluster.store.arrived}
+        for task, batch in self._driver.ledger._given.items():
+            self._kept |= {(task, place % batch.width) for place in batch.places(task, KEPT)}
 
-    def _expected(self, place: Place, chunk: Any) -> Any:
+    def _expected(self, place: Place, chunk: Any, worker: int) -> Any:
         driver = self._driver
         messages = self._cluster.store.messages
         version = driver.ledger.version(chunk.slot, place[0])
         w = self._history[chunk.slot, version]
+        states = {task: self.states[task][1] for task in (chunk.state,) if task in self.states}
+        if chunk.steps:
+            models = [self._arrived.get((task, index)) for _, task, index, _ in chunk.mix]
+            if any(model is None for model in models):
+                return None  # it came before a checkpoint, and has been dropped since
+            out = np.array(LocalStepper(messages, self._cluster.setup.local).run(place[0], chunk, w, models, states))
+        elif chunk.compress:
+            out = np.empty(messages.length(chunk.covers))
+            messages.encode(chunk, w, out, version=version)
+        if chunk.compress:
+            payload = pack(place[0], chunk, version, self._cluster.seed, out, w, states)
+            out = unpack(chunk, version, self._cluster.seed, payload, out.size, out.dtype, w)
+        if chunk.steps or chunk.compress:
+            self.states[place[0]] = worker, states[place[0]]
+            return out
         if chunk.send == "done":
             out = np.empty(messages.length(chunk.covers))
             messages.encode(chunk, w, out, version=version)

@@ -188,4 +188,26 @@ SAFEGUARDS = (
         ("messages", "crash"),
         ("k-sync:k=3", "uncoded:wait=3,cancel=discard"),
     ),
+    Safeguard(
+        "writing a state beside the one that it continues",
+        (
+            Edit(
+                memory,
+                memory.SharedStates,
+                "__setitem__",
+                "next(slot for slot in self._slots if slot not in filled.values())",
+                "self._slots[0]",
+            ),
+        ),
+        ("messages", "agreement"),
+        ("diloco:tau=2", "compressed:of=(k-sync:k=4),by=(top-k:share=0.5)"),
+        ("kill driver", "checkpoint"),
+    ),
+    Safeguard(
+        "dropping the states of a dead worker",
+        (Edit(*_STORE, "void", "self.states[worker].clear()", "pass"),),
+        ("messages",),
+        ("diloco:tau=2",),
+        ("kill worker",),
+    ),
 )

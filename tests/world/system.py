@@ -165,6 +165,23 @@ class _Os:
     def fstat(self, number: int) -> Any:
         return real_os.fstat(self._memory(number))
 
+    def pwrite(self, number: int, data: Any, start: int) -> int:
+        """Write at once or in two parts, between which others go on, or the writer ends."""
+        kernel, file, half = self._kernel, self._memory(number), 0
+        if len(data) > 8:  # else it is written at once, to memory that is there already
+            if self.memory_lacks():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if kernel.choices.choose("schedule", f"{kernel.current.name} writes", 2, kernel.tearing):
+                half = len(data) // 2
+        real_os.pwrite(file, data[:half], start)
+        kernel.call("pwrite")
+        return half + real_os.pwrite(file, data[half:], start + half)
+
+    def pread(self, number: int, most: int, start: int) -> bytes:
+        if self._kernel.tearing:
+            self._kernel.call("pread")
+        return real_os.pread(self._memory(number), most, start)
+
     def posix_fallocate(self, number: int, start: int, length: int) -> None:
         if self.memory_lacks():
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -335,7 +352,9 @@ def installed(kernel: Kernel) -> Iterator[_Os]:
     )
     # an array hides from the garbage collector that it refers to its memory: the memory must not refer to the kernel
     Map = type("Map", (Memory,), {"kernel": weakref.proxy(kernel)})
-    maps = SimpleNamespace(PAGESIZE=real_mmap.PAGESIZE, mmap=lambda number, size: Map(os._memory(number), size))
+    maps = SimpleNamespace(
+        PAGESIZE=real_mmap.PAGESIZE, mmap=lambda number, size, **more: Map(os._memory(number), size, **more)
+    )
 
     def fork(run: partial[None]) -> int:
         kernel.call("fork")

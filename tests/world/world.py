@@ -119,7 +119,7 @@ class World:
         self.kernel = kernel = Kernel(self.choices, preemption=options.preemption, capacity=options.capacity)
         self.happened = Counter[str]()
         self._menu = self._faults()
-        self._saved: tuple[str, dict[str, Any]] | None = None
+        self._saved: tuple[str, dict[str, Any], dict[int, Any]] | None = None
         self._history: dict[tuple[str, int], Any] = {}
         self._driver: Driver | None = None
         self._save = self._busy = False
@@ -275,15 +275,16 @@ class World:
             steps=options.steps,
             on_event=self._on_event,
         )
+        states = {} if self._saved is None else dict(self._saved[2])
         altered = "wrong numbers" in options.families
-        self._auditors = auditors.Auditors(driver, kernel, self._history, altered=altered)
+        self._auditors = auditors.Auditors(driver, kernel, self._history, states, altered=altered)
         try:
             with cluster:
                 driver.open()
                 if self._saved is None:
                     driver.begin()
                 else:
-                    text, vectors = self._saved
+                    text, vectors, _ = self._saved
                     driver.restore(json.loads(text), {key: vector.copy() for key, vector in vectors.items()})
                     self._auditors.on_resume()
                 driver.run()
@@ -308,7 +309,8 @@ class World:
             self._questions.append(driver.cluster.losses.ask(slot, np.array(driver.models[slot]), None))
         if self._save:
             self._save = False
-            self._saved = json.dumps(driver.state()), {k: np.array(v) for k, v in driver.vectors().items()}
+            vectors = {k: np.array(v) for k, v in driver.vectors().items()}
+            self._saved = json.dumps(driver.state()), vectors, dict(self._auditors.states)
             self.happened["saved"] += 1
 
     def _check_losses(self, driver: Driver) -> None:

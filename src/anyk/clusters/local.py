@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +39,7 @@ class LocalStepper:
         chunk: Chunk,
         w: Vector,
         models: Sequence[Vector],
-        states: dict[int, State],
+        states: MutableMapping[int, State],
         between: Callable[[int], None] | None = None,
     ) -> Vector:
         """Return the model after a chunk's steps.
@@ -51,7 +51,7 @@ class LocalStepper:
         of the run.
         """
         if chunk.state in states:  # no later task continues an older state
-            keep_state(states, chunk.state, chunk, states[chunk.state])
+            drop_states(states, chunk)
         state = None if chunk.compress else states.get(chunk.state)
         messages, rate = self._messages, self._optimizer.rate
         w, first = _mixed(chunk, w, models), 0
@@ -86,11 +86,16 @@ class LocalStepper:
         return w
 
 
-def keep_state(states: dict[int, State], task: int, chunk: Chunk, state: State) -> None:
+def keep_state(states: MutableMapping[int, State], task: int, chunk: Chunk, state: State) -> None:
     """Keep the states that a later task may continue: this task's, and the previous one, in case this one is unused."""
+    drop_states(states, chunk)
+    states[task] = state
+
+
+def drop_states(states: MutableMapping[int, State], chunk: Chunk) -> None:
+    """Drop the states that no later task may continue once a chunk has started."""
     for earlier in states.keys() - {chunk.state}:
         del states[earlier]
-    states[task] = state
 
 
 def _mixed(chunk: Chunk, w: Vector, models: Sequence[Vector]) -> Vector:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +28,7 @@ def _key(seed: int, chunk: Chunk, version: int) -> Key:
 
 
 def pack(
-    task: int, chunk: Chunk, version: int, seed: int, vector: Vector, base: Vector, states: dict[int, State]
+    task: int, chunk: Chunk, version: int, seed: int, vector: Vector, base: Vector, states: MutableMapping[int, State]
 ) -> Payload:
     """Return a message's payload; for a model (``steps``) the payload encodes its change from ``base``.
 

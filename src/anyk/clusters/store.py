@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.clusters.local import State
 from anyk.clusters.messages import WHOLE, Messages
 from anyk.problems.base import Vector
 from anyk.protocol import RequestMessage, Task
@@ -37,6 +38,9 @@ class VectorStore:
         self.readers: dict[Place, int] = {}  # the number of tasks in flight that start from a message
         self.freed: set[Place] = set()  # messages that only such tasks still need
         self.requests: dict[Place, RequestMessage] = {}  # requests not yet answered
+        # for each worker the states of optimiser and compressor, by the task that produced them; empty if not saved
+        self.states: list[MutableMapping[int, State]] = []
+        self.continued: dict[int, tuple[int, ...]] = {}  # tasks whose states a worker's next task may continue
 
     @property
     def messages(self) -> Messages:
@@ -110,14 +114,30 @@ class VectorStore:
     # ------------------------------------------------------------------------------------------- checkpoints
 
     def vectors(self) -> dict[str, Vector]:
-        """Return the freed messages that tasks in flight still need, to be saved."""
-        return {f"read/{task}/{chunk}": self.arrived[task, chunk].vector for task, chunk in sorted(self.freed)}
+        """Return, to be saved, the freed messages that tasks in flight still need, and the workers' states."""
+        read = {f"read/{task}/{chunk}": self.arrived[task, chunk].vector for task, chunk in sorted(self.freed)}
+        return read | {
+            f"state/{worker}/{task}/{name}": vector
+            for worker in range(len(self.states))
+            for task, state in self.saved_states(worker).items()
+            for name, vector in state.items()
+        }
+
+    def saved_states(self, worker: int) -> Mapping[int, State]:
+        """Return the states of a worker that a later task may continue, by task."""
+        return self.states[worker]
 
     def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
         """Restore the result of :meth:`vectors`; ``workers``: the worker of each task."""
+        states: dict[Place, State] = {}
         for key, vector in vectors.items():
-            kind, *place = key.split("/")
+            kind, first, second, *name = key.split("/", 3)
+            place = int(first), int(second)
             if kind == "read":
-                task, chunk = map(int, place)
-                self.hold(workers.get(task, 0), task, chunk, (), vector)
-                self.freed.add((task, chunk))
+                self.hold(workers.get(place[0], 0), *place, (), vector)
+                self.freed.add(place)
+            elif kind == "state" and self.states:
+                states.setdefault(place, {})[name[0]] = vector
+        for (worker, task), state in states.items():
+            self.states[worker][task] = state
+            self.continued[worker] = (*self.continued.get(worker, ()), task)

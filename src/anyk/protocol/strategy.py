@@ -39,7 +39,8 @@ class Layout:
     samples a mini-batch, so that the data may be an endless stream. ``spanning``: the number of different sums from
     which all further ones follow, by which these are checked (0: no check). ``epochs``: mini-batches are consecutive
     parts of a permutation of their partition, in the order of model versions. ``fewest``: the smallest number of
-    workers with which a run starts and continues, if workers join and leave (0: all of them).
+    workers with which a run starts and continues, if workers join and leave (0: all of them). ``stateful``: tasks
+    continue the states of their worker's optimiser or compressor.
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)
@@ -62,6 +63,7 @@ class Layout:
     spanning: int = 0
     epochs: bool = False
     fewest: int = 0
+    stateful: bool = False
 
     @property
     def unit(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -89,9 +89,10 @@ class Compressed(Strategy):
     def spec(self) -> str:
         return show("compressed", {"of": bracketed(self.of.spec), "by": bracketed(self.compressor.spec)})
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
-        return self.of.layout
+        layout = self.of.layout
+        return replace(layout, stateful=layout.stateful or self.compressor.feedback)
 
     @property
     def facts(self) -> StrategyFacts:

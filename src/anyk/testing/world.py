@@ -152,6 +152,8 @@ class World:
             if chunk.mix:
                 self._whole(f"task {task} begins at", [*(weight for *_, weight in chunk.mix), chunk.share])
             before = self.tasks.get(chunk.state)
+            if chunk.state != -1 and not self.layout.stateful:
+                raise Broken("layout", f"task {task} continues a state; the layout states that none does")
             if chunk.state != -1 and (before is None or before.worker != worker):
                 raise Broken("state", f"task {task} continues from the state of task {chunk.state}, another worker's")
             if before is not None and before.life == self.lives[worker] and chunk.state not in self.states[worker]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import mmap
 import os
 import struct
@@ -9,19 +11,31 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.clusters.local import State
 from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 
 ALIGN = 64
 _WRITING = 2e-4  # seconds between two looks at orders that are being written
+
+
+@contextlib.contextmanager
+def _explained(length: int) -> Iterator[None]:
+    """Explain the error if the system has too little memory."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"no room for {length:,} bytes of shared memory ({error.strerror}); free some") from None
 
 
 class Segment:
@@ -47,10 +61,16 @@ class Segment:
         """Allocate the pages of a range now: lack of memory is an error here, but would be a crash at a write."""
         if not hasattr(os, "posix_fallocate"):
             return
-        try:
+        with _explained(length):
             os.posix_fallocate(self.fd, start, length)
-        except OSError as error:
-            raise RunFailed(f"no room for {length:,} bytes of shared memory ({error.strerror}); free some") from None
+
+    def write(self, start: int, data: bytes | memoryview) -> None:
+        """Write bytes at any place, without mapping it; the segment's length in other processes is unchanged."""
+        remaining = memoryview(data)
+        while remaining:
+            with _explained(len(remaining)):
+                written = os.pwrite(self.fd, remaining, start)
+            remaining, start = remaining[written:], start + written
 
     def array(self, start: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array in the segment's memory."""
@@ -93,6 +113,7 @@ class MemoryLayout:
     buffers: int
     lengths: tuple[int, ...]  # length of each worker's longest message
     box: int  # bytes of a mail box
+    state_bytes: int = 0  # the most bytes of a worker's state; 0 if no task continues one
 
     @property
     def itemsize(self) -> int:
@@ -180,6 +201,61 @@ class MailBox:
                 self.seen = seq
                 return order
             time.sleep(_WRITING)  # the driver is writing newer orders, or was stopped while it did
+
+
+_STATE = struct.Struct("=qq")  # offset and length of a state's description, after its mark
+
+
+class SharedStates(MutableMapping[int, State]):
+    """A worker's states of optimiser and compressor, by task, in two slots of memory that the driver reads as well.
+
+    A slot begins with a mark, its task plus 1, which is removed before the slot is written and set again afterwards.
+    A worker that ends while it writes one state therefore leaves the other one, from which its task started.
+    """
+
+    def __init__(self, segment: Segment, worker: int, size: int) -> None:
+        self._segment, self._size = segment, size
+        self._slots = 2 * worker * size, (2 * worker + 1) * size
+
+    def _filled(self) -> dict[int, int]:
+        """Return the slot of each state, by task."""
+        marks = [(int.from_bytes(os.pread(self._segment.fd, 8, slot), "little"), slot) for slot in self._slots]
+        return {mark - 1: slot for mark, slot in marks if mark}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._filled())
+
+    def __len__(self) -> int:
+        return len(self._filled())
+
+    def __delitem__(self, task: int) -> None:
+        self._segment.write(self._filled()[task], bytes(8))
+
+    def __getitem__(self, task: int) -> State:
+        slot = self._filled()[task]
+        start, length = _STATE.unpack(os.pread(self._segment.fd, _STATE.size, slot + 8))
+        memory = mmap.mmap(self._segment.fd, start + length, offset=slot)
+        return {
+            name: np.frombuffer(memory, dtype, prod(shape), offset).reshape(shape)
+            for name, dtype, shape, offset in json.loads(memory[start:])
+        }
+
+    def __setitem__(self, task: int, state: State) -> None:
+        write, filled = self._segment.write, self._filled()
+        filled.pop(task, None)
+        slot = next(slot for slot in self._slots if slot not in filled.values())
+        buffers = [np.ascontiguousarray(vector).reshape(-1).view(np.uint8).data for vector in state.values()]
+        places, end = place_buffers(buffers)
+        parts = zip(state.items(), places, strict=True)
+        description = [(name, vector.dtype.str, vector.shape, ALIGN + at) for (name, vector), (at, _) in parts]
+        text = json.dumps(description).encode()
+        if ALIGN + end + len(text) > self._size:
+            raise RunFailed(f"the state of a worker's optimiser takes {end:,} bytes, which is more than {self._size:,}")
+        write(slot, bytes(8) + _STATE.pack(ALIGN + end, len(text)))
+        for (at, _), buffer in zip(places, buffers, strict=True):
+            write(slot + ALIGN + at, buffer)
+        write(slot + ALIGN + end, text)
+        write(slot, (task + 1).to_bytes(8, "little"))
 
 
 def message_bytes(size: int) -> int:

@@ -167,6 +167,8 @@ class Processes(Remote[_ProcessHandle]):
             buffers=_BUFFERS,
             lengths=tuple(lengths),
             box=_BOX,
+            # 512 bytes for each coordinate, of which untouched ones cost nothing, in whole MiB
+            state_bytes=(partitions.dimension // 2048 + 2 << 20) if layout.stateful else 0,
         )
 
     def mapped(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> int:
@@ -181,9 +183,10 @@ class Processes(Remote[_ProcessHandle]):
         models = Segment.create(plan.models_size, "models")
         replies = Segment.create(plan.replies_size, "replies")
         mail = Segment.create(plan.workers * (plan.box + ERROR_BOX), "mail")
-        self._segments += [models, replies, mail]
+        states = Segment.create(0, "states")
+        self._segments += [models, replies, mail, states]
         self._mail = mail
-        self.store.attach(models, replies)
+        self.store.attach(models, replies, states)
         self._pipe, self._into_pipe = os.pipe()
         message = {
             "layout": asdict(plan),

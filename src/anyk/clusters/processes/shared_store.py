@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.clusters.local import State
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import (
     ALIGN,
@@ -15,6 +17,7 @@ from anyk.clusters.processes.memory import (
     HEADER,
     MemoryLayout,
     Segment,
+    SharedStates,
     message_bytes,
     model_view,
 )
@@ -46,9 +49,11 @@ class SharedStore(RemoteStore):
         self._occupied: list[set[int]] = [set() for _ in range(plan.workers)]  # reply buffers that contain messages
         self._gaps: dict[int, list[int]] = {}  # free places for moved messages, by size
 
-    def attach(self, models: Segment, replies: Segment) -> None:
+    def attach(self, models: Segment, replies: Segment, states: Segment) -> None:
         """Set the memory to use; call this first."""
         self._memory, self._replies = models, replies
+        size = self._plan.state_bytes
+        self.states = [SharedStates(states, worker, size) for worker in range(self._plan.workers) if size]
 
     def touch(self) -> None:
         """Touch the pages that the first steps will use, so that these steps cause no page faults."""
@@ -171,7 +176,15 @@ class SharedStore(RemoteStore):
         self._occupied[worker].discard(buffer)
 
     def void(self, worker: int) -> None:
-        """Free the buffer that a worker was writing when it died; messages already sent stay."""
+        """Free the buffer that a worker was writing when it died, and drop its states; messages already sent stay."""
+        if self.states:
+            self.states[worker].clear()
         for buffer in range(self._plan.buffers):
             if buffer not in self._occupied[worker]:
                 self.free_buffer(worker, buffer)
+
+    def saved_states(self, worker: int) -> Mapping[int, State]:
+        # the worker may be writing any other; copies, as each mapping of memory takes a file descriptor
+        states = self.states[worker]
+        tasks = [task for task in self.continued.get(worker, ()) if task in states]
+        return {task: {name: vector.copy() for name, vector in states[task].items()} for task in tasks}

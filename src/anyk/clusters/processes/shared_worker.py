@@ -22,6 +22,7 @@ from anyk.clusters.processes.memory import (
     MailBox,
     MemoryLayout,
     Segment,
+    SharedStates,
     model_view,
 )
 from anyk.clusters.remote.orders import OrderReader
@@ -39,10 +40,10 @@ class Shared:
         self.assignment: list[list[int]] = message["assignment"]
         self.places: list[tuple[int, int]] = [tuple(place) for place in message["places"]]
         sizes = message["sizes"]
-        self.data, self.models, self.replies, self.mail = (
-            Segment(fd, size) for fd, size in zip(fds[:4], sizes, strict=True)
+        self.data, self.models, self.replies, self.mail, self.states = (
+            Segment(fd, size) for fd, size in zip(fds[:5], sizes, strict=True)
         )
-        self.pipe = fds[4]
+        self.pipe = fds[5]
 
     def problem(self) -> Any:
         """Return the partitions, read from the bytes that the driver wrote at the start, without copying arrays."""
@@ -58,6 +59,8 @@ class SharedMemoryWorker(Worker[int]):
         self._shared, self._incarnation, self._doorbell = shared, incarnation, doorbell
         self._box = MailBox(shared.mail, layout.box_at(worker), layout.box)
         self._box.seen = -1
+        if layout.state_bytes:
+            self._states = SharedStates(shared.states, worker, layout.state_bytes)
         self._reserved: set[int] = set()
         self._read = OrderReader()
 

@@ -34,6 +34,7 @@ class OpenTasks:
         self.in_flight[task] = entry
         self._store.begin(chunks)
         self.missing[task] = set(range(len(chunks)) if missing is None else missing)
+        self._store.continued[entry.worker] = (chunks[0].state,)
         handle = self._handles[entry.worker]
         if chunks is not handle.chunks:
             body = self._bodies.get(chunks)
@@ -86,7 +87,9 @@ class OpenTasks:
         if missing is not None:
             missing.discard(chunk)
             if not missing:
-                self._end(task)
+                entry = self._end(task)
+                if entry is not None:
+                    self._store.continued[entry.worker] += (task,)
 
     def cancel(self, task: int, *, preempt: bool) -> int | None:
         """End a task; return its worker if it needs new orders, else None."""
@@ -104,6 +107,7 @@ class OpenTasks:
         """End the tasks of a worker that is lost."""
         handle = self._handles[worker]
         handle.present = False
+        self._store.continued[worker] = ()
         for task in [task for task, entry in self.in_flight.items() if entry.worker == worker]:
             self._end(task)
         handle.forget()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -76,7 +76,8 @@ class Worker(ABC, Generic[R]):
         self._free = 0.0  # time since which an uninterruptible worker has been idle
         self._orders: Orders | None = None
         self._next: Orders | None = None
-        self._states: dict[int, State] = {}  # states of the optimiser, by the task that produced them
+        # states of optimiser and compressor, by the task that produced them
+        self._states: MutableMapping[int, State] = {}
         self._done: dict[tuple[int, int], dict[int, Vector]] = {}  # finished partial gradients kept for a request
         self._served: set[tuple[int, int]] = set()
         self._since = 0.0, 0.0  # times at which the task was taken and its delay was over
@@ -264,15 +265,14 @@ class Worker(ABC, Generic[R]):
                 else:
                     compare = self._comparing(orders.task, index, version)
                     self._messages.encode(chunk, w, out, between, version=version, seen=compare)
+                packed = (chunk, version, w) if chunk.compress else None
+                self._send(orders.task, index, buffer, out, started, computing, packed)
             except BaseException as error:
                 if buffer is not None:
                     self.discard_buffer(buffer)
                 if not isinstance(error, Exception):
                     raise
                 self._tell(FAILED, orders.task, chunk=index, text=describe(error))
-                continue
-            packed = (chunk, version, w) if chunk.compress else None
-            self._send(orders.task, index, buffer, out, started, computing, packed)
         self._free = time.monotonic()  # an uninterrupted task ends before the next task's delay starts
 
     def _comparing(self, task: int, index: int, version: int) -> Callable[[int, Vector], None] | None:

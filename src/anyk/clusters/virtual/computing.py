@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import numpy as np
 
 from anyk import keyed
-from anyk.clusters.local import Local, LocalStepper, State
+from anyk.clusters.local import Local, LocalStepper
 from anyk.clusters.messages import Messages, checked, describe, reverse_attack
 from anyk.clusters.packing import pack, unpack
 from anyk.clusters.store import Message, VectorStore
@@ -27,8 +27,7 @@ class ComputingStore(VectorStore):
         self._seed, self._byzantine = seed, byzantine
         self._gradients: dict[tuple[str, int], dict[Part, Vector]] = {}  # shared by replicas, by slot and version
         self._local = None if local is None else LocalStepper(self.messages, local)
-        # for each worker the states of optimiser and compressor, by the task that produced them
-        self._states: list[dict[int, State]] = [{} for _ in range(layout.workers)]
+        self.states = [{} for _ in range(layout.workers)]
         for assigned, covered in zip(layout.assignment, layout.covers or layout.assignment, strict=True):
             partitions.load(assigned)
             self.messages.length(tuple(covered))  # raises for messages that are not supported
@@ -41,22 +40,7 @@ class ComputingStore(VectorStore):
 
     def forget(self, worker: int) -> None:
         """Drop the states of a lost worker."""
-        self._states[worker] = {}
-
-    def vectors(self) -> dict[str, Vector]:
-        return super().vectors() | {
-            f"state/{worker}/{task}/{name}": vector
-            for worker, states in enumerate(self._states)
-            for task, state in states.items()
-            for name, vector in state.items()
-        }
-
-    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
-        super().take_back(vectors, workers)
-        for key, vector in vectors.items():
-            kind, *place = key.split("/")
-            if kind == "state":
-                self._states[int(place[0])].setdefault(int(place[1]), {})[place[2]] = vector
+        self.states[worker].clear()
 
     # ------------------------------------------------------------------------------------------- computing
 
@@ -68,7 +52,7 @@ class ComputingStore(VectorStore):
             if chunk.steps:
                 assert self._local is not None
                 models = [self.arrived[other, place].vector for _, other, place, _ in chunk.mix]
-                ids, out = chunk.covers, np.array(self._local.run(task, chunk, w, models, self._states[worker]))
+                ids, out = chunk.covers, np.array(self._local.run(task, chunk, w, models, self.states[worker]))
             else:
                 ids, out = self._encode(task, index, chunk, version, w, gradients)
         except Exception as error:  # a user's problem may raise any exception, as on a real worker
@@ -119,7 +103,7 @@ class ComputingStore(VectorStore):
             self.arrived[task, index] = Message(ids, out, worker)
             return None, bits
         base = self._models[chunk.slot, version]
-        payload = pack(task, chunk, version, self._seed, out, base, self._states[worker])
+        payload = pack(task, chunk, version, self._seed, out, base, self.states[worker])
         unpacked = unpack(chunk, version, self._seed, payload, out.size, out.dtype, base)
         self.arrived[task, index] = Message(ids, unpacked, worker)
         return None, keyed.digest(payload)

@@ -8,6 +8,7 @@ from anyk.clusters.available import available_addresses, available_memory, give_
 from anyk.clusters.contract import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
+from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Partitions
 from anyk.protocol import Layout
 from anyk.runs.engine.buckets import cores
@@ -49,14 +50,20 @@ class Need(NamedTuple):
         lengths = [_length(partitions, partition_set) * size for partition_set in layout.covers or layout.assignment]
         state = 0 if optimizer is None else optimizer.vectors
         replies = sum(lengths) // layout.blocks
-        own = sum(_WORKER * length for length in lengths)
+        inner = build_optimizer(layout.inner, lr=1.0).vectors if layout.inner else state
+        # two states of each worker; as much again for copies of one of each, and of these copies
+        states = 2 * layout.workers * max(inner, 1) * vector if layout.stateful else 0
+        own = sum(_WORKER * length for length in lengths) + states
         if layout.inner is not None:
-            own += layout.workers * (_LOCAL + 2 * state) * vector  # the state to go on from stays until that is over
+            # unless it is among these states, the last one stays until the next task is over
+            own += layout.workers * (_LOCAL + (1 if states else 2) * inner) * vector
+        if not (cluster.virtual or cluster.workers_here):
+            states = 0
         return cls(
             _MODELS * vector * len(layout.slots),
             replies if not (cluster.workers_here or cluster.virtual) else 2 * replies,
             (state if layout.inner is None else max(state, _OUTER)) * vector * len(layout.slots),
-            (_DRIVER + saved * (_MODELS + state) * len(layout.slots)) * vector,
+            (_DRIVER + saved * (_MODELS + state) * len(layout.slots)) * vector + (cluster.virtual + saved) * states,
             own if cluster.workers_here else 0,
             cluster.mapped(layout, partitions, [length // size for length in lengths]),
         )

@@ -14,6 +14,7 @@ import json
 import sqlite3
 import time as clock
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -36,7 +37,7 @@ from anyk.runs.log.copies import INSTEAD, copied
 from anyk.runs.log.schema import INSERT, KINDS, SCHEMA, START, TABLES, Ended, Evaluation, Reuse, Totals, Update
 
 _EVERY = 0.15  # seconds between commits
-_CACHED_CHUNKS = 20_000
+_CACHED_CHUNKS, _CACHED_PASSING = 20_000, 1_000
 _LISTS = ("partitions", "coefficients", "mix")  # of a chunk, stored as JSON
 # the number of fields among worker, task and chunk that an event has, if it has not all three
 _IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1, Leaving: 1}
@@ -50,6 +51,8 @@ class RunLog:
         self.path = path
         self.seq = 0  # events so far
         self._works: dict[Chunk, int] = {}
+        self._next_work = 0
+        self._passing: deque[Chunk] = deque()
         self._by_identity: dict[int, tuple[int, Chunk]] = {}
         self._rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
         self._last = clock.monotonic()
@@ -211,11 +214,19 @@ class RunLog:
             return cached[0]
         number = self._works.get(chunk)
         if number is None:
-            number = self._works[chunk] = len(self._works)
+            number = self._cache(chunk, self._next_work)
             plain = [json.dumps(value) if name in _LISTS else value for name, value in chunk._asdict().items()]
             self._rows["works"].append((number, *plain))
-        if len(self._by_identity) < _CACHED_CHUNKS:
+        if len(self._by_identity) < _CACHED_CHUNKS and not _passing(chunk):
             self._by_identity[id(chunk)] = number, chunk  # the reference keeps the identity unique
+        return number
+
+    def _cache(self, chunk: Chunk, number: int) -> int:
+        self._works[chunk], self._next_work = number, number + 1
+        if _passing(chunk):
+            self._passing.append(chunk)
+            if len(self._passing) > _CACHED_PASSING:
+                del self._works[self._passing.popleft()]
         return number
 
     def chunk(self, row: Ended) -> None:
@@ -332,7 +343,7 @@ class RunLog:
         for number, *values in self._db.execute("SELECT * FROM works"):
             plain = zip(Chunk._fields, values, strict=True)
             chunk = Chunk.from_plain([json.loads(value) if name in _LISTS else value for name, value in plain])
-            self._works[chunk] = number
+            self._cache(chunk, number)
         self.seq = seq
 
     # ------------------------------------------------------------------------------------------- reading
@@ -382,3 +393,8 @@ def _from_bytes(data: bytes, path: Path | None) -> RunLog:
     db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     db.deserialize(data)
     return RunLog(path, db=db)
+
+
+def _passing(chunk: Chunk) -> bool:
+    """Return whether a chunk is unlikely to recur, so that not all such chunks are cached."""
+    return chunk.steps > 0 or chunk.state >= 0

@@ -240,6 +240,7 @@ class RoundSettings(CrewStrategy):
             spanning=self._spanning,
             epochs=self.order == "epoch",
             fewest=0 if self.elastic is None else self.elastic.fewest,
+            stateful=work is not None and work.keep,
         )
 
     @cached_property
