@@ -283,7 +283,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     anyk.train(problem, "uncoded", cluster, steps=4, out=folder / "run", **setting).close()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        two = "--strategy uncoded --strategy frc:load=3 --out race --quiet".split()
+        two = ["--strategy", "uncoded", "--strategy", "frc:load=3", "--out", "race", "--quiet"]
         done = CliRunner().invoke(main, ["race", *NEEDS["train"], *two])
         assert done.exit_code == 0, done.output
         record = anyk.fleet.Record([[4, 1, 1], [1, 4, 1]] * 4)

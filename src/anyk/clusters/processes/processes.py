@@ -238,14 +238,17 @@ class Processes(Remote[_ProcessHandle]):
         handle.box.put(NOTHING)  # instead of its predecessor's orders
         if handle.doorbell >= 0:
             os.close(handle.doorbell)
-        theirs, handle.doorbell = os.pipe()
-        os.set_blocking(handle.doorbell, False)
         assert self._link is not None
-        self._link.settimeout(self.patience_at_start)
-        with contextlib.suppress(OSError):  # it has ended, which _read_helper will notice
-            # one request per message: the helper reads a request together with its descriptor
-            socket.send_fds(self._link, [json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n"], [theirs])
-        os.close(theirs)
+        theirs, handle.doorbell = os.pipe()
+        try:
+            os.set_blocking(handle.doorbell, False)
+            self._link.settimeout(self.patience_at_start)
+            request = json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n"
+            with contextlib.suppress(OSError):  # it has ended, which _read_helper will notice
+                # one request per message: the helper reads a request together with its descriptor
+                socket.send_fds(self._link, [request], [theirs])
+        finally:  # also on Ctrl-C
+            os.close(theirs)
         self._link.setblocking(False)
         while not self._read_helper():
             pass  # otherwise each side could wait for the other to read
