@@ -68,7 +68,7 @@ def seal(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]] = dict
     state, vectors = saved
     with contextlib.closing(sqlite3.connect(folder / "log.sqlite")) as db:
         db.execute("DELETE FROM seals")
-        db.execute("DELETE FROM checkpoints")
+        db.execute("DELETE FROM checkpoints WHERE seq = (SELECT max(seq) FROM checkpoints)")
         db.commit()
     log = anyk.runs.RunLog(folder / "log.sqlite")
     log.flush()
@@ -134,4 +134,5 @@ def test_a_folder_that_is_sealed_anew_is_whole(made: Path, tmp_path: Path) -> No
     """Or the tests here would only meet what is noticed at once."""
     shutil.copytree(made / "run", tmp_path / "run")
     seal(tmp_path / "run")
-    assert anyk.verify(tmp_path / "run").whole
+    damaged = [str(check) for check in anyk.verify(tmp_path / "run").checks if check.whole is False]
+    assert not damaged
