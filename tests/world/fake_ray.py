@@ -88,6 +88,7 @@ class _Actor:
         values = [ray.value(argument) for argument in arguments]
 
         def live() -> None:
+            self._kernel.on_birth(name)
             self._instance = kind(*values)
             for group in self._queues:
                 self._kernel.start(lambda group=group: self._serve(group), f"{name} {group}", thread_of=self.process)

@@ -19,6 +19,7 @@ from anyk.cli.fields import Command, as_field, option
 from anyk.cli.output import check_file, check_picture, exit_interrupted
 from anyk.errors import BadInput, describe_error, suggest
 from anyk.named import names_in_folder, plugged_in
+from anyk.protocol import slot_names
 from anyk.tables import reading
 
 if TYPE_CHECKING:
@@ -384,8 +385,9 @@ class TrainingOptions(ProblemOptions, RunOptions):
         """Return the problem of each model: the same data, with different random starts."""
         if self.models < 1:
             raise BadInput(f"models must be at least 1, got {self.models}")
+        slots = slot_names(self.models)
         problem = self.make_problem()
-        return [problem, *(_variant(problem, number) for number in range(1, self.models))]
+        return [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
 
 
 @dataclass(frozen=True, kw_only=True)

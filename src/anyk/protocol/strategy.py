@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+from anyk.errors import BadInput
 from anyk.plain import from_plain, to_plain
 from anyk.protocol.commands import Commands
 from anyk.protocol.events import Event
 from anyk.protocol.strategy_facts import StrategyFacts
+
+MOST_MODELS = 100_000
 
 
 def slot_names(models: int) -> tuple[str, ...]:
@@ -20,6 +23,8 @@ def slot_names(models: int) -> tuple[str, ...]:
     >>> slot_names(1), slot_names(2)
     (('model',), ('model 0', 'model 1'))
     """
+    if models > MOST_MODELS:
+        raise BadInput(f"models must be at most {MOST_MODELS:,}, got {models:,}")
     return ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
 
 
