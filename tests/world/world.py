@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -34,12 +35,13 @@ STRATEGIES = (
     "progress:load=2", "anytime:deadline=0.02,parts=2", "tree:children=2", "pasgd:tau=2", "diloco:tau=2",
     "dpsgd:graph=ring", "ad-psgd:tau=2", "easgd:tau=2", "fedbuff:tau=2,k=3", "uncoded:models=2",
     "hierarchical:groups=2,tau=2,every=3", "compressed:of=(k-sync:k=4),by=(top-k:share=0.5)", "comm-efficient",
-    "uncoded:wait=3,snapshot=3", "frc:load=2,check=1", "cyclic:stragglers=2,check=1",
+    "uncoded:wait=3,snapshot=3", "frc:load=2,check=1", "cyclic:stragglers=2,check=1", "uncoded:fewest=2",
+    "frc:stragglers=1,fewest=2", "uncoded:wait=0.75n,fewest=2",
 )  # fmt: skip
 FAMILIES = (
     "kill worker", "stop worker", "crash", "nan", "wrong numbers", "kill helper", "stop helper", "no fork", "no memory",
     "stop driver", "kill driver", "checkpoint", "question", "lose worker", "freeze worker", "half open", "clock jump",
-    "interrupt",
+    "interrupt", "drain",
 )  # fmt: skip
 SYSTEM = ("kill helper", "stop helper", "no fork", "no memory", "half open")  # only of the processes cluster
 TOLERANT = (  # strategies that make progress although one worker never answers, and does not end
@@ -52,6 +54,7 @@ _DURATIONS = (1.0, 0.05, 4.0, 20.0, 100.0)  # how many times as long as usual a 
 _CRASHES = (1, 2, 6)  # times in a row that a worker crashes, or sends NaN
 _STOPS = (0.003, 0.05, 1.0, 5.0)  # seconds that a stopped process stands still
 _JUMPS = (0.05, 5.0, 200.0)  # seconds by which the clock jumps, as after a machine has slept
+_AWAY = 2.0  # seconds that a drained worker stays away
 _SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
 _EXPLAINED = (
     "times within 60 s, and they with it",
@@ -136,6 +139,8 @@ class World:
         self._driver: Driver | None = None
         self._save = self._busy = self._begun = False
         self._ask = False
+        self._drained: int | None = None
+        self._back = inf  # when those who were drained may return
         self._questions: list[Question] = []
         self._denied: Counter[str] = Counter()
         self._lost: set[int] = set()  # workers that never start again
@@ -184,6 +189,8 @@ class World:
                     menu += [(family, lambda n=n: self._interrupt(n)) for n in (1, 2)]
                 case "question":
                     menu.append((family, self._request_loss))
+                case "drain":
+                    menu += [(family, lambda i=i: self._drain(i)) for i in workers]
                 case "checkpoint":
                     menu.append((family, self._request_checkpoint))
                 case "no fork" | "no memory":
@@ -286,6 +293,11 @@ class World:
         self._save = True
         return True
 
+    def _drain(self, worker: int) -> bool:
+        """Have a worker leave, and stay away for a while; the one before may return."""
+        self._drained = worker
+        return True
+
     def _request_loss(self) -> bool:
         self._ask = True
         return True
@@ -352,12 +364,13 @@ class World:
         driver = self._driver = Driver(
             strategy,
             cluster,
-            problem=Squares(options.workers, 5),
+            problem=Squares(max(options.workers, strategy.layout.partitions), 5),
             optimizer=GD(lr=0.05),
             steps=options.steps,
             on_event=self._on_event,
         )
-        states = {} if self._saved is None else dict(self._saved[2])
+        # on Ray the states of workers are lost when the driver ends
+        states = {} if self._saved is None or options.cluster == "ray" else dict(self._saved[2])
         altered = "wrong numbers" in options.families
         self._auditors = auditors.Auditors(driver, kernel, self._history, states, altered=altered)
         self._reverse(cluster)
@@ -401,6 +414,12 @@ class World:
             self._ask = False
             slot = driver.layout.slots[0]
             self._questions.append(driver.cluster.losses.ask(slot, np.array(driver.models[slot]), None))
+        if self._drained is not None:
+            driver.cluster.drain([self._drained])
+            self._drained, self._back = None, self.kernel.now + _AWAY
+        if self.kernel.now > self._back:
+            driver.cluster.drain([])
+            self._back = inf
         if self._save:
             self._save = False
             self._keep(driver)

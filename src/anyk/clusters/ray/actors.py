@@ -21,10 +21,9 @@ from anyk.clusters.contract import Envelope, Key
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
 from anyk.clusters.ray.actor import Actor
-from anyk.clusters.ray.connection import knock, loopback, one_line, ray_module, read_token
+from anyk.clusters.ray.connection import knock, loopback, machines_drained, one_line, ray_module, read_token
 from anyk.clusters.remote.handles import Departure, Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
-from anyk.clusters.remote.remote import NOTICE
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.shipping import parcels, ship
 from anyk.clusters.store import Message
@@ -335,17 +334,10 @@ class Ray(Networked[_ActorHandle]):
             self._answered(ray, reference)
 
     def _find_departures(self) -> None:
-        """Report the workers whose machines Ray is draining; Ray has no public function for it."""
-        from ray._private.state import state
-
-        # node -> deadline in milliseconds since 1970, or 0
-        draining: dict[str, int] = getattr(state, "get_draining_nodes", dict)()
-        for worker, handle in enumerate(self.handles) if draining else ():
-            if handle.present and handle.actor is not None:
-                node = state.actor_table(handle.actor._actor_id.hex(), None, None).get("Address", {}).get("NodeID")
-                if node in draining:
-                    seconds = draining[node] / 1000.0 - time.time() if draining[node] else NOTICE
-                    self.news.append(Departure(worker, handle.incarnation, max(0.0, seconds)))
+        """Report the workers whose machines Ray is draining."""
+        present = {worker: handle.actor for worker, handle in enumerate(self.handles) if handle.present}
+        for worker, seconds in machines_drained(present).items():
+            self.news.append(Departure(worker, self.handles[worker].incarnation, seconds))
 
     def end_worker(self, worker: int) -> None:
         ray_module().kill(self.handles[worker].actor, no_restart=True)
