@@ -68,6 +68,8 @@ def _kind(parameter: click.Parameter) -> Any:
         return tuple[str, ...]
     if "NUMBER" in str(parameter.metavar):
         return float | str
+    if "RANGE" in str(parameter.metavar):
+        return int | str
     return kinds.get(parameter.type.name, str)
 
 
@@ -343,7 +345,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
     )
     workers: int = option(
         default="30",
-        metavar="N",
+        metavar="N|RANGE",
         callback=_read_workers,
         help="Number of workers, n, or a range such as 4..16: workers join and leave during the run.",
     )
