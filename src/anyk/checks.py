@@ -10,7 +10,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
@@ -20,6 +20,7 @@ import numpy as np
 from anyk.errors import BadInput
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
+Kind = TypeVar("Kind")
 
 # ranges that many settings share; any other is declared in place, as Annotated[float, msgspec.Meta(ge=0, lt=1)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -132,6 +133,12 @@ def typed(thing: Thing) -> Thing:
         return typing.cast(Thing, checked)
     typing.cast(Any, thing).__init__ = checked
     return thing
+
+
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def value_class(kind: type[Kind]) -> type[Kind]:
+    """Decorate a class whose objects are values: a frozen dataclass whose fields are checked as by :func:`typed`."""
+    return typed(dataclass(frozen=True)(kind))
 
 
 def _kinds(annotation: Any) -> list[Any]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import html
-from anyk.checks import check_workers, typed, whole
+from anyk.checks import check_workers, value_class, whole
 from anyk.codes.decoders import (
     EXACT,
     METHODS,
@@ -48,8 +48,7 @@ Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions of a worker, and t
 _REMEMBERED = 256  # number of decodings that a code caches
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Policy:
     """Duties of a code's rounds besides waiting and decoding.
 

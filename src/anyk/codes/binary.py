@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import Decoder, Floats, Indices, Row, StragglersCode
 from anyk.codes.decoders import LeastSquaresDecoder
 from anyk.codes.made import fixed_property
 from anyk.codes.repetition import FractionalRepetition, cut_evenly
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class BinaryCode(StragglersCode):
     """The numerically stable binary code: coefficients and weights are 0 and 1, so nothing is ever rounded.
 

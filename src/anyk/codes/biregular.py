@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, value_class
 from anyk.codes.base import Code, Indices, MatrixCode, RegisteredCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
@@ -58,8 +57,7 @@ class BiregularCode(MatrixCode):
         return adversarial_bound(self, stragglers, self.second_singular / column)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class ExpanderCode(RegisteredCode, BiregularCode):
     """Expander code: B is the adjacency matrix of a random regular graph, divided by the degree.
 
@@ -110,8 +108,7 @@ class ExpanderCode(RegisteredCode, BiregularCode):
         return best / d
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class RandomBiregularCode(BiregularCode):
     """Random biregular code ("soft BIBD"): a random 0/1 matrix with constant row and column sums.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, value_class
 from anyk.errors import BadInput, NotDecodable
 
 if TYPE_CHECKING:
@@ -186,8 +186,7 @@ class OneStep(Method):
         return weights
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Algorithmic(Method):
     """``iterations`` gradient steps from zero towards the least-squares weights.
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, check_workers
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.galois import field, prime_power
@@ -180,8 +179,7 @@ def designs_for(workers: int) -> list[BlockDesign]:
     return sorted((design for design, _ in _buildable_designs(workers)), key=lambda design: design.load)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class BlockDesignCode(MatrixCode):
     """Block design code: any two workers share the same number of partitions (Kadhe, Koyluoglu and Ramchandran 2019).
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import Code, Floats, Indices, MatrixCode
 from anyk.codes.biregular import adversarial_bound, second_singular
 from anyk.codes.decoders import LeastSquares
@@ -14,8 +12,7 @@ from anyk.codes.made import SparseMatrix
 from anyk.errors import BadInput
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class KroneckerCode(MatrixCode):
     """Product of two codes: worker (i, j) holds partition (p, q) with coefficient ``B1[i, p] B2[j, q]``.
 

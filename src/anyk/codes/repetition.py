@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, value_class
 from anyk.codes.base import (
     Code,
     Decoder,
@@ -200,8 +200,7 @@ class _GroupDecoder(Decoder):
         return Selection(used, [1.0] * len(used), self.residual, float(covered**0.5))
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Uncoded(RegisteredCode, RepetitionCode):
     """Every partition on one worker: no redundancy, so an exact sum needs every reply.
 
@@ -236,8 +235,7 @@ class Uncoded(RegisteredCode, RepetitionCode):
         return replace(self, shares=tuple(sizes))
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class FractionalRepetition(RepetitionCode):
     """Fractional repetition: groups of workers hold the same partitions; any one reply a group is enough.
 
@@ -304,8 +302,7 @@ class FractionalRepetition(RepetitionCode):
         return self._groups
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class BatchedCoupons(RegisteredCode, RepetitionCode):
     """Batched coupon collector (BCC): each worker takes one of ``batches`` batches of the data at random.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from anyk.checks import PositiveNumber, typed
+from anyk.checks import PositiveNumber, value_class
 from anyk.delays.base import DelayModel, Floats, Seconds, SecondsOrZero
 from anyk.errors import BadInput
 
@@ -48,8 +48,7 @@ class NoDelay(_Fixed):
         return 0.0
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Constant(_Fixed):
     """The same delay always."""
 
@@ -60,8 +59,7 @@ class Constant(_Fixed):
         return self.value
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Uniform(DelayModel):
     """Anything from ``low`` to ``high``, all equally likely."""
 
@@ -88,8 +86,7 @@ class Uniform(DelayModel):
         return self.low + (self.high - self.low) * k / (workers + 1)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Exponential(DelayModel):
     """Exponential delays with the given mean.
 
@@ -133,8 +130,7 @@ class Exponential(DelayModel):
         return self.mean * float(value)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class ShiftedExponential(DelayModel):
     """A fixed shift plus an exponential delay with the given mean."""
 
@@ -162,8 +158,7 @@ class ShiftedExponential(DelayModel):
         return Exponential(mean=self.mean)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Pareto(DelayModel):
     """Pareto delays: ``P(delay > x) = (minimum / x)^alpha``; heavy tails, no mean for alpha <= 1."""
 
@@ -191,8 +186,7 @@ class Pareto(DelayModel):
         return float(self.minimum * np.exp(log))
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Bimodal(DelayModel):
     """Fast most of the time, slow with the given probability, of each worker or one for all.
 
@@ -233,8 +227,7 @@ class Bimodal(DelayModel):
         return self.slow - (self.slow - self.fast) * float(fast[k:].sum())
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Heterogeneous(DelayModel):
     """Exponential delays whose mean differs by worker: ``hetero:means=0.1/0.1/0.4``, repeated over the fleet."""
 
@@ -256,8 +249,7 @@ class Heterogeneous(DelayModel):
         return self.means[worker % len(self.means)]
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Mixture(DelayModel):
     """Each delay follows one of several models, ``laws``, sampled with ``weights`` (normalised to add up to 1).
 
@@ -319,8 +311,7 @@ class Mixture(DelayModel):
             law.check_fleet(workers)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class ScipyLaw(DelayModel):
     """A distribution of :mod:`scipy.stats`: ``loc + scale x X``, X with the shape parameters ``args`` in SciPy's order.
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.delays.base import DelayModel, Flags, Floats
 from anyk.delays.time_tables import TimeTable, read_measured
 from anyk.errors import BadInput
@@ -78,8 +78,7 @@ class Table(_Rows):
         return self.times
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Trace(_Rows):
     """Measured delays: ``trace:file.npz`` (array ``seconds``, rounds x workers), CSV or Parquet.
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
-from anyk.checks import PositiveNumber, typed
+from anyk.checks import PositiveNumber, value_class
 from anyk.optimizers.steps import Optimizer, State, Vector, optimizer
 from anyk.specs import bracketed, show
 
 _PART = 1 << 16  # numbers squared together
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Clip(Optimizer):
     """Steps of another optimiser (``of``) on gradients scaled down to a Euclidean ``norm`` (Pascanu et al. 2013).
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import NonnegativeNumber, PositiveNumber, typed
+from anyk.checks import NonnegativeNumber, PositiveNumber, value_class
 from anyk.errors import BadInput
 from anyk.optimizers.schedules import Schedule, learning_rate, number_in
 from anyk.specs import Registry, show
@@ -127,8 +127,7 @@ class Optimizer(ABC):
         return out
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class GD(Optimizer):
     """Gradient descent: ``w - lr g``.
 
@@ -147,8 +146,7 @@ class GD(Optimizer):
         return self._descend(w, gradient, t, scale, out)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Momentum(Optimizer):
     """Heavy ball: ``v = momentum v + g``, ``w - lr v`` (Polyak 1964)."""
 
@@ -171,8 +169,7 @@ class Momentum(Optimizer):
         return velocity
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Nesterov(Momentum):
     """Nesterov momentum: ``v = momentum v + g``, ``w - lr (g + momentum v)``, as torch.optim.SGD has it."""
 
@@ -187,8 +184,7 @@ class Nesterov(Momentum):
         return self._descend(w, out, t, scale, out)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Accelerated(Optimizer):
     """The accelerated method of the gradient-coding papers, ``theta_t = 2 / (t + 2)`` (Nesterov 1983).
 
@@ -217,8 +213,7 @@ class Accelerated(Optimizer):
         return out
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba 2015, Algorithm 1)."""
 
@@ -250,8 +245,7 @@ class Adam(Optimizer):
         return out
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class AdamW(Adam):
     """Adam with decoupled weight decay: the model also shrinks by ``lr weight_decay`` (Loshchilov and Hutter 2019)."""
 
@@ -267,8 +261,7 @@ class AdamW(Adam):
         return out
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class SlowMo(Momentum):
     """Slow momentum for the change by local steps: ``u = momentum u + d / r``, ``w - lr r u`` (Wang et al. 2020).
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Array, Floats, Tell, Vector
@@ -33,8 +33,7 @@ class Coefficients(NamedTuple):
     outputs: tuple[str, ...]
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Predictor:
     """The meaning of a flat vector as a model of rows, without the vector itself.
 

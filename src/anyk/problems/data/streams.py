@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,7 +12,7 @@ import msgspec
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Index, cut
 from anyk.problems.data.reader_processes import map_in_processes
@@ -27,8 +26,7 @@ _HEAD = 32  # samples on which a loss is tried
 _SEEDED = "give each iterable a generator of its own, made from the seed"
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Stream:
     """Endless training data from iterables, for linear models, TorchProblem and JaxProblem.
 

@@ -6,12 +6,11 @@ import glob
 import hashlib
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-from anyk.checks import PositiveNumber, typed
+from anyk.checks import PositiveNumber, value_class
 from anyk.errors import BadInput, MissingPackage
 from anyk.named import admit_address
 from anyk.regular_files import open_plain
@@ -35,8 +34,7 @@ class File(NamedTuple):
             raise BadInput(f"{shown(self.address)} has changed since the run began: {how}")
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Shards:
     """Training data in files, which workers read block by block if they need the rows; the driver never opens them.
 
