@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+ByName = dict[str, Any]  # values of any type by name: attributes, arguments, or what is written as JSON
 
 
 def derived(default: Any = None) -> Any:

@@ -26,6 +26,7 @@ from anyk.delays import DelayModel
 from anyk.delays import parse as parse_delays
 from anyk.errors import BadInput
 from anyk.optimizers import optimizer as build_optimizer
+from anyk.plain import ByName
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.base import Floats, Vector
 from anyk.problems.linear.inputs import checked_l2, row_weights
@@ -202,7 +203,7 @@ class _Linear(BaseEstimator):
         check_is_fitted(self)
         return np.asarray(safe_sparse_dot(_validated(self, X, reset=False), self.coef_.T) + self.intercept_)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         # without the run, whose log is a database in memory
         return {key: value for key, value in super().__getstate__().items() if key != "run_"}
 

@@ -7,6 +7,7 @@ from typing import Any
 from anyk.callbacks.checkpoint import Best, Quantity
 from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
+from anyk.plain import ByName
 from anyk.runs.callbacks import Callback, EvaluationInfo, RunInfo, StopRun
 
 
@@ -31,7 +32,7 @@ class EarlyStopping(Callback):
 
     def __init__(self, patience: AtLeastOne = 5, *, min_delta: float = 0.0, of: Quantity = "loss") -> None:
         self.patience, self.min_delta, self.of = patience, min_delta, of
-        self._restored: dict[str, Any] | None = None
+        self._restored: ByName | None = None
         self._reset()
 
     def _reset(self) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, MissingPackage
+from anyk.plain import ByName
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 from anyk.specs import Folder
 
@@ -116,7 +117,7 @@ class MLflow(Callback):
             self._client.set_terminated(self._run, status)
             self._run = None
 
-    def _log(self, slot: str, values: dict[str, Any], step: int) -> None:
+    def _log(self, slot: str, values: ByName, step: int) -> None:
         for name, value in values.items():
             if value is not None:
                 self._client.log_metric(self._run, f"{_of(slot)}{name}", float(value), step=step)

@@ -12,6 +12,7 @@ from anyk.cli.fields import as_field, option, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import people, say, text_width, write_json
+from anyk.plain import ByName
 
 KNOWLEDGE = ("code", "overlaps", "nothing")
 workers_option = click.option("--workers", default=30, help="Number of workers, n.")
@@ -79,7 +80,7 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     )
 
 
-def _plain(row: Any) -> dict[str, Any]:
+def _plain(row: Any) -> ByName:
     code = row.code
     return {
         "spec": code.spec,
@@ -227,7 +228,7 @@ def threshold(
     from anyk.views import thresholds_table
 
     questions = [(code, each) for code in [build(spec, workers=workers) for spec in specs] for each in knows]
-    thresholds: dict[str, dict[str, Any]] = {}
+    thresholds: dict[str, ByName] = {}
     with click.progressbar(
         questions,
         label="looking for stragglers",

@@ -34,6 +34,7 @@ from anyk.cli.races import resume_the_race, tell_race
 from anyk.cli.settings_report import show_settings
 from anyk.cli.supervising import supervise, supervised
 from anyk.errors import BadInput
+from anyk.plain import ByName
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -330,7 +331,7 @@ def _show_receipt(console: Console, run: Run, step: int) -> None:
         say(console, f"still at work, or away: workers {', '.join(map(str, receipt.rest))}")
 
 
-def _show_staleness(console: Console, run: Run) -> dict[str, Any]:
+def _show_staleness(console: Console, run: Run) -> ByName:
     """Print the table and the mean of staleness, and return both for JSON."""
     from anyk.views import mean_staleness, staleness_table
 

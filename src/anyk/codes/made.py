@@ -15,6 +15,7 @@ import numpy as np
 
 from anyk.checks import AtLeastOne, check
 from anyk.errors import BadInput
+from anyk.plain import ByName
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -59,7 +60,7 @@ class ReadOnly:
     In a user's class these are the values of :class:`fixed_property`.
     """
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: ByName) -> None:
         ours = type(self).__module__.startswith("anyk.")
         for name, value in state.items():
             if ours or isinstance(getattr(type(self), name, None), fixed_property):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,6 +26,7 @@ from anyk.codes.base import (
 )
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.specs import show
 
 _MOST = 10_000  # partitions that one worker's share may stand for
@@ -56,7 +57,7 @@ class RepetitionCode(Code):
 
     shares: tuple[int, ...] = ()
     _groups: int
-    _even: dict[str, Any]  # the settings of fractional repetition apart from shares
+    _even: ByName  # the settings of fractional repetition apart from shares
 
     @property
     def groups(self) -> int:

@@ -51,7 +51,6 @@ class ConstantRate(_Rate):
         return repr(float(self.start)).removesuffix(".0")
 
     def at(self, step: int) -> float:
-        del step
         return self.start
 
 

@@ -87,12 +87,10 @@ class Optimizer(ABC):
 
     def fitted(self, problem: Any) -> Optimizer:
         """Return the optimiser adapted to a problem's parameters, such as their shapes; by default unchanged."""
-        del problem
         return self
 
     def start(self, w: Vector) -> State:
         """Return the state before the first step from ``w``."""
-        del w
         return {}
 
     @abstractmethod
@@ -142,7 +140,6 @@ class GD(Optimizer):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        del state
         return self._descend(w, gradient, t, scale, out)
 
 

@@ -11,13 +11,14 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.optimizers.steps import State
+from anyk.plain import ByName
 
 if TYPE_CHECKING:
     import torch
 
 
 _PLAIN: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float}
-Groups = Sequence[dict[str, Any]]  # the hyperparameters of each group
+Groups = Sequence[ByName]  # the hyperparameters of each group
 
 
 class TorchGroups:
@@ -26,7 +27,7 @@ class TorchGroups:
     def __init__(self, given: torch.optim.Optimizer) -> None:
         self.given = given
         own = [parameter for group in given.param_groups for parameter in group["params"]]
-        self._values: list[dict[str, Any]] = []
+        self._values: list[ByName] = []
         self._places: list[list[int]] = []
         for group in given.param_groups:
             values = copy.deepcopy(hyperparameters(group))
@@ -80,7 +81,7 @@ class TorchGroups:
         return optimizer
 
 
-def hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+def hyperparameters(group: ByName) -> ByName:
     """Return the hyperparameters of a parameter group."""
     return {name: value for name, value in group.items() if name != "params"}
 

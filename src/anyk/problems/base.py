@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
+from anyk.plain import ByName
 
 Array = NDArray[Any]
 DType = np.dtype[Any]
@@ -28,7 +29,7 @@ Index = NDArray[np.intp]  # the type with which NumPy scatters fastest
 Vector = NDArray[np.floating[Any]]
 Better = Literal["higher", "lower"]
 Evaluated = Literal["train", "held_out"] | None
-Recipe = dict[str, Any]  # plain data
+Recipe = ByName  # plain data
 Tell = Callable[[str], None]  # receives sentences for the user
 NO_HELD_OUT = "metrics are computed on held-out samples, and there are none; give held_out=… as well"
 

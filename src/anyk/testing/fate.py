@@ -146,14 +146,12 @@ class Fate:
         return event
 
     def _alarm(self, worker: int, pick: int, at: float) -> Event | None:
-        del worker, pick
         alarms = self.world.alarms
         name = min(alarms, key=lambda name: (alarms[name], name), default=None)
         return None if name is None else Alarm(max(at, alarms.pop(name)), name)
 
     def _measured(self, worker: int, pick: int, at: float) -> Event | None:
         """Return a message's projection, combined from the projections of its partial gradients."""
-        del worker, pick
         if not self.world.measures:
             return None
         task, index = self.world.measures.popleft()

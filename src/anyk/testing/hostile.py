@@ -23,6 +23,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.errors import RunFailed
+from anyk.plain import ByName
 from anyk.protocol import (
     Commands,
     Event,
@@ -198,7 +199,7 @@ def _shown(value: Any) -> str:
         return value
     if isinstance(value, float):
         return f"{value:.4g}"
-    defaults: dict[str, Any] | None = getattr(value, "_field_defaults", None)
+    defaults: ByName | None = getattr(value, "_field_defaults", None)
     if defaults is not None:
         shown = zip(value._fields, value, strict=True)
         text = ", ".join(f"{name}={_shown(v)}" for name, v in shown if name not in defaults or v != defaults[name])

@@ -166,18 +166,15 @@ class _Pieces:
         self.centres = np.arange(m * d, dtype=np.float64).reshape(m, d) % 7.0 - 3.0
 
     def load(self, partitions: Sequence[int]) -> None:
-        del partitions
+        pass
 
     def support(self, partition: int) -> Index | None:
-        del partition
         return None
 
     def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
-        del rows  # a partition has one sample
         return float(0.5 * ((w - self.centres[partition]) ** 2).sum())
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        del rows
         gradient: Vector = (w - self.centres[partition]).astype(self.dtype)
         worker = os.environ.get("ANYK_WORKER")
         if not w.any():
@@ -230,7 +227,6 @@ class Squares:
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> _Pieces:
         # one sample for each partition, whatever the shares
-        del shares
         self.samples = partitions
         pieces = _Pieces(partitions, self.dimension, self.dtype.str, self.faults)
         self.centres = pieces.centres
@@ -257,7 +253,6 @@ class Squares:
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """None."""
-        del w
         return {}
 
     def recipe(self) -> dict[str, Any] | None:

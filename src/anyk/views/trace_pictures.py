@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +10,14 @@ from numpy.typing import NDArray
 from anyk.delays import Fit, fit
 from anyk.errors import BadInput
 from anyk.fleet.explanation.sentences import rounded
+from anyk.plain import ByName
 from anyk.strategies import stragglers
 from anyk.views.style import LIGHT, picture
 
 Floats = NDArray[np.float64]
 
 
-def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> dict[str, Any]:
+def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> ByName:
     """Return facts about seconds (rounds x workers): spread, stragglers, their bursts, and delay models that fit."""
     late = stragglers(times, mu)
     runs = _runs(late)
@@ -60,7 +60,7 @@ def _runs(late: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.array(lengths, dtype=np.int64)
 
 
-def trace_text(found: dict[str, Any], mu: float) -> str:
+def trace_text(found: ByName, mu: float) -> str:
     """Return the facts as text."""
     bursts = ", ".join(f"{length} rounds: {count}" for length, count in list(found["bursts"].items())[:8]) or "none"
     slow = ", ".join(f"{one['worker']} ({100 * one['share']:.0f} %)" for one in found["slowest"]) or "no worker"

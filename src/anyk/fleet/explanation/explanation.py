@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from anyk.plain import ByName
+
 
 @dataclass(frozen=True)
 class WorkerCost:
@@ -63,5 +65,5 @@ class Explanation:
 
     def report(self) -> dict[str, Any]:
         """Return all findings as plain values for JSON; a number that is not finite is None."""
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        plain: ByName = msgspec.json.decode(msgspec.json.encode(self))
         return plain

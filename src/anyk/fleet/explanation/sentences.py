@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from anyk.delays.base import Flags
 from anyk.fleet.explanation.attribution import DRIFT, lower_median, mean_burst, slow_kind
 from anyk.fleet.explanation.explanation import Explanation
 from anyk.fleet.records import Record
+from anyk.plain import ByName
 
 _MANY = 5  # workers that are described one by one
 _SLOW_ROUND = 1.3  # times the median round
@@ -205,7 +205,7 @@ def _listed(names: Sequence[int | str]) -> str:
 
 def rounded(model: DelayModel, digits: int) -> str:
     """Return the spec of a delay model with ``digits`` digits."""
-    values: dict[str, Any] = {
+    values: ByName = {
         name: float(f"{value:.{digits}g}") for name, value in vars(model).items() if isinstance(value, float)
     }
     return replace(model, **values).spec

@@ -25,7 +25,7 @@ from anyk.fleet.plans.measured_fleet import fleet_of, sample_record
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
 from anyk.fleet.records.record_sources import Readable
-from anyk.plain import to_plain
+from anyk.plain import ByName, to_plain
 from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, models_trained
 from anyk.runs import Promise, Run
@@ -139,7 +139,7 @@ class Plan:
         return {"version": 1, "interval": "prediction", "compared_by": compared_by, **plain}
 
 
-def _plain(choice: Choice) -> dict[str, Any]:
+def _plain(choice: Choice) -> ByName:
     plain = {**to_plain(choice), "seconds_to_target": choice.seconds_to_target}
     return plain if math.isfinite(choice.gain.median) else plain | {"gain": None}
 

@@ -106,7 +106,6 @@ class _OnHost(_Passes):
     """Moments by the host's monotonic clock."""
 
     def _now(self, last: Any) -> float:
-        del last
         return time.perf_counter()
 
     def _record(self, begin: float, end: float) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyk.delays.base import MOST, Flags, Floats
 from anyk.delays.time_tables import summarised
 from anyk.errors import BadInput, MissingPackage
+from anyk.plain import ByName
 
 PARTS = ("delay", "compute", "transport")  # of a worker's seconds, if stamps separate them
 
@@ -59,7 +60,7 @@ class Record:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        tables: dict[str, Any] = {"censored": self.censored, **self.parts, **self.stages}
+        tables: ByName = {"censored": self.censored, **self.parts, **self.stages}
         for name, table in tables.items():
             if np.shape(table) != seconds.shape:
                 raise BadInput(f"'{name}' must have the shape of seconds, {seconds.shape}, got {np.shape(table)}")
@@ -164,9 +165,9 @@ class Record:
         except OSError as error:
             raise BadInput(f"the fleet record '{path}' cannot be written ({error.strerror})") from None
 
-    def _arrays(self) -> dict[str, Any]:
+    def _arrays(self) -> ByName:
         """Return the arrays of the .npz file; names of workers are all numbers or all text."""
-        arrays: dict[str, Any] = {
+        arrays: ByName = {
             "seconds": self.seconds,
             "censored": np.asarray(self.censored),
             "workers": np.array(self.workers),

@@ -137,7 +137,6 @@ def _take_samples(make: Make, partition: int, seed: int, count: int) -> list[Sam
 
 def _encode_head(make: Make, piece: int) -> bytes:
     """Encode the first samples of partition 0; refuse a stream that does not follow from its seed."""
-    del piece
     first, again, other = (_encode_samples(make, _HEAD, _seed(key, 0)) for key in (0, 0, 1))
     if first != again:
         raise BadInput(f"the stream gave other samples when it was made again with the same seed; {_SEEDED}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from anyk.decompile import compile_source
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.problems.base import Array, DType, Index, PartitionAbilities, Vector
 
 
@@ -36,21 +37,20 @@ class DecompiledPartitions(PartitionAbilities):
         self.dtype = dtype
         self._functions: dict[int, Callable[..., Any]] = {}
 
-    def plain(self) -> tuple[dict[str, Any], list[Array]]:
+    def plain(self) -> tuple[ByName, list[Array]]:
         """Return the partitions as plain data and arrays."""
         texts = [[rows, *text] for rows, text in self._texts.items()]
         plain = {"texts": texts, "ends": self._ends, "dimension": self.dimension, "dtype": self.dtype.str}
         return plain, self._arrays
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any], arrays: Sequence[Array]) -> DecompiledPartitions:
+    def from_plain(cls, plain: ByName, arrays: Sequence[Array]) -> DecompiledPartitions:
         """Return the partitions that :meth:`plain` converted."""
         texts = {rows: (text, digest) for rows, text, digest in plain["texts"]}
         return cls(texts, arrays, plain["ends"], plain["dimension"], np.dtype(plain["dtype"]))
 
     def load(self, partitions: Sequence[int]) -> None:
         """Compile the texts."""
-        del partitions
         self._functions = {rows: compile_source(*text) for rows, text in self._texts.items()}
 
     def check_partial_loss(self) -> None:
@@ -60,7 +60,6 @@ class DecompiledPartitions(PartitionAbilities):
 
     def support(self, partition: int) -> Index | None:
         """Return None: a gradient may touch all coordinates."""
-        del partition
         return None  # explicit, as mypy demands
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:

@@ -11,6 +11,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.problems.base import DType, Ends, Vector, even_ends
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import PartitionSamples, Samples
@@ -45,7 +46,7 @@ class JaxPartitions(Batches):
         self._device: Any = None
         self._compiled: set[int] = set()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         return super().__getstate__() | {"_device": None, "_compiled": set()}
 
     def load(self, partitions: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.problems.jax.pickling import packed
 from anyk.problems.jax.pytrees import Arrays, JaxArray, Model, Tree
 
@@ -68,7 +69,7 @@ class JaxNetwork:
         """Return the sum of a batch's losses in training."""
         return self._compute(flat, held, batch, seed, train=True)[0]
 
-    def evaluated(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> tuple[Any, dict[str, Any]]:
+    def evaluated(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> tuple[Any, ByName]:
         """Return the sums of a batch's losses and metrics in evaluation."""
         total, _, metrics = self._compute(flat, held, batch, seed, train=False)
         rows = rows_of(batch)
@@ -95,7 +96,7 @@ class JaxNetwork:
 
     def _compute(
         self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, *, train: bool
-    ) -> tuple[Any, Tree, dict[str, Any]]:
+    ) -> tuple[Any, Tree, ByName]:
         key = key_of(seed) if self.random else None
         whole = self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=train)
         options = {"key": key, "state": held.state, "train": train}
@@ -105,7 +106,7 @@ class JaxNetwork:
             check_state(state, held.state)
         return (value * rows_of(batch) if self.mean else value), state, metrics
 
-    def _read(self, result: Any) -> tuple[Any, Tree, dict[str, Any]]:
+    def _read(self, result: Any) -> tuple[Any, Tree, ByName]:
         """Return the value, state and metrics of a loss's result; :class:`~anyk.errors.BadInput` for other forms."""
         wanted = {
             (False, False): "one number for a batch, its mean or sum",
@@ -222,7 +223,7 @@ def check_state(state: Tree, before: Tree) -> None:
     )
 
 
-def _numbers(metrics: Any) -> dict[str, Any]:
+def _numbers(metrics: Any) -> ByName:
     if not (isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics)):
         raise BadInput(f"metrics beside the loss must be numbers by name, {{'accuracy': …}}, got {_shown(metrics)}")
     for name, value in metrics.items():

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from anyk.plain import ByName
+
 
 def packed(value: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
     """Return the result of ``__reduce__`` for a value: its bytes, and its arrays beside them."""
@@ -40,7 +42,7 @@ def is_equinox(kind: type) -> bool:
     return equinox is not None and issubclass(kind, equinox.Module)
 
 
-def _own_fields(kind: Any) -> dict[str, dict[str, Any]]:
+def _own_fields(kind: Any) -> dict[str, ByName]:
     """Return the arguments of the fields that a class adds to its bases."""
     own = inspect.get_annotations(kind)
     options = ("default", "default_factory", "init", "kw_only", "metadata")
@@ -55,7 +57,7 @@ def _own_fields(kind: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def _class_with_fields(make: Callable[..., type], given: tuple[Any, ...], fields: dict[str, dict[str, Any]]) -> type:
+def _class_with_fields(make: Callable[..., type], given: tuple[Any, ...], fields: dict[str, ByName]) -> type:
     constructor, name, bases, namespace, *further = given
     namespace = namespace | {"__annotations__": dict.fromkeys(fields, object)}
     namespace |= {name: dataclasses.field(**options) for name, options in fields.items()}

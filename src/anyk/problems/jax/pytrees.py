@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anyk.errors import BadInput, RunFailed
+from anyk.plain import ByName
 from anyk.problems.base import Array
 
 Tree = Any  # nested tuples, lists, dictionaries and other pytrees of JAX
@@ -52,13 +53,13 @@ class Model:
         self._kept = self._of("kept", leaves)
         check_numbers(self.begin)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         # JAX's description of a tree does not always survive pickling (Equinox's does not), but the tree does;
         # workers need no values: trained ones come with the model, fixed ones with each call
         tree = self._join([0] * self._kinds.count("trained"), [0] * self._kinds.count("fixed"))
         return self.__dict__ | {"_tree": tree, "begin": [], "fixed": [], "state": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: ByName) -> None:
         import jax
 
         self.__dict__.update(state)
@@ -66,10 +67,9 @@ class Model:
 
     def whole(self, trained: Leaves, fixed: Leaves, state: Tree, key: JaxArray, *, train: bool) -> Any:
         """Return the user's model with these arrays in it, for training or for evaluation."""
-        del state, key, train
         return self._join(trained, fixed)
 
-    def named(self, trained: Leaves, fixed: Leaves) -> dict[str, Any]:
+    def named(self, trained: Leaves, fixed: Leaves) -> ByName:
         """Return the arrays by their paths, as ``trainable`` receives them; raise if two have the same path."""
         import jax
 
@@ -83,7 +83,6 @@ class Model:
 
     def state_after(self, whole: Any) -> Tree:
         """Return the model's state after it has computed."""
-        del whole
         return None
 
     def _join(self, trained: Leaves, fixed: Leaves) -> Tree:
@@ -101,7 +100,6 @@ class Model:
 
     def _is_parameter(self, leaf: Any) -> bool:
         """Return whether a leaf is trained by default."""
-        del leaf
         return True
 
     def _check(self, given: Tree) -> None:
@@ -166,7 +164,6 @@ class EquinoxModel(Model):
         """Return the complete model; in evaluation the module is in inference mode."""
         import equinox
 
-        del state, key
         whole = self._join(trained, fixed)
         return whole if train else equinox.nn.inference_mode(whole)
 
@@ -254,9 +251,9 @@ def _nodes(given: Tree) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda node: _state(node) is not None)[0]
 
 
-def distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def distinct(pairs: Iterable[tuple[str, Any]]) -> ByName:
     """Return pairs of names and arrays as a dictionary; raise :class:`~anyk.errors.RunFailed` for equal names."""
-    arrays: dict[str, Any] = {}
+    arrays: ByName = {}
     for name, array in pairs:
         if name in arrays:
             raise RunFailed(f"two arrays of the model are called '{name}', so that it cannot be written as safetensors")

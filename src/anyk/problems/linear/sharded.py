@@ -124,7 +124,6 @@ class ShardRows(Samples):
         self, first: int, last: int, rows: Index | None = None, *, most: int | None = None, key: int = 0
     ) -> Iterator[SampleBatch]:
         """Return batches of the rows, block by block, or a single batch of the given ``rows``."""
-        del most, key
         batches = self.blocks.parts(first, last) if rows is None else [self.blocks.read_rows(rows + first)]
         return (SampleBatch(batch, len(batch[1]), first, rows) for batch in batches)
 

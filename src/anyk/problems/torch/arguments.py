@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from anyk.checks import AtLeastOne, AtLeastZero, check
 from anyk.errors import BadInput, MissingPackage
+from anyk.plain import ByName
 
 _MODULE = ("module", "model")  # names of a loss's parameter that is the module
 
@@ -18,7 +19,7 @@ def check_options(
     threads: int,
     num_workers: int,
     better: str | None,
-    functions: dict[str, Any],
+    functions: ByName,
 ) -> None:
     """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range, or ``functions`` that are none."""
     try:

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyk import keyed
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.problems.base import DType, Ends, Index, Vector
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
@@ -42,7 +43,6 @@ class Placed(Samples):
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
         """Return some rows of every tensor."""
-        del key
         if isinstance(rows, slice):
             complete = rows.stop - rows.start == self._samples
             return self._batch if complete else mapped(self._batch, lambda tensor: tensor[rows])
@@ -76,7 +76,7 @@ class TorchPartitions(Batches):
         self._trial: Trial | None = None
         self._gradients: Counter[int] = Counter()  # computed so far, by partition
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         return super().__getstate__() | {"_device": None, "_gradients": Counter()}
 
     def load(self, partitions: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.problems.data.sample_batches import Batch
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Network:
         self.module, self.loss, self.device, self.precision, self.mean = module, loss, device, precision, mean
         self.takes_module, self._count, self.threads = takes_module, count, threads
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         import torch
 
         for root in (self.module, self.loss):

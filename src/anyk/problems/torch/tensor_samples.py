@@ -12,6 +12,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed, describe_error, explaining
+from anyk.plain import ByName
 from anyk.problems.base import Array, DType, Index, some_rows
 from anyk.problems.data.sample_batches import Arrays, Batch, Rows, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
@@ -130,7 +131,7 @@ class Items(Samples):
     def __len__(self) -> int:
         return len(self.mark) if self._rows is None else len(self._rows)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         return self.__dict__ | {"_readers": None}
 
     def some(self, samples: int, of: str) -> Items:
@@ -203,7 +204,6 @@ class Items(Samples):
 
 def _restarted(data: Any, partition: int, seed: int) -> Any:
     """Return torch's stream itself: it draws from the global generators, if at all."""
-    del partition, seed
     return data
 
 

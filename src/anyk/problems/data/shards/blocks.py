@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from anyk.errors import BadInput, RunFailed
+from anyk.plain import ByName
 from anyk.problems.base import Index, is_sparse, stacked
 from anyk.problems.data.shards.formats import format_of
 from anyk.problems.data.shards.sources import Shards
@@ -35,7 +36,7 @@ class Blocks:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         return self.__dict__ | {"_cache": OrderedDict(), "_bytes": 0}
 
     def parts(self, first: int, last: int) -> Iterator[Arrays]:

@@ -70,12 +70,10 @@ class _Custom(Format):
         self._address, self._read = address, read
 
     def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
-        del deep
         content = self.read(0, 0, text)
         yield Piece(0, 0, content.rows, content)
 
     def read(self, at: int, size: int, text: set[int]) -> Table:
-        del at, size, text
         where = shown(self._address)
         try:
             content = self._read(self._address)
@@ -121,7 +119,6 @@ class _Parquet(Format):
                     yield Piece(group, 1, count, self._group(file, group) if wanted else None)
 
     def read(self, at: int, size: int, text: set[int]) -> Table:
-        del size, text
         with open_shard(self._address) as file:
             return self._group(file, at)
 
@@ -139,7 +136,6 @@ class _Csv(Format):
         self._names: tuple[str, ...] = ()
 
     def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
-        del deep  # only reading separates rows
         with reading(self._address, "CSV"), open_shard(self._address) as file:
             position = _Position(file)
             rows = csv_rows(position, self._address)

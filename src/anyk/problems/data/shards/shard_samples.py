@@ -64,7 +64,6 @@ class ShardSamples(SampledOnce):
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
         """Return some rows."""
-        del key
         return self.form(self._read_rows(rows))
 
     def read_some(self, samples: int, of: str) -> Arrays:

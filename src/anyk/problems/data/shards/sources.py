@@ -13,6 +13,7 @@ from typing import IO, Any, Literal, NamedTuple
 from anyk.checks import PositiveNumber, value_class
 from anyk.errors import BadInput, MissingPackage
 from anyk.named import admit_address
+from anyk.plain import ByName
 from anyk.regular_files import open_plain
 from anyk.tables import listed, reading, shown
 
@@ -87,7 +88,7 @@ class Shards:
                 f"rows must be one number for each of the {len(self.resolved_files)} files, got {len(self.rows)}"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         return {name: value for name, value in self.__dict__.items() if name != "surveyed"}
 
     def __repr__(self) -> str:
