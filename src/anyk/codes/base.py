@@ -32,11 +32,11 @@ from anyk.codes.decoders import (
     Indices,
     LeastSquaresDecoder,
     Method,
+    Removal,
     Selection,
     method,
 )
 from anyk.codes.made import CodeType, ReadOnly, fixed_property, valid_matrix
-from anyk.codes.removal import Removal
 from anyk.errors import BadInput
 from anyk.specs import show
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from anyk.checks import value_class
 from anyk.codes.base import EXACT, Floats, MatrixCode, RegisteredCode, check_workers
+from anyk.codes.decoders import Removal
 from anyk.codes.made import fixed_property, valid_matrix
-from anyk.codes.removal import Removal
 from anyk.errors import BadInput
 from anyk.matrices import read_matrix
 from anyk.specs import File, absolute

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from anyk.delays.base import DelayModel
+from anyk.delays.base import DelayModel, DelayStream
 from anyk.delays.communication import Communication, Links, Traffic
 from anyk.delays.fitting import Fit, fit
 from anyk.delays.models import (
@@ -17,7 +17,6 @@ from anyk.delays.models import (
     ShiftedExponential,
     Uniform,
 )
-from anyk.delays.stream import DelayStream
 from anyk.delays.trace import Table, Trace
 from anyk.errors import BadInput
 from anyk.specs import Registry, absolute, with_files

@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 from anyk import keyed
 from anyk.checks import value_class
-from anyk.delays.base import DelayModel
-from anyk.delays.stream import DelayStream
+from anyk.delays.base import DelayModel, DelayStream
 from anyk.errors import BadInput
 from anyk.specs import show
 

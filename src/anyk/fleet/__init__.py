@@ -3,7 +3,7 @@
 from anyk.fleet.auto.auto_training import Auto, resume_auto, train_auto
 from anyk.fleet.auto.parts import Part
 from anyk.fleet.explanation.explaining import explain
-from anyk.fleet.explanation.explanation import Explanation, WorkerCost
+from anyk.fleet.explanation.sentences import Explanation, WorkerCost
 from anyk.fleet.plans.advice import Advice
 from anyk.fleet.plans.check import Checked, Figures, check
 from anyk.fleet.plans.judging import Choice, pareto

@@ -19,14 +19,15 @@ from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Stepper, Vector
 from anyk.optimizers.torch_groups import (
     Groups,
+    Scheduler,
     TorchGroups,
+    TorchSchedule,
     give_state,
     hyperparameters,
     ranked,
     take_state,
     values_beside,
 )
-from anyk.optimizers.torch_schedules import Scheduler, TorchSchedule
 from anyk.specs import bracketed, show
 
 if TYPE_CHECKING:

@@ -14,9 +14,22 @@ from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Array, Floats, Tell, Vector
 from anyk.problems.data.encoding import Encoding, check_finite
-from anyk.problems.linear.layers import scores_of
 from anyk.problems.linear.scaling import Scaling, in_units
 from anyk.tables import Table
+
+
+def layers_of(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vector, Vector, Vector, Vector]:
+    """Return views of a flat model: weights (features x hidden), bias, weights (hidden x outputs), bias."""
+    a = features * hidden
+    b = a + hidden
+    c = b + hidden * outputs
+    return w[:a].reshape(features, hidden), w[a:b], w[b:c].reshape(hidden, outputs), w[c:]
+
+
+def scores_of(X: Any, w: Vector, *shape: int) -> Floats:
+    """Return the scores of rows, shape (rows, outputs); ``shape``: numbers of features, hidden units and outputs."""
+    first, bias, second, offset = layers_of(w, *shape)
+    return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=np.float64)
 
 
 class Coefficients(NamedTuple):

@@ -12,8 +12,7 @@ from anyk.delays import fit
 from anyk.delays.base import Floats
 from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
-from anyk.fleet.explanation.explanation import Explanation, WorkerCost
-from anyk.fleet.explanation.sentences import sentences
+from anyk.fleet.explanation.sentences import Explanation, WorkerCost, sentences
 from anyk.fleet.records import Record, read
 from anyk.fleet.records.record_sources import Readable
 from anyk.fleet.simulation import simulate

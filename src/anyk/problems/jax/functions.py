@@ -17,8 +17,7 @@ from anyk.problems.base import NO_HELD_OUT, Better, Floats, Index, Vector, cut
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
-from anyk.problems.jax.decompiled import DecompiledPartitions
-from anyk.problems.jax.loss_partitions import JaxPartitions
+from anyk.problems.jax.loss_partitions import DecompiledPartitions, JaxPartitions
 from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, JaxNetwork, names_of, seed_for, seed_of
 from anyk.problems.jax.pytrees import JaxArray, Trainable, Tree, distinct, is_array, kind_of, model_of
 from anyk.problems.jax.statistics import Averages

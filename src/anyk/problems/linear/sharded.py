@@ -15,7 +15,7 @@ from anyk.problems.data.dataset import Task, read_target
 from anyk.problems.data.encoding import Column, Encoding, check_categories
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, SampleBatch, Samples
-from anyk.problems.data.shards.blocks import Blocks
+from anyk.problems.data.shards.shard_samples import Blocks
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.shards.survey import Moments, Survey, places_of, plain, survey
 from anyk.problems.linear.scaling import Scaling, with_intercept

@@ -18,10 +18,9 @@ from anyk.problems.data.sample_batches import Arrays, PartitionSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.splits import Dirichlet
 from anyk.problems.data.streams import Stream
-from anyk.problems.linear.layers import layers_of, scores_of
 from anyk.problems.linear.regression import SoftmaxRegression
 from anyk.problems.linear.row_partitions import losses_of, softmax_slope
-from anyk.problems.predicting import Predictor
+from anyk.problems.predicting import Predictor, layers_of, scores_of
 
 
 class TwoLayerPartitions(Batches):
