@@ -1,4 +1,4 @@
-"""Store models of a run in files: at regular steps, and the best by its loss or its metric; end a run that gets no better."""
+"""Models of a run stored in files, at regular steps and the best, and the end of a run that gets no better."""
 
 from __future__ import annotations
 

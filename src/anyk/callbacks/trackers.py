@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, MissingPackage, needing
 from anyk.plain import ByName
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 from anyk.specs import Folder
@@ -215,8 +215,6 @@ def _of(slot: str) -> str:
 
 
 def _package() -> Any:
-    try:
+    with needing("TensorBoard", "tensorboard", "callbacks.TensorBoard"):
         from tensorboard.summary.writer import event_file_writer
-    except ImportError:
-        raise MissingPackage("TensorBoard", "tensorboard", "callbacks.TensorBoard") from None
     return event_file_writer

@@ -1,4 +1,4 @@
-"""Block designs: any two workers share the same number of partitions, so optimal decoding is one number. Finite fields."""
+"""Block designs: any two workers share the same number of partitions, so optimal decoding is one number."""
 
 from __future__ import annotations
 

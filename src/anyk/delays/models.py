@@ -86,34 +86,35 @@ class Uniform(DelayModel):
         return self.low + (self.high - self.low) * k / (workers + 1)
 
 
-@value_class
-class Exponential(DelayModel):
-    """Exponential delays with the given mean.
+class _Exponentials(DelayModel):
+    """A shift plus an exponential delay, by worker."""
 
-    >>> float(Exponential(mean=0.5).draws(seed=0, worker=0, start=0, count=20000).mean().round(2))
-    0.5
-    """
-
-    mean: Seconds
-    name = "exp"
-    memoryless = True
+    @abstractmethod
+    def _shift_and_mean(self, worker: int) -> tuple[float, float]: ...
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        return -self.mean * np.log1p(-uniforms)
+        shift, mean = self._shift_and_mean(worker)
+        return shift - mean * np.log1p(-uniforms)
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        return -np.expm1(-np.maximum(seconds, 0.0) / self.mean)
+        shift, mean = self._shift_and_mean(worker)
+        return -np.expm1(-np.maximum(seconds - shift, 0.0) / mean)
 
     def expected(self, worker: int = 0) -> float:
-        return self.mean
+        return sum(self._shift_and_mean(worker))
+
+
+class _EqualExponentials(_Exponentials):
+    """The same for all workers."""
 
     def order_statistic(self, k: int, workers: int) -> float:
-        """``mean (H_n - H_(n-k))`` with the harmonic numbers H.
+        """``shift + mean (H_n - H_(n-k))`` with the harmonic numbers H.
 
         >>> round(Exponential(mean=1.0).order_statistic(4, 8), 7)
         0.6345238
         """
-        return self.mean * float((1.0 / np.arange(workers - k + 1, workers + 1)).sum())
+        shift, mean = self._shift_and_mean(0)
+        return shift + mean * float((1.0 / np.arange(workers - k + 1, workers + 1)).sum())
 
     def longest_sum(self, count: int, workers: int) -> float:
         """Sums are Erlang: ``mean x integral of 1 - P(count, t)^n``, P the regularised incomplete gamma function.
@@ -124,38 +125,39 @@ class Exponential(DelayModel):
         from scipy.integrate import quad
         from scipy.special import gammainc
 
+        shift, mean = self._shift_and_mean(0)
         n = workers
         top = count + 12.0 * (count * np.log(n + 1.0)) ** 0.5 + 12.0 * np.log(n + 1.0) + 40.0
         value, _ = quad(lambda t: 1.0 - gammainc(count, t) ** n, 0.0, top, limit=500, epsabs=1e-11, points=[count])
-        return self.mean * float(value)
+        return count * shift + mean * float(value)
 
 
 @value_class
-class ShiftedExponential(DelayModel):
+class Exponential(_EqualExponentials):
+    """Exponential delays with the given mean.
+
+    >>> float(Exponential(mean=0.5).draws(seed=0, worker=0, start=0, count=20000).mean().round(2))
+    0.5
+    """
+
+    mean: Seconds
+    name = "exp"
+    memoryless = True
+
+    def _shift_and_mean(self, worker: int) -> tuple[float, float]:
+        return 0.0, self.mean
+
+
+@value_class
+class ShiftedExponential(_EqualExponentials):
     """A fixed shift plus an exponential delay with the given mean."""
 
     shift: SecondsOrZero
     mean: Seconds
     name = "shifted-exp"
 
-    def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        return self.shift + self._exponential.seconds(uniforms, worker)
-
-    def cdf(self, seconds: Floats, worker: int) -> Floats:
-        return self._exponential.cdf(seconds - self.shift, worker)
-
-    def expected(self, worker: int = 0) -> float:
-        return self.shift + self.mean
-
-    def order_statistic(self, k: int, workers: int) -> float:
-        return self.shift + self._exponential.order_statistic(k, workers)
-
-    def longest_sum(self, count: int, workers: int) -> float:
-        return count * self.shift + self._exponential.longest_sum(count, workers)
-
-    @property
-    def _exponential(self) -> Exponential:
-        return Exponential(mean=self.mean)
+    def _shift_and_mean(self, worker: int) -> tuple[float, float]:
+        return self.shift, self.mean
 
 
 @value_class
@@ -228,7 +230,7 @@ class Bimodal(DelayModel):
 
 
 @value_class
-class Heterogeneous(DelayModel):
+class Heterogeneous(_Exponentials):
     """Exponential delays whose mean differs by worker: ``hetero:means=0.1/0.1/0.4``, repeated over the fleet."""
 
     means: tuple[Seconds, ...]
@@ -239,14 +241,8 @@ class Heterogeneous(DelayModel):
         if not self.means:
             raise BadInput("'hetero' needs at least one mean, as in hetero:means=0.1/0.4")
 
-    def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        return -self.expected(worker) * np.log1p(-uniforms)
-
-    def cdf(self, seconds: Floats, worker: int) -> Floats:
-        return -np.expm1(-np.maximum(seconds, 0.0) / self.expected(worker))
-
-    def expected(self, worker: int = 0) -> float:
-        return self.means[worker % len(self.means)]
+    def _shift_and_mean(self, worker: int) -> tuple[float, float]:
+        return 0.0, self.means[worker % len(self.means)]
 
 
 @value_class

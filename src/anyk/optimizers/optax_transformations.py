@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 from anyk.optimizers.library_classes import MADE, refuse_made
 from anyk.optimizers.schedules import Schedule
 from anyk.optimizers.steps import Optimizer, State, Vector
@@ -39,10 +39,8 @@ class OptaxOptimizer(Optimizer):
 
     def __init__(self, method: Any, *, lr: float | str | Schedule = 1.0, **arguments: Any) -> None:
         refuse_made(method)
-        try:
+        with needing("optax", "jax", "an optimiser of optax"):
             import optax
-        except ImportError:
-            raise MissingPackage("optax", "jax", "an optimiser of optax") from None
         super().__init__(lr)
         transformation = method
         if isinstance(method, str):

@@ -1,4 +1,4 @@
-"""Parameter groups of PyTorch's optimisers, over the parameters of a problem, their states as arrays, and their schedules."""
+"""Parameter groups of PyTorch's optimisers, their states as arrays, and their schedules."""
 
 from __future__ import annotations
 

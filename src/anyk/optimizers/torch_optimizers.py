@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Stepper, Vector
@@ -72,10 +72,8 @@ class TorchOptimizer(Optimizer):
         **arguments: Any,
     ) -> None:
         refuse_made(method)
-        try:
+        with needing("PyTorch", "torch", "an optimiser of torch"):
             torch = import_module("torch")
-        except ImportError:
-            raise MissingPackage("PyTorch", "torch", "an optimiser of torch") from None
         self._groups: TorchGroups | None = None
         if not isinstance(method, (str, type)):
             if not isinstance(method, torch.optim.Optimizer):

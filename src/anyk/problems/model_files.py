@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, on_system_error
 from anyk.regular_files import open_plain, replacing
 
 if TYPE_CHECKING:
@@ -46,11 +46,8 @@ def check_model_file(file: Path, *, of_run: bool) -> None:
 
     A file of a run folder is not read through a link.
     """
-    try:
-        with open_plain(file, follow=not of_run) as opened:
-            digests = _read_digests(opened)
-    except OSError as error:
-        raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
+    with on_system_error(f"'{file}' cannot be read"), open_plain(file, follow=not of_run) as opened:
+        digests = _read_digests(opened)
     if digests is None and of_run:
         raise BadInput(f"'{file}' is damaged or was edited: it has no digest; to load it nevertheless, name the file")
     if digests is not None and digests.stated != digests.computed:

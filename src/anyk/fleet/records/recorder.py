@@ -1,4 +1,4 @@
-"""Recorders: the seconds of each step of a training loop, written by every worker into one folder; of PyTorch's DDP by its hooks."""
+"""Recorders: the seconds of each step of a training loop, written by every worker into one folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from anyk.checks import AtLeastZero, typed
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing, on_system_error
 
 if TYPE_CHECKING:
     import torch
@@ -47,15 +47,13 @@ class Recorder:
         self.worker, self.path = worker, Path(folder) / f"worker-{worker}.csv"
         self._rows: list[str] = []
         self._written = time.monotonic()
-        try:
+        with on_system_error(f"the record '{self.path}' cannot be written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.rounds = self._next_round()
             self._file = self.path.open("a", encoding="utf-8")
             if not self.rounds and not self.path.stat().st_size:
                 self._file.write(HEADER + "\n")
                 self._file.flush()
-        except OSError as error:
-            raise BadInput(f"the record '{self.path}' cannot be written ({error.strerror})") from None
 
     def _next_round(self) -> int:
         """Return the number of the next round, which continues an existing file."""
@@ -116,10 +114,8 @@ def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) ->
 
     Raises :class:`~anyk.errors.BadInput` for a model that is not DistributedDataParallel.
     """
-    try:
+    with needing("PyTorch", "torch", "recording DistributedDataParallel"):
         import torch
-    except ImportError:
-        raise MissingPackage("PyTorch", "torch", "recording DistributedDataParallel") from None
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise BadInput(f"ddp records a DistributedDataParallel model, got {type(model).__name__}")
     worker = torch.distributed.get_rank(model.process_group)

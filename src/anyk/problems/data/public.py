@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.checks import typed
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 from anyk.named import admit_address
 from anyk.problems.base import Array, Floats, Tell
 from anyk.problems.data.dataset import Dataset, Fraction, assemble, make_dataset, read_target, sources
@@ -241,10 +241,8 @@ def _columns(name: str, wanted: tuple[str, ...], openml: int, file: Path | None,
                 f"{file} has too few rows ({table.rows}); at least 2 are needed, one to train and one to test"
             )
         return _as_numbers(table, wanted, str(file))
-    try:
+    with needing("pandas", "data", f"fetching data set '{name}' from OpenML"):
         import_module("pandas")
-    except ImportError:
-        raise MissingPackage("pandas", "data", f"fetching data set '{name}' from OpenML") from None
     from sklearn.datasets import fetch_openml
 
     frame = _fetch(name, "OpenML", lambda: fetch_openml(data_id=openml, as_frame=True), progress).frame

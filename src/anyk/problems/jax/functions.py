@@ -12,7 +12,7 @@ import numpy as np
 
 from anyk.checks import AtLeastZero, typed
 from anyk.decompile import Source
-from anyk.errors import BadInput, MissingPackage, describe_error
+from anyk.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Floats, Index, Vector, cut
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
@@ -114,10 +114,8 @@ class JaxProblem(NetworkProblem):
         workers: Literal["jax", "numpy"] = "jax",
         batch: AtLeastZero = 0,
     ) -> None:
-        try:
+        with needing("JAX", "jax", "JaxProblem"):
             import jax
-        except ImportError:
-            raise MissingPackage("JAX", "jax", "JaxProblem") from None
         self._workers, self._batch, self._platform = workers, batch, platform
         self.l2 = checked_l2(l2)
         model = model_of(params, trainable)

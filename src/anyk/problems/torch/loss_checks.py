@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from anyk.checks import AtLeastOne, AtLeastZero, check
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 from anyk.plain import ByName
 from anyk.problems.base import Floats, Index
 from anyk.problems.data.sample_batches import Batch
@@ -34,10 +34,8 @@ def check_options(
     functions: ByName,
 ) -> None:
     """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range, or ``functions`` that are none."""
-    try:
+    with needing("PyTorch", "torch", "TorchProblem"):
         import torch
-    except ImportError:
-        raise MissingPackage("PyTorch", "torch", "TorchProblem") from None
     try:
         supported = torch.device(device).type in ("cpu", "cuda")
     except RuntimeError:

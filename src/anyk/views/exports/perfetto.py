@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, on_system_error
 from anyk.plain import ByName
 from anyk.runs import Run, Tasks, tasks_of
 from anyk.runs.log import queries
@@ -41,17 +41,15 @@ def save_perfetto(run: Run, path: str | Path) -> int:
     if not target.name.endswith((".json", ".json.gz")):
         raise BadInput(f"a Perfetto trace is written as .json or .json.gz, got '{path}'")
     count = 0
-    try:
-        with gzip.open(target, "wt") if target.suffix == ".gz" else target.open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "otherData": ')
-            file.write(json.dumps({key: str(value) for key, value in run.config.plain().items()}))
-            file.write(', "traceEvents": [')
-            for event in _events(run):
-                file.write((",\n" if count else "\n") + json.dumps(event, allow_nan=False))
-                count += 1
-            file.write("\n]}\n")
-    except OSError as error:
-        raise BadInput(f"the trace '{path}' cannot be written ({error.strerror})") from None
+    opened = gzip.open if target.suffix == ".gz" else open
+    with on_system_error(f"the trace '{path}' cannot be written"), opened(target, "wt", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms", "otherData": ')
+        file.write(json.dumps({key: str(value) for key, value in run.config.plain().items()}))
+        file.write(', "traceEvents": [')
+        for event in _events(run):
+            file.write((",\n" if count else "\n") + json.dumps(event, allow_nan=False))
+            count += 1
+        file.write("\n]}\n")
     return count
 
 

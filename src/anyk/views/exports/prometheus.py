@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from msgspec import Meta
 
 from anyk.checks import typed
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 from anyk.runs.callbacks import Callback, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -36,10 +36,8 @@ class Metrics(Callback):
 
     @typed
     def __init__(self, port: Port, host: str = "127.0.0.1") -> None:
-        try:
+        with needing("prometheus_client", "metrics", "serving metrics"):
             from prometheus_client import CollectorRegistry, start_http_server
-        except ImportError:
-            raise MissingPackage("prometheus_client", "metrics", "serving metrics") from None
         self._info: RunInfo | None = None
         self._steps: dict[str, StepInfo] = {}
         self._evaluated: dict[str, tuple[int, float | None, float | None]] = {}

@@ -9,7 +9,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from anyk.errors import BadInput, MissingPackage, describe_error
+from anyk.errors import BadInput, describe_error, needing
 from anyk.problems.base import is_sparse
 from anyk.problems.data.shards.sources import Shards, open_shard
 from anyk.problems.data.user_files import target_column
@@ -101,10 +101,8 @@ class _Parquet(Format):
         self._allowed = Limit(address, _UNLIMITED, "")
 
     def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
-        try:
+        with needing("pyarrow", "data", "reading a Parquet file"):
             from pyarrow import parquet, types
-        except ImportError:
-            raise MissingPackage("pyarrow", "data", "reading a Parquet file") from None
         with open_shard(self._address) as file:
             with reading(self._address, "Parquet"), parquet.ParquetFile(file, pre_buffer=False) as parquet_file:
                 facts, schema = parquet_file.metadata, parquet_file.schema_arrow

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from anyk.checks import PositiveNumber, value_class
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 from anyk.named import admit_address
 from anyk.plain import ByName
 from anyk.regular_files import open_plain
@@ -179,10 +179,8 @@ def _remote_file(address: str) -> File:
 
 def _filesystem(address: str) -> tuple[Any, str]:
     """Return the fsspec file system of an address, and the path within it."""
-    try:
+    with needing("fsspec", "data", f"reading '{shown(address)}'"):
         from fsspec.core import url_to_fs
-    except ImportError:
-        raise MissingPackage("fsspec", "data", f"reading '{shown(address)}'") from None
     try:
         system, path = url_to_fs(address)
     except Exception as error:  # each kind of file system has its own exceptions
