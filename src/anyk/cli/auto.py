@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anyk.cli.fields import FLEET, LIMITS, values_of
 from anyk.cli.options import (
     ResumeOptions,
     listening,
@@ -52,20 +53,14 @@ def train_in_parts(options: TrainOptions) -> None:
     with listening(console, callbacks, options, folder) as shown:
         result = train_auto(
             problems if options.models > 1 else problems[0],
-            workers=options.workers,
             cluster=options.cluster,
-            delays=options.delays,
-            communication=options.communication,
-            seed=options.seed,
-            steps=options.steps,
-            seconds=options.seconds,
-            target=options.target,
             optimizer=options.make_optimizer(problems[0]),
             out=folder,
             callbacks=shown,
             tell=lambda text: say(console, text),
             evaluate=options.evaluate or "",
             **asdict(settings),
+            **values_of(options, *FLEET, *LIMITS),
         )
     _report(console, result, options.json_file)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import as_field, option, takes, values_of
 from anyk.cli.group import main
 from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import people, say, text_width, write_json
@@ -164,12 +164,8 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     ) as bar:
         curves = compare_codes(
             specs,
-            workers=options.workers,
-            decoder=options.decoder,
+            **values_of(options, "workers", "decoder", "draws", "sets", "seed"),
             most=options.stragglers,
-            draws=options.draws,
-            sets=options.sets,
-            seed=options.seed,
             tell=lambda spec: bar.update(1, spec),
         )
     _print(curves_table(curves), json_file=options.json_file)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from anyk.plain import ByName
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -28,6 +30,15 @@ def option(*names: str, **settings: Any) -> Any:
 def as_field(decorator: Callable[[Any], Any]) -> Any:
     """Return a dataclass field whose value comes from the option that ``decorator`` adds to a command."""
     return field(metadata={"option": lambda _: decorator})
+
+
+FLEET = ("workers", "delays", "communication", "seed")
+LIMITS = ("steps", "seconds", "target")
+
+
+def values_of(options: Any, *names: str) -> ByName:
+    """Return some options by name: the arguments of a function whose parameters have the same names."""
+    return {name: vars(options)[name] for name in names}
 
 
 def takes(kind: type[Any]) -> Callable[[Command], Command]:

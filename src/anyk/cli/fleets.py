@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import as_field, option, takes, values_of
 from anyk.cli.group import main
 from anyk.cli.options import (
     ProblemOptions,
@@ -164,6 +164,11 @@ class PlanOptions(ProblemOptions, _Fleet):
     json_file: str | None = as_field(json_option)
 
 
+# options that are arguments of anyk.fleet.plan under the same name
+_PASSED = tuple(field.name for field in fields(_Fleet) if field.name != "quiet")
+_PASSED += ("unit", "target", "optimizer", "lr", "runs", "batch", "exact", "max_staleness")
+
+
 @main.command()
 @click.argument("source", metavar="SOURCE")
 @takes(PlanOptions)
@@ -188,27 +193,9 @@ def plan(source: str, options: PlanOptions) -> None:
         raise BadInput(f"seed must be at least 0, got {options.seed}")
     result = make(
         _read_source(source, options.workers),
-        workers=options.workers,
-        today=options.today,
-        slope=options.slope,
-        other=options.other,
-        steps=options.steps,
-        max_load=options.max_load,
-        memory=options.memory,
-        models=options.models,
-        everything=options.everything,
-        seed=options.seed,
-        resamples=options.resamples,
-        unit=options.unit,
+        **values_of(options, *_PASSED),
         problem=_problem(options),
-        target=options.target,
-        optimizer=options.optimizer,
-        lr=options.lr,
-        runs=options.runs,
         evaluate=options.evaluate or "",
-        batch=options.batch,
-        exact=options.exact,
-        max_staleness=options.max_staleness,
         tell=None if options.quiet else _tell,
     )
     # files first: a reader of the output may stop early, as head does

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.checks import check
-from anyk.cli.fields import Command, as_field, option
+from anyk.cli.fields import LIMITS, Command, as_field, option, values_of
 from anyk.cli.output import check_file, check_picture, exit_interrupted
 from anyk.errors import BadInput, describe_error, suggest
 from anyk.named import names_in_folder, plugged_in
@@ -431,11 +431,8 @@ def resuming(console: Console, folder: Path, config: SharedConfig, options: Resu
     with listening(console, callbacks, options, folder) as shown:
         yield {
             "problem": problem,
-            "trust": options.trust,
             "callbacks": shown,
-            "steps": options.steps,
-            "seconds": options.seconds,
-            "target": options.target,
+            **values_of(options, "trust", *LIMITS),
         }
 
 

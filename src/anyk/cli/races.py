@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import FLEET, LIMITS, as_field, option, takes, values_of
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
@@ -124,16 +124,10 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
         result = run_race(
             problems if options.models > 1 else problems[0],
             options.strategies,
-            workers=options.workers,
             cluster=cluster,
-            delays=options.delays,
-            communication=options.communication,
-            seed=options.seed,
             seeds=options.seeds,
             optimizer=optimizer,
-            steps=options.steps,
-            seconds=options.seconds,
-            target=options.target,
+            **values_of(options, *FLEET, *LIMITS),
             out=folder,
             evaluate=options.evaluate or "",
             callbacks=shown,

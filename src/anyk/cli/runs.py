@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli.auto import is_auto, is_auto_folder, resume_the_parts, train_in_parts
-from anyk.cli.fields import option, takes
+from anyk.cli.fields import FLEET, LIMITS, option, takes, values_of
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
@@ -98,13 +98,7 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
         return
     spec = with_keys(options.strategy, {"models": models}) if models > 1 else options.strategy
     build(spec, workers=options.workers)  # complain before anything is loaded
-    fleet = cluster(
-        options.cluster,
-        workers=options.workers,
-        delays=options.delays,
-        seed=options.seed,
-        communication=options.communication,
-    )
+    fleet = cluster(options.cluster, **values_of(options, *FLEET))
     folder = new_folder(options, "train")
     console = people(options.json_file)
     run = _train(console, options, fleet, folder, promise)
@@ -139,10 +133,7 @@ def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path
             promise or options.strategy,
             fleet,
             optimizer=None if continues else options.make_optimizer(problems[0]),
-            steps=options.steps,
-            seconds=options.seconds,
-            target=options.target,
-            begin=options.begin,
+            **values_of(options, *LIMITS, "begin"),
             out=folder,
             evaluate=options.evaluate or "",
             callbacks=shown,
