@@ -29,9 +29,9 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Nonnegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
-# without infinity
-PositiveNumber = Annotated[float, msgspec.Meta(gt=0, le=1e100)]
-NonnegativeNumber = Annotated[float, msgspec.Meta(ge=0, le=1e100)]
+_FINITE = 1e100  # as the largest value it stands for "any finite number"
+PositiveNumber = Annotated[float, msgspec.Meta(gt=0, le=_FINITE)]
+NonnegativeNumber = Annotated[float, msgspec.Meta(ge=0, le=_FINITE)]
 
 MOST_WORKERS = 1_000_000
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -190,15 +190,18 @@ def _words(kind: Any) -> list[str]:
     if typing.get_origin(kind) is Annotated:
         base, *extras = typing.get_args(kind)
         ranges = [word for extra in extras if isinstance(extra, msgspec.Meta) for word in _range_words(extra)]
-        return [f"{_either(_words(base))} {' and '.join(ranges)}"]
+        words = f"{_either(_words(base))} {' and '.join(ranges)}"
+        finite = any(isinstance(extra, msgspec.Meta) and extra.le == _FINITE for extra in extras)
+        return [words.replace("a ", "a finite ", 1) if finite else words]
     return [_PLAIN.get(kind) or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"]
 
 
 def _range_words(meta: msgspec.Meta) -> list[str]:
     """Return the bounds of a range in words."""
-    if meta.ge is not None and meta.le is not None:
-        return [f"from {meta.ge:g} to {meta.le:g}"]
-    bounds = {"of at least": meta.ge, "above": meta.gt, "of at most": meta.le, "below": meta.lt}
+    most = None if meta.le == _FINITE else meta.le
+    if meta.ge is not None and most is not None:
+        return [f"from {meta.ge:g} to {most:g}"]
+    bounds = {"of at least": meta.ge, "above": meta.gt, "of at most": most, "below": meta.lt}
     return [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
 
 

@@ -21,6 +21,7 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
+from anyk.checks import AtLeastOne, NonnegativeNumber, check
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import DelayModel
 from anyk.delays import parse as parse_delays
@@ -106,10 +107,8 @@ class _Linear(BaseEstimator):
 
     def _fit(self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None) -> None:
         """Train until the model settles, from the start, or with ``warm_start`` from the current model."""
-        if self.tol is not None and not 0.0 <= self.tol < float("inf"):
-            raise BadInput(f"tol must be a finite number of at least 0, or None, got {self.tol:g}")
-        if self.max_iter < 1:
-            raise BadInput(f"max_iter must be at least 1, got {self.max_iter}")
+        check(self.tol, NonnegativeNumber | None, "tol")
+        check(self.max_iter, AtLeastOne, "max_iter")
         self._steps: _Steps | None = None
         problem = self._problem(kind, X, y, weights, classes, None, warm=self.warm_start)
         stopping = _Settled(self.tol or 0.0)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from anyk.callbacks.lookup import registry
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, NonnegativeNumber, typed
 from anyk.errors import BadInput, RunFailed
 from anyk.plain import ByName
 from anyk.problems.base import Vector
@@ -23,9 +23,7 @@ Quantity = Literal["loss", "metric"]
 class Best:
     """The best value so far of one model; ``of``: the loss, or the metric, which is minimised or maximised."""
 
-    def __init__(self, of: Quantity, min_delta: float = 0.0) -> None:
-        if not 0.0 <= min_delta < float("inf"):
-            raise BadInput(f"min_delta must be a finite number of at least 0, got {min_delta:g}")
+    def __init__(self, of: Quantity, min_delta: NonnegativeNumber = 0.0) -> None:
         self.of, self.min_delta = of, min_delta
         self.value: float | None = None
         self.step = -1

@@ -90,8 +90,6 @@ def explain(
     from anyk.fleet.records import read_all
     from anyk.views.fleet_tables import draw_explanation, explained_note, explained_table
 
-    if seed < 0:
-        raise BadInput(f"seed must be at least 0, got {seed}")
     source = read_all(list(sources), unit=unit, max_gb=max_gb)
     explanation = explained(source, today=today, seed=seed)
     # files first: a reader of the output may stop early, as head does
@@ -189,8 +187,6 @@ def plan(source: str, options: PlanOptions) -> None:
     from anyk.fleet import plan as make
     from anyk.views.fleet_tables import draw_plan
 
-    if options.seed < 0:
-        raise BadInput(f"seed must be at least 0, got {options.seed}")
     result = make(
         _read_source(source, options.workers),
         **values_of(options, *_PASSED),

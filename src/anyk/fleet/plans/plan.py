@@ -157,7 +157,7 @@ def plan(
     memory: PositiveShare = 1.0,
     models: AtLeastOne = 1,
     everything: bool = False,
-    seed: int = 0,
+    seed: AtLeastZero = 0,
     resamples: Annotated[int, msgspec.Meta(ge=20)] = 400,
     unit: str | None = None,
     problem: Problem | None = None,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anyk.checks import AtLeastOne, typed
 from anyk.codes import FractionalRepetition
 from anyk.errors import BadInput
 from anyk.strategies.sequential import End
@@ -198,10 +199,11 @@ class TraceGrid:
                         yield self.multiplexed(B, W, size - 1, end=end, inner="frc")
 
 
+@typed
 def sequential_candidates(
     delays: ArrayLike,
     *,
-    models: int,
+    models: AtLeastOne,
     load: float,
     slope: float,
     jobs: int | None = None,
@@ -221,8 +223,6 @@ def sequential_candidates(
     'gc:stragglers=1'
     """
     table = np.asarray(delays, dtype=np.float64)
-    if models < 1:
-        raise BadInput(f"models must be at least 1, got {models}")
     if jobs is None:
         jobs = max(1, len(table) - (models - 1))
     grid = TraceGrid(table, load=load, slope=slope, jobs=jobs, mu=mu)

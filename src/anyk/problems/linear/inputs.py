@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import check
+from anyk.checks import NonnegativeNumber, check
 from anyk.errors import BadInput
 from anyk.problems.base import Floats
 
@@ -38,9 +38,7 @@ def design_of(X: Any, name: str) -> Any:
 
 def checked_l2(l2: float) -> float:
     """Return the regulariser's factor; raise :class:`~anyk.errors.BadInput` if it is invalid."""
-    if not 0.0 <= check(l2, float, "l2") < float("inf"):
-        raise BadInput(f"l2 must be a finite number of at least 0, got {l2:g}")
-    return float(l2)
+    return float(check(l2, NonnegativeNumber, "l2"))
 
 
 def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:

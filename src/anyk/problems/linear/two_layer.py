@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput
 from anyk.problems.base import Ends, Floats, Recipe, Vector, cut
 from anyk.problems.batches import Batches
@@ -80,7 +80,7 @@ class TwoLayerNetwork(SoftmaxRegression):
         X: Any,
         y: ArrayLike,
         *,
-        hidden: int = 32,
+        hidden: AtLeastOne = 32,
         seed: int = 0,
         l2: float = 0.0,
         X_test: Any = None,
@@ -88,8 +88,6 @@ class TwoLayerNetwork(SoftmaxRegression):
         recipe: Recipe | None = None,
         split: Dirichlet | str | None = None,
     ) -> None:
-        if hidden < 1:
-            raise BadInput(f"hidden must be at least 1 unit, got {hidden}")
         if isinstance(X, Shards | Stream):
             raise BadInput(
                 "a two-layer network is for data in memory; use a linear model or TorchProblem with shards and streams"
