@@ -73,7 +73,7 @@ def test_a_law_of_scipy_is_that_law() -> None:
         ("mixture:laws=(exp:mean=1),weights=1", "needs at least two laws and a weight for each, got 1 laws and 1 wei"),
         (
             "mixture:laws=(exp:mean=1)/(exp:mean=2),weights=1/-1",
-            r"weights must be a tuple of numbers above 0 .*, got \(1.0, -1.0\)",
+            r"weights must be a tuple of finite numbers above 0 .*, got \(1.0, -1.0\)",
         ),
         ("mixture:laws=(exp:mean=1)/(exq:mean=2),weights=1/1", "no delay model 'exq'; did you mean 'exp'?"),
         ("scipy:gama,args=2", "scipy.stats has no continuous law 'gama'"),

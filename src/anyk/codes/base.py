@@ -67,20 +67,8 @@ class Policy:
             raise BadInput(f"every, the steps after which a code is relearned, must be at least 1, got {self.every}")
 
 
-class Code(ReadOnly, metaclass=CodeType):
-    """The partitions of each worker with their coefficients: an immutable matrix with a way to decode.
-
-    A subclass is a frozen dataclass with a field ``workers`` and further settings. It defines ``spec``, ``partitions``,
-    ``rows`` and ``tolerates``, and may define a faster ``decoder``, ``_solve`` or ``finish_times``. If a worker sends
-    several ``messages`` a step, message c of worker i is row ``i * messages + c``, which decoders take for a worker.
-    ``approximate``: steps are meant to be taken without the exact sum. ``unbiased``: its own decoding is right on
-    average and must not be rescaled. ``optimal``: its own weights are as good as least squares. ``blocks``: each reply
-    is a vector of length d / blocks, with ``blocks`` sets of coefficients and weights. ``own_messages``: each reply
-    covers a partition that no other worker holds.
-
-    A code of a class outside anyk is checked when it is built: :class:`~anyk.errors.BadInput` names the row with
-    a partition that does not exist or occurs twice, or with a coefficient that is not finite.
-    """
+class _Rows(ReadOnly, metaclass=CodeType):
+    """The facts of a code that follow from its rows."""
 
     workers: int
     messages: int = 1
@@ -176,6 +164,35 @@ class Code(ReadOnly, metaclass=CodeType):
         """
         raise BadInput(f"scaling=marginal needs a repetition code, got '{self.spec}'; use scaling=conditional or none")
 
+    def _check_encoding(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` unless a matrix that a class builds itself is the matrix of its rows."""
+        if type(self).encoding in (Code.encoding, MatrixCode.encoding):
+            return
+        shape = self.replies, self.partitions * self.blocks
+        differs = abs(valid_matrix(self.encoding, shape) - Code.encoding.func(self))
+        if differs.nnz and differs.max() > 0:
+            row = int(np.flatnonzero(np.asarray(differs.sum(axis=1)).ravel())[0])
+            raise BadInput(f"the encoding is not that of the rows: row {row} differs")
+
+    def _check_more(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` for invalid parts of a custom code besides rows and encoding."""
+
+
+class Code(_Rows):
+    """The partitions of each worker with their coefficients: an immutable matrix with a way to decode.
+
+    A subclass is a frozen dataclass with a field ``workers`` and further settings. It defines ``spec``, ``partitions``,
+    ``rows`` and ``tolerates``, and may define a faster ``decoder``, ``_solve`` or ``finish_times``. If a worker sends
+    several ``messages`` a step, message c of worker i is row ``i * messages + c``, which decoders take for a worker.
+    ``approximate``: steps are meant to be taken without the exact sum. ``unbiased``: its own decoding is right on
+    average and must not be rescaled. ``optimal``: its own weights are as good as least squares. ``blocks``: each reply
+    is a vector of length d / blocks, with ``blocks`` sets of coefficients and weights. ``own_messages``: each reply
+    covers a partition that no other worker holds.
+
+    A code of a class outside anyk is checked when it is built: :class:`~anyk.errors.BadInput` names the row with
+    a partition that does not exist or occurs twice, or with a coefficient that is not finite.
+    """
+
     # ------------------------------------------------------------------------------------------- decoding
 
     def decode(self, workers: Iterable[int], *, decoder: str | Method = "own") -> Decoding:
@@ -256,19 +273,6 @@ class Code(ReadOnly, metaclass=CodeType):
         worst = float(np.abs(error).max())
         residual = 0.0 if worst < 1e-15 else float(np.linalg.norm(error) / np.sqrt(self.partitions))
         return Decoding(weights, residual, float(np.linalg.norm(weights * self.norms)), worst)
-
-    def _check_encoding(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` unless a matrix that a class builds itself is the matrix of its rows."""
-        if type(self).encoding in (Code.encoding, MatrixCode.encoding):
-            return
-        shape = self.replies, self.partitions * self.blocks
-        differs = abs(valid_matrix(self.encoding, shape) - Code.encoding.func(self))
-        if differs.nnz and differs.max() > 0:
-            row = int(np.flatnonzero(np.asarray(differs.sum(axis=1)).ravel())[0])
-            raise BadInput(f"the encoding is not that of the rows: row {row} differs")
-
-    def _check_more(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` for invalid parts of a custom code besides rows and encoding."""
 
     # ------------------------------------------------------------------------------------------- theory
 

@@ -123,7 +123,8 @@ class Play:
         self.transcript.append("from here on all goes well")
         for worker in sorted(set(range(world.workers)) - world.present - world.gone):
             self._act("join", worker)
-        pending, aim = world.pending(), world.step + _ENOUGH
+        pending = [(task, index) for task, record in world.tasks.items() for index in range(len(record.status))]
+        aim = world.step + _ENOUGH
         self._alive()
         for _ in range(_PATIENCE):
             pending = [place for place in pending if world.status(place) in ("open", "arrived")]

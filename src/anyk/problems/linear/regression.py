@@ -119,26 +119,22 @@ class LinearProblem(ProblemAbilities):
                 which = "X_test may be" if fill is None else "fill is for"
                 raise BadInput(f"{which} shards only where X is; give arrays")
             self.uneven = build_split(split, None if self.labelled else "regression has numbers to predict")
-            self._read_arrays(X, y, classes, weights)
-            self._hold_out(X_test, y_test, int(self.X.shape[1]) - intercept, "X has")
-        self.outputs = self._count_outputs()
+            design = design_of(X, "X")
+            self.samples = int(design.shape[0])
+            self.classes = self._read_classes(classes)
+            self.y = self._targets(np.asarray(y), self.samples, "y")
+            if weights is not None:
+                self.weights = row_weights(weights, self.samples)
+            if standardize:
+                self.scaling = Scaling.standard(design, self.weights)
+            self.X = self._columns(design)
+            self._hold_out(X_test, y_test, design.shape[1], "X has")
+        self.outputs = int(self.classes.size) if self.task == "multiclass" and self.classes is not None else 1
         self.dimension = int(self.X.shape[1]) * self.outputs
         self.dtype = np.dtype(self.X.dtype)
         self.penalty = self._penalty()
         if recipe is None and (uneven := self.uneven_columns()) is not None:
             warnings.warn(uneven, RuntimeWarning, stacklevel=3)
-
-    def _read_arrays(self, X: Any, y: ArrayLike, classes: Sequence[float] | None, weights: ArrayLike | None) -> None:
-        """Set the rows and their targets from arrays."""
-        design = design_of(X, "X")
-        self.samples = int(design.shape[0])
-        self.classes = self._checked_classes(classes)
-        self.y = self._targets(np.asarray(y), self.samples, "y")
-        if weights is not None:
-            self.weights = row_weights(weights, self.samples)
-        if self.standardize:
-            self.scaling = Scaling.standard(design, self.weights)
-        self.X = self._columns(design)
 
     def _read_shards(self, shards: Shards, X_test: Any, y_test: Any, fill: Literal["mean"] | None) -> None:
         """Use rows that stay in their files in the place of ``X`` and ``y``."""
@@ -168,7 +164,7 @@ class LinearProblem(ProblemAbilities):
         """Use rows that workers draw in the place of ``X`` and ``y``."""
         if self.standardize:
             raise BadInput("standardize needs a pass over the data, and a stream has no end; give scaling=Scaling(…)")
-        self.classes = self._checked_classes(classes)
+        self.classes = self._read_classes(classes)
         if self.labelled and self.classes is None:
             raise BadInput("which labels a stream has cannot be looked up; give classes=[…]")
         self.X = X = StreamRows(stream, self.kind, self.classes, intercept=self.intercept, scaling=self.scaling)
@@ -207,13 +203,28 @@ class LinearProblem(ProblemAbilities):
             raise BadInput(f"{name} must have one value for each of the {rows} rows, got shape {y.shape}")
         if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
             raise BadInput(f"{name} must hold finite numbers")
-        return y.astype(np.float64)
+        values = y.astype(np.float64)
+        if not self.labelled:
+            return values
+        labels = np.unique(values)
+        if self.classes is None:
+            self.classes = self._classes_of(labels, name)
+        if unknown := np.setdiff1d(labels, self.classes).tolist():
+            where = "y" if name == "y_test" else "classes"
+            raise BadInput(f"{name} has labels that are not in {where}: {unknown}")
+        return np.where(values == self.classes[1], 1.0, -1.0) if self.task == "binary" else values
 
-    def _checked_classes(self, classes: Sequence[float] | None) -> Floats | None:
+    def _read_classes(self, classes: Sequence[float] | None) -> Floats | None:
         """Return all labels, if they are given; values have none."""
-        if classes is not None:
+        if classes is None:
+            return None
+        if not self.labelled:
             raise BadInput("classes are of labels, and regression has numbers to predict; leave classes out")
-        return None
+        return self._classes_of(np.unique(np.asarray(classes, dtype=np.float64)), "classes")
+
+    def _classes_of(self, labels: Floats, name: str) -> Floats:
+        """Return all classes, given the distinct labels in ``name``; raise BadInput if they are unsuitable."""
+        raise NotImplementedError("a problem with labels has classes")
 
     def _penalty(self) -> float | Vector:
         """Return the regulariser's factor of all coordinates, or of each, shape (dimension,)."""
@@ -234,9 +245,6 @@ class LinearProblem(ProblemAbilities):
         if self.scaling is not None:
             X = self.scaling.apply(X)
         return with_intercept(X) if self.intercept else X
-
-    def _count_outputs(self) -> int:
-        return 1
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearBatches:
         """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
@@ -407,26 +415,12 @@ class LogisticRegression(LinearProblem):
     metric = "auc"
     better = "higher"
 
-    def _targets(self, y: Array, rows: int, name: str) -> Floats:
-        values = super()._targets(y, rows, name)
-        classes = np.unique(values)
-        if self.classes is None:
-            self.classes = self._two(classes)
-        if not np.isin(classes, self.classes).all():
-            where = "y" if name == "y_test" else "classes"
-            raise BadInput(f"{name} has labels that are not in {where}: {np.setdiff1d(classes, self.classes).tolist()}")
-        return np.where(values == self.classes[1], 1.0, -1.0)
-
-    def _checked_classes(self, classes: Sequence[float] | None) -> Floats | None:
-        return None if classes is None else self._two(np.unique(np.asarray(classes, dtype=np.float64)))
-
-    @staticmethod
-    def _two(classes: Floats) -> Floats:
-        if classes.size != 2:
-            count = "one class only" if classes.size < 2 else f"{classes.size} classes"
-            other = "" if classes.size < 2 else "; for more than two use SoftmaxRegression"
+    def _classes_of(self, labels: Floats, name: str) -> Floats:
+        if labels.size != 2:
+            count = "one class only" if labels.size < 2 else f"{labels.size} classes"
+            other = "" if labels.size < 2 else "; for more than two use SoftmaxRegression"
             raise BadInput(f"logistic regression needs labels of two classes, got {count}{other}")
-        return classes
+        return labels
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         from sklearn.metrics import roc_auc_score
@@ -463,30 +457,15 @@ class SoftmaxRegression(LinearProblem):
     metric = "accuracy"
     better = "higher"
 
-    def _targets(self, y: Array, rows: int, name: str) -> Floats:
-        values = super()._targets(y, rows, name)
-        if (values < 0).any() or (values != np.floor(values)).any():
+    def _classes_of(self, labels: Floats, name: str) -> Floats:
+        if labels.size < 2:
+            raise BadInput("softmax regression needs at least two classes, got one class only")
+        classes = np.arange(labels[-1] + 1)
+        if name == "classes" and not np.array_equal(labels, classes):
+            raise BadInput(f"classes of softmax regression must be 0, 1, 2, …, got {labels.tolist()}")
+        if not np.isin(labels, classes).all():
             raise BadInput(f"{name} must hold classes 0, 1, 2, …; number the labels first")
-        if self.classes is None:
-            if np.unique(values).size < 2:
-                raise BadInput("softmax regression needs at least two classes, got one class only")
-            self.classes = np.arange(values.max() + 1)
-        if values.size and values.max() >= self.classes.size:
-            where = "y" if name == "y_test" else "classes"
-            raise BadInput(f"{name} has class {int(values.max())}, {where} only classes up to {self.classes.size - 1}")
-        return values
-
-    def _checked_classes(self, classes: Sequence[float] | None) -> Floats | None:
-        if classes is None:
-            return None
-        values = np.asarray(classes, dtype=np.float64)
-        if values.size < 2 or not np.array_equal(values, np.arange(values.size)):
-            raise BadInput(f"classes of softmax regression must be 0, 1, 2, … (two at least), got {list(classes)}")
-        return values
-
-    def _count_outputs(self) -> int:
-        assert self.classes is not None
-        return int(self.classes.size)
+        return classes
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         from sklearn.metrics import accuracy_score
