@@ -38,7 +38,7 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
 
 
-def check(value: Any, annotation: Any, name: str) -> Any:
+def check(value: object, annotation: object, name: str) -> Any:
     """Return ``value`` if it fits ``annotation``, with NumPy's numbers as Python's own; else raise BadInput.
 
     The comparison is strict: a text is no number, a number no truth value, NaN no number. Ranges are annotated as
@@ -141,7 +141,7 @@ def value_class(kind: type[Kind]) -> type[Kind]:
     return typed(dataclass(frozen=True)(kind))
 
 
-def _kinds(annotation: Any) -> list[Any]:
+def _kinds(annotation: object) -> list[Any]:
     """Return the members of a union, or the annotation alone; sequences of plain values as tuples."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated and not any(isinstance(extra, msgspec.Meta) for extra in parts[1:]):
@@ -153,7 +153,7 @@ def _kinds(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _opaque(kind: Any) -> bool:
+def _opaque(kind: object) -> bool:
     """Return whether an annotation cannot be checked."""
     if typing.get_origin(kind) is tuple:
         return not all(
@@ -166,7 +166,7 @@ def _opaque(kind: Any) -> bool:
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return numbers of any library as Python's own, also within lists and tuples."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
@@ -209,7 +209,7 @@ def _either(words: list[str]) -> str:
     return " or ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Return a value for a message: its text, or its type if that is long."""
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"

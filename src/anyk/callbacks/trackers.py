@@ -196,7 +196,7 @@ class TensorBoard(Callback):
         tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
         self._add([Summary.Value(tag=name, metadata=create_summary_metadata(name, ""), tensor=tensor)], step)
 
-    def _add(self, values: Any, step: int) -> None:
+    def _add(self, values: object, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 

@@ -36,7 +36,7 @@ FLEET = ("workers", "delays", "communication", "seed")
 LIMITS = ("steps", "seconds", "target")
 
 
-def values_of(options: Any, *names: str) -> ByName:
+def values_of(options: object, *names: str) -> ByName:
     """Return some options by name: the arguments of a function whose parameters have the same names."""
     return {name: vars(options)[name] for name in names}
 

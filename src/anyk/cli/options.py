@@ -373,7 +373,7 @@ class ResumeOptions(RunOptions):
     seeds: int | None = option(type=int, help="For a race: train with further seeds, until there are so many.")
 
 
-def _variant(problem: Any, number: int) -> Any:
+def _variant(problem: object, number: int) -> Any:
     """Return the same problem with another random start, if it has one; the data is shared."""
     from anyk.problems import TwoLayerNetwork
     from anyk.specs import parse

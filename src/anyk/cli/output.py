@@ -136,7 +136,7 @@ def check_page(file: str | None, *, folder: Path) -> None:
     check_packages()
 
 
-def write_json(value: Any, file: str | None) -> None:
+def write_json(value: object, file: str | None) -> None:
     """Write a result to the file that ``--json`` names."""
     if file is None:
         return

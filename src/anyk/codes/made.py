@@ -48,7 +48,7 @@ class fixed_property(cached_property[T]):
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         @wraps(compute)
-        def compute_frozen(code: Any) -> T:
+        def compute_frozen(code: object) -> T:
             return frozen(compute(code))
 
         super().__init__(compute_frozen)
@@ -111,7 +111,7 @@ def check_code(code: Code) -> None:
     code._check_more()
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return hasattr(type(value), "__index__") and not isinstance(value, bool)
 
 

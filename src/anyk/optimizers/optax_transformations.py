@@ -140,10 +140,10 @@ class OptaxOptimizer(Optimizer):
         if any(not isinstance(kind, np.dtype) or kind.kind not in "biuf" for kind in kinds):
             raise BadInput("the optax optimiser's state has arrays that a checkpoint cannot keep, of bfloat16 or keys")
 
-        def begin(flat: Any) -> list[Any]:
+        def begin(flat: object) -> list[Any]:
             return jax.tree.leaves(transformation.init(unravel(flat)))
 
-        def step(flat: Any, slope: Any, leaves: list[Any], factor: Any) -> tuple[Any, list[Any]]:
+        def step(flat: object, slope: object, leaves: list[Any], factor: object) -> tuple[Any, list[Any]]:
             state = jax.tree.unflatten(structure, [leaf.reshape(s) for leaf, s in zip(leaves, shapes, strict=True)])
             params = unravel(flat)
             updates, state = transformation.update(unravel(slope), state, params)

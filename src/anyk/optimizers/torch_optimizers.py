@@ -244,7 +244,7 @@ class TorchOptimizer(Optimizer):
                 state[key] = np.empty(shapes[int(key.partition(".")[0])], dtype=array.dtype)
         return state
 
-    def _schedule_groups(self, groups: Groups, t: int, evaluations: Any, scale: float) -> None:
+    def _schedule_groups(self, groups: Groups, t: int, evaluations: object, scale: float) -> None:
         """Set the hyperparameters of each group at a step."""
         if isinstance(self.rate, TorchSchedule):
             _update_groups(groups, self.rate.groups(t, evaluations))

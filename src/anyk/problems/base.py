@@ -181,7 +181,7 @@ class ProblemAbilities:
 Abilities = TypeVar("Abilities", PartitionAbilities, ProblemAbilities)
 
 
-def _with_defaults(thing: Any, kind: type[Abilities]) -> Abilities:
+def _with_defaults(thing: object, kind: type[Abilities]) -> Abilities:
     """Return the thing itself if it is of this kind, or else the members that it has, with defaults for the others."""
     if isinstance(thing, kind):
         return thing
@@ -203,7 +203,7 @@ def partition_abilities(partitions: Partitions) -> PartitionAbilities:
     return _with_defaults(partitions, PartitionAbilities)
 
 
-def is_sparse(array: Any) -> bool:
+def is_sparse(array: object) -> bool:
     """Return whether an array is a compressed sparse one of SciPy."""
     return hasattr(array, "indptr")
 
@@ -273,12 +273,12 @@ def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | N
 _MEMBERS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")
 
 
-def missing_members(problem: Any) -> list[str]:
+def missing_members(problem: object) -> list[str]:
     """Return the members of a problem that an object lacks."""
     return [member for member in _MEMBERS if not hasattr(problem, member)]
 
 
-def ensure_problem(problem: Any) -> None:
+def ensure_problem(problem: object) -> None:
     """Raise :class:`~anyk.errors.BadInput` if this is not a problem."""
     missing = missing_members(problem)
     if isinstance(problem, type) or missing:

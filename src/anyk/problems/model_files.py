@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def write_state(module: torch.nn.Module, file: Path) -> None:
     write_model_file(file, lambda name, metadata: save_model(module, name, metadata={"format": "pt"} | metadata))
 
 
-def loaded(module: torch.nn.Module, source: Any) -> torch.nn.Module:
+def loaded(module: torch.nn.Module, source: object) -> torch.nn.Module:
     """Return a copy of a module with the state in a file, in a run folder, or in a ``state_dict()``.
 
     Raises :class:`~anyk.errors.BadInput` if it is no state of such a module, or if a file of a run was changed.

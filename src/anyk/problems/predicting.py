@@ -195,7 +195,7 @@ class Predictor:
         return predictor
 
 
-def _column(values: Any, where: str) -> Array:
+def _column(values: object, where: str) -> Array:
     """Return a column in the form of a table's: numbers with NaN, or text with None."""
     array = np.asarray(values)
     if array.dtype.kind in "biuf":

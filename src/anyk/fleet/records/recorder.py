@@ -144,14 +144,14 @@ class _Passes(Recorder, ABC):
         model.register_forward_pre_hook(self._begin)
 
     @abstractmethod
-    def _now(self, last: Any) -> Any:
+    def _now(self, last: object) -> Any:
         """Return the current moment; ``last``, which is obsolete, may be reused for it."""
 
     @abstractmethod
     def _record(self, begin: Any, end: Any) -> None:
         """Record a step that lasted from ``begin`` to ``end``."""
 
-    def _note(self, _: Any) -> None:
+    def _note(self, _: object) -> None:
         """Note that a parameter's gradient is ready."""
         self._ready = self._now(self._ready)
         if not self._under_way:
@@ -186,7 +186,7 @@ class _Passes(Recorder, ABC):
 class _OnHost(_Passes):
     """Moments by the host's monotonic clock."""
 
-    def _now(self, last: Any) -> float:
+    def _now(self, last: object) -> float:
         return time.perf_counter()
 
     def _record(self, begin: float, end: float) -> None:

@@ -203,7 +203,7 @@ class JaxProblem(NetworkProblem):
             lambda state: self._stepped(self._initial, self._held._replace(state=state), batch, SEED), self._held.state
         )
 
-    def _set_metrics(self, metrics: Any, own: list[str], has_aux: bool) -> None:
+    def _set_metrics(self, metrics: object, own: list[str], has_aux: bool) -> None:
         """Set the metrics to report: the user's functions, the held-out loss, the loss's ``own`` metrics."""
         self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
         for name in own:
@@ -256,7 +256,7 @@ class JaxProblem(NetworkProblem):
         like: Any = jax.ShapeDtypeStruct
         examples = [like((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
 
-        def gradient(model: Any, *arrays: Any) -> Any:
+        def gradient(model: object, *arrays: Any) -> Any:
             return self._network.gradient(model, self._held, jax.tree.unflatten(tree, arrays), SEED)
 
         model = like(self._initial.shape, self._initial.dtype)
@@ -330,7 +330,7 @@ class JaxProblem(NetworkProblem):
         """Return a digest of the data, by which a later change is noticed; None if there is none."""
         return digest_of(_content(self._data), None if self._held_out is None else _content(self._held_out))
 
-    def _vector(self, w: Any) -> Any:
+    def _vector(self, w: object) -> Any:
         self._check_model(w)
         import jax
 

@@ -81,7 +81,7 @@ class Model:
         parts = iter(arrays)
         return self._tree.unflatten([next(parts) if kind == "trained" else None for kind in self._kinds])
 
-    def state_after(self, whole: Any) -> Tree:
+    def state_after(self, whole: object) -> Tree:
         """Return the model's state after it has computed."""
         return None
 
@@ -98,7 +98,7 @@ class Model:
 
         return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
-    def _is_parameter(self, leaf: Any) -> bool:
+    def _is_parameter(self, leaf: object) -> bool:
         """Return whether a leaf is trained by default."""
         return True
 
@@ -167,7 +167,7 @@ class EquinoxModel(Model):
         whole = self._join(trained, fixed)
         return whole if train else equinox.nn.inference_mode(whole)
 
-    def _is_parameter(self, leaf: Any) -> bool:
+    def _is_parameter(self, leaf: object) -> bool:
         import jax
 
         return isinstance(leaf, jax.Array) and bool(jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact))
@@ -188,7 +188,7 @@ class NnxModel(Model):
 
     switches = True
 
-    def __init__(self, given: Any, trainable: Trainable) -> None:
+    def __init__(self, given: object, trainable: Trainable) -> None:
         import jax
         from flax import nnx
 
@@ -220,13 +220,13 @@ class NnxModel(Model):
     def _name(self, path: Leaves) -> str:
         return super()._name(path[:-1])  # the last step is the variable's value
 
-    def state_after(self, whole: Any) -> Tree:
+    def state_after(self, whole: object) -> Tree:
         from flax import nnx
 
         return nnx.split(whole, nnx.Param, nnx.RngState, ...)[3] if self._empty is None else None
 
 
-def model_of(params: Any, trainable: Trainable) -> Model:
+def model_of(params: object, trainable: Trainable) -> Model:
     """Return the model in ``params``, by its kind; raise :class:`~anyk.errors.BadInput` if it cannot be trained."""
     import jax
 
@@ -275,7 +275,7 @@ def check_numbers(arrays: Arrays) -> None:
         raise BadInput("the arrays of params must hold finite numbers")
 
 
-def _is_module(node: Any) -> str | None:
+def _is_module(node: object) -> str | None:
     """Return the library whose module a node of a pytree is: ``equinox``, ``nnx`` or ``linen``; None: no module."""
     for base in type(node).__mro__:
         home = base.__module__
@@ -293,7 +293,7 @@ def _is_key(leaf: Any) -> bool:
     return bool(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     """Return whether a leaf is an array of numbers, or a number."""
     import jax
 
@@ -305,14 +305,14 @@ def is_array(leaf: Any) -> bool:
         return False
 
 
-def _is_fixed(leaf: Any) -> bool:
+def _is_fixed(leaf: object) -> bool:
     """Return whether a leaf is an array, and not a mere number, that a compiled function takes."""
     import jax
 
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and is_array(leaf)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Return the kind of an unsuitable value, in words."""
     return "a function" if callable(value) and hasattr(value, "__name__") else f"of type {type(value).__name__}"
 
@@ -321,7 +321,7 @@ def _first(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
 
 
-def _state(node: Any) -> str | None:
+def _state(node: object) -> str | None:
     """Return the kind of library state that a node of a pytree is, in words; None: no known state."""
     if isinstance(node, Mapping):  # of Flax's linen, one collection beside another
         collections = [key for key in node if key in _COLLECTIONS]
@@ -335,6 +335,6 @@ def _state(node: Any) -> str | None:
     return None
 
 
-def _key(entry: Any) -> Any:
+def _key(entry: object) -> Any:
     """Return the key or attribute that an entry of a path in a pytree represents."""
     return getattr(entry, "key", getattr(entry, "name", None))

@@ -136,7 +136,7 @@ class LinearProblem(ProblemAbilities):
         if recipe is None and (uneven := self.uneven_columns()) is not None:
             warnings.warn(uneven, RuntimeWarning, stacklevel=3)
 
-    def _read_shards(self, shards: Shards, X_test: Any, y_test: Any, fill: Literal["mean"] | None) -> None:
+    def _read_shards(self, shards: Shards, X_test: object, y_test: object, fill: Literal["mean"] | None) -> None:
         """Use rows that stay in their files in the place of ``X`` and ``y``."""
         self.X = X = ShardRows.learned(
             shards,
@@ -160,7 +160,7 @@ class LinearProblem(ProblemAbilities):
             raise BadInput("held-out rows of a model on shards must be shards, too: X_test=Shards(…), without y_test")
         self.evaluated_on = None if self.X_test is None else "held_out"
 
-    def _read_stream(self, stream: Stream, X_test: Any, y_test: Any, classes: Sequence[float] | None) -> None:
+    def _read_stream(self, stream: Stream, X_test: object, y_test: object, classes: Sequence[float] | None) -> None:
         """Use rows that workers draw in the place of ``X`` and ``y``."""
         if self.standardize:
             raise BadInput("standardize needs a pass over the data, and a stream has no end; give scaling=Scaling(…)")
@@ -174,7 +174,7 @@ class LinearProblem(ProblemAbilities):
         self._hold_out(X_test, y_test, X.features, "the stream's samples")
         self.evaluated_on = None if self.X_test is None else "held_out"
 
-    def _hold_out(self, X_test: Any, y_test: Any, columns: int, others: str) -> None:
+    def _hold_out(self, X_test: object, y_test: object, columns: int, others: str) -> None:
         """Set the held-out rows and their targets, if there are any; ``others`` have this number of ``columns``."""
         if (X_test is None) != (y_test is None):
             raise BadInput(_BOTH)
@@ -241,7 +241,7 @@ class LinearProblem(ProblemAbilities):
             factors[-1] = 0.0
         return factors.reshape(-1).astype(self.dtype)
 
-    def _columns(self, X: Any) -> Any:
+    def _columns(self, X: object) -> Any:
         if self.scaling is not None:
             X = self.scaling.apply(X)
         return with_intercept(X) if self.intercept else X
@@ -382,7 +382,7 @@ def _refuse(bring: str, **arguments: Any) -> None:
             raise BadInput(f"{bring} own rows and targets, as they come; leave {name} out")
 
 
-def _blocks(X: Any, y: Any) -> Iterable[tuple[Any, Any]]:
+def _blocks(X: object, y: object) -> Iterable[tuple[Any, Any]]:
     """Return rows and targets; from files, block by block."""
     return X.all() if isinstance(X, ShardRows) else [(X, y)]
 

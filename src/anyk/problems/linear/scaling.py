@@ -123,12 +123,12 @@ class Scaling:
         scaled.data /= self.scale.astype(X.dtype)[scaled.indices]
         return scaled
 
-    def undone(self, weights: Any, intercepts: Any) -> tuple[Floats, Floats]:
+    def undone(self, weights: object, intercepts: object) -> tuple[Floats, Floats]:
         """Return a model in the units of the input: weights (columns x outputs) and intercepts (outputs,)."""
         W = np.asarray(weights, dtype=np.float64) / self.scale[:, None]
         return W, np.asarray(intercepts, dtype=np.float64) - self.center @ W
 
-    def done(self, weights: Any, intercepts: Any) -> tuple[Floats, Floats]:
+    def done(self, weights: object, intercepts: object) -> tuple[Floats, Floats]:
         """Return a model in scaled columns, the inverse of :meth:`undone`."""
         W = np.asarray(weights, dtype=np.float64)
         return W * self.scale[:, None], np.asarray(intercepts, dtype=np.float64) + self.center @ W
@@ -174,7 +174,7 @@ def with_intercept(X: Any) -> Any:
     return sparse.hstack([X, sparse.csr_array(ones)], format="csr")
 
 
-def in_units(w: Any, outputs: int, intercept: bool, scaling: Scaling | None) -> tuple[Floats, Floats]:
+def in_units(w: object, outputs: int, intercept: bool, scaling: Scaling | None) -> tuple[Floats, Floats]:
     """Return a flat model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
     W = np.asarray(w, dtype=np.float64).reshape(-1, outputs)
     weights, intercepts = (W[:-1], W[-1]) if intercept else (W, np.zeros(outputs))

@@ -127,5 +127,5 @@ class TwoLayerNetwork(SoftmaxRegression):
         """
         return 0.5 * (self.hidden + 1) + super().smoothness(tol=tol)
 
-    def _scores(self, X: Any, w: Vector) -> Floats:
+    def _scores(self, X: object, w: Vector) -> Floats:
         return scores_of(X, w, *self._shape)

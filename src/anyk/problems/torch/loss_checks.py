@@ -54,7 +54,7 @@ def check_options(
     check(precision, Literal["bf16"] | None, "precision")
 
 
-def check_module(module: Any) -> None:
+def check_module(module: object) -> None:
     """Refuse an object that is no module."""
     import torch
 
@@ -66,7 +66,7 @@ def check_module(module: Any) -> None:
         raise BadInput(f"the module must be a torch.nn.Module, got {_class_or_kind(module)}")
 
 
-def _class_or_kind(value: Any) -> str:
+def _class_or_kind(value: object) -> str:
     """Return the kind of a value in words; for a class, how to make an object of it."""
     named = getattr(value, "__name__", "")
     return f"the class {named}; make one, as in {named}(…)" if isinstance(value, type) else type(value).__name__
@@ -80,7 +80,7 @@ def ignored_by(loss: Any) -> int | None:
     return int(loss.ignore_index) if classifies else None
 
 
-def is_mean(loss: Any, reduction: str | None) -> bool:
+def is_mean(loss: object, reduction: str | None) -> bool:
     """Return whether the loss is a batch's mean; refuse a mean that does not weigh all samples alike."""
     import torch
 
@@ -99,7 +99,7 @@ def is_mean(loss: Any, reduction: str | None) -> bool:
     return reduction == "mean"
 
 
-def takes_module(loss: Any) -> bool:
+def takes_module(loss: object) -> bool:
     """Return whether a loss takes (module, batch), according to the name of its first parameter.
 
     >>> takes_module(lambda model, batch: 0.0), takes_module(lambda outputs, targets: 0.0)
@@ -127,7 +127,7 @@ _SAMPLES_ADVICE = (
 )
 
 
-def has_entries(outputs: Any, count: int) -> bool:
+def has_entries(outputs: object, count: int) -> bool:
     """Return whether a module's outputs are tensors, perhaps in tuples or dictionaries, with one entry per sample."""
     import torch
     from torch.utils import _pytree as pytree
@@ -136,7 +136,7 @@ def has_entries(outputs: Any, count: int) -> bool:
     return all(isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == count for leaf in leaves)
 
 
-def check_loss(network: Network, outputs: Any, targets: torch.Tensor, samples: str) -> None:
+def check_loss(network: Network, outputs: object, targets: torch.Tensor, samples: str) -> None:
     """Refuse a loss of a batch that is not the mean, or the sum, of its samples' losses, as far as can be found out.
 
     The loss of the batch and its gradients with respect to the module's outputs are compared with the same for up to 8
@@ -266,7 +266,7 @@ def _nudged(values: torch.Tensor, network: Network, nudge: int) -> torch.Tensor:
     return values * (1.0 + rounding * signs)
 
 
-def _pairing_advice(outputs: Any, targets: torch.Tensor) -> str | None:
+def _pairing_advice(outputs: object, targets: torch.Tensor) -> str | None:
     """Return advice if the targets have as many numbers as the outputs but another shape, else None."""
     import torch
 

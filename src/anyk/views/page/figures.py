@@ -64,7 +64,7 @@ class Line(NamedTuple):
 
 
 def new_figure(
-    x_label: str, y_label: str, height: int, *, drag: Any = "both", whole: Literal["", "x", "y"] = "", **given: Any
+    x_label: str, y_label: str, height: int, *, drag: object = "both", whole: Literal["", "x", "y"] = "", **given: Any
 ) -> Any:
     """Return an empty figure in the style of the page; lines and areas in colours of :data:`LIGHT` also get a dark one.
 
