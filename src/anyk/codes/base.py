@@ -118,7 +118,7 @@ class _Rows(ReadOnly, metaclass=CodeType):
             if not 0 <= j < self.partitions:
                 raise BadInput(f"a row holds partition {j}; there are {self.partitions} (0 to {self.partitions - 1})")
         indices = (columns[:, None] * b + np.arange(b)).ravel()
-        values = np.concatenate([np.asarray(c, dtype=np.float64) for _, c in self.rows])
+        values = np.concatenate([np.asarray(c, dtype=float) for _, c in self.rows])
         starts = b * np.concatenate([[0], np.cumsum([len(p) for p, _ in self.rows])])
         return csr_array((values, indices, starts), shape=(self.replies, self.partitions * b))
 
@@ -333,7 +333,7 @@ class Code(_Rows):
         return finish
 
     def _arrivals(self, arrivals: ArrayLike) -> Floats:
-        times = np.atleast_2d(np.asarray(arrivals, dtype=np.float64))
+        times = np.atleast_2d(np.asarray(arrivals, dtype=float))
         if times.ndim != 2 or times.shape[1] != self.replies:
             raise BadInput(f"arrivals must have shape (rounds, {self.replies}), got {np.shape(arrivals)}")
         if np.isnan(times).any():

@@ -75,7 +75,7 @@ class BinaryCode(StragglersCode):
         complete = np.flatnonzero(np.bincount(class_of[replies], minlength=self.classes) == np.bincount(class_of))
         if not len(complete):
             return super()._solve(replies)
-        return np.asarray(class_of == complete[0], dtype=np.float64)
+        return np.asarray(class_of == complete[0], dtype=float)
 
 
 class _ClassDecoder(LeastSquaresDecoder):

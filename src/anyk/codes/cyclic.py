@@ -96,7 +96,7 @@ def _sample(n: int, s: int, random: np.random.Generator) -> _Sample:
     except np.linalg.LinAlgError:
         values = np.stack([_svd(block)[2][-1] for block in blocks])
     values *= np.where(values.sum(axis=1) < 0, -1.0, 1.0)[:, None]
-    return _Sample(supports, values.astype(np.float64))
+    return _Sample(supports, values.astype(float))
 
 
 def _svd(matrix: Floats) -> tuple[Floats, Floats, Floats]:
@@ -125,7 +125,7 @@ class _Sample(ReadOnly):
         dense[np.arange(n)[:, None], self.supports] = self.values
         left, singular, right = _svd(dense)
         inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T
-        return inverse.astype(np.float64), left[:, rank:].astype(np.float64)
+        return inverse.astype(float), left[:, rank:].astype(float)
 
     @fixed_property
     def _sparse(self) -> Any:

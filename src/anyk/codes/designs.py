@@ -294,7 +294,7 @@ class BlockDesignCode(MatrixCode):
         from scipy.sparse import csr_array
 
         build = next(build for design, build in _buildable_designs(self.workers) if design.family == self.family)
-        return csr_array(build().astype(np.float64))
+        return csr_array(build().astype(float))
 
     def decoder(self) -> Decoder:
         return SetDecoder(self)

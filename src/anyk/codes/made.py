@@ -153,7 +153,7 @@ def valid_matrix(matrix: Any, shape: tuple[int, int]) -> SparseMatrix:
     if matrix.dtype.kind not in "biuf":
         raise BadInput(f"the encoding must be a matrix of real numbers, got {matrix.dtype}")
     try:
-        copied = csr_array(matrix, dtype=np.float64, copy=True)
+        copied = csr_array(matrix, dtype=float, copy=True)
     except ValueError as error:
         raise BadInput(f"the encoding is not a valid sparse matrix: {error}") from None
     row_of = np.repeat(np.arange(shape[0]), np.diff(copied.indptr))

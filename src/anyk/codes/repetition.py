@@ -154,7 +154,7 @@ class RepetitionCode(Code):
         order = np.argsort(self._group_array, kind="stable")
         times = self._arrivals(arrivals)[:, order]
         starts = np.searchsorted(self._group_array[order], np.arange(self.groups))
-        return np.asarray(np.minimum.reduceat(times, starts, axis=1).max(axis=1), dtype=np.float64)
+        return np.asarray(np.minimum.reduceat(times, starts, axis=1).max(axis=1), dtype=float)
 
 
 class _GroupDecoder(Decoder):

@@ -37,7 +37,7 @@ def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
     >>> isinstance(best.law, (Exponential, ShiftedExponential)), best.misfit < 0.03
     (True, True)
     """
-    times = np.asarray(seconds, dtype=np.float64).ravel()
+    times = np.asarray(seconds, dtype=float).ravel()
     cut = np.zeros(times.size, dtype=bool) if censored is None else np.asarray(censored, dtype=bool).ravel()
     if cut.shape != times.shape:
         raise BadInput(f"censored must have one flag for each of the {times.size} times, got {cut.size}")

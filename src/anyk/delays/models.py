@@ -354,10 +354,10 @@ class ScipyLaw(DelayModel):
         return getattr(stats, self.law)(*self.args, loc=self.loc, scale=self.scale)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        return np.asarray(self._frozen.ppf(uniforms), dtype=np.float64)
+        return np.asarray(self._frozen.ppf(uniforms), dtype=float)
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        return np.asarray(self._frozen.cdf(seconds), dtype=np.float64)
+        return np.asarray(self._frozen.cdf(seconds), dtype=float)
 
     def expected(self, worker: int = 0) -> float:
         return float(self._frozen.mean())

@@ -358,7 +358,7 @@ class Clip(Optimizer):
     ) -> Vector:
         squares = 0.0
         for first in range(0, gradient.size, _PART):
-            part = gradient[first : first + _PART].astype(np.float64, copy=False)  # squares of float32 overflow soon
+            part = gradient[first : first + _PART].astype(float, copy=False)  # squares of float32 overflow soon
             squares += float(part @ part)
         norm = math.sqrt(squares)
         if norm > self.norm:

@@ -234,7 +234,7 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> E
         sizes = np.full(partitions, samples // partitions)
         sizes[: samples % partitions] += 1
         return np.concatenate(([0], np.cumsum(sizes)))
-    weights = np.asarray(shares, dtype=np.float64)
+    weights = np.asarray(shares, dtype=float)
     ends = np.concatenate(([0], np.round(np.cumsum(weights) / weights.sum() * samples).astype(np.int64)))
     ends = np.maximum.accumulate(np.maximum(ends - np.arange(partitions + 1), 0)) + np.arange(partitions + 1)
     return np.minimum(ends, samples - np.arange(partitions, -1, -1))

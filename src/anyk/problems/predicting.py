@@ -29,7 +29,7 @@ def layers_of(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vect
 def scores_of(X: Any, w: Vector, *shape: int) -> Floats:
     """Return the scores of rows, shape (rows, outputs); ``shape``: numbers of features, hidden units and outputs."""
     first, bias, second, offset = layers_of(w, *shape)
-    return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=np.float64)
+    return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=float)
 
 
 class Coefficients(NamedTuple):
@@ -102,14 +102,14 @@ class Predictor:
         if self.kind == "two-layer":
             return scores_of(X, w, self.features, self.hidden, self.outputs)
         weights, intercepts = in_units(w, self.outputs, self.intercept, self._scaling)
-        return np.asarray(X @ weights + intercepts, dtype=np.float64)
+        return np.asarray(X @ weights + intercepts, dtype=float)
 
     @property
     def labels(self) -> Array:
         """The classes: text, integers or numbers."""
         if any(isinstance(one, str) for one in self.classes):
             return np.array(list(map(str, self.classes)), dtype=object)
-        numbers = np.array(self.classes, dtype=np.float64)
+        numbers = np.array(self.classes, dtype=float)
         return numbers.astype(np.int64) if (numbers == np.floor(numbers)).all() else numbers
 
     def coefficients(self, w: Vector) -> Coefficients:
@@ -163,7 +163,7 @@ class Predictor:
         self._check_width(X.shape[1], self.features, where)
         if X.dtype.kind not in "biuf":
             raise BadInput(f"{where} must hold numbers, got {X.dtype}")
-        encoded: Matrix = X.astype(np.float64)
+        encoded: Matrix = X.astype(float)
         check_finite(encoded, where, self.encoding.names)
         return encoded
 
@@ -199,7 +199,7 @@ def _column(values: object, where: str) -> Array:
     """Return a column in the form of a table's: numbers with NaN, or text with None."""
     array = np.asarray(values)
     if array.dtype.kind in "biuf":
-        return array.astype(np.float64)
+        return array.astype(float)
     if array.dtype.kind not in "OUT":
         raise BadInput(f"{where} holds {array.dtype} values, which are neither numbers nor text")
     cells = array.tolist()

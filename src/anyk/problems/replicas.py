@@ -86,7 +86,7 @@ def mark(gradient: Vector) -> int | None:
     signed = squares = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for part in _parts(gradient):
-            wide = part.astype(np.float64, copy=False)
+            wide = part.astype(float, copy=False)
             signed += float(wide[::2].sum() - wide[1::2].sum())
             squares += float(wide @ wide)
         pair = np.array([signed, np.sqrt(squares)], dtype=np.float32)
@@ -95,7 +95,7 @@ def mark(gradient: Vector) -> int | None:
 
 def marks_apart(one: int, other: int) -> float:
     """Return the difference of two marks, relative to the larger; for equal gradients far below :data:`SINGLE`."""
-    (first, norm), (second, size) = np.array([one, other]).view(np.float32).reshape(2, 2).astype(np.float64)
+    (first, norm), (second, size) = np.array([one, other]).view(np.float32).reshape(2, 2).astype(float)
     larger = max(norm, size, abs(first), abs(second))
     return float(max(abs(first - second), abs(norm - size)) / larger) if larger else 0.0
 

@@ -149,7 +149,7 @@ def _check_slope(problem: Problem, w: Vector, gradient: Vector, direction: Vecto
     eps = float(np.finfo(problem.dtype).eps)
     step = eps ** (1 / 3) * direction / np.linalg.norm(direction)
     ahead, behind = ((w + sign * step).astype(problem.dtype) for sign in (1.0, -1.0))
-    expected = float(gradient @ (ahead.astype(np.float64) - behind))
+    expected = float(gradient @ (ahead.astype(float) - behind))
     change = problem.loss(ahead) - problem.loss(behind)
     slack = eps ** (1 / 3) * (abs(expected) + float(np.linalg.norm(gradient) * np.linalg.norm(step)))
     slack += 8 * eps * max(1.0, abs(problem.loss(w)))
@@ -163,7 +163,7 @@ class _Pieces:
         self.dimension, self.dtype = d, np.dtype(dtype)
         self.sizes = (1,) * m
         self.faults = faults
-        self.centres = np.arange(m * d, dtype=np.float64).reshape(m, d) % 7.0 - 3.0
+        self.centres = np.arange(m * d, dtype=float).reshape(m, d) % 7.0 - 3.0
 
     def load(self, partitions: Sequence[int]) -> None:
         pass

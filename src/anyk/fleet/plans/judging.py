@@ -37,7 +37,7 @@ def block_length(series: ArrayLike) -> float:
     >>> block_length(white) < 5 < 20 < block_length(walk)
     True
     """
-    values = np.asarray(series, dtype=np.float64)
+    values = np.asarray(series, dtype=float)
     n = len(values)
     centred = values - values.mean()
     if n < 4 or not centred.any():

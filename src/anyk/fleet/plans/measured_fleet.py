@@ -234,7 +234,7 @@ class MeasuredFleet:
 
 def loads_of(strategy: Strategy) -> Floats:
     """Return the share of the data that each worker computes in a step, shape (workers,)."""
-    return np.asarray(shares_computed(strategy), dtype=np.float64)
+    return np.asarray(shares_computed(strategy), dtype=float)
 
 
 def code_of(strategy: Strategy) -> codes.Code | None:

@@ -61,7 +61,7 @@ class TraceGrid:
     """
 
     def __init__(self, delays: ArrayLike, *, load: float, slope: float, jobs: int, mu: float = 1.0) -> None:
-        table = np.asarray(delays, dtype=np.float64)
+        table = np.asarray(delays, dtype=float)
         if table.ndim != 2 or not table.size or not np.isfinite(table).all():
             raise BadInput(f"delays must be a table of rounds x workers in finite seconds, got shape {table.shape}")
         for what, value in (("load", load), ("slope", slope), ("mu", mu)):
@@ -222,7 +222,7 @@ def sequential_candidates(
     >>> best[0].spec
     'gc:stragglers=1'
     """
-    table = np.asarray(delays, dtype=np.float64)
+    table = np.asarray(delays, dtype=float)
     if jobs is None:
         jobs = max(1, len(table) - (models - 1))
     grid = TraceGrid(table, load=load, slope=slope, jobs=jobs, mu=mu)

@@ -49,7 +49,7 @@ class Record:
     strategy: str | None = None
 
     def __post_init__(self) -> None:
-        seconds = np.array(self.seconds, dtype=np.float64)
+        seconds = np.array(self.seconds, dtype=float)
         if seconds.ndim != 2 or not seconds.size:
             raise BadInput(f"a fleet record is a table of rounds x workers, got shape {seconds.shape}")
         values = {

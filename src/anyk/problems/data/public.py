@@ -126,7 +126,7 @@ def covertype(
         from sklearn.datasets import fetch_covtype
 
         fetched = _fetch("covertype", "UCI", lambda: fetch_covtype(), progress)
-        table = np.column_stack([fetched.data, fetched.target]).astype(np.float64)
+        table = np.column_stack([fetched.data, fetched.target]).astype(float)
         where = "the fetched data set 'covertype'"
         check_finite(table, where)
     else:
@@ -250,7 +250,7 @@ def _columns(name: str, wanted: tuple[str, ...], openml: int, file: Path | None,
     where = f"data set {openml} of OpenML"
     _need_columns(name, wanted, list(map(str, frame.columns)), where)
     try:
-        numbers = np.column_stack([np.asarray(frame[column], dtype=np.float64) for column in wanted])
+        numbers = np.column_stack([np.asarray(frame[column], dtype=float) for column in wanted])
     except (TypeError, ValueError) as error:
         raise BadInput(f"{where} holds a value that is not a number: {error}; {_INSTEAD}") from None
     check_finite(numbers, where, wanted)

@@ -179,7 +179,7 @@ class JaxProblem(NetworkProblem):
                 rounding = np.finfo(self.dtype).eps * nudge_signs(self.dimension, nudge)
                 w = w * (1.0 + rounding).astype(self.dtype)
             seed = seed_of(next(draws)) if network.random else SEED
-            return np.asarray(np.append(*with_gradient(w, head.batch(rows[places]), seed)), dtype=np.float64)
+            return np.asarray(np.append(*with_gradient(w, head.batch(rows[places]), seed)), dtype=float)
 
         for rows in trial_groups(head.arrays, head.tried):
             try:

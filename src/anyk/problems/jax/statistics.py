@@ -71,7 +71,7 @@ class Averages(NamedTuple):
         count, last = 0, []
         for state in states:
             last, count = [np.asarray(leaf) for leaf in jax.tree.leaves(state)], count + 1
-            sums = [total + leaf.astype(np.float64) for total, leaf in zip(sums, last, strict=True)]
+            sums = [total + leaf.astype(float) for total, leaf in zip(sums, last, strict=True)]
         factors = iter(self.factors)
         limits = [
             _limit_of(np.asarray(old), total / count, next(factors)) if old.dtype.kind == "f" else new
@@ -87,7 +87,7 @@ class Averages(NamedTuple):
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(limit)[0]]
         before, after = jax.tree.leaves(limit), jax.tree.leaves(step(limit))
         for place, factor in zip(floats, self.factors, strict=True):
-            old, new = before[place].astype(np.float64), np.asarray(after[place], dtype=np.float64)
+            old, new = before[place].astype(float), np.asarray(after[place], dtype=float)
             size = max(float(np.abs(old).max(initial=0.0)), float(np.abs(new).max(initial=0.0)))
             allowed = _APART * np.abs(1.0 - factor) * size + 10.0 * np.finfo(before[place].dtype).eps * size
             fades = (np.abs(factor - 0.5) <= 0.5 + 1e-5).all()
@@ -102,5 +102,5 @@ class Averages(NamedTuple):
 def _limit_of(old: Array, new: Floats, factor: Floats) -> Array:
     """Return the limit of an average that went from ``old`` to ``new`` and keeps ``factor`` of the old."""
     moves = np.abs(1.0 - factor) > 1e-5
-    limit = (new - factor * old.astype(np.float64)) / np.where(moves, 1.0 - factor, 1.0)
+    limit = (new - factor * old.astype(float)) / np.where(moves, 1.0 - factor, 1.0)
     return np.where(moves, limit, new).astype(old.dtype)

@@ -29,7 +29,7 @@ def design_of(X: Any, name: str) -> Any:
     if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool) or np.iscomplexobj(values):
         raise BadInput(f"{name} must hold numbers, got {values.dtype}")
     if values.dtype != np.float32:
-        X = X.astype(np.float64, copy=False)
+        X = X.astype(float, copy=False)
     bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
     if bad:
         raise BadInput(f"{name} has {bad} values that are NaN or infinite; drop or fill those rows first")
@@ -50,4 +50,4 @@ def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
         raise BadInput(f"{name} must be finite numbers of at least 0")
     if not values.any():
         raise BadInput(f"all {name} are zero; at least one row must have a weight above 0")
-    return np.asarray(values / values.mean(dtype=np.float64), dtype=np.float64)
+    return np.asarray(values / values.mean(dtype=float), dtype=float)

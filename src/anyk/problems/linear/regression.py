@@ -151,7 +151,7 @@ class LinearProblem(ProblemAbilities):
         self.encoding, self.labels = X.design.encoding, X.design.labels
         if self.labels:
             codes = [-1.0, 1.0] if self.task == "binary" else np.arange(len(self.labels))
-            self.classes = np.array(codes if isinstance(self.labels[0], str) else self.labels, dtype=np.float64)
+            self.classes = np.array(codes if isinstance(self.labels[0], str) else self.labels, dtype=float)
         if isinstance(X_test, Shards):
             if y_test is not None:
                 raise BadInput("shards bring their own targets; leave y_test out")
@@ -203,7 +203,7 @@ class LinearProblem(ProblemAbilities):
             raise BadInput(f"{name} must have one value for each of the {rows} rows, got shape {y.shape}")
         if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
             raise BadInput(f"{name} must hold finite numbers")
-        values = y.astype(np.float64)
+        values = y.astype(float)
         if not self.labelled:
             return values
         labels = np.unique(values)
@@ -220,7 +220,7 @@ class LinearProblem(ProblemAbilities):
             return None
         if not self.labelled:
             raise BadInput("classes are of labels, and regression has numbers to predict; leave classes out")
-        return self._classes_of(np.unique(np.asarray(classes, dtype=np.float64)), "classes")
+        return self._classes_of(np.unique(np.asarray(classes, dtype=float)), "classes")
 
     def _classes_of(self, labels: Floats, name: str) -> Floats:
         """Return all classes, given the distinct labels in ``name``; raise BadInput if they are unsuitable."""
@@ -265,7 +265,7 @@ class LinearProblem(ProblemAbilities):
         """Return ``start`` in the model's coordinates, or zeros."""
         w: Vector = np.zeros((self.X.shape[1], self.outputs), dtype=self.dtype)
         if self._start is not None:
-            weights, intercepts = (np.asarray(part, dtype=np.float64) for part in self._start)
+            weights, intercepts = (np.asarray(part, dtype=float) for part in self._start)
             features = self.X.shape[1] - self.intercept
             if weights.shape != (features, self.outputs) or intercepts.shape != (self.outputs,):
                 raise BadInput(
@@ -318,7 +318,7 @@ class LinearProblem(ProblemAbilities):
         """Return the problem on a sample of its rows."""
         sample = copy(self)
         sample.X, y = _some(self.X, self.y, samples, "train")
-        sample.y = y.astype(np.float64, copy=False)
+        sample.y = y.astype(float, copy=False)
         if self.weights is not None:
             sample.weights = self.weights[some_rows(self.samples, samples, "train")]
         sample.samples, sample.endless, sample.evaluated_on = len(y), False, "train"
@@ -369,7 +369,7 @@ class LinearProblem(ProblemAbilities):
         return self.curvature * top**2 / self.samples + float(np.max(self.penalty))
 
     def _scores(self, X: Any, w: Vector) -> Floats:
-        return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=np.float64)
+        return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=float)
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         raise NotImplementedError("a linear problem has a metric")

@@ -47,7 +47,7 @@ class Scaling:
 
         dense = isinstance(X, np.ndarray)
         with np.errstate(over="ignore", invalid="ignore"):
-            scaler = StandardScaler(with_mean=dense).fit(X.astype(np.float64, copy=False), sample_weight=weights)
+            scaler = StandardScaler(with_mean=dense).fit(X.astype(float, copy=False), sample_weight=weights)
         low, high = extremes(X)
         return cls.from_moments(
             scaler.mean_, scaler.scale_, constant=low == high, full=_full(X), categories=categories, ridge=ridge
@@ -125,13 +125,13 @@ class Scaling:
 
     def undone(self, weights: object, intercepts: object) -> tuple[Floats, Floats]:
         """Return a model in the units of the input: weights (columns x outputs) and intercepts (outputs,)."""
-        W = np.asarray(weights, dtype=np.float64) / self.scale[:, None]
-        return W, np.asarray(intercepts, dtype=np.float64) - self.center @ W
+        W = np.asarray(weights, dtype=float) / self.scale[:, None]
+        return W, np.asarray(intercepts, dtype=float) - self.center @ W
 
     def done(self, weights: object, intercepts: object) -> tuple[Floats, Floats]:
         """Return a model in scaled columns, the inverse of :meth:`undone`."""
-        W = np.asarray(weights, dtype=np.float64)
-        return W * self.scale[:, None], np.asarray(intercepts, dtype=np.float64) + self.center @ W
+        W = np.asarray(weights, dtype=float)
+        return W * self.scale[:, None], np.asarray(intercepts, dtype=float) + self.center @ W
 
 
 def extremes(X: Any) -> tuple[Floats, Floats]:
@@ -148,7 +148,7 @@ def uneven_columns(low: Floats, high: Floats, names: Sequence[str]) -> str | Non
     column 0 holds numbers 2,000,000 times as large as column 1, so that steps hardly learn from the smaller one; bring
     columns to similar sizes, or give a linear model standardize=true
     """
-    sizes = np.maximum(high, -low).astype(np.float64)
+    sizes = np.maximum(high, -low).astype(float)
     there = np.flatnonzero(sizes > 0.0)
     if not there.size:
         return None
@@ -176,7 +176,7 @@ def with_intercept(X: Any) -> Any:
 
 def in_units(w: object, outputs: int, intercept: bool, scaling: Scaling | None) -> tuple[Floats, Floats]:
     """Return a flat model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
-    W = np.asarray(w, dtype=np.float64).reshape(-1, outputs)
+    W = np.asarray(w, dtype=float).reshape(-1, outputs)
     weights, intercepts = (W[:-1], W[-1]) if intercept else (W, np.zeros(outputs))
     return (weights, intercepts) if scaling is None else scaling.undone(weights, intercepts)
 
@@ -193,7 +193,7 @@ def _mean_of_squares(X: Any, center: Floats, shares: Floats) -> Floats:
     """Return the weighted mean of squares of each column less its center, computed block by block."""
     if not isinstance(X, np.ndarray):
         X = Scaling(center, np.ones(len(center))).apply(X)
-        return np.asarray(X.multiply(X).T @ shares, dtype=np.float64).reshape(-1)
+        return np.asarray(X.multiply(X).T @ shares, dtype=float).reshape(-1)
     total = np.zeros(X.shape[1])
     for begin in range(0, X.shape[0], 4096):
         block = X[begin : begin + 4096] - center

@@ -243,7 +243,7 @@ def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tu
 
 def _of_counts(counts: Sequence[float], rows: float) -> Moments:
     """Return the moments of columns with these numbers of ones, and zeros elsewhere."""
-    ones = np.array(counts, dtype=np.float64)
+    ones = np.array(counts, dtype=float)
     share = ones / rows
     low, high = np.where(ones < rows, 0.0, 1.0), np.where(ones > 0, 1.0, 0.0)
     return Moments(np.full(len(ones), rows), ones, share, rows * share * (1.0 - share), low, high)

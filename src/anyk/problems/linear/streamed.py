@@ -85,7 +85,7 @@ class LinearBatches(Batches):
 
 def _targets(kind: str, classes: Array | None, y: Array) -> Vector:
     """Return a stream's targets as the model needs them; raise :class:`~anyk.errors.BadInput` for unknown labels."""
-    values = y.astype(np.float64)
+    values = y.astype(float)
     if not np.isfinite(values).all():
         raise BadInput("the stream's targets must be finite numbers")
     if classes is None:
@@ -108,4 +108,4 @@ def _stacked(samples: list[Any]) -> list[Array]:
         raise BadInput(f"{must}, got x of shape {X.shape[1:]} ({X.dtype}) and y of shape {y.shape[1:]} ({y.dtype})")
     if not np.isfinite(X).all():
         raise BadInput("samples of the stream have values that are NaN or infinite; drop or fill those")
-    return [X if X.dtype == np.float32 else X.astype(np.float64, copy=False), y]
+    return [X if X.dtype == np.float32 else X.astype(float, copy=False), y]
