@@ -27,6 +27,11 @@ def part() -> Any:
     return field(default=None, metadata={"part": True})
 
 
+def values_of(thing: object, *names: str) -> ByName:
+    """Return some attributes by name, as for JSON or for a function whose arguments have the same names."""
+    return {name: getattr(thing, name) for name in names}
+
+
 def to_plain(state: object) -> Any:
     """Return a dataclass, or a value in one, as plain data, without its :func:`derived` fields.
 

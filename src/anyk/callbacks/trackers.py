@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput, MissingPackage, needing
-from anyk.plain import ByName
+from anyk.plain import ByName, values_of
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 from anyk.specs import Folder
 
@@ -205,8 +205,7 @@ class TensorBoard(Callback):
 
 def _figures(info: StepInfo) -> dict[str, float]:
     """Return the figures of a step by name."""
-    figures = {"residual": info.residual, "staleness": info.staleness, "workers": info.workers}
-    return figures | {"seconds": info.seconds}
+    return values_of(info, "residual", "staleness", "workers", "seconds")
 
 
 def _of(slot: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyk.cli.fields import FLEET, LIMITS, values_of
+from anyk.cli.fields import FLEET, LIMITS
 from anyk.cli.options import (
     ResumeOptions,
     listening,
@@ -17,6 +17,7 @@ from anyk.cli.options import (
 )
 from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
+from anyk.plain import values_of
 
 if TYPE_CHECKING:
     from rich.console import Console

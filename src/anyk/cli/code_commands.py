@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from anyk.cli.fields import as_field, option, takes, values_of
+from anyk.cli.fields import as_field, option, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import people, say, text_width, write_json
-from anyk.plain import ByName
+from anyk.plain import ByName, values_of
 
 KNOWLEDGE = ("code", "overlaps", "nothing")
 workers_option = click.option("--workers", default=30, help="Number of workers, n.")
@@ -83,11 +83,7 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
 def _plain(row: Any) -> ByName:
     code = row.code
     return {
-        "spec": code.spec,
-        "load": code.load,
-        "partitions": code.partitions,
-        "replication": code.replication,
-        "tolerates": code.tolerates,
+        **values_of(code, "spec", "load", "partitions", "replication", "tolerates"),
         "stragglers": row.stragglers,
         "residual": row.expected,
         "residual_known": row.expected_known,
@@ -176,7 +172,10 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     write_json(
         [
             {"spec": curve.code.spec, "draws": curve.draws}
-            | {name: [None if value != value else value for value in getattr(curve, name).tolist()] for name in columns}
+            | {
+                name: [None if value != value else value for value in column.tolist()]
+                for name, column in values_of(curve, *columns).items()
+            }
             for curve in curves
         ],
         options.json_file,

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 import click
 
-from anyk.plain import ByName
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -34,11 +32,6 @@ def as_field(decorator: Callable[[Any], Any]) -> Any:
 
 FLEET = ("workers", "delays", "communication", "seed")
 LIMITS = ("steps", "seconds", "target")
-
-
-def values_of(options: object, *names: str) -> ByName:
-    """Return some options by name: the arguments of a function whose parameters have the same names."""
-    return {name: vars(options)[name] for name in names}
 
 
 def takes(kind: type[Any]) -> Callable[[Command], Command]:

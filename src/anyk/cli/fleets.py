@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anyk.cli.fields import as_field, option, takes, values_of
+from anyk.cli.fields import as_field, option, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ProblemOptions,
@@ -21,6 +21,7 @@ from anyk.cli.options import (
 )
 from anyk.cli.output import check_file, people, say, write_json
 from anyk.errors import BadInput
+from anyk.plain import values_of
 
 if TYPE_CHECKING:
     from anyk.fleet import Plan
@@ -264,8 +265,8 @@ def _problem(options: PlanOptions) -> Problem | None:
         if options.data is None and options.problem is None:
             raise BadInput("--target is of a problem's metric; name it with --data or --problem")
         return options.make_problem()
-    for name in ("data", "problem", "optimizer", "lr", "evaluate"):
-        if getattr(options, name) is not None:
+    for name, value in values_of(options, "data", "problem", "optimizer", "lr", "evaluate").items():
+        if value is not None:
             raise BadInput(f"--{name} is for a plan with a --target")
     return None
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.checks import check
-from anyk.cli.fields import LIMITS, Command, as_field, option, values_of
+from anyk.cli.fields import LIMITS, Command, as_field, option
 from anyk.cli.output import check_file, check_picture, exit_interrupted
 from anyk.errors import BadInput, describe_error, suggest
 from anyk.named import names_in_folder, plugged_in
+from anyk.plain import values_of
 from anyk.tables import reading
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anyk.cli.fields import FLEET, LIMITS, as_field, option, takes, values_of
+from anyk.cli.fields import FLEET, LIMITS, as_field, option, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
@@ -28,6 +28,7 @@ from anyk.cli.options import (
 from anyk.cli.output import check_page, check_picture, people, say, warn, write_json
 from anyk.cli.settings_report import show_settings
 from anyk.errors import BadInput
+from anyk.plain import values_of
 from anyk.problems.base import rows_of
 
 if TYPE_CHECKING:

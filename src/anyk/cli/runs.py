@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli.auto import is_auto, is_auto_folder, resume_the_parts, train_in_parts
-from anyk.cli.fields import FLEET, LIMITS, option, takes, values_of
+from anyk.cli.fields import FLEET, LIMITS, option, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
@@ -34,7 +34,7 @@ from anyk.cli.races import resume_the_race, tell_race
 from anyk.cli.settings_report import show_settings
 from anyk.cli.supervising import supervise, supervised
 from anyk.errors import BadInput
-from anyk.plain import ByName
+from anyk.plain import ByName, values_of
 
 if TYPE_CHECKING:
     from rich.console import Console

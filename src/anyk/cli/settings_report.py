@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from anyk.cli.fields import FLEET, values_of
+from anyk.cli.fields import FLEET
 from anyk.cli.options import TrainingOptions, free_folder, option_name
+from anyk.plain import values_of
 
 
 def show_settings(ctx: click.Context, options: TrainingOptions) -> None:

@@ -13,7 +13,7 @@ from anyk.errors import BadInput
 from anyk.fleet.plans.check import Checked, check
 from anyk.fleet.plans.plan import Plan, plan
 from anyk.fleet.records import Record, read
-from anyk.plain import ByName
+from anyk.plain import ByName, values_of
 from anyk.problems.base import Tell
 from anyk.protocol import Strategy, models_trained, slot_names
 from anyk.runs import Promise, Run, resume, train
@@ -106,9 +106,7 @@ class Parts:
                 new_plan = plan(
                     record,
                     today=_UNCODED,
-                    slope=config.slope,
-                    max_load=config.max_load,
-                    models=config.models,
+                    **values_of(config, "slope", "max_load", "models"),
                     steps=config.every,
                     among=continues,
                 )

@@ -25,7 +25,7 @@ from anyk.fleet.plans.measured_fleet import fleet_of, sample_record
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
 from anyk.fleet.records.record_sources import Readable
-from anyk.plain import ByName, to_plain
+from anyk.plain import ByName, to_plain, values_of
 from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, models_trained
 from anyk.runs import Promise, Run
@@ -89,23 +89,10 @@ class Plan:
         return Promise(
             strategy=best.spec,
             workers=self.fleet.workers,
-            learning_rate=best.learning_rate,
-            horizon=self.horizon,
-            verdict=self.verdict,
-            evidence=self.evidence,
-            why=self.why,
-            slopes=self.slopes,
-            max_load=self.max_load,
-            memory=self.memory,
-            assumptions=self.assumptions,
-            seconds_per_step=best.seconds_per_step,
-            gain=best.gain,
+            **values_of(self, "horizon", "verdict", "evidence", "why", "slopes", "max_load", "memory", "assumptions"),
+            **values_of(self, "record", "target", "optimizer"),
+            **values_of(best, "learning_rate", "seconds_per_step", "gain", "arrival", "steps_to_target"),
             today=Today(today.spec, today.seconds_per_step, today.arrival),
-            record=self.record,
-            target=self.target,
-            optimizer=self.optimizer,
-            arrival=best.arrival,
-            steps_to_target=best.steps_to_target,
         )
 
     def save(self, path: str | Path) -> None:

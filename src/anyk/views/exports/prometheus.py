@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from anyk.checks import typed
 from anyk.errors import BadInput, needing
+from anyk.plain import values_of
 from anyk.runs.callbacks import Callback, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -132,12 +133,10 @@ class Metrics(Callback):
     def _of(self, slot: str, step: StepInfo) -> dict[str, float | None]:
         _, loss, metric = self._evaluated.get(slot, (0, step.loss, step.metric))
         return {
+            **values_of(step, "seconds", "residual", "staleness"),
             "steps": self._taken[slot],
             "version": step.step,
-            "seconds": step.seconds,
             "workers_used": step.workers,
-            "residual": step.residual,
-            "staleness": step.staleness,
             "loss": loss,
             "metric": metric,
         }
