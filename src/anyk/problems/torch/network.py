@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@dataclass(eq=False)
 class Network:
     """A module and its loss, which is one of the two kinds: ``loss(outputs, targets)`` or ``loss(module, batch)``.
 
@@ -28,24 +30,18 @@ class Network:
     - ``threads``: the number of threads with which a worker computes gradients.
     """
 
-    scale = 1.0
+    module: torch.nn.Module
+    loss: Any
+    _: KW_ONLY
+    device: str
+    precision: str | None
+    mean: bool
+    takes_module: bool = False
+    count: Callable[[Batch], Any] | None = None
+    threads: int = 1
+    scale: float = 1.0
     unknown: int | None = None
-    kind = "cpu"
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        loss: Any,
-        *,
-        device: str,
-        precision: str | None,
-        mean: bool,
-        takes_module: bool = False,
-        count: Callable[[Batch], Any] | None = None,
-        threads: int = 1,
-    ) -> None:
-        self.module, self.loss, self.device, self.precision, self.mean = module, loss, device, precision, mean
-        self.takes_module, self._count, self.threads = takes_module, count, threads
+    kind: str = "cpu"
 
     def __getstate__(self) -> ByName:
         import torch
@@ -59,7 +55,7 @@ class Network:
     @property
     def opaque(self) -> bool:
         """Whether the loss can only be examined by means of samples, and not of the module's outputs."""
-        return self.takes_module or self._count is not None
+        return self.takes_module or self.count is not None
 
     def move(self) -> torch.device:
         """Move to the device and return it: of several CUDA devices each worker takes the next."""
@@ -107,7 +103,7 @@ class Network:
 
     def terms(self, batch: Batch, size: int) -> float:
         """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
-        return size if self._count is None else counted(self._count, batch)
+        return size if self.count is None else counted(self.count, batch)
 
     def times(self, batch: Batch, size: int) -> float:
         """Return the factor of a batch's loss in the sum that is divided by the number of samples."""
