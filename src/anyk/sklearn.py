@@ -30,9 +30,8 @@ from anyk.optimizers import optimizer as build_optimizer
 from anyk.plain import ByName
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.base import Floats, Vector
-from anyk.problems.linear.inputs import checked_l2, row_weights
 from anyk.problems.linear.regression import LinearProblem
-from anyk.problems.linear.scaling import Scaling
+from anyk.problems.linear.scaling import Scaling, checked_l2, row_weights
 from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.run import Run

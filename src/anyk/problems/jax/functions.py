@@ -18,14 +18,13 @@ from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
 from anyk.problems.jax.loss_partitions import DecompiledPartitions, JaxPartitions
-from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, JaxNetwork, names_of, seed_for, seed_of
+from anyk.problems.jax.model_loss import EVALUATION, SEED, Averages, Held, JaxNetwork, names_of, seed_for, seed_of
 from anyk.problems.jax.pytrees import JaxArray, Trainable, Tree, distinct, is_array, kind_of, model_of
-from anyk.problems.jax.statistics import Averages
 from anyk.problems.jax.tree_samples import TOGETHER, data_of
-from anyk.problems.linear.inputs import checked_l2
+from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import write_model_file
 from anyk.problems.network_problem import NetworkProblem
-from anyk.problems.sums import adds_up, not_a_sum, nudge_signs, trial_groups
+from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs, trial_groups
 
 _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
 _RENEWED = 1024  # rows of shards from which running statistics are computed to evaluate

@@ -31,11 +31,18 @@ from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
 from anyk.problems.digest import digest_of
-from anyk.problems.linear.inputs import checked_l2, design_of, row_weights
 from anyk.problems.linear.row_partitions import LinearPartitions, losses_of
-from anyk.problems.linear.scaling import Scaling, extremes, in_units, uneven_columns, with_intercept
-from anyk.problems.linear.sharded import ShardRows
-from anyk.problems.linear.streamed import LinearBatches, StreamRows
+from anyk.problems.linear.scaling import (
+    Scaling,
+    checked_l2,
+    design_of,
+    extremes,
+    in_units,
+    row_weights,
+    uneven_columns,
+    with_intercept,
+)
+from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
 
 _BOTH = "give X_test and y_test together, or neither"

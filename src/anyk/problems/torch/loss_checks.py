@@ -15,7 +15,7 @@ from anyk.errors import BadInput, needing
 from anyk.plain import ByName
 from anyk.problems.base import Floats, Index
 from anyk.problems.data.sample_batches import Batch
-from anyk.problems.sums import adds_up, not_a_sum, nudge_signs
+from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
 from anyk.problems.torch.network import Network, trained
 
 if TYPE_CHECKING:

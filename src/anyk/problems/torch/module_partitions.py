@@ -17,8 +17,7 @@ from anyk.plain import ByName
 from anyk.problems.base import DType, Ends, Index, Vector
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
-from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
-from anyk.problems.sums import TOGETHER
+from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, seed_of_draws
 from anyk.problems.torch.generators import cuda_generators, drawing, kept_generators
 from anyk.problems.torch.loss_checks import check_loss, check_samples
 from anyk.problems.torch.network import Network, mapped, tensors_in, trained

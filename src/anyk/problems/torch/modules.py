@@ -25,10 +25,10 @@ from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
-from anyk.problems.linear.inputs import checked_l2
+from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import loaded, write_state
 from anyk.problems.network_problem import NetworkProblem
-from anyk.problems.sums import TOGETHER, trial_groups
+from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.torch.forward_state import check_forward
 from anyk.problems.torch.generators import drawing
 from anyk.problems.torch.loss_checks import (
