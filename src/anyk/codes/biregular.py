@@ -1,4 +1,4 @@
-"""Regular codes: all workers have the same number of partitions, and all partitions the same number of holders; products."""
+"""Regular codes: all workers have the same number of partitions, and all partitions equally many holders; products."""
 
 from __future__ import annotations
 

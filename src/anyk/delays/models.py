@@ -1,4 +1,4 @@
-"""Delay models: constant, uniform, exponential, Pareto, two-valued, heterogeneous, mixed, from SciPy, and fitted to times."""
+"""Delay models: constant, uniform, exponential, Pareto, two-valued, heterogeneous, mixed, SciPy's, and fitted."""
 
 from __future__ import annotations
 

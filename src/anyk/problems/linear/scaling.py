@@ -1,4 +1,4 @@
-"""Checks of a linear model's input, scaling of columns to comparable sizes, and conversion of models to the units of the input."""
+"""Checks of a linear model's input, scaling of columns to comparable sizes, and models in the units of the input."""
 
 from __future__ import annotations
 
