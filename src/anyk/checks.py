@@ -105,7 +105,7 @@ def typed(thing: Thing) -> Thing:
     Traceback (most recent call last):
     anyk.errors.BadInput: number must be a whole number, got True
     """
-    function: Any = thing.__init__ if inspect.isclass(thing) else thing
+    function = thing.__init__ if inspect.isclass(thing) else thing
     signature = inspect.signature(function)
 
     @functools.cache
@@ -113,7 +113,7 @@ def typed(thing: Thing) -> Thing:
         return typing.get_type_hints(thing if is_dataclass(thing) else function, include_extras=True)
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: Any, **kwargs: Any) -> object:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:

@@ -83,7 +83,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _of_numpy(value: object) -> Any:
+def _of_numpy(value: object) -> object:
     """Return an array or number of NumPy's as Python's own."""
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

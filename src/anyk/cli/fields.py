@@ -39,7 +39,7 @@ def takes(kind: type[Any]) -> Callable[[Command], Command]:
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
-        def command(*args: Any, **values: Any) -> Any:
+        def command(*args: Any, **values: Any) -> object:
             own = {each.name: values.pop(each.name) for each in fields(kind)}
             return function(*args, options=kind(**own), **values)
 

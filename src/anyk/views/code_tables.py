@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def plot_code(code: Code, path: str | Path | None = None) -> Figure:
     with picture(path, (7.0, 6.0), "the picture of a code") as (figure, axes):
         dense = code.encoding.toarray()
         most = float(np.abs(dense).max()) or 1.0
-        shown: Any = np.ma.masked_equal(dense, 0.0)
+        shown = np.ma.masked_equal(dense, 0.0)
         alike = np.ptp(dense[dense != 0.0]) == 0.0
         colours = "Blues" if alike else "RdBu_r"
         image = axes.imshow(shown, cmap=colours, vmin=-most, vmax=most, aspect="auto")

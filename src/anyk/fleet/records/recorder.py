@@ -132,7 +132,7 @@ class _Passes(Recorder, ABC):
         super().__init__(folder, worker)
         import torch
 
-        engine: Any = torch.autograd.Variable
+        engine = torch.autograd.Variable
         self._queue = engine._execution_engine.queue_callback  # calls a function at the end of a backward pass
         self._model, self._under_way, self._steps = model, False, 0
         self._from: Any = None
@@ -144,7 +144,7 @@ class _Passes(Recorder, ABC):
         model.register_forward_pre_hook(self._begin)
 
     @abstractmethod
-    def _now(self, last: object) -> Any:
+    def _now(self, last: object) -> object:
         """Return the current moment; ``last``, which is obsolete, may be reused for it."""
 
     @abstractmethod
@@ -200,7 +200,7 @@ class _OnGpu(_Passes):
         super().__init__(folder, worker, model)
         self._waiting: deque[tuple[Any, Any]] = deque()
 
-    def _now(self, last: Any) -> Any:
+    def _now(self, last: Any) -> object:
         import torch
 
         event = torch.cuda.Event(enable_timing=True) if last is None else last

@@ -158,7 +158,7 @@ def _encode_samples(make: Make, count: int, seed: int) -> bytes:
     return msgspec.msgpack.encode([_as_plain(sample) for sample in samples])
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(value: Any) -> object:
     """Return a sample as plain data: tuples as lists, and all else as a mapping by which it is recognised."""
     if isinstance(value, Mapping):
         return {"keys": list(value), "values": [_as_plain(part) for part in value.values()]}

@@ -329,7 +329,7 @@ class JaxProblem(NetworkProblem):
         """Return a digest of the data, by which a later change is noticed; None if there is none."""
         return digest_of(_content(self._data), None if self._held_out is None else _content(self._held_out))
 
-    def _vector(self, w: object) -> Any:
+    def _vector(self, w: object) -> object:
         self._check_model(w)
         import jax
 

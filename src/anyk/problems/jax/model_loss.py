@@ -27,7 +27,7 @@ def packed(value: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, obj: Any) -> Any:
+        def reducer_override(self, obj: Any) -> object:
             reduced = super().reducer_override(obj)
             if isinstance(reduced, tuple) and isinstance(obj, type) and is_equinox(obj):
                 make, arguments, *further = reduced

@@ -335,6 +335,6 @@ def _state(node: object) -> str | None:
     return None
 
 
-def _key(entry: object) -> Any:
+def _key(entry: object) -> object:
     """Return the key or attribute that an entry of a path in a pytree represents."""
     return getattr(entry, "key", getattr(entry, "name", None))

@@ -123,7 +123,7 @@ def _touched(X: Any) -> tuple[Index | None, Any]:
     return None, X
 
 
-def _with_all_columns(part: _Assigned, features: int) -> Any:
+def _with_all_columns(part: _Assigned, features: int) -> object:
     """Return the rows of a partition with columns that it does not touch."""
     from scipy import sparse
 

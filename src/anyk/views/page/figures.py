@@ -319,7 +319,7 @@ def heat_map(heat: Heat) -> Any:
     return plot
 
 
-def worker_bars(rows: Sequence[Share]) -> Any:
+def worker_bars(rows: Sequence[Share]) -> object:
     """Return the figure of the endings of tasks, as shares, with a bar for each worker."""
     fates = np.array([row.fates for row in rows], dtype=float)
     total = np.maximum(fates.sum(axis=1), 1)
