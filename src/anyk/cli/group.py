@@ -69,7 +69,7 @@ class _Group(Listing):
     """Turns the package's errors into one sentence and an exit code."""
 
     sections = {  # noqa: RUF012
-        "Train": ("race", "train", "resume"),
+        "Train": ("race", "train", "resume", "drain"),
         "Runs": ("show", "report", "watch", "predict", "coefficients", "export", "replay", "verify"),
         "Measured fleets": ("record", "explain", "plan", "check", "trace"),
         "Codes, graphs and papers": ("codes", "graphs", "reproduce", "decompile"),

@@ -142,6 +142,19 @@ plugin_option = click.option(
 )
 
 
+_FEWEST = "anyk.fewest"  # the key of the smallest number of workers in a click context
+
+
+def _read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int:
+    """Return the largest number of workers; note the smallest one of a range."""
+    from anyk.specs import read
+
+    fewest, dots, most = str(text).partition("..")
+    if dots:
+        ctx.meta[_FEWEST] = read(fewest, int, "workers")
+    return int(read(most if dots else fewest, int, "workers"))
+
+
 def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
     if text is not None:
         from anyk.runs.evaluation.evaluate import read_evaluate
@@ -328,7 +341,16 @@ class TrainingOptions(ProblemOptions, RunOptions):
     models: int = option(
         default=1, help="Number of models trained at once, in turn (two-layer networks start from different weights)."
     )
-    workers: int = option(default=30, help="Number of workers, n.")
+    workers: int = option(
+        default="30",
+        metavar="N",
+        callback=_read_workers,
+        help="Number of workers, n, or a range such as 4..16: workers join and leave during the run.",
+    )
+    partitions: int | None = option(
+        type=int,
+        help="Number of partitions of the data for any number of workers.  [default for a range: 4 each]",
+    )
     delays: str = option(metavar="SPEC", default="none", help="Injected delays; see 'anyk delays'.")
     communication: str = option(
         metavar="SPEC",
@@ -349,6 +371,15 @@ class TrainingOptions(ProblemOptions, RunOptions):
     seed: int = option(default=0, help="Seed of the delays.")
     out: str | None = option(metavar="FOLDER", help="Folder for the run; default: a new one under runs/.")
     settings: bool = option(is_flag=True, help="Show every setting and where it comes from, and exit.")
+
+    def for_fleet(self, spec: str) -> str:
+        """Return a strategy's spec for the range of workers and the number of partitions, if they are given."""
+        from anyk.strategies import with_fleet
+
+        fewest = click.get_current_context().meta.get(_FEWEST)
+        if fewest is None and self.partitions is None:
+            return spec
+        return with_fleet(spec, fewest or self.workers, self.workers, self.partitions)
 
     def make_problems(self) -> list[Problem]:
         """Return the problem of each model: the same data, with different random starts."""

@@ -37,7 +37,9 @@ class Layout:
     from all together). ``replicated``: whether several workers compute gradients of the same partition in a step (None:
     if it is assigned to several). ``losses``: the strategy evaluates the training loss. ``minibatches``: every chunk
     samples a mini-batch, so that the data may be an endless stream. ``spanning``: the number of different sums from
-    which all further ones follow, by which these are checked (0: no check).
+    which all further ones follow, by which these are checked (0: no check). ``epochs``: mini-batches are consecutive
+    parts of a permutation of their partition, in the order of model versions. ``fewest``: the smallest number of
+    workers with which a run starts and continues, if workers join and leave (0: all of them).
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)
@@ -58,11 +60,13 @@ class Layout:
     losses: bool = False
     minibatches: bool = False
     spanning: int = 0
+    epochs: bool = False
+    fewest: int = 0
 
     @property
     def unit(self) -> float:
-        """Share of an average worker's work in a partition if partitions are computed together, else 1."""
-        return self.workers / self.partitions if self.together else 1.0
+        """Share of an average worker's work in a partition if their number is not the workers', else 1."""
+        return self.workers / self.partitions if self.together or self.fewest else 1.0
 
     @property
     def trained(self) -> tuple[str, ...]:

@@ -322,6 +322,11 @@ class Processes(Remote[_ProcessHandle]):
         elif time.monotonic() - self._helper_heard > _SILENCE and self._forkserver is not None:
             self._forkserver.kill()  # it is frozen, and would report no death
 
+    def end_worker(self, worker: int) -> None:
+        if worker in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[worker], signal.SIGKILL)
+
     def _drain_pipe(self) -> None:
         """Read all reports; those from before a worker's death still count."""
         while select.select([self._pipe], [], [], 0)[0]:

@@ -26,6 +26,7 @@ from anyk.protocol import (
     Chunk,
     Event,
     Joined,
+    Leaving,
     LossEvaluated,
     Lost,
     NoiseMeasured,
@@ -38,7 +39,7 @@ _EVERY = 0.15  # seconds between commits
 _CACHED_CHUNKS = 20_000
 _LISTS = ("partitions", "coefficients", "mix")  # of a chunk, stored as JSON
 # the number of fields among worker, task and chunk that an event has, if it has not all three
-_IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1}
+_IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1, Leaving: 1}
 _MOST = 5000  # gathered events and chunks that are written before that time
 
 
