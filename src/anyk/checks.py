@@ -32,6 +32,7 @@ PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
 _FINITE = 1e100  # as the largest value it stands for "any finite number"
 PositiveNumber = Annotated[float, msgspec.Meta(gt=0, le=_FINITE)]
 NonnegativeNumber = Annotated[float, msgspec.Meta(ge=0, le=_FINITE)]
+FiniteNumber = Annotated[float, msgspec.Meta(ge=-_FINITE, le=_FINITE)]
 
 MOST_WORKERS = 1_000_000
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -190,7 +191,7 @@ def _words(kind: Any) -> list[str]:
     if typing.get_origin(kind) is Annotated:
         base, *extras = typing.get_args(kind)
         ranges = [word for extra in extras if isinstance(extra, msgspec.Meta) for word in _range_words(extra)]
-        words = f"{_either(_words(base))} {' and '.join(ranges)}"
+        words = f"{_either(_words(base))} {' and '.join(ranges)}".rstrip()
         finite = any(isinstance(extra, msgspec.Meta) and extra.le == _FINITE for extra in extras)
         return [words.replace("a ", "a finite ", 1) if finite else words]
     return [_PLAIN.get(kind) or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"]
@@ -198,10 +199,10 @@ def _words(kind: Any) -> list[str]:
 
 def _range_words(meta: msgspec.Meta) -> list[str]:
     """Return the bounds of a range in words."""
-    most = None if meta.le == _FINITE else meta.le
-    if meta.ge is not None and most is not None:
-        return [f"from {meta.ge:g} to {most:g}"]
-    bounds = {"of at least": meta.ge, "above": meta.gt, "of at most": most, "below": meta.lt}
+    least, most = (None if bound in (-_FINITE, _FINITE) else bound for bound in (meta.ge, meta.le))
+    if least is not None and most is not None:
+        return [f"from {least:g} to {most:g}"]
+    bounds = {"of at least": least, "above": meta.gt, "of at most": most, "below": meta.lt}
     return [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
 
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import PositiveNumber, value_class
+from anyk.checks import FiniteNumber, PositiveNumber, value_class
 from anyk.delays.base import DelayModel, Flags, Floats, Seconds, SecondsOrZero
 from anyk.errors import BadInput
 
@@ -321,8 +321,8 @@ class ScipyLaw(DelayModel):
 
     law: str
     args: tuple[float, ...] = ()
-    loc: float = 0.0
-    scale: float = 1.0
+    loc: FiniteNumber = 0.0
+    scale: PositiveNumber = 1.0
     name = "scipy"
 
     def __post_init__(self) -> None:
@@ -337,10 +337,6 @@ class ScipyLaw(DelayModel):
             names = f" ({distribution.shapes})" if distribution.shapes else ""
             raise BadInput(
                 f"'scipy:{self.law}' takes {count} shape parameters{names}, as in args=2, got {len(self.args)}"
-            )
-        if not np.isfinite(self.loc) or not 0.0 < self.scale < float("inf"):
-            raise BadInput(
-                f"'scipy' needs a finite loc and a scale above 0, got loc={self.loc:g}, scale={self.scale:g}"
             )
         least = float(self._frozen.support()[0])
         if np.isnan(least):

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from anyk.checks import NonnegativeNumber, value_class
+from anyk.checks import FiniteNumber, NonnegativeNumber, value_class
 from anyk.delays.base import DelayModel, Flags, Floats
 from anyk.delays.time_tables import TimeTable, read_measured
 from anyk.errors import BadInput
@@ -93,7 +93,7 @@ class Trace(_Rows):
     """
 
     file: File
-    slope: float = 0.0
+    slope: FiniteNumber = 0.0
     load: NonnegativeNumber | None = None
     unit: Literal["s", "ms", "us"] | None = None
     max_gb: float | None = None
@@ -101,8 +101,6 @@ class Trace(_Rows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not np.isfinite(self.slope):
-            raise BadInput(f"the slope of 'trace' must be a finite number, got {self.slope:g}")
         if self.per == "load":
             raise BadInput("a trace holds the delays of whole tasks; use slope=… instead of per=load")
         _ = self._measured

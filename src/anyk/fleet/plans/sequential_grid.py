@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, FiniteNumber, NonnegativeNumber, typed
 from anyk.codes import FractionalRepetition
 from anyk.errors import BadInput
 from anyk.strategies.sequential import End
@@ -60,13 +60,13 @@ class TraceGrid:
     (6.0, 7.0, 2.0)
     """
 
-    def __init__(self, delays: ArrayLike, *, load: float, slope: float, jobs: int, mu: float = 1.0) -> None:
+    @typed
+    def __init__(
+        self, delays: ArrayLike, *, load: NonnegativeNumber, slope: FiniteNumber, jobs: int, mu: NonnegativeNumber = 1.0
+    ) -> None:
         table = np.asarray(delays, dtype=float)
         if table.ndim != 2 or not table.size or not np.isfinite(table).all():
             raise BadInput(f"delays must be a table of rounds x workers in finite seconds, got shape {table.shape}")
-        for what, value in (("load", load), ("slope", slope), ("mu", mu)):
-            if not np.isfinite(value) or (value < 0 and what != "slope"):
-                raise BadInput(f"{what} must be a finite number of at least 0, got {value:g}")
         if not 1 <= jobs <= len(table):
             raise BadInput(f"jobs must be 1 to the trace's {len(table)} rounds, got {jobs}")
         self.rounds, self.workers = table.shape
