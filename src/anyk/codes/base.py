@@ -67,7 +67,7 @@ class Policy:
             raise BadInput(f"every, the steps after which a code is relearned, must be at least 1, got {self.every}")
 
 
-class _Rows(ReadOnly, metaclass=CodeType):
+class _CodeRows(ReadOnly, metaclass=CodeType):
     """The facts of a code that follow from its rows."""
 
     workers: int
@@ -178,7 +178,7 @@ class _Rows(ReadOnly, metaclass=CodeType):
         """Raise :class:`~anyk.errors.BadInput` for invalid parts of a custom code besides rows and encoding."""
 
 
-class Code(_Rows):
+class Code(_CodeRows):
     """The partitions of each worker with their coefficients: an immutable matrix with a way to decode.
 
     A subclass is a frozen dataclass with a field ``workers`` and further settings. It defines ``spec``, ``partitions``,
