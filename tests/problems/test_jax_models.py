@@ -16,9 +16,8 @@ import anyk
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed
 from anyk.problems import JaxProblem
-from anyk.problems.jax.model_loss import key_of, seed_of
+from anyk.problems.jax.model_loss import Averages, key_of, seed_of
 from anyk.problems.jax.pytrees import distinct
-from anyk.problems.jax.statistics import Averages
 from anyk.problems.replicas import seed_of_draws
 
 RANDOM = np.random.default_rng(0)

@@ -7,7 +7,6 @@ from anyk.cli import (  # noqa: F401  # they add their commands to the group
     fleets,
     graphs,
     lists,
-    model_commands,
     races,
     reports,
     reproduce,

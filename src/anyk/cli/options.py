@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.checks import check
-from anyk.cli.fields import Command, as_field, option
+from anyk.cli.fields import LIMITS, Command, as_field, option
 from anyk.cli.output import check_file, check_picture, exit_interrupted
 from anyk.errors import BadInput, describe_error, suggest
 from anyk.named import names_in_folder, plugged_in
+from anyk.plain import values_of
 from anyk.protocol import slot_names
 from anyk.tables import reading
 
@@ -408,7 +409,7 @@ class ResumeOptions(RunOptions):
     seeds: int | None = option(type=int, help="For a race: train with further seeds, until there are so many.")
 
 
-def _variant(problem: Any, number: int) -> Any:
+def _variant(problem: object, number: int) -> Any:
     """Return the same problem with another random start, if it has one; the data is shared."""
     from anyk.problems import TwoLayerNetwork
     from anyk.specs import parse
@@ -466,11 +467,8 @@ def resuming(console: Console, folder: Path, config: SharedConfig, options: Resu
     with listening(console, callbacks, options, folder) as shown:
         yield {
             "problem": problem,
-            "trust": options.trust,
             "callbacks": shown,
-            "steps": options.steps,
-            "seconds": options.seconds,
-            "target": options.target,
+            **values_of(options, "trust", *LIMITS),
         }
 
 

@@ -13,14 +13,22 @@ from anyk.views.code_tables import (
     theory_text,
     thresholds_table,
 )
-from anyk.views.coefficients import coefficients_report, coefficients_table
 from anyk.views.columns import Columns
 from anyk.views.exports import Metrics, save_perfetto, save_tables
 from anyk.views.page import report
 from anyk.views.page.panels import Panel, report_figures
 from anyk.views.plots import NothingToDraw, plot
-from anyk.views.result_tables import race_notes, race_table, ratio_to_floor, speed_table
-from anyk.views.staleness import mean_staleness, plot_staleness, staleness_table
+from anyk.views.result_tables import (
+    coefficients_report,
+    coefficients_table,
+    mean_staleness,
+    plot_staleness,
+    race_notes,
+    race_table,
+    ratio_to_floor,
+    speed_table,
+    staleness_table,
+)
 from anyk.views.watching import Watch
 
 __all__ = [
