@@ -99,7 +99,7 @@ MADE_BY = {  # name: the command that makes it
 }
 
 MASKS = {  # what is measured on this machine, or names it, or is shown now and then only: what stands there instead
-    r"^\s*(step \d+/\d+|·) .*\n": "",
+    r"^\s*(step \d+/\d+|step \d+ +loss|·) .*\n": "",
     r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?": "DATE",
     r"made with .*": "made with VERSIONS",
     r"partition=\S+,cores": "partition=SECONDS,cores",

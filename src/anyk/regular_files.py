@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
+_MOST = 1 << 26  # bytes that are read at once
+
 
 def open_plain(path: str | Path, *, follow: bool = False) -> BufferedReader:
     """Open a regular file for reading; ``follow``: also through a link.
@@ -35,8 +37,10 @@ def _check_regular(mode: int) -> None:
 
 
 def read_plain(path: str | Path, *, follow: bool = False) -> bytes:
-    """Return the contents of a file; see :func:`open_plain`."""
+    """Return the contents of a file of settings or code, at most 64 MiB; see :func:`open_plain`."""
     with open_plain(path, follow=follow) as file:
+        if os.fstat(file.fileno()).st_size > _MOST:
+            raise OSError(errno.EFBIG, f"it is larger than {_MOST >> 20} MiB")
         return file.read()
 
 

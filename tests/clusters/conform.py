@@ -200,6 +200,7 @@ def options() -> None:
 
 def on_two_machines(nodes: Any, second: Any) -> None:
     made: list[Ray] = []
+    more: list[Any] = []
 
     def make(workers: int, delays: Any) -> Cluster:
         made.append(Ray(workers, delays=delays, cpus=0.5))
@@ -218,7 +219,7 @@ def on_two_machines(nodes: Any, second: Any) -> None:
             if driver.step == 3:
                 nodes.remove_node(second)
                 at.append(driver.step)
-                nodes.add_node(num_cpus=4)
+                more.append(nodes.add_node(num_cpus=4))
 
         cluster = Ray(4, delays=anyk.delays.Constant(0.05), cpus=1.5)  # at most two on a machine
         made.append(cluster)
@@ -230,8 +231,40 @@ def on_two_machines(nodes: Any, second: Any) -> None:
         kinds = [note["kind"] for note in run.notes]
         assert "lost" in kinds, kinds
 
+    def fleet() -> None:
+        """Of 2 to 6 workers 4 have room; a machine comes for the others, one is drained, and one is killed."""
+        from ray._raylet import GcsClient
+
+        problem = anyk.problems.from_data("synthetic:rows=240,features=4")
+        cluster = Ray(6, delays=anyk.delays.Constant(0.02), cpus=1.5)
+        made.append(cluster)
+        counts: list[int] = []
+
+        def watch(driver: Any, evaluator: Any) -> None:
+            here = len(driver.present)
+            if not counts or counts[-1] != here:
+                counts.append(here)
+                if counts == [4]:
+                    more.append(nodes.add_node(num_cpus=4))
+                elif here == 6:
+                    deadline = int((time.time() + 60.0) * 1000)
+                    GcsClient(address=nodes.gcs_address).drain_node(more[0].node_id, 2, "spot machine", deadline)
+                elif here == 4:
+                    nodes.remove_node(more[1])
+                elif here == 2 and 6 in counts:
+                    driver.end()
+
+        callbacks = [Watching(watch)]
+        run = anyk.train(problem, "uncoded", cluster, workers=(2, 6), seconds=120.0, callbacks=callbacks)
+        events = run.log.rows("SELECT kind, worker FROM events WHERE kind IN ('Leaving', 'Lost')")
+        assert counts[0] == 4 and 6 in counts and counts[-1] == 2, counts
+        assert sum(kind == "Leaving" for kind, _ in events) == 2, events
+        fixed = anyk.train(problem, "uncoded", "simulated", workers=6, partitions=24, steps=run.steps)
+        np.testing.assert_allclose(run.model, fixed.model, rtol=0, atol=1e-12)
+
     tell("options", options)
     tell("nodes", come_and_go)
+    tell("fleet", fleet)
 
     def exits() -> None:
         """A gradient that ends its thread ends its actor: the others go on, and it is said."""

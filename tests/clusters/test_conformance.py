@@ -70,6 +70,7 @@ def test_ray_conforms() -> None:
             "by_value",
             "options",
             "nodes",
+            "fleet",
             "exits",
             "leaks",
         ],

@@ -189,7 +189,7 @@ def test_rules_are_written_with_every_digit(seconds: float, bound: float) -> Non
 
 # ------------------------------------------------------------------------------------------- complaints
 
-FORMS = "wait should be a number of replies, 'decodable', 'all', a residual such as 5%, a deadline such as 0.5s or 3mad, joined by"
+FORMS = "wait should be a number of replies, a share of the workers such as 0.75n, 'decodable', 'all', a residual such as 5%, a deadline such as 0.5s or 3mad, joined by"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from anyk.clusters.processes import Processes
 from anyk.clusters.processes.memory import FULL, HEADER, RECORD
 from anyk.clusters.remote.handles import Died, Notice
 from anyk.clusters.remote.worker import ASKED
-from anyk.protocol import Cancel, Dispatch, Reply
+from anyk.protocol import Cancel, Cut, Dispatch, Failed, Lost, Reply
 from anyk.runs import Driver
 from anyk.runs.engine.dispatches import ARRIVED, CUT, KEPT, OPEN
 
@@ -56,6 +56,7 @@ class Auditors:
         self._used: set[Place] = set()
         self._kept: set[Place] = set()
         self._cancelled: set[int] = set()
+        self._asked_again: set[int] = set()  # workers that failed, or died, and have no new task since
         self.seen: set[str] = set()  # names of what happened
         self._wrap()
 
@@ -92,6 +93,10 @@ class Auditors:
                 for task in [task for task, (worker, _) in self.states.items() if worker == news.worker]:
                     del self.states[task]
             event = interpret(news)
+            if isinstance(event, Cut):
+                self.seen.add("preempted")
+            if isinstance(event, (Failed, Lost)):
+                self._asked_again.add(event.worker)
             late = isinstance(news, Notice) and (news.worker, news.incarnation) in dead
             self._check("messages", event is None or not late, f"{event} comes after its sender's death")
             return event
@@ -116,11 +121,16 @@ class Auditors:
     # ------------------------------------------------------------------------------------------- decisions
 
     def _on_dispatch(self, command: Dispatch) -> None:
+        if self._asked_again & set(command.workers):
+            self.seen.add("retried")
+            self._asked_again -= set(command.workers)
         for task in range(command.task, command.task + len(command.workers)):
             self._check("ledger", task not in self._cancelled, f"task {task} was dispatched twice")
 
     def _on_cancel(self, command: Cancel) -> None:
         self._cancelled.update(command.tasks)
+        if self._sent() & set(command.tasks):
+            self.seen.add("cancelled while sending")
 
     # ------------------------------------------------------------------------------------------- messages
 
@@ -144,8 +154,7 @@ class Auditors:
     def on_resume(self) -> None:
         """Note the messages that a checkpoint has brought."""
         self._arrived |= {place: np.array(self._cluster.message(*place)) for place in self._cluster.store.arrived}
-        for task, batch in self._driver.ledger._given.items():
-            self._kept |= {(task, place % batch.width) for place in batch.places(task, KEPT)}
+        self._kept |= self._in_use(self._driver, (KEPT,))
 
     def _expected(self, place: Place, chunk: Any, worker: int) -> Any:
         driver = self._driver
@@ -255,10 +264,10 @@ class Auditors:
                     whole = state == FULL and (task, chunk) == known[worker, buffer]
                     self._check("buffers", whole, f"buffer {buffer} of worker {worker} is written while it is in use")
 
-    def _in_use(self, driver: Driver) -> set[Place]:
+    def _in_use(self, driver: Driver, statuses: tuple[int, ...] = (ARRIVED, KEPT)) -> set[Place]:
         found = set()
         for task, batch in driver.ledger._given.items():
-            for status in (ARRIVED, KEPT):
+            for status in statuses:
                 found |= {(task, place % batch.width) for place in batch.places(task, status)}
         return found
 
@@ -266,12 +275,15 @@ class Auditors:
         """The buffers announced in reports that the driver has not processed."""
         end = self._kernel.current.files[self._cluster._pipe]
         assert isinstance(end, ReadEnd)
-        records = RECORD.iter_unpack(bytes(end.pipe.data))
-        found = {(worker, buffer) for worker, _, buffer, *_ in records}
+        found = {(worker, buffer) for worker, _, buffer, *_ in RECORD.iter_unpack(bytes(end.pipe.data))}
         for news in self._cluster.news:
             if hasattr(news, "buffer"):
                 found.add((news.worker, news.buffer))
         return found
+
+    def _sent(self) -> set[int]:
+        """The tasks of reports that have been sent, and that the driver has not processed."""
+        return {news.report.task for news in self._cluster.news if isinstance(news, Notice)}
 
     def _sending(self, worker: int) -> bool:
         """Whether a worker is between marking a buffer as full and its report, or has died there."""

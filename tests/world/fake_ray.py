@@ -88,6 +88,7 @@ class _Actor:
         values = [ray.value(argument) for argument in arguments]
 
         def live() -> None:
+            self._kernel.on_birth(name)
             self._instance = kind(*values)
             for group in self._queues:
                 self._kernel.start(lambda group=group: self._serve(group), f"{name} {group}", thread_of=self.process)
@@ -248,7 +249,12 @@ def installed(kernel: Kernel, time: Any, os: Any, crashed: Callable[[], None]) -
     replaced = [
         (
             actors,
-            {"time": time, "ray_module": lambda: ray, "sys": SimpleNamespace(modules={**sys.modules, "ray": ray})},
+            {
+                "time": time,
+                "ray_module": lambda: ray,
+                "machines_drained": lambda actors: {},
+                "sys": SimpleNamespace(modules={**sys.modules, "ray": ray}),
+            },
         ),
         (ray_actor, {"time": time, "os": os, "threading": threading, "traceback": SimpleNamespace(print_exc=crashed)}),
         (networked, {"time": time, "os": os, "threading": threading}),

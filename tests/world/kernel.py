@@ -182,6 +182,7 @@ class Kernel:
         self.over = False
         self.trace: list[tuple[Any, ...]] = []
         self.on_switch: Callable[[str], None] = lambda _: None  # where faults happen
+        self.on_birth: Callable[[str], None] = lambda _: None  # called first by each worker
         self.on_end: Callable[[Process], None] = lambda _: None
         self.tearing = 0.0  # probability that a write to shared memory is seen by halves
         self._ready: deque[Process] = deque()

@@ -159,6 +159,15 @@ SAFEGUARDS = (
         ("async", "k-async:k=2"),
     ),
     Safeguard(
+        "counting the tasks that read a model version",
+        (
+            Edit(versions, versions.Versions, "pin", "self._pins.get(key, 0) + 1", "1"),
+            Edit(versions, versions.Versions, "unpin", "self._pins[key] -= 1", "self._pins[key] = 0"),
+        ),
+        ("versions", "messages", "crash"),
+        ("async", "k-async:k=2", "uncoded"),
+    ),
+    Safeguard(
         "using the newest envelope only",
         (Edit(*_NETWORKED, "receive", "envelope.number > self._number", "True"),),
         ("messages", "crash", "progress"),

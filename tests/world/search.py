@@ -18,7 +18,10 @@ from .kernel import Deadlock, Endless
 from .world import FAMILIES, Options, World
 
 # what has to happen in a long series of seeds, besides every family of faults
-STATES = ("resumed", "restarted", "abandoned", "helper replaced", "cancelled", "discarded", "late_counted", "lost")
+STATES = (
+    "resumed", "restarted", "abandoned", "helper replaced", "cancelled", "discarded", "late_counted", "lost", "retried",
+    "preempted", "cancelled while sending", "interrupted at once", "reversed",
+)  # fmt: skip
 
 
 class Failure(NamedTuple):

@@ -365,6 +365,7 @@ def installed(kernel: Kernel) -> Iterator[_Os]:
         files = dict(helper.files)
 
         def child() -> None:
+            kernel.on_birth(process.name)
             own = object.__new__(shared_worker.Shared)
             own.__dict__ = shared.__dict__ | {
                 name: memory.Segment(segment.fd, segment.size)

@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -16,8 +17,9 @@ import numpy as np
 
 import anyk
 from anyk.clusters.messages import Messages
-from anyk.clusters.processes import Processes
+from anyk.clusters.processes import Processes, processes
 from anyk.clusters.ray import Ray
+from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.losses import Question, Unheld
 from anyk.optimizers import GD
 from anyk.runs import Driver
@@ -25,7 +27,7 @@ from anyk.testing import Squares
 
 from . import auditors, system
 from .choices import Choices, Deviations
-from .kernel import Deadlock, Endless, Kernel
+from .kernel import Deadlock, Endless, Kernel, SocketEnd
 
 STRATEGIES = (
     "uncoded", "frc:load=2", "cyclic:stragglers=1", "k-sync:k=3", "k-batch-sync:k=4", "async", "k-async:k=2",
@@ -33,17 +35,26 @@ STRATEGIES = (
     "progress:load=2", "anytime:deadline=0.02,parts=2", "tree:children=2", "pasgd:tau=2", "diloco:tau=2",
     "dpsgd:graph=ring", "ad-psgd:tau=2", "easgd:tau=2", "fedbuff:tau=2,k=3", "uncoded:models=2",
     "hierarchical:groups=2,tau=2,every=3", "compressed:of=(k-sync:k=4),by=(top-k:share=0.5)", "comm-efficient",
-    "uncoded:wait=3,snapshot=3", "frc:load=2,check=1", "cyclic:stragglers=2,check=1",
+    "uncoded:wait=3,snapshot=3", "frc:load=2,check=1", "cyclic:stragglers=2,check=1", "uncoded:fewest=2",
+    "frc:stragglers=1,fewest=2", "uncoded:wait=0.75n,fewest=2",
 )  # fmt: skip
 FAMILIES = (
     "kill worker", "stop worker", "crash", "nan", "wrong numbers", "kill helper", "stop helper", "no fork", "no memory",
-    "stop driver", "kill driver", "checkpoint", "question",
+    "stop driver", "kill driver", "checkpoint", "question", "lose worker", "freeze worker", "half open", "clock jump",
+    "interrupt", "drain",
 )  # fmt: skip
-SYSTEM = ("kill helper", "stop helper", "no fork", "no memory")  # only of the processes cluster
+SYSTEM = ("kill helper", "stop helper", "no fork", "no memory", "half open")  # only of the processes cluster
+TOLERANT = (  # strategies that make progress although one worker never answers, and does not end
+    "frc:load=2", "cyclic:stragglers=1", "k-sync:k=3", "async", "k-async:k=2", "k-batch-async:k=3",
+    "uncoded:wait=3,cancel=discard", "frc:load=2,cancel=discard", "anytime:deadline=0.02,parts=2", "fedbuff:tau=2,k=3",
+)  # fmt: skip
+_OURS = ("helper", "worker")
 _FAULTS = 6  # the most faults of a run
 _DURATIONS = (1.0, 0.05, 4.0, 20.0, 100.0)  # how many times as long as usual a gradient takes
 _CRASHES = (1, 2, 6)  # times in a row that a worker crashes, or sends NaN
 _STOPS = (0.003, 0.05, 1.0, 5.0)  # seconds that a stopped process stands still
+_JUMPS = (0.05, 5.0, 200.0)  # seconds by which the clock jumps, as after a machine has slept
+_AWAY = 2.0  # seconds that a drained worker stays away
 _SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
 _EXPLAINED = (
     "times within 60 s, and they with it",
@@ -73,6 +84,8 @@ class Options:
     capacity: int  # bytes that a pipe holds
     jitter: float  # probability that a gradient takes longer or shorter than usual
     most: int  # deviations of each stream
+    reversal: float  # probability that two replies that have arrived together are taken in the other order
+    buffers: int  # reply buffers of a worker
 
     @classmethod
     def draw(cls, seed: int) -> Options:
@@ -94,6 +107,8 @@ class Options:
             draw.choice((160, 1000, 65536)),
             draw.choice((0.0, 0.2, 0.7)),
             draw.choice((6, 20, 80)),
+            draw.choice((0.0, 0.1, 0.5)),
+            draw.choice((4, 4, 2, 1)),
         )
 
 
@@ -122,12 +137,18 @@ class World:
         self._saved: tuple[str, dict[str, Any], dict[int, Any]] | None = None
         self._history: dict[tuple[str, int], Any] = {}
         self._driver: Driver | None = None
-        self._save = self._busy = False
+        self._save = self._busy = self._begun = False
         self._ask = False
+        self._drained: int | None = None
+        self._back = inf  # when those who were drained may return
         self._questions: list[Question] = []
         self._denied: Counter[str] = Counter()
+        self._lost: set[int] = set()  # workers that never start again
+        self._interrupts = self._raised = 0  # that have not reached the driver; that ended it at once
+        self._closing = False
         self.explained: str | None = None
         kernel.on_switch = self._disturb
+        kernel.on_birth = self._start_or_end
         kernel.tearing = options.tearing
 
     # ------------------------------------------------------------------------------------------- faults
@@ -156,8 +177,20 @@ class World:
                     menu += [(family, lambda s=s: self._stop("driver", s)) for s in _STOPS[:3]]
                 case "kill driver":
                     menu.append((family, lambda: self._kill("driver")))
+                case "lose worker":  # all other workers stay healthy, unless other faults happen to them
+                    menu.append((family, lambda: self._lose(self.options.workers - 1)))
+                case "freeze worker" if self.options.strategy in TOLERANT:
+                    menu.append((family, lambda: self._freeze(f"worker {self.options.workers - 1}.")))
+                case "half open":
+                    menu.append((family, self._half_open))
+                case "clock jump":
+                    menu += [(family, lambda s=s: self._jump(s)) for s in _JUMPS]
+                case "interrupt":
+                    menu += [(family, lambda n=n: self._interrupt(n)) for n in (1, 2)]
                 case "question":
                     menu.append((family, self._request_loss))
+                case "drain":
+                    menu += [(family, lambda i=i: self._drain(i)) for i in workers]
                 case "checkpoint":
                     menu.append((family, self._request_checkpoint))
                 case "no fork" | "no memory":
@@ -167,13 +200,19 @@ class World:
         return menu
 
     def _disturb(self, where: str) -> None:
-        if self.happened.total() >= _FAULTS or not self._menu or self._busy:
+        if self._interrupts and where == "driver" and not self._busy:
+            self._interrupts -= 1
+            self._hear_interrupt()
+        if self._faults_so_far() >= _FAULTS or not self._menu or self._busy:
             return
         option = self.choices.choose("faults", where, len(self._menu) + 1, self.options.rate)
         if option:
             family, fault = self._menu[option - 1]
             if fault():
                 self.happened[family] += 1
+
+    def _faults_so_far(self) -> int:
+        return sum(self.happened[family] for family in self.options.families)
 
     def _find(self, name: str) -> Any:
         found = [each for each in self.kernel.processes.values() if each.name.startswith(name) and not each.ended]
@@ -199,6 +238,47 @@ class World:
         kernel.start(wake, "operator")
         return True
 
+    def _lose(self, worker: int) -> bool:
+        """Kill a worker that then never starts again: it ends as soon as it begins."""
+        self._lost.add(worker)
+        self._kill(f"worker {worker}.")
+        return True
+
+    def _start_or_end(self, name: str) -> None:
+        if name.startswith("worker") and int(name.removeprefix("worker ").partition(".")[0]) in self._lost:
+            self.kernel.exit(9)
+
+    def _freeze(self, name: str) -> bool:
+        """Stop a worker for good."""
+        process = self._find(name)
+        if process is not None:
+            self.kernel.kill(process, signal.SIGSTOP)
+        return process is not None
+
+    def _half_open(self) -> bool:
+        """Close the helper's side of its link, while it lives and can still be sent to."""
+        helper = self._find("helper")
+        ends = [] if helper is None else [file for file in helper.files.values() if isinstance(file, SocketEnd)]
+        for end in ends:
+            end.closed = True
+        return bool(ends)
+
+    def _jump(self, seconds: float) -> bool:
+        self.kernel.now += seconds
+        return True
+
+    def _interrupt(self, times: int) -> bool:
+        self._interrupts += times
+        return True
+
+    def _hear_interrupt(self) -> None:
+        """Do what the handler of Ctrl-C does: the first ends the run in order, if it has begun."""
+        driver = self._driver
+        if driver is None or driver.interrupted or not self._begun:
+            self._raised += 1
+            raise KeyboardInterrupt
+        driver.interrupt()
+
     def _deny(self, what: str, times: int = 1) -> bool:
         self._denied[what] += times
         return True
@@ -211,6 +291,11 @@ class World:
 
     def _request_checkpoint(self) -> bool:
         self._save = True
+        return True
+
+    def _drain(self, worker: int) -> bool:
+        """Have a worker leave, and stay away for a while; the one before may return."""
+        self._drained = worker
         return True
 
     def _request_loss(self) -> bool:
@@ -238,14 +323,23 @@ class World:
                 return value * np.nan
             return -(3.0 + int(worker)) * value if self._denies(f"wrong numbers {worker}") else value
 
-        with system.installed(kernel) as os, mock.patch.object(Messages, "partial_gradient", computed):
+        with (
+            system.installed(kernel) as os,
+            mock.patch.object(Messages, "partial_gradient", computed),
+            mock.patch.object(processes, "_BUFFERS", self.options.buffers),
+        ):
             os.fork_fails, os.memory_lacks = lambda: self._denies("no fork"), lambda: self._denies("no memory")
             try:
                 while True:
-                    self._save = self._ask = False
+                    self._save = self._ask = self._begun = self._closing = False
+                    self._interrupts = self._raised = 0
                     self._questions.clear()
                     process = kernel.start(self._drive, "driver")
                     kernel.run(process)
+                    self._busy = True
+                    for left in [each for each in kernel.processes.values() if each.name.startswith(_OURS)]:
+                        kernel.run(left)  # nothing outlives the driver
+                    self._busy = False
                     if kernel.crashes:
                         raise kernel.crashes[0][1]
                     if process.status == 0:
@@ -270,17 +364,20 @@ class World:
         driver = self._driver = Driver(
             strategy,
             cluster,
-            problem=Squares(options.workers, 5),
+            problem=Squares(max(options.workers, strategy.layout.partitions), 5),
             optimizer=GD(lr=0.05),
             steps=options.steps,
             on_event=self._on_event,
         )
-        states = {} if self._saved is None else dict(self._saved[2])
+        # on Ray the states of workers are lost when the driver ends
+        states = {} if self._saved is None or options.cluster == "ray" else dict(self._saved[2])
         altered = "wrong numbers" in options.families
         self._auditors = auditors.Auditors(driver, kernel, self._history, states, altered=altered)
+        self._reverse(cluster)
         try:
             with cluster:
                 driver.open()
+                self._begun = True
                 if self._saved is None:
                     driver.begin()
                 else:
@@ -288,14 +385,24 @@ class World:
                     driver.restore(json.loads(text), {key: vector.copy() for key, vector in vectors.items()})
                     self._auditors.on_resume()
                 driver.run()
+                if driver.interrupted:
+                    self._keep(driver)
                 driver.ledger.settle(driver.now)
                 self._happens(cluster, driver)
                 self._check_losses(driver)
+                self._closing = True
         except anyk.RunFailed as error:
-            if not any(why in str(error) for why in _EXPLAINED) or not self.happened:
+            if not any(why in str(error) for why in _EXPLAINED) or not self._faults_so_far():
                 raise auditors.Broken("progress", f"the run failed: {error}") from error
             self.explained = str(error)
+        except KeyboardInterrupt:
+            self.happened["interrupted at once"] += 1
+            if not self._closing and self._raised < 2:
+                auditors.check_ended(kernel, before)
+            kernel.exit(130)  # with all that a second Ctrl-C, while the cluster was closed, has left
         auditors.check_ended(kernel, before)
+        if driver.interrupted and driver.step < options.steps and self.explained is None:
+            kernel.exit(130)
 
     def _on_event(self, driver: Driver) -> None:
         self._busy = True  # auditors are not disturbed
@@ -307,11 +414,36 @@ class World:
             self._ask = False
             slot = driver.layout.slots[0]
             self._questions.append(driver.cluster.losses.ask(slot, np.array(driver.models[slot]), None))
+        if self._drained is not None:
+            driver.cluster.drain([self._drained])
+            self._drained, self._back = None, self.kernel.now + _AWAY
+        if self.kernel.now > self._back:
+            driver.cluster.drain([])
+            self._back = inf
         if self._save:
             self._save = False
-            vectors = {k: np.array(v) for k, v in driver.vectors().items()}
-            self._saved = json.dumps(driver.state()), vectors, dict(self._auditors.states)
+            self._keep(driver)
             self.happened["saved"] += 1
+
+    def _keep(self, driver: Driver) -> None:
+        vectors = {k: np.array(v) for k, v in driver.vectors().items()}
+        self._saved = json.dumps(driver.state()), vectors, dict(self._auditors.states)
+
+    def _reverse(self, cluster: Processes | Ray) -> None:
+        """Let replies of different workers that arrive together be taken in the other order."""
+        poll, news, rate = cluster.poll, cluster.news, self.options.reversal
+
+        def polled(timeout: float) -> None:
+            first = len(news)
+            poll(timeout)
+            for at in range(first, len(news) - 1):
+                one, other = news[at], news[at + 1]
+                notices = isinstance(one, Notice) and isinstance(other, Notice) and one.worker != other.worker
+                if notices and self.choices.choose("schedule", "replies", 2, rate):
+                    news[at], news[at + 1] = other, one
+                    self.happened["reversed"] += 1
+
+        cluster.poll = polled  # type: ignore[method-assign]
 
     def _check_losses(self, driver: Driver) -> None:
         """Check the answers of the workers that were asked for the loss."""
@@ -328,6 +460,7 @@ class World:
 
     def _happens(self, cluster: Processes | Ray, driver: Driver) -> None:
         counts = driver.ledger.counts
+        self.happened.update(self._auditors.seen)
         for name in ("late_counted", "discarded", "cancelled", "lost"):
             self.happened[name] += getattr(counts, name) > 0
         self.happened["restarted"] += any(handle.incarnation > 0 for handle in cluster.handles)

@@ -11,6 +11,7 @@ from anyk.cli.help import Listing
 from anyk.cli.output import drop_output, plain_where_needed, warn
 from anyk.errors import RAISED, BadInput, RunFailed, describe_error
 
+_PLACES = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # of a folder; files are checked earlier
 NOT_BEGUN = "anyk: interrupted before the run began; start it again"
 
 
@@ -18,7 +19,7 @@ class _Group(Listing):
     """Turns the package's errors into one sentence and an exit code."""
 
     sections = {  # noqa: RUF012
-        "Train": ("race", "train", "resume"),
+        "Train": ("race", "train", "resume", "drain"),
         "Runs": ("show", "report", "watch", "predict", "coefficients", "export", "replay", "verify"),
         "Measured fleets": ("record", "explain", "plan", "check", "trace"),
         "Codes, graphs and papers": ("codes", "graphs", "reproduce", "decompile"),
@@ -31,10 +32,6 @@ class _Group(Listing):
             return super().invoke(ctx)
         except BadInput as error:
             warn(str(error))
-            ctx.exit(2)
-        except PermissionError as error:  # of a folder; files are checked earlier
-            place = f"'{error.filename}' is not accessible" if error.filename else ""
-            warn(f"{place} (permission denied)" if place else "permission denied")
             ctx.exit(2)
         except RunFailed as error:
             warn(str(error))
@@ -54,8 +51,12 @@ class _Group(Listing):
             if any(note.startswith(RAISED) for note in notes):
                 warn(f"{describe_error(error)}; {'; '.join(notes)}")
                 ctx.exit(1)
-            if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+            if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, *_PLACES):
                 raise
+            if error.errno in _PLACES:
+                reason = str(error.strerror).lower()
+                warn(f"'{str(error.filename)[:240]}' is not accessible ({reason})" if error.filename else reason)
+                ctx.exit(2)
             drop_output()
             warn(f"the output cannot be written ({error.strerror})")
             ctx.exit(2)

@@ -19,6 +19,7 @@ from anyk.cli.fields import Command, as_field, option
 from anyk.cli.output import check_file, check_picture, exit_interrupted
 from anyk.errors import BadInput, describe_error, suggest
 from anyk.named import names_in_folder, plugged_in
+from anyk.protocol import slot_names
 from anyk.tables import reading
 
 if TYPE_CHECKING:
@@ -139,6 +140,19 @@ plugin_option = click.option(
     expose_value=False,
     help="Python file that registers codes, strategies, delay laws, clusters or data sets; may be repeated.",
 )
+
+
+_FEWEST = "anyk.fewest"  # the key of the smallest number of workers in a click context
+
+
+def _read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int:
+    """Return the largest number of workers; note the smallest one of a range."""
+    from anyk.specs import read
+
+    fewest, dots, most = str(text).partition("..")
+    if dots:
+        ctx.meta[_FEWEST] = read(fewest, int, "workers")
+    return int(read(most if dots else fewest, int, "workers"))
 
 
 def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
@@ -327,7 +341,16 @@ class TrainingOptions(ProblemOptions, RunOptions):
     models: int = option(
         default=1, help="Number of models trained at once, in turn (two-layer networks start from different weights)."
     )
-    workers: int = option(default=30, help="Number of workers, n.")
+    workers: int = option(
+        default="30",
+        metavar="N",
+        callback=_read_workers,
+        help="Number of workers, n, or a range such as 4..16: workers join and leave during the run.",
+    )
+    partitions: int | None = option(
+        type=int,
+        help="Number of partitions of the data for any number of workers.  [default for a range: 4 each]",
+    )
     delays: str = option(metavar="SPEC", default="none", help="Injected delays; see 'anyk delays'.")
     communication: str = option(
         metavar="SPEC",
@@ -349,12 +372,22 @@ class TrainingOptions(ProblemOptions, RunOptions):
     out: str | None = option(metavar="FOLDER", help="Folder for the run; default: a new one under runs/.")
     settings: bool = option(is_flag=True, help="Show every setting and where it comes from, and exit.")
 
+    def for_fleet(self, spec: str) -> str:
+        """Return a strategy's spec for the range of workers and the number of partitions, if they are given."""
+        from anyk.strategies import with_fleet
+
+        fewest = click.get_current_context().meta.get(_FEWEST)
+        if fewest is None and self.partitions is None:
+            return spec
+        return with_fleet(spec, fewest or self.workers, self.workers, self.partitions)
+
     def make_problems(self) -> list[Problem]:
         """Return the problem of each model: the same data, with different random starts."""
         if self.models < 1:
             raise BadInput(f"models must be at least 1, got {self.models}")
+        slots = slot_names(self.models)
         problem = self.make_problem()
-        return [problem, *(_variant(problem, number) for number in range(1, self.models))]
+        return [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,7 +94,8 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
 
     from anyk.runs.races.race import charged, racers
 
-    options = replace(options, strategies=options.strategies or racers(options.workers, options.models))
+    strategies = options.strategies or racers(options.workers, options.models)
+    options = replace(options, strategies=tuple(map(options.for_fleet, strategies)))
     changed = any(
         ctx.get_parameter_source(name) != ParameterSource.DEFAULT
         for name in ("steps", "seconds", "target", "delays", "data", "problem")

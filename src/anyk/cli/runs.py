@@ -92,6 +92,7 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
     models = options.models
     if options.supervise and not supervised():
         ctx.exit(supervise(resume, new_folder(options, "train")))
+    options = replace(options, strategy=options.for_fleet(options.strategy))
     if is_auto(options.strategy):
         train_in_parts(options)
         return
@@ -171,6 +172,18 @@ def _read_promise(ctx: click.Context, options: TrainOptions) -> Promise | None:
             "that is to train"
         )
     return promise
+
+
+@main.command()
+@click.argument("run")
+@click.argument("workers", type=int, nargs=-1)
+@click.option("--back", is_flag=True, help="Let these workers return.")
+def drain(run: str, workers: tuple[int, ...], back: bool) -> None:
+    """Have workers of a run leave when their tasks have ended, as before their machine is taken away."""
+    from anyk.runs import drain
+
+    away = drain(run, workers, back=back)
+    click.echo(f"workers that are to stay away: {', '.join(map(str, away)) or 'none'}")
 
 
 @main.command()

@@ -8,7 +8,7 @@ and :class:`~anyk.clusters.remote.networked.NetworkedWorker`, and implement :cla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -20,6 +20,7 @@ from anyk.clusters.injection import ClusterOptions, Injection
 from anyk.clusters.local import Local
 from anyk.clusters.messages import WHOLE
 from anyk.clusters.store import VectorStore
+from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Cancel, Cut, Dispatch, Event, Layout, ProjectMessage, RequestMessage, SetAlarm
 from anyk.specs import show
@@ -173,6 +174,13 @@ class Cluster(ABC):
     def give_up(self, worker: int) -> None:
         """Abandon a worker: its tasks end without an event, and no further event comes from it."""
 
+    def drain(self, workers: Collection[int]) -> None:
+        """Have these workers leave when their tasks have ended, and stay away; others may return.
+
+        Raises :class:`~anyk.errors.BadInput` if the cluster cannot do that.
+        """
+        raise BadInput(f"cluster '{self.name}' cannot drain workers; processes and ray can")
+
     @abstractmethod
     def events(self) -> Iterator[Event | Cut | None]:
         """Yield events in order, and None from time to time while idle, so that the driver can tidy up."""
@@ -228,7 +236,14 @@ class Transport(ABC):
 
     @abstractmethod
     def poll(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for news; append a ``Notice`` for each report, and ``Died``, to ``news``."""
+        """Wait up to ``timeout`` seconds for news; append a ``Notice`` for each report, and ``Died``, to ``news``.
+
+        It may also append ``Departure`` if it learns that a worker's machine is going to be taken away.
+        """
+
+    @abstractmethod
+    def end_worker(self, worker: int) -> None:
+        """End a worker that is leaving; its death is reported as any other."""
 
 
 class NetworkTransport(ABC):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.errors import BadInput, describe_error
 from anyk.problems.base import Index, Partitions, Vector, partition_abilities, rows_within
+from anyk.problems.batches import Batches
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
 
@@ -77,11 +78,18 @@ def _real(partition: int, gradient: Vector) -> Vector:
 class Messages:
     """Encodes the messages of a problem's partitions, and adds them up.
 
-    ``together``: see :class:`~anyk.protocol.Layout`. ``first``: the number of the first partition.
+    ``together``, ``epochs``: see :class:`~anyk.protocol.Layout`. ``first``: the number of the first partition.
     """
 
     def __init__(
-        self, partitions: Partitions, blocks: int = 1, seed: int = 0, *, together: bool = False, first: int = 0
+        self,
+        partitions: Partitions,
+        blocks: int = 1,
+        seed: int = 0,
+        *,
+        together: bool = False,
+        epochs: bool = False,
+        first: int = 0,
     ) -> None:
         self.partitions = partitions
         # NumPy's own dtype object: with an unpickled one ufunc.at takes 10 times as long
@@ -89,6 +97,7 @@ class Messages:
         self.blocks = blocks
         self._seed = seed  # for sampling mini-batches
         self._first = first
+        self._epochs = epochs
         self._together = together and partition_abilities(partitions).piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
         self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
@@ -196,10 +205,19 @@ class Messages:
         return keyed.integer(self._seed, "compared", version) % len(self.partitions.sizes)
 
     def rows(self, partition: int, chunk: Chunk, version: int) -> Index | None:
-        """Return the rows of a partition's mini-batch, sampled without replacement and sorted; None: all rows."""
-        size = self.partitions.sizes[partition]
-        if not 0 < chunk.batch < size:
+        """Return the rows of a partition's mini-batch, sampled without replacement and sorted; None: all rows.
+
+        With ``epochs`` they are a part of a permutation, which may be empty: an epoch takes the same number of steps
+        for all partitions, and the parts of a partition differ in size by at most one row.
+        """
+        sizes = self.partitions.sizes
+        size = sizes[partition]
+        if not 0 < chunk.batch < (max(sizes) if self._epochs else size):
             return None
+        if self._epochs:
+            epoch, part = divmod(version, parts := -(-max(sizes) // chunk.batch))
+            order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size)
+            return np.sort(order[part * size // parts : (part + 1) * size // parts]).astype(np.intp)
         random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
 
@@ -230,10 +248,14 @@ class Messages:
         parts = self.partitions
         if chunk is not None and isinstance(parts, ManyPartitions):
             parts = parts.of(chunk.slot)
+        if isinstance(parts, Batches):
+            parts.key = keyed.integer(self._seed, "draws", version, 0 if chunk is None else chunk.repeat)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # checked() detects numbers that are not finite
                 if rows is None:
                     gradient = _real(partition, parts.partial_gradient(partition, w))
+                elif not rows.size:
+                    gradient = np.zeros(self.length((partition,)), dtype=self.dtype)
                 else:
                     gradient = _real(partition, parts.partial_gradient(partition, w, rows))
                     gradient = gradient * gradient.dtype.type(self.partitions.sizes[partition] / len(rows))

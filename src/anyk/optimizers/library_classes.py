@@ -36,7 +36,7 @@ def resolve_class(method: str | type, home: str, kind: str) -> Any:
         admit(where, method, "optimizer")
     try:
         module = import_module(where or home) if own else imported(where, here=False)
-    except ImportError as error:
+    except Exception as error:  # whatever the module raises, and no module has such a name
         raise BadInput(f"'{method}' cannot be imported: {error}") from None
     method_class = getattr(module, name, None)
     base = getattr(import_module(home), kind)

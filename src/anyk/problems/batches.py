@@ -22,6 +22,7 @@ class Batches(PartitionAbilities):
     """
 
     custom_code = False  # whether a user's code computes gradients
+    key = 0  # of random numbers in the next gradient; in a run, of the model's version and the local step
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Batches(PartitionAbilities):
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         """Return the sum of the gradients of a partition, or of some of its rows.
 
-        Random numbers are keyed by the bits of ``w``, the partition and the rows, so that replicas agree.
+        Random numbers are keyed by ``key``, the partition and the rows, so that replicas agree.
         """
         return self.gradient_sum(w, self._selected(partition, rows))
 

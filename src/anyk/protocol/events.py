@@ -57,6 +57,17 @@ class Joined(NamedTuple):
     worker: int
 
 
+class Leaving(NamedTuple):
+    """A worker will be taken away, at ``deadline`` at the latest; its :class:`Lost` follows when its task has ended.
+
+    A strategy may ignore this: a task that the worker is given meanwhile ends with it.
+    """
+
+    time: float
+    worker: int
+    deadline: float
+
+
 class Alarm(NamedTuple):
     """The time of the alarm ``name`` has come."""
 
@@ -104,7 +115,17 @@ class NoiseMeasured(NamedTuple):
 
 
 Event: TypeAlias = (
-    Reply | Progress | Failed | Lost | Joined | Alarm | MessageProjected | LossEvaluated | DriftMeasured | NoiseMeasured
+    Reply
+    | Progress
+    | Failed
+    | Lost
+    | Joined
+    | Leaving
+    | Alarm
+    | MessageProjected
+    | LossEvaluated
+    | DriftMeasured
+    | NoiseMeasured
 )
 
 

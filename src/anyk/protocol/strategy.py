@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+from anyk.errors import BadInput
 from anyk.plain import from_plain, to_plain
 from anyk.protocol.commands import Commands
 from anyk.protocol.events import Event
 from anyk.protocol.strategy_facts import StrategyFacts
+
+MOST_MODELS = 100_000
 
 
 def slot_names(models: int) -> tuple[str, ...]:
@@ -20,6 +23,8 @@ def slot_names(models: int) -> tuple[str, ...]:
     >>> slot_names(1), slot_names(2)
     (('model',), ('model 0', 'model 1'))
     """
+    if models > MOST_MODELS:
+        raise BadInput(f"models must be at most {MOST_MODELS:,}, got {models:,}")
     return ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
 
 
@@ -37,8 +42,10 @@ class Layout:
     from all together). ``replicated``: whether several workers compute gradients of the same partition in a step (None:
     if it is assigned to several). ``losses``: the strategy evaluates the training loss. ``minibatches``: every chunk
     samples a mini-batch, so that the data may be an endless stream. ``spanning``: the number of different sums from
-    which all further ones follow, by which these are checked (0: no check). ``stateful``: tasks continue the states of
-    their worker's optimiser or compressor.
+    which all further ones follow, by which these are checked (0: no check). ``epochs``: mini-batches are consecutive
+    parts of a permutation of their partition, in the order of model versions. ``fewest``: the smallest number of
+    workers with which a run starts and continues, if workers join and leave (0: all of them). ``stateful``: tasks
+    continue the states of their worker's optimiser or compressor.
 
     >>> Layout(workers=2, partitions=2, assignment=((0,), (1,))).trained
     ('model',)
@@ -59,12 +66,14 @@ class Layout:
     losses: bool = False
     minibatches: bool = False
     spanning: int = 0
+    epochs: bool = False
+    fewest: int = 0
     stateful: bool = False
 
     @property
     def unit(self) -> float:
-        """Share of an average worker's work in a partition if partitions are computed together, else 1."""
-        return self.workers / self.partitions if self.together else 1.0
+        """Share of an average worker's work in a partition if their number is not the workers', else 1."""
+        return self.workers / self.partitions if self.together or self.fewest else 1.0
 
     @property
     def trained(self) -> tuple[str, ...]:

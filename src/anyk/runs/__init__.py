@@ -8,6 +8,7 @@ from anyk.runs.evaluation.evaluate import Evaluate
 from anyk.runs.evaluation.evaluator import Evaluator
 from anyk.runs.evaluation.predict_file import predict_file
 from anyk.runs.floor import floor_seconds
+from anyk.runs.folder.drains import drain
 from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.verifying import Check, Verification, verify
 from anyk.runs.log.delay_trace import save_trace
@@ -51,6 +52,7 @@ __all__ = [
     "Verification",
     "compare",
     "compare_seeds",
+    "drain",
     "floor_seconds",
     "grouped",
     "is_race",

@@ -85,10 +85,16 @@ def usual_cluster(
     """Return ``cluster``, built from its spec and the other arguments if it is a spec."""
     arguments = {"workers": workers, "delays": delays, "seed": seed, "communication": communication}
     if isinstance(cluster, str):
-        if workers is None:
-            workers = WORKERS if isinstance(strategy, str) else strategy.layout.workers
+        workers = workers_of(cluster, strategy) if workers is None else workers
         return build_cluster(cluster, workers=workers, delays=delays, seed=seed or 0, communication=communication)
     for key, value in arguments.items():
         if value is not None:
             raise BadInput(f"the cluster already exists; give {key} when it is created, as in anyk.cluster(…, {key}=…)")
     return cluster
+
+
+def workers_of(cluster: Cluster | str, strategy: Strategy | str) -> int:
+    """Return the number of workers if none is given: the cluster's, the strategy's, or 30."""
+    if isinstance(cluster, Cluster):
+        return cluster.workers
+    return WORKERS if isinstance(strategy, str) else strategy.layout.workers

@@ -28,6 +28,7 @@ from anyk.runs.evaluation.evaluator import Evaluator
 from anyk.runs.floor import floor_seconds
 from anyk.runs.folder import callback_states, checkpoints
 from anyk.runs.folder.digests import file_digest
+from anyk.runs.folder.drains import read_drained
 from anyk.runs.folder.environment import changes
 from anyk.runs.folder.predictors import predictor_of
 from anyk.runs.limits import LIMIT, first_metrics
@@ -37,6 +38,7 @@ from anyk.runs.log.schema import DIFFERENT, RESET, Evaluation
 from anyk.runs.run import Run
 from anyk.runs.spec import Preparation
 
+_LOOKS = 0.3  # seconds between two looks for workers that are to leave
 _PAIRS = 5  # pairs of workers that a note names at most
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
 
@@ -56,7 +58,8 @@ class Launch:
         self._folder, self._saved = folder, saved
         self._evaluator: Evaluator  # from the time when the workers have started
         self._opened = False  # whether there is an evaluator
-        self._save_at = 0.0
+        self._save_at = self._look_at = 0.0
+        self._drained: list[int] = []  # workers that are to stay away
         self._writer = None if folder is None else checkpoints.CheckpointWriter(folder)
         self._evaluate, self._evaluated = resolve_data(prepared.evaluate, self._problem), prepared.evaluated
         check_watched(self._evaluate, self._evaluated, self._strategy, prepared.optimizer)
@@ -327,13 +330,27 @@ class Launch:
         assert writer is not None
         if writer.done:
             self._log.checkpoint(*writer.finish())
-        late = clock.monotonic() - self._save_at
+        now = clock.monotonic()
+        if now > self._look_at and not self._cluster.virtual:
+            self._look_at = now + _LOOKS
+            self._drain_workers()
+        late = now - self._save_at
         # after a step few messages are waiting, which would have to be saved as well
         if late >= 0.0 and not writer.busy and (driver.now == driver.time or late >= every):
             self._save()
             if not every:
                 self._log.checkpoint(*writer.finish())
             self._save_at = clock.monotonic() + every
+
+    def _drain_workers(self) -> None:
+        """Have workers leave, or let them return, as the run folder says."""
+        assert self._folder is not None
+        drained = read_drained(self._folder)
+        if drained != self._drained:
+            self._drained = drained
+            self._cluster.drain(drained)
+            names = ", ".join(map(str, drained)) or "none"
+            self._log.note(self.driver.now, "drained", f"workers that are to stay away: {names}")
 
     def _save(self) -> None:
         """Start to write a checkpoint."""

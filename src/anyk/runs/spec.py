@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from anyk.checks import Nonnegative, typed
+from anyk.checks import AtLeastOne, Nonnegative, typed
 from anyk.clusters import Cluster
 from anyk.codes import Code
 from anyk.delays import Communication, DelayModel
@@ -19,7 +19,7 @@ from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, ensure_problem
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callbacks, check_callbacks
-from anyk.runs.defaults import usual_cluster, usual_optimizer
+from anyk.runs.defaults import usual_cluster, usual_optimizer, workers_of
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.evaluation.evaluate import (
     USUAL,
@@ -43,7 +43,7 @@ from anyk.runs.limits import (
     plan,
 )
 from anyk.runs.run import Run
-from anyk.strategies import complete_spec, resolve_paths
+from anyk.strategies import complete_spec, for_fleet, resolve_paths, with_fleet
 from anyk.strategies import strategy as build_strategy
 
 
@@ -75,7 +75,7 @@ class RunSpec:
     problem: Problem
     strategy: Strategy | Code | str | Promise
     cluster: Cluster | str
-    workers: int | None = None
+    workers: int | tuple[int, int] | None = None
     delays: DelayModel | str | None = None
     seed: int | None = None
     communication: Communication | DelayModel | str | None = None
@@ -85,6 +85,7 @@ class RunSpec:
     evaluate: Evaluate | str | None = USUAL
     checkpoint_every: Nonnegative = 10.0
     callbacks: Sequence[Any] = ()
+    partitions: AtLeastOne | None = None
 
     @contextlib.contextmanager
     def prepare(self) -> Iterator[Preparation]:
@@ -92,7 +93,7 @@ class RunSpec:
         check_launcher()
         ensure_problem(self.problem)
         promise = self.strategy if isinstance(self.strategy, Promise) else None
-        spec = self if promise is None else self._as_promised(promise)
+        spec = self._for_fleet() if promise is None else self._as_promised(promise)
         problem, limits = spec.problem, spec.limits
         strategy, cluster = spec._build()
         check_rows(problem, strategy)
@@ -131,11 +132,29 @@ class RunSpec:
             parts = strategy, cluster, problem, optimizer, config, warm_start, evaluate, evaluated
             yield Preparation(*parts, spec.checkpoint_every, callbacks)
 
+    def _for_fleet(self) -> RunSpec:
+        """Return the request with a range of workers, or a number of partitions, as settings of its strategy."""
+        if not isinstance(self.workers, tuple) and self.partitions is None:
+            return self
+        assert not isinstance(self.strategy, Promise)
+        strategy = self.strategy if isinstance(self.strategy, str) else build_strategy(self.strategy)
+        if isinstance(self.workers, tuple):
+            fewest, workers = self.workers
+        else:
+            fewest = workers = self.workers or workers_of(self.cluster, strategy)
+        if isinstance(strategy, str):
+            strategy = with_fleet(strategy, fewest, workers, self.partitions)
+        else:
+            strategy = for_fleet(strategy, fewest, self.partitions)
+        return replace(
+            self, strategy=strategy, workers=None if isinstance(self.cluster, Cluster) else workers, partitions=None
+        )
+
     def _as_promised(self, promise: Promise) -> RunSpec:
         """Return the request with the plan's choices; raise if it asks for another number of workers."""
         ready = isinstance(self.cluster, Cluster)
         workers = self.cluster.workers if isinstance(self.cluster, Cluster) else self.workers
-        if workers is not None and workers != promise.workers:
+        if (workers is not None and workers != promise.workers) or self.partitions is not None:
             raise BadInput(
                 f"the plan is for {promise.workers} workers, got {workers}; plan for the fleet that is to train"
             )
@@ -150,6 +169,7 @@ class RunSpec:
     def _build(self) -> tuple[Strategy, Cluster]:
         """Return the strategy and the cluster."""
         assert not isinstance(self.strategy, Promise)
+        assert not isinstance(self.workers, tuple)
         strategy = self.strategy if isinstance(self.strategy, str) else build_strategy(self.strategy)
         cluster = usual_cluster(
             self.cluster,

@@ -48,7 +48,8 @@ def train(
     strategy: Strategy | Code | str | Promise,
     cluster: Cluster | str = "processes",
     *,
-    workers: int | None = None,
+    workers: int | tuple[int, int] | None = None,
+    partitions: int | None = None,
     delays: DelayModel | str | None = None,
     seed: int | None = None,
     communication: Communication | DelayModel | str | None = None,
@@ -71,8 +72,10 @@ def train(
     ``strategy``: a strategy, a code, a spec, or a plan's ``promise``. With a promise the run has the plan's strategy,
     workers, learning rate, optimiser and, without a limit, target or steps, and stores it for :func:`anyk.check`.
     ``cluster``: a cluster or a spec, to which ``workers`` (by default the strategy's, or 30), ``delays``, ``seed`` and
-    ``communication`` belong. ``optimizer``: an optimiser or a spec, with learning rate 1 / smoothness of the problem;
-    by default as in ``begin``, or Nesterov momentum. ``out``: a new folder, in which a checkpoint is written every
+    ``communication`` belong. ``workers=(4, 16)``: workers join and leave, and the run goes on with 4 to 16; the data
+    have a fixed number of ``partitions``, by default 4 for each of the most workers, so that the gradient does not
+    depend on who is there. ``optimizer``: an optimiser or a spec, with learning rate 1 / smoothness of the problem; by
+    default as in ``begin``, or Nesterov momentum. ``out``: a new folder, in which a checkpoint is written every
     ``checkpoint_every`` seconds; by default the log is in memory. ``evaluate``: when and on which data loss and metric
     are evaluated (:class:`anyk.Evaluate` or its spec; None: never). ``callbacks`` are called at steps, evaluations and
     losses of workers (:class:`anyk.Callback`). ``progress`` shows the state of the run on standard error.
@@ -110,6 +113,7 @@ def train(
         evaluate,
         checkpoint_every,
         callbacks,
+        partitions,
     )
     with spec.prepare() as prepared:
         return _start(prepared, None if out is None else Path(out), progress=progress)

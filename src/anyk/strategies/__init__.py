@@ -8,13 +8,23 @@ from anyk.strategies.averaging.pairwise import PairwiseGossip
 from anyk.strategies.catalogue import adacomm, adasync, fedbuff, gradual, hierarchical, pasgd
 from anyk.strategies.closed_forms import discard_seconds
 from anyk.strategies.compressed import Compressed
-from anyk.strategies.construction import complete_spec, register, registry, resolve_paths, rounds, strategy
+from anyk.strategies.construction import (
+    complete_spec,
+    for_fleet,
+    register,
+    registry,
+    resolve_paths,
+    rounds,
+    strategy,
+    with_fleet,
+)
 from anyk.strategies.crew import Crew
 from anyk.strategies.kfamily.growth import AdaSync, Gradual, Growth, adapted_k, k_for_delays, k_for_noise
 from anyk.strategies.kfamily.kfamily import KFamily
 from anyk.strategies.kfamily.observed import Durations, order_means
 from anyk.strategies.rounds.anytime import Anytime
 from anyk.strategies.rounds.coded_rounds import Rounds
+from anyk.strategies.rounds.elastic import Elastic
 from anyk.strategies.rounds.on_demand import ProgressRounds
 from anyk.strategies.rounds.tree_rounds import TreeRounds
 from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
@@ -35,6 +45,7 @@ from anyk.strategies.wait import (
     Count,
     Deadline,
     Decodable,
+    Fraction,
     Predicate,
     ResidualBelow,
     Wait,
@@ -60,7 +71,9 @@ __all__ = [
     "Decodable",
     "DecentralisedSGD",
     "Durations",
+    "Elastic",
     "ElasticSGD",
+    "Fraction",
     "GilbertElliott",
     "Gossip",
     "GradientCodingRounds",
@@ -89,6 +102,7 @@ __all__ = [
     "complete_spec",
     "discard_seconds",
     "fedbuff",
+    "for_fleet",
     "gradual",
     "hierarchical",
     "k_for_delays",
@@ -105,4 +119,5 @@ __all__ = [
     "stragglers",
     "strategy",
     "wait_rules",
+    "with_fleet",
 ]

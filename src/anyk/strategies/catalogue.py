@@ -62,14 +62,14 @@ def _sync(workers: int, *, batch: int = 0, shares: tuple[int, ...] = (), balance
 def _k_sync(
     workers: int,
     *,
-    k: int | None = None,
+    k: int | str | None = None,
     batch: int = 0,
     cancel: CancelMode = "preempt",
     shares: tuple[int, ...] = (),
     balance: Auto = None,
 ) -> Strategy:
     """K-sync SGD: the k gradients that come first, the others are cancelled (the same as uncoded:wait=k)."""
-    code, wait = codes.Uncoded(workers, shares), usual_k(workers, k)
+    code, wait = codes.Uncoded(workers, shares), k if isinstance(k, str) else usual_k(workers, k)
     return Rounds(code, wait=wait, batch=batch, cancel=cancel, balance=balance_of(balance))
 
 

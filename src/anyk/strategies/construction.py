@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from anyk import codes, specs
@@ -13,6 +13,7 @@ from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.rounds.balance import Balance
 from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.rounds.corrections import Scaling
+from anyk.strategies.rounds.elastic import PARTITIONS, Elastic
 from anyk.strategies.rounds.on_demand import ProgressRounds
 from anyk.strategies.rounds.tree_rounds import TreeRounds
 
@@ -44,6 +45,7 @@ _KEYS = {
     "snapshot": int,
     "balance": Auto,
     "check": float,
+    "order": Literal["random", "epoch"],
 }
 
 
@@ -104,9 +106,40 @@ def strategy(spec: str | Strategy | codes.Code, *, workers: int | None = None) -
     return specs.build_or_suggest(from_spec, spec, check(workers, int, "workers"))
 
 
+def for_fleet(strategy: Strategy, fewest: int, partitions: int | None = None) -> Rounds:
+    """Return a strategy whose workers join and leave: from ``fewest`` to the number that it was made for.
+
+    ``partitions``: m, by default 4 for each worker. Raises :class:`~anyk.errors.BadInput` if the strategy cannot.
+
+    >>> for_fleet(strategy("frc:stragglers=2", workers=16), fewest=4).spec
+    'frc:stragglers=2,fewest=4,partitions=64'
+    """
+    if not isinstance(strategy, Rounds):
+        raise BadInput(
+            f"'{strategy.spec}' is for a fixed number of workers; for a fleet that changes use rounds of uncoded, "
+            "frc:stragglers=s, bgc, k-sync or pasgd"
+        )
+    return replace(strategy, elastic=Elastic(fewest, partitions or PARTITIONS * strategy.layout.workers))
+
+
+def with_fleet(spec: str, fewest: int, workers: int, partitions: int | None) -> str:
+    """Return a spec for ``fewest`` to ``workers`` workers and a number of partitions, by default 4 for each worker.
+
+    >>> with_fleet("uncoded", 4, 16, None)
+    'uncoded:fewest=4,partitions=64'
+    """
+    if fewest > workers:
+        raise BadInput(f"workers must be a range from the smallest to the largest number, got {fewest} to {workers}")
+    return specs.with_keys(spec, {"fewest": fewest, "partitions": partitions or PARTITIONS * workers})
+
+
 def from_spec(spec: str, workers: int) -> Strategy:
     """Return the strategy of a spec, as :func:`strategy` does, but without suggestions if that fails."""
     name, values = specs.parse(spec)
+    if "fewest" in values:
+        fewest = specs.read(values.pop("fewest"), int, f"fewest in '{spec}'")
+        partitions = specs.read(values.pop("partitions", "none"), int | None, f"partitions in '{spec}'")
+        return for_fleet(from_spec(specs.show(name, values), workers), fewest, partitions)
     if name in registry:
         return registry.build(spec, workers=workers)
     names = tuple(entry.name for entry in codes.registry)

@@ -16,6 +16,7 @@ from anyk.protocol import (
     Failed,
     Fleet,
     Joined,
+    Leaving,
     LossEvaluated,
     Lost,
     MessageProjected,
@@ -105,6 +106,7 @@ _METHODS = {
     Failed: "on_failed",
     Lost: "on_lost",
     Joined: "on_joined",
+    Leaving: "on_leaving",
     Alarm: "on_alarm",
     MessageProjected: "on_projected",
     LossEvaluated: "on_loss",
@@ -123,9 +125,9 @@ def spec_of(name: str, strategy: Any, first: Mapping[str, Any], omit: Collection
 class CrewStrategy(Strategy):
     """A strategy whose state has a ``crew`` and that handles each kind of event by a separate method.
 
-    The methods are ``on_reply``, ``on_progress``, ``on_failed``, ``on_alarm``, ``on_projected``, ``on_loss``,
-    ``on_noise`` and ``on_drift``; each takes the state and the event and returns commands. Events without a method
-    change nothing. The crew is updated before :meth:`worker_left` and :meth:`worker_returned` are called.
+    The methods are ``on_reply``, ``on_progress``, ``on_failed``, ``on_leaving``, ``on_alarm``, ``on_projected``,
+    ``on_loss``, ``on_noise`` and ``on_drift``; each takes the state and the event and returns commands. Events without
+    a method change nothing. The crew is updated before :meth:`worker_left` and :meth:`worker_returned` are called.
     """
 
     handlers: ClassVar[Mapping[type[Any], Callable[[Any, Any, Any], Commands]]]

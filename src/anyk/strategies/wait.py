@@ -35,6 +35,11 @@ class Waiting(Protocol):
         ...
 
     @property
+    def expected(self) -> int:
+        """Number of replies of all workers that take part."""
+        ...
+
+    @property
     def decodable(self) -> bool:
         """Whether the replies give the exact sum."""
         ...
@@ -168,6 +173,28 @@ class Count(Wait):
 
     def __str__(self) -> str:
         return str(self.number)
+
+
+@register_wait("fraction")
+@typed
+@dataclass(frozen=True)
+class Fraction(Wait):
+    """Wait for a ``share`` of the workers that are present, rounded down (``0.75n`` in a spec)."""
+
+    share: Annotated[float, Meta(gt=0, le=1)]
+
+    def of(self, expected: int) -> int:
+        """Return the number of replies to wait for, at least 1."""
+        return max(1, int(self.share * expected + 1e-9))
+
+    def enough(self, waiting: Waiting) -> bool:
+        return waiting.replies >= self.of(waiting.expected)
+
+    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
+        return self.of(workers)
+
+    def __str__(self) -> str:
+        return f"{_digits(self.share)}n"
 
 
 @register_wait("residual")
@@ -323,12 +350,14 @@ class AllOf(AnyOf):
 
 WaitLike: TypeAlias = Wait | int | str | Callable[[Waiting], bool] | None
 _FORMS = (
-    "a number of replies, 'decodable', 'all', a residual such as 5%, a deadline such as 0.5s or 3mad, joined by | or &"
+    "a number of replies, a share of the workers such as 0.75n, 'decodable', 'all', a residual such as 5%, a deadline "
+    "such as 0.5s or 3mad, joined by | or &"
 )
 _SUFFIXES: dict[str, tuple[Callable[[float], Wait], str]] = {
     "%": (lambda percent: ResidualBelow(percent / 100), "a residual to wait for must be above 0% and at most 100%"),
     "mad": (Adaptive, "a deadline in median absolute deviations must be at least 0mad"),
     "s": (Deadline, "a deadline must be above 0 s"),
+    "n": (Fraction, "a share of the workers to wait for must be above 0n and at most 1n"),
 }
 
 

@@ -13,6 +13,7 @@ from anyk.protocol import (
     Event,
     Failed,
     Joined,
+    Leaving,
     Lost,
     MessageProjected,
     Progress,
@@ -167,6 +168,13 @@ class Fate:
         value = float(np.asarray(chunk.coefficients) @ self._projections[key][list(chunk.partitions)])
         return MessageProjected(at, record.worker, task, index, value)
 
+    def _leaving(self, worker: int, pick: int, at: float) -> Event | None:
+        """Return the notice of a worker that will be taken away, or its repetition, or one that comes too late."""
+        del pick
+        if worker in self.world.present:
+            self.world.leaving.add(worker)
+        return Leaving(at, worker, at + 1.0)
+
     def _come_or_go(self, kind: str, worker: int, at: float) -> Event | None:
         world = self.world
         here = worker in world.present
@@ -180,6 +188,7 @@ class Fate:
             return None
         if here:
             world.present.discard(worker)
+            world.leaving.discard(worker)
             world.lives[worker] += 1
             task = world.task_of.get(worker, -1)
             for index in world.tasks[task].open() if task in world.tasks else ():
@@ -203,4 +212,5 @@ _ACTIONS: dict[str, Callable[[Fate, int, int, float], Event | None]] = {
     "late": Fate._belated,
     "alarm": Fate._alarm,
     "measured": Fate._measured,
+    "leaving": Fate._leaving,
 }

@@ -113,13 +113,16 @@ class Play:
 
     def _alive(self) -> None:
         world = self.world
-        if world.stopped is None and self.fate.stuck and len(world.present | world.gone) == world.workers:
+        here = len(world.present | world.gone) == world.workers and not world.leaving
+        if world.stopped is None and self.fate.stuck and here:
             raise Broken("deadlock", f"deadlock at step {world.step}: every worker is idle, and no alarm is set")
 
     def _quiet(self) -> None:
         """Let all workers return and work without faults; raise :class:`Broken` without steps, or with open tasks."""
         world = self.world
         self.transcript.append("from here on all goes well")
+        for worker in sorted(world.leaving):
+            self._act("lose", worker)
         for worker in sorted(set(range(world.workers)) - world.present - world.gone):
             self._act("join", worker)
         pending, aim = world.pending(), world.step + _ENOUGH
@@ -177,6 +180,8 @@ class Play:
             "lose again": float(random.choice([0.0, 0.3])),
             "join again": float(random.choice([0.0, 0.5])),
         }
+        if self.pristine.layout.fewest:
+            mood["leaving"] = float(random.choice([0.0, 0.5]))
         slow = random.random(world.workers) ** 2 if random.random() < 0.3 else np.ones(world.workers)
         kinds, weights = list(mood), np.array(list(mood.values()))
         likely = np.cumsum(weights / weights.sum()).tolist()

@@ -80,6 +80,7 @@ class World:
         self.seed = seed
         self.now = fleet.time
         self.present, self.gone = set(fleet.present), set[int]()
+        self.leaving = set[int]()  # workers that have been told to leave
         self.versions = dict.fromkeys(layout.slots, 0)
         self.tasks: dict[int, TaskRecord] = {}
         self.task_of: dict[int, int] = {}  # the newest task of each worker

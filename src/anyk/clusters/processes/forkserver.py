@@ -129,7 +129,9 @@ class ForkServer:
                 # a woken worker waits its turn instead of interrupting the driver that is waking the others
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             os.environ["ANYK_WORKER"] = str(worker)
-            SharedMemoryWorker(shared, worker, incarnation, doorbell).run()
+            own_worker = SharedMemoryWorker(shared, worker, incarnation, doorbell)
+            signal.signal(signal.SIGTERM, lambda *_: own_worker.leave())
+            own_worker.run()
             status = 0
         except BaseException:
             traceback.print_exc()  # a bug of anyk: a user's errors are caught and reported to the driver

@@ -14,7 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from anyk.checks import AtLeastZero, typed
@@ -47,10 +49,24 @@ _BOX = 1 << 16  # bytes of a mail box; untouched pages cost nothing
 _HELPERS, _WITHIN = 5, 60.0  # the most helper programs that may end within a time in seconds
 _SILENCE = 120.0  # seconds without a sign of life after which the helper program is replaced
 _ENDING = 10.0  # seconds that the helper program may take to end its workers and itself
+_LONGEST = 1 << 20  # bytes of a line of the helper program
+_BROKEN = "cannot be read: a process has written over them, or they are damaged; resume the run"
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _SHARED = ("scipy.sparse", "torch")  # imported once for all workers if needed; JAX must not be forked
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clusters.processes import forkserver; "
 _BOOT += "forkserver.main(int(sys.argv[1]), json.loads(sys.argv[3]))"
+
+
+class _HelperNews(msgspec.Struct):
+    """A line of the helper program: a worker that was forked, or has died, or the reason to refuse the run."""
+
+    refused: str | None = None
+    forked: int = -1
+    died: int = -1
+    incarnation: int = -1
+    pid: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] = -1
+    reason: str = ""
+    blame: int = 1
 
 
 class _ProcessHandle(WorkerHandle):
@@ -241,14 +257,17 @@ class Processes(Remote[_ProcessHandle]):
         handle.box.put(NOTHING)  # instead of its predecessor's orders
         if handle.doorbell >= 0:
             os.close(handle.doorbell)
-        theirs, handle.doorbell = os.pipe()
-        os.set_blocking(handle.doorbell, False)
         assert self._link is not None
-        self._link.settimeout(self.patience_at_start)
-        with contextlib.suppress(OSError):  # it has ended, which _read_helper will notice
-            # one request per message: the helper reads a request together with its descriptor
-            socket.send_fds(self._link, [json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n"], [theirs])
-        os.close(theirs)
+        theirs, handle.doorbell = os.pipe()
+        try:
+            os.set_blocking(handle.doorbell, False)
+            self._link.settimeout(self.patience_at_start)
+            request = json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n"
+            with contextlib.suppress(OSError):  # it has ended, which _read_helper will notice
+                # one request per message: the helper reads a request together with its descriptor
+                socket.send_fds(self._link, [request], [theirs])
+        finally:  # also on Ctrl-C
+            os.close(theirs)
         self._link.setblocking(False)
         while not self._read_helper():
             pass  # otherwise each side could wait for the other to read
@@ -325,6 +344,11 @@ class Processes(Remote[_ProcessHandle]):
         elif time.monotonic() - self._helper_heard > _SILENCE and self._forkserver is not None:
             self._forkserver.kill()  # it is frozen, and would report no death
 
+    def end_worker(self, worker: int) -> None:
+        if worker in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[worker], signal.SIGKILL)
+
     def _drain_pipe(self) -> None:
         """Read all reports; those from before a worker's death still count."""
         while select.select([self._pipe], [], [], 0)[0]:
@@ -333,9 +357,13 @@ class Processes(Remote[_ProcessHandle]):
     def _read_records(self) -> None:
         data = os.read(self._pipe, RECORD.size * 512)
         now = time.monotonic()
+        if len(data) % RECORD.size:
+            raise RunFailed(f"reports of workers {_BROKEN}")
         for record in RECORD.iter_unpack(data):
             worker, incarnation, buffer, *values = record
             report = Report(*values)
+            if not (0 <= worker < self.workers and -1 <= buffer < self._plan.buffers and report.kind in self._kinds):
+                raise RunFailed(f"a report of worker {worker} {_BROKEN}")
             if report.kind == FAILED or (report.kind in (READY, EVALUATED) and report.done):
                 report = report._replace(text=self._error(worker))
             self.news.append(Notice(now, worker, incarnation, buffer, report))
@@ -354,16 +382,23 @@ class Processes(Remote[_ProcessHandle]):
             return True
         self._helper_heard = time.monotonic()
         *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in filter(None, lines):  # empty lines are signs of life
-            news = json.loads(line)
-            if "refused" in news:
-                raise BadInput(news["refused"])
-            if "forked" in news:
-                if news["incarnation"] == self.handles[news["forked"]].incarnation:
-                    self.pids[news["forked"]] = news["pid"]
-            else:
+        try:
+            if len(self._unread) > _LONGEST:
+                raise ValueError
+            # empty lines are signs of life
+            heard = [msgspec.json.decode(line, type=_HelperNews) for line in lines if line]
+        except (msgspec.MsgspecError, ValueError):
+            raise RunFailed(f"news of the helper program that starts workers {_BROKEN}") from None
+        for news in heard:
+            if news.refused is not None:
+                raise BadInput(news.refused)
+            if not 0 <= (worker := max(news.forked, news.died)) < self.workers:
+                raise RunFailed(f"news of worker {worker} {_BROKEN}")
+            if news.forked < 0:
                 self._drain_pipe()
-                self.news.append(Died(news["died"], news["incarnation"], news["reason"], news["blame"]))
+                self.news.append(Died(worker, news.incarnation, news.reason, news.blame))
+            elif news.incarnation == self.handles[worker].incarnation:
+                self.pids[worker] = news.pid
         return False
 
     def on_death(self, died: Died) -> Lost:

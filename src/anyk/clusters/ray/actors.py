@@ -21,8 +21,8 @@ from anyk.clusters.contract import Envelope, Key
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
 from anyk.clusters.ray.actor import Actor
-from anyk.clusters.ray.connection import knock, loopback, one_line, ray_module, read_token
-from anyk.clusters.remote.handles import Died, Notice
+from anyk.clusters.ray.connection import knock, loopback, machines_drained, one_line, ray_module, read_token
+from anyk.clusters.remote.handles import Departure, Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.shipping import parcels, ship
@@ -32,6 +32,8 @@ from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Layout
 from anyk.specs import show
+
+_LOOKS = 1.0  # seconds between two looks for machines that are being drained
 
 
 class _ActorHandle(NetworkedHandle):
@@ -138,6 +140,7 @@ class Ray(Networked[_ActorHandle]):
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
         self._connected = False  # whether this object, not the program, connected to Ray
         self._folder: str | None = None  # the folder of a local Ray cluster that this object started
+        self._look_at = 0.0  # time at which to look for machines that are being drained
         self._calls: dict[Any, tuple[str, int, int]] = {}  # purpose, worker and incarnation, by reference
 
     @property
@@ -228,9 +231,9 @@ class Ray(Networked[_ActorHandle]):
         there = ray.cluster_resources()
         for name, each in (("CPU", self.cpus), ("GPU", self.gpus), *self.resources.items()):
             option = "resources" if name in self.resources else f"{name.lower()}s"
-            if each * self.workers > there.get(name, 0.0) + 1e-9:
+            if each * self.fewest > there.get(name, 0.0) + 1e-9:
                 raise BadInput(
-                    f"{self.workers} workers of {each:g} {name} each need {each * self.workers:g}, the Ray cluster has "
+                    f"{self.fewest} workers of {each:g} {name} each need {each * self.fewest:g}, the Ray cluster has "
                     f"{there.get(name, 0.0):g}; use fewer workers or a smaller {option}="
                 )
         machines = self._machines(ray)
@@ -312,6 +315,9 @@ class Ray(Networked[_ActorHandle]):
 
     def poll(self, timeout: float) -> None:
         ray = ray_module()
+        if time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + _LOOKS
+            self._find_departures()
         questioned = {worker for worker, handle in enumerate(self.handles) if handle.question is not None}
         self._ask_for_news({entry.worker for entry in self._tasks.in_flight.values()} | questioned)
         calls = list(self._calls)
@@ -326,6 +332,15 @@ class Ray(Networked[_ActorHandle]):
             self._ask_for_news(range(self.workers))
         for reference in done:
             self._answered(ray, reference)
+
+    def _find_departures(self) -> None:
+        """Report the workers whose machines Ray is draining."""
+        present = {worker: handle.actor for worker, handle in enumerate(self.handles) if handle.present}
+        for worker, seconds in machines_drained(present).items():
+            self.news.append(Departure(worker, self.handles[worker].incarnation, seconds))
+
+    def end_worker(self, worker: int) -> None:
+        ray_module().kill(self.handles[worker].actor, no_restart=True)
 
     def _ask_for_news(self, workers: Iterable[int]) -> None:
         for worker in workers:

@@ -7,9 +7,11 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from anyk.clusters.remote.remote import NOTICE
 from anyk.errors import BadInput, MissingPackage
 
 _KNOCK = 10.0  # seconds that a machine may take to answer
@@ -67,6 +69,23 @@ def knock(address: str) -> None:
             pass
     except (OSError, ValueError) as error:
         raise BadInput(f"no Ray cluster answers at '{address}' ({error})") from None
+
+
+def machines_drained(actors: Mapping[int, Any]) -> dict[int, float]:
+    """Return the seconds until a worker's machine is taken away, for the workers whose machines Ray is draining.
+
+    ``actors``: by worker. Ray has no public function for it, and versions without one drain no machine.
+    """
+    from ray._private.state import state
+
+    # node -> deadline in milliseconds since 1970, or 0
+    draining: dict[str, int] = getattr(state, "get_draining_nodes", dict)()
+    seconds = {}
+    for worker, actor in actors.items() if draining else ():
+        node = state.actor_table(actor._actor_id.hex(), None, None).get("Address", {}).get("NodeID")
+        if node in draining:
+            seconds[worker] = max(0.0, draining[node] / 1000.0 - time.time()) if draining[node] else NOTICE
+    return seconds
 
 
 def one_line(error: BaseException) -> str:

@@ -35,6 +35,14 @@ class Died(NamedTuple):
     blame: int = 1
 
 
+class Departure(NamedTuple):
+    """A worker is to leave within ``seconds``."""
+
+    worker: int
+    incarnation: int
+    seconds: float
+
+
 class WorkerHandle:
     """The driver's record of a worker, with its newest orders."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -19,11 +19,21 @@ from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.packing import scheme, unpack
-from anyk.clusters.remote.handles import Died, Notice, WorkerHandle, restart_due
+from anyk.clusters.remote.handles import Departure, Died, Notice, WorkerHandle, restart_due
 from anyk.clusters.remote.losses import Losses
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.tasks import Comparisons, OpenTasks
-from anyk.clusters.remote.worker import COMPARED, EVALUATED, FAILED, PROGRESS, READY, REPLY, STOPPED, RunSetup
+from anyk.clusters.remote.worker import (
+    COMPARED,
+    EVALUATED,
+    FAILED,
+    LEAVING,
+    PROGRESS,
+    READY,
+    REPLY,
+    STOPPED,
+    RunSetup,
+)
 from anyk.clusters.store import Message
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
@@ -36,6 +46,7 @@ from anyk.protocol import (
     Failed,
     Joined,
     Layout,
+    Leaving,
     Lost,
     MessageProjected,
     Progress,
@@ -47,6 +58,10 @@ from anyk.protocol import (
 )
 
 _IDLE = 0.1  # seconds without events after which the driver gets a turn
+_OTHERS = 2.0  # seconds that a fleet which may be smaller waits for another worker before it starts
+NOTICE = 30.0  # seconds after which a worker that was asked to end is ended, whatever it does
+
+_AWAY = float("inf")  # a worker that is due then stays away until it is called back
 
 H = TypeVar("H", bound=WorkerHandle)
 
@@ -67,11 +82,13 @@ class Remote(Cluster, Transport, Generic[H]):
         super().__init__(options)
         self._handle = handle
         self.handles = [handle() for _ in range(self.workers)]
-        self.news: deque[Notice | Died | ProjectMessage] = deque()  # not yet processed
+        self.news: deque[Notice | Died | Departure | ProjectMessage] = deque()  # not yet processed
         self.pids: dict[int, int] = {}  # process numbers of workers, if known
         self._alarms: dict[str, float] = {}
         self._newest: dict[str, int] = {}
         self._touched: dict[int, None] = {}  # workers whose changed orders have not been sent, in order
+        self._leaving: dict[int, float] = {}  # time on the run's clock at which a worker is ended, by worker
+        self._drained: set[int] = set()  # workers that are to stay away
         self._start = time.monotonic()
         self._opened = False
         self._commands: dict[type, Callable[[Any], None]] = {
@@ -82,6 +99,7 @@ class Remote(Cluster, Transport, Generic[H]):
             SetAlarm: self._set_alarm,
         }
         self._news_types: dict[type, Callable[[Any], Event | Cut | None]] = {
+            Departure: self._on_departure,
             Notice: self._take_in,
             Died: self.on_death,
             ProjectMessage: self._project,
@@ -94,6 +112,7 @@ class Remote(Cluster, Transport, Generic[H]):
             FAILED: self._on_failed,
             COMPARED: self._on_compared,
             EVALUATED: self._on_evaluated,
+            LEAVING: self._on_leaving,
         }
 
     # ------------------------------------------------------------------------------------------- life
@@ -104,16 +123,17 @@ class Remote(Cluster, Transport, Generic[H]):
         if self._opened:
             raise BadInput("this cluster is in use by another run that has not ended; make a cluster for each of them")
         self.handles = [self._handle() for _ in range(self.workers)]
-        for earlier in (self.news, self._alarms, self._newest):
+        for earlier in (self.news, self._alarms, self._newest, self._leaving, self._drained):
             earlier.clear()
-        messages = Messages(partitions, layout.blocks, self.seed, together=layout.together)
+        self.fewest = layout.fewest or self.workers
+        messages = Messages(partitions, layout.blocks, self.seed, together=layout.together, epochs=layout.epochs)
         self.injection.start(layout, messages)
         self.store = self.new_store(messages, layout)
         self._tasks = OpenTasks(self.handles, self.store, uninterruptible=self.delays.uninterruptible)
         self._comparisons = Comparisons(messages.tolerance)
         self.losses = Losses(self.handles, self.store, partitions.sizes, layout.assignment, self.send_orders)
         self._opened = True
-        self.setup = RunSetup(layout.blocks, self.byzantine, self.seed, local, layout.together)
+        self.setup = RunSetup(layout.blocks, self.byzantine, self.seed, local, layout.together, layout.epochs)
         self.assignment = layout.assignment
         try:
             self.ship(partitions)
@@ -134,21 +154,25 @@ class Remote(Cluster, Transport, Generic[H]):
         self._opened = False  # another run may use the cluster
 
     def start_workers(self) -> tuple[int, ...]:
-        """Spawn the workers, wait until all are ready, and start the run's clock."""
-        deadline = time.monotonic() + self.patience_at_start
+        """Spawn the workers, wait until they are ready, and start the run's clock; some may join later."""
+        begun = last = time.monotonic()
         for worker in range(self.workers):
             self.spawn(worker)
-        while not all(handle.present for handle in self.handles):
+        while (count := sum(handle.present for handle in self.handles)) < self.workers:
+            if count >= self.fewest and time.monotonic() > last + _OTHERS:
+                break
             self.poll(min(0.5, restart_due(self.handles, self.spawn)))
             while self.news:
                 event = self._interpret(self.news.popleft())
+                if isinstance(event, Joined):
+                    last = time.monotonic()
                 if isinstance(event, Lost) and event.gone:
                     raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
-            if time.monotonic() > deadline:
+            if time.monotonic() > begun + self.patience_at_start:
                 late = [i for i, handle in enumerate(self.handles) if not handle.present]
                 raise RunFailed(f"workers {late} did not load their partitions within {self.patience_at_start:.0f} s")
         self._start = time.monotonic()
-        return tuple(range(self.workers))
+        return tuple(worker for worker, handle in enumerate(self.handles) if handle.present)
 
     def now(self) -> float:
         return time.monotonic() - self._start
@@ -222,6 +246,21 @@ class Remote(Cluster, Transport, Generic[H]):
         self.handles[worker].gone, self.handles[worker].due = True, None
         self.losses.died(worker)
 
+    def drain(self, workers: Collection[int]) -> None:
+        before, self._drained = self._drained, set(workers)
+        for worker, handle in enumerate(self.handles):
+            if worker in self._drained - before:
+                self.news.append(Departure(worker, handle.incarnation, NOTICE))
+            elif worker in before - self._drained and handle.due == _AWAY:
+                handle.due = time.monotonic()
+
+    def _end_leaving(self) -> None:
+        """End the workers that are leaving and have no task, or no time left."""
+        busy = {entry.worker for entry in self._tasks.in_flight.values()}
+        for worker, deadline in self._leaving.items():
+            if worker not in busy or self.now() > deadline:
+                self.end_worker(worker)
+
     # ------------------------------------------------------------------------------------------- events
 
     def events(self) -> Iterator[Event | Cut | None]:
@@ -232,6 +271,8 @@ class Remote(Cluster, Transport, Generic[H]):
                 if event is not None or (isinstance(news, Notice) and news.report.kind == EVALUATED):
                     yield event
             self.losses.go_on()
+            if self._leaving:
+                self._end_leaving()
             timeout = min(_IDLE, restart_due(self.handles, self.spawn))
             if self._alarms:
                 name = min(self._alarms, key=lambda key: (self._alarms[key], key))
@@ -244,7 +285,7 @@ class Remote(Cluster, Transport, Generic[H]):
             if not self.news:
                 yield None
 
-    def _interpret(self, news: Notice | Died | ProjectMessage) -> Event | Cut | None:
+    def _interpret(self, news: Notice | Died | Departure | ProjectMessage) -> Event | Cut | None:
         """Process a notice; return its event, None if it is out of date."""
         if not isinstance(news, ProjectMessage):
             handle = self.handles[news.worker]
@@ -265,7 +306,19 @@ class Remote(Cluster, Transport, Generic[H]):
             raise RunFailed(f"worker {worker} could not load its partitions: {notice.report.text}")
         self.handles[worker].present = True
         self.send_orders(worker)
+        if worker in self._drained:
+            self.news.append(Departure(worker, notice.incarnation, NOTICE))
         return Joined(now, worker)
+
+    def _on_leaving(self, now: float, notice: Notice) -> Leaving | None:
+        return self._on_departure(Departure(notice.worker, notice.incarnation, NOTICE))
+
+    def _on_departure(self, departure: Departure) -> Leaving | None:
+        worker = departure.worker
+        if worker in self._leaving or not self.handles[worker].present:
+            return None
+        deadline = self._leaving[worker] = self.now() + departure.seconds
+        return Leaving(self.now(), worker, deadline)
 
     def _on_stopped(self, now: float, notice: Notice) -> Cut:
         return Cut(now, notice.worker, notice.report.task, notice.report.chunk, notice.report.done, None)
@@ -320,6 +373,8 @@ class Remote(Cluster, Transport, Generic[H]):
             vector.flags.writeable = False
             store.arrived[task, chunk] = store.keep(notice, ids, vector)
         self._tasks.settle(task, chunk)
+        if self._leaving:
+            self._end_leaving()  # before the strategy gives it another task
         if handle.requests:
             handle.requests = [ask for ask in handle.requests if ask[0] != task or ask[1] != chunk]
         return Reply(now, worker, task, chunk, timing)
@@ -328,12 +383,16 @@ class Remote(Cluster, Transport, Generic[H]):
         """End a dead worker's tasks, except for messages already sent; schedule its restart, or abandon it."""
         worker, _, reason, blame = died
         handle = self.handles[worker]
+        if self._leaving.pop(worker, None) is not None:
+            reason, blame = "left after notice", 0
         gone = handle.died(blame, self.patience)
         if gone:
             reason += f", {handle.deaths} times in a row" if handle.deaths > 1 else ""
             self.give_up(worker)
         else:
             self._tasks.void(worker)
+            if worker in self._drained:
+                handle.due = _AWAY
             restart_due(self.handles, self.spawn)
         self.losses.died(worker)
         return Lost(self.now(), worker, reason, gone)

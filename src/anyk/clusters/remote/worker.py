@@ -25,7 +25,7 @@ from anyk.problems.replicas import mark
 from anyk.protocol import Chunk
 
 PREEMPT, UNINTERRUPTIBLE = 1, 2  # flags of an order
-READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED = range(7)  # kinds of reports
+READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED, LEAVING = range(8)  # kinds of reports
 NO_TASK = -1
 ASKED = "asked for losses"  # the slot name of models whose loss workers are asked for
 
@@ -57,6 +57,7 @@ class RunSetup(NamedTuple):
     seed: int = 0  # for sampling mini-batches
     local: Local | None = None  # how workers take local steps
     together: bool = False  # whether consecutive partitions are computed together
+    epochs: bool = False  # whether mini-batches are parts of a permutation
 
 
 class _Stop(BaseException):  # like Disconnected; not an Exception, which a user's code may catch
@@ -126,13 +127,18 @@ class Worker(ABC, Generic[R]):
 
     # ------------------------------------------------------------------------------------------- life
 
+    def leave(self) -> None:
+        """Report that this worker has been asked to end; the driver ends it when its task is done."""
+        self._tell(LEAVING, NO_TASK)
+
     def begin(self, partitions: Partitions, assigned: Sequence[int], first: Vector | None) -> None:
         """Load the partitions; ``first``: a model at which to compute one gradient in advance, as the first is slow.
 
         An error is ignored here; it recurs in the first task, where it is reported.
         """
         partitions.load(list(assigned))
-        self._messages = Messages(partitions, self._setup.blocks, self._setup.seed, together=self._setup.together)
+        setup = self._setup
+        self._messages = Messages(partitions, setup.blocks, setup.seed, together=setup.together, epochs=setup.epochs)
         local = self._setup.local
         self._local = None if local is None else LocalStepper(self._messages, local)
         self._messages.places(tuple(assigned))

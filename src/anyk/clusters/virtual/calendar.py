@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
-from anyk.protocol import Alarm, Joined, Lost, SetAlarm
+from anyk.protocol import Alarm, Joined, Leaving, Lost, SetAlarm
 
-_LOST, _JOINED = 0, 1  # at equal times losses come first
+_LOST, _JOINED, _LEAVING = 0, 1, 2  # at equal times losses come first
 _NEVER = float("inf")
 
 
 class Outage(NamedTuple):
-    """A worker is lost at ``time`` and joins again at ``back`` (None: never, it is abandoned)."""
+    """A worker is lost at ``time`` and joins again at ``back`` (None: never, it is abandoned).
+
+    ``notice``: seconds before, at which this is announced.
+    """
 
     time: float
     worker: int
     back: float | None = None
+    notice: float = 0.0
 
 
 class Calendar:
     """Future alarms, losses and returns."""
 
-    def __init__(self, outages: Iterable[Outage]) -> None:
+    def __init__(self, outages: Sequence[Outage]) -> None:
         self.alarms: dict[str, float] = {}
         # (time, kind, worker, time of its return)
         self.outages = [(o.time, _LOST, o.worker, _NEVER if o.back is None else o.back) for o in outages]
+        self.outages += [(o.time - o.notice, _LEAVING, o.worker, o.time) for o in outages if o.notice > 0]
         heapify(self.outages)
 
     def set_alarm(self, order: SetAlarm) -> None:
@@ -36,7 +41,7 @@ class Calendar:
         else:
             self.alarms[order.name] = order.time
 
-    def pop(self, before: float, now: float) -> Alarm | Lost | Joined | None:
+    def pop(self, before: float, now: float) -> Alarm | Lost | Joined | Leaving | None:
         """Remove and return the first entry if its time is at most ``before``; entries before ``now`` happen now."""
         name = min(self.alarms, key=lambda key: (self.alarms[key], key), default=None)
         alarm = self.alarms[name] if name is not None else _NEVER
@@ -51,6 +56,8 @@ class Calendar:
         _, kind, worker, back = heappop(self.outages)
         if kind == _JOINED:
             return Joined(now, worker)
+        if kind == _LEAVING:
+            return Leaving(now, worker, back)
         if back != _NEVER:
             heappush(self.outages, (max(back, now), _JOINED, worker, _NEVER))
         return Lost(now, worker, "simulated outage", gone=back == _NEVER)

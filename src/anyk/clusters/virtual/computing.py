@@ -23,7 +23,7 @@ class ComputingStore(VectorStore):
     def __init__(
         self, layout: Layout, partitions: Partitions, local: Local | None, *, seed: int, byzantine: Collection[int]
     ) -> None:
-        super().__init__(Messages(partitions, layout.blocks, seed, together=layout.together))
+        super().__init__(Messages(partitions, layout.blocks, seed, together=layout.together, epochs=layout.epochs))
         self._seed, self._byzantine = seed, byzantine
         self._gradients: dict[tuple[str, int], dict[Part, Vector]] = {}  # shared by replicas, by slot and version
         self._local = None if local is None else LocalStepper(self.messages, local)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import DType, Ends, Vector, even_ends
 from anyk.problems.batches import Batches
@@ -77,13 +76,12 @@ class JaxPartitions(Batches):
 
         if self._device is None:
             self.load(())
-        bits = keyed.digest(np.ascontiguousarray(w)) if self._network.random else 0
         total: Vector | None = None
         for part in chosen.parts(self.most):
             seed = SEED
             if self._network.random:
                 rows = chosen.requested_rows if part.rows is None else part.rows
-                seed = seed_of(seed_of_draws(bits, chosen.partition, rows))
+                seed = seed_of(seed_of_draws(self.key, chosen.partition, rows))
             with jax.default_device(self._device):
                 gradient = np.asarray(self._network.gradient(w, self._held, part.batch, seed))
             total = gradient if total is None else total + gradient

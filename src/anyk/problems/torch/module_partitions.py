@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk import keyed
 from anyk.errors import BadInput
 from anyk.problems.base import DType, Ends, Index, Vector
 from anyk.problems.batches import Batches
@@ -130,15 +129,15 @@ class TorchPartitions(Batches):
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the sum of the gradients of the chosen samples.
 
-        Dropout draws by the bits of ``w``, the partition and the rows, a data set's items by the bits of ``w`` and the
-        item. Every worker computes with the problem's number of threads, as bits depend on it.
+        Dropout draws by ``key``, the partition and the rows, a data set's items by ``key`` and the item.
+        Every worker computes with the problem's number of threads, as bits depend on it.
         """
         import torch
 
         network, device, parameters = self._ready(w)
         total = torch.zeros(self.dimension, dtype=parameters[0].dtype, device=device)
         pieces = pieces_of(total, self.shapes)
-        bits = keyed.digest(np.ascontiguousarray(w))
+        bits = self.key
         number = self._gradients[chosen.partition] + 1
         # the loss is checked at the first gradient; with mini-batches also at the 2nd, 4th, …
         looks = number == 1 or (chosen.requested_rows is not None and number.bit_count() == 1)

@@ -109,10 +109,10 @@ class TorchProblem(NetworkProblem):
     norm normalises with the current batch; other state that a forward pass changes is refused by name. For evaluation,
     running statistics are computed anew over the training data, as ``torch.optim.swa_utils.update_bn`` does; if it is
     read item by item, over 1,024 of its items (by :meth:`module_at`, over all). The loss of such a data set is not
-    evaluated unless :class:`anyk.Evaluate` asks for it. Random layers draw by the model, the partition and the rows, so
-    that replicas agree; random numbers of a data set's items, from the global generators of torch, NumPy and Python,
-    are seeded by the model and the item. Where several workers compute a partition their gradients are compared, at the
-    start and now and then.
+    evaluated unless :class:`anyk.Evaluate` asks for it. Random layers draw by the model's version, the partition and
+    the rows, so that replicas agree; random numbers of a data set's items, from the global generators of torch, NumPy
+    and Python, are seeded by the version and the item. Where several workers compute a partition their gradients are
+    compared, at the start and now and then.
 
     Raises :class:`~anyk.errors.BadInput` for problems that cannot be trained: module and loss are first tried on up to
     32 samples.

@@ -62,8 +62,9 @@ class Driver:
     asks of losses and gradients is answered from ``told``, in that order. ``warm_start``: the state of a run
     that this run continues. ``on_step`` is called with the driver after every step of a model that is trained for its
     own sake, ``on_news`` when what an event led to has been done (may end the run), ``on_lost`` when a worker was lost,
-    ``on_event`` after every event that has been dealt with and did not end the run. ``loss_of`` evaluates the objective
-    of a slot for a strategy that asks for it, if not the problem itself. ``asked``: workers will be asked for losses.
+    ``on_event`` after every event that has been dealt with and did not end the run, and now and
+    then without one. ``loss_of`` evaluates the objective of a slot for a strategy that asks for it, if not the problem
+    itself. ``asked``: workers will be asked for losses.
     """
 
     def __init__(
@@ -203,6 +204,8 @@ class Driver:
                     log.tidy()
                 if self.interrupted:
                     break
+                if on_event is not None:
+                    on_event(self)
                 continue
             self._now = event.time
             if isinstance(event, Reply):
@@ -471,11 +474,14 @@ class Driver:
         self._questions.restore(state["answers"])
         self.running.restore(state["strategy"])
         self.cluster.restore(self._now, state["cluster"])
-        for worker in sorted(here - self.present) if not self.cluster.virtual else ():
-            self.present.add(worker)
-            event: Event = Joined(self._now, worker)
+        if self.cluster.virtual:
+            return
+        events: list[Event] = [Lost(self._now, worker, "absent on resume") for worker in sorted(self.present - here)]
+        events += [Joined(self._now, worker) for worker in sorted(here - self.present)]
+        for event in events:
             if self.log is not None:
                 self.log.event(event)
+            self._heed(event)
             self._obey(self.running.on(event))
 
 

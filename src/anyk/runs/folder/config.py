@@ -172,7 +172,7 @@ def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
     """
     try:
         plain = tomllib.loads(read_plain(file).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of very many digits
         raise BadInput(f"'{file}' is damaged ({error})") from None
     except OSError as error:
         raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None

@@ -12,6 +12,7 @@ import msgspec
 
 from anyk.checks import typed
 from anyk.errors import BadInput
+from anyk.regular_files import read_plain
 
 VERSION = 1
 _ROUNDING = 1e-6
@@ -122,8 +123,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         other than torch and optax, as the file may be anybody's.
         """
         try:
-            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            content = tomllib.loads(read_plain(path, follow=True).decode())
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"'{path}' is not a plan: it is broken ({error}); write it again: anyk plan … -o") from None
         except OSError as error:
             raise BadInput(f"the plan '{path}' cannot be read ({error.strerror})") from None

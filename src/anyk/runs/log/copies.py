@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -136,6 +137,8 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
 
 def _copy(source: Path, target: Path) -> None:
     with open_plain(source) as old, target.open("wb") as new:
+        if os.fstat(old.fileno()).st_size > shutil.disk_usage(target.parent).free:
+            raise OSError(errno.ENOSPC, "there is no room for it")
         shutil.copyfileobj(old, new, 1 << 20)
 
 

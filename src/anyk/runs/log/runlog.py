@@ -27,19 +27,32 @@ from anyk.protocol import (
     Chunk,
     Event,
     Joined,
+    Leaving,
     LossEvaluated,
     Lost,
     NoiseMeasured,
     Reply,
 )
 from anyk.runs.log.copies import INSTEAD, copied
-from anyk.runs.log.schema import INSERT, KINDS, SCHEMA, START, TABLES, Ended, Evaluation, Reuse, Totals, Update
+from anyk.runs.log.schema import (
+    INSERT,
+    KINDS,
+    SCHEMA,
+    START,
+    TABLES,
+    Ended,
+    Evaluation,
+    Reuse,
+    Totals,
+    Update,
+    wrong_rows,
+)
 
 _EVERY = 0.15  # seconds between commits
 _CACHED_CHUNKS, _CACHED_PASSING = 20_000, 1_000
 _LISTS = ("partitions", "coefficients", "mix")  # of a chunk, stored as JSON
 # the number of fields among worker, task and chunk that an event has, if it has not all three
-_IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1}
+_IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1, Leaving: 1}
 _MOST = 5000  # gathered events and chunks that are written before that time
 
 
@@ -130,11 +143,16 @@ class RunLog:
         try:
             lines = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(1)")]
             tables = dict(self._db.execute("SELECT name, sql FROM sqlite_master").fetchall())
+            if lines != ["ok"]:
+                return " ".join(lines[0].split())
+            if tables != SCHEMA:
+                return "its tables are not those of a run log"
+            for name in TABLES:
+                if self._db.execute(f"SELECT 1 FROM {name} WHERE {wrong_rows(name)} LIMIT 1").fetchone():
+                    return f"{name} has a row that no run writes"
         except (sqlite3.Error, OverflowError) as error:
             return str(error)
-        if lines != ["ok"]:
-            return " ".join(lines[0].split())
-        return None if tables == SCHEMA else "its tables are not those of a run log"
+        return None
 
     def check_seals(self) -> str | None:
         """Return a sentence on rows that differ from their seals; None if there are none."""

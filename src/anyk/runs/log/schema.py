@@ -10,6 +10,7 @@ from anyk.protocol import (
     DriftMeasured,
     Failed,
     Joined,
+    Leaving,
     LossEvaluated,
     Lost,
     MessageProjected,
@@ -40,6 +41,53 @@ SCHEMA = {name: f"CREATE TABLE {name} ({columns})" for name, columns in {**TABLE
 INSERT = {
     name: f"INSERT INTO {name} VALUES ({','.join('?' * (columns.count(',') + 1))})" for name, columns in TABLES.items()
 }
+_MAY_LACK = {  # columns whose values may be missing; numbers that are not finite are stored as such
+    "events": {"worker", "task", "chunk", "info"},
+    "chunks": {
+        "started",
+        "computing",
+        "computed",
+        "sent",
+        "received",
+        "cancelled",
+        "done",
+        "due",
+        "step",
+        "weight",
+        "digest",
+    },
+    "updates": {"residual", "gain", "staleness", "scale"},
+    "evaluations": {"loss", "metric"},
+}
+_JSON = {"partitions", "coefficients", "mix", "info", "value"}
+
+
+def wrong_rows(table: str) -> str:
+    """Return the condition, in SQL, of rows of a table that no run writes, by types and ranges of their values."""
+    conditions = []
+    for column in TABLES[table].split(", "):
+        name, kind = column.split()[:2]
+        number = f"typeof({name}) != 'integer' OR {name} NOT BETWEEN"
+        wrong = {
+            "INTEGER": f"{number} -1 AND {1_000_000 if name == 'worker' else 1 << 53}",
+            "REAL": f"typeof({name}) NOT IN ('real', 'integer') OR abs({name}) > 1e300",
+            "TEXT": f"typeof({name}) != 'text'",
+        }[kind]
+        if name == "digest" and kind == "INTEGER":
+            wrong = f"typeof({name}) != 'integer'"
+        elif name == "weight":  # of a message, or of each block
+            wrong = f"({wrong}) AND coalesce(typeof({name}) != 'text' OR json_type({name}) != 'array', 1)"
+        elif name in _JSON:
+            wrong += f" OR NOT json_valid(replace(replace({name}, 'NaN', '0'), 'Infinity', '0'))"
+        if name in ("partitions", "coefficients"):
+            numbers = "'integer'" if name == "partitions" else "'integer', 'real'"
+            other = f"SELECT 1 FROM json_each({name}) WHERE type NOT IN ({numbers})"
+            wrong += f" OR json_type({name}) != 'array' OR EXISTS ({other})"
+        lacks = f"{name} IS NULL"
+        conditions.append(f"NOT ({lacks}) AND ({wrong})" if name in _MAY_LACK.get(table, ()) else f"{lacks} OR {wrong}")
+    return " OR ".join(f"({condition})" for condition in conditions)
+
+
 DIFFERENT = "different messages"  # the kind of a note on workers that sent different messages of the same work
 RESET = "workers reset"  # the kind of a note that workers' states were lost when the run was resumed
 START = "Start"  # the first event of a run, with the workers that are present
@@ -51,6 +99,7 @@ KINDS: dict[str, type[Any]] = {
         Failed,
         Lost,
         Joined,
+        Leaving,
         Alarm,
         MessageProjected,
         LossEvaluated,

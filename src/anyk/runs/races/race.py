@@ -43,7 +43,7 @@ from anyk.runs.run import Run, result_cells, setup
 from anyk.runs.training import resume, train
 from anyk.specs import parse as split
 from anyk.specs import with_keys
-from anyk.strategies import resolve_paths
+from anyk.strategies import resolve_paths, with_fleet
 from anyk.strategies import strategy as build_strategy
 
 _TRIES = 9
@@ -151,7 +151,7 @@ def race(
     problem: Problem | Sequence[Problem],
     strategies: Sequence[str],
     *,
-    workers: int,
+    workers: int | tuple[int, int],
     cluster: str = "processes",
     delays: str | DelayModel = "none",
     seed: int = 0,
@@ -191,6 +191,9 @@ def race(
     if not strategies:
         raise BadInput("a race needs at least one strategy")
     trained, models = combine(problem)
+    if isinstance(workers, tuple):
+        fewest, workers = workers
+        strategies = [with_fleet(spec, fewest, workers, None) for spec in strategies]
     specs = [_with_models(spec, models, workers) for spec in strategies]  # all must be valid before the first runs
     names = name_folders(specs, {})
     fleet = build_cluster(cluster, workers=workers, delays=parse(delays), seed=seed, communication=communication)

@@ -127,7 +127,7 @@ class LocalSteps:
             own.last_task |= {reply: task for reply, task in s.task_of.items() if (task, 0) in set(used)}
         weights = [1.0 / len(used)] * len(used)
         outer = None if self.outer is None else (self.outer, self.rate)
-        weighted = self.weighted or bool(s.code.shares)
+        weighted = self.weighted or bool(s.code.shares) or s.elastic is not None
         mix = Mix("model", used, weights, by_samples=weighted, outer=outer, number=own.iterations)
         own.iterations += own.most
         own.most = 0

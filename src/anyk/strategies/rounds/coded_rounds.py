@@ -25,6 +25,7 @@ from anyk.protocol import (
     Event,
     Failed,
     Fleet,
+    Leaving,
     LossEvaluated,
     MessageProjected,
     Note,
@@ -37,6 +38,7 @@ from anyk.protocol import (
 from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.balance import owners
 from anyk.strategies.rounds.corrections import corrected
+from anyk.strategies.rounds.elastic import moved
 from anyk.strategies.rounds.round_facts import facts_of
 from anyk.strategies.rounds.round_settings import RoundSettings
 from anyk.strategies.rounds.state import RoundState, Seen
@@ -79,6 +81,12 @@ class Rounds(RoundSettings):
     (:class:`~anyk.strategies.rounds.balance.Balance`); for uncoded and frc. If shares differ in size, given or
     measured, a step has ``batch`` samples per worker on average, distributed in proportion to the shares.
 
+    ``elastic``: workers join and leave between rounds, and the code follows
+    (:class:`~anyk.strategies.rounds.elastic.Elastic`); for uncoded, frc with ``stragglers`` and bgc.
+
+    ``order="epoch"``: the mini-batches of a partition are consecutive parts of a permutation, so that an epoch of steps
+    uses each sample once.
+
     ``work``: local steps in place of gradients (periodic averaging, of an uncoded sum only); ``adapt``: a rule that
     adapts their number.
 
@@ -101,7 +109,11 @@ class Rounds(RoundSettings):
 
     def start(self, fleet: Fleet) -> tuple[RoundState, Commands]:
         s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds, missed=[0] * fleet.workers)
-        self._use_code(s, self.first_code)
+        if self.elastic is not None:
+            s.elastic = self.elastic.start(self.code, fleet.present or range(fleet.workers))
+            self._use_code(s, self.elastic.code(s.elastic, self.code))
+        else:
+            self._use_code(s, self.first_code)
         first: list[Command] = []
         if self.balance is not None:
             s.balance = self.balance.start(self.balanced_code)
@@ -118,6 +130,8 @@ class Rounds(RoundSettings):
         self._use_code(s, policy.relearned(s.learned, last) if learned and policy.relearned else self.first_code)
         if self.balance is not None:
             self._use_code(s, self.balanced_code.cut(s.balance.sizes))
+        if self.elastic is not None:
+            self._use_code(s, self.elastic.code(s.elastic, self.code))
         self._restart_decoder(s)
 
     def _restart_decoder(self, s: RoundState) -> None:
@@ -185,11 +199,25 @@ class Rounds(RoundSettings):
         state.open = {message: other for message, other in state.open.items() if other != worker}
         if self.work is not None:
             self.work.lost(state.work, worker)
+        if self.elastic is not None and self._uncovered(state):
+            return self._take_over(state)
         return self._waited(state)
+
+    def on_leaving(self, state: RoundState, event: Leaving) -> Commands:
+        if self.elastic is not None:  # its message may still come, and the next round is without it
+            state.crew.present.discard(event.worker)
+        return ()
 
     def worker_returned(self, state: RoundState, worker: int) -> Commands:
         self._ignore_times(state)
-        busy = worker in state.measuring.values() or self._has_replied(state, worker)
+        if self.elastic is not None:
+            if not (state.open or state.task_of):
+                return self._begin(state)
+            if self._uncovered(state):
+                return self._take_over(state)
+            if worker not in state.elastic.present:  # it takes part in the next round
+                return ()
+        busy = worker in {*state.measuring.values(), *state.open.values()} or self._has_replied(state, worker)
         return ([] if busy else self._dispatch(state, (worker,))) or self._waited(state)
 
     def _arrived(self, s: RoundState, reply: int, task: int) -> Commands:
@@ -202,7 +230,7 @@ class Rounds(RoundSettings):
             self.balance.reply(s.balance, s.code.group_of[reply], s.now - s.began)
         if self.enough.remembers:
             s.arrivals.append(s.now - s.began)
-        count = self._count
+        count = s.count
         if s.decoder.add(reply) or (
             len(task_of) >= count if count else self._enough_of(s).enough(Seen(s, self.code.messages))
         ):
@@ -252,6 +280,7 @@ class Rounds(RoundSettings):
 
     def _begin(self, s: RoundState) -> list[Command]:
         crew, n = s.crew, self.code.workers
+        notes = [] if self.elastic is None else self._follow(s)
         s.first = crew.next
         s.task_of = {}
         s.values, s.measuring = {}, {}
@@ -263,10 +292,15 @@ class Rounds(RoundSettings):
         s.checking = self.check > 0 and keyed.generator(0, "check", s.before + s.version).random() < self.check
         if crew.hopeless:
             return self.cannot_step(s, "every worker has been given up")
-        commands: list[Command] = []
+        commands: list[Command] = notes
+        if self.elastic is not None and len(crew.present) < self.elastic.fewest:
+            if not self._awaits_others(s):
+                gone = ", ".join(map(str, sorted(crew.gone)))
+                return self.cannot_step(s, f"{self.elastic.fewest} workers are needed; given up: {gone}")
+            return [*notes, self._waiting_note(s)]
         if crew.present:
-            commands = self._dispatch(s, range(n) if len(crew.present) == n else tuple(sorted(crew.present)))
-        if self._count is not None:
+            commands += self._dispatch(s, range(n) if len(crew.present) == n else tuple(sorted(crew.present)))
+        if s.count is not None:
             return commands
         view = Seen(s, self.code.messages)
         if self.enough.remembers:
@@ -322,6 +356,51 @@ class Rounds(RoundSettings):
         shown = "/".join(map(str, s.code.shares))
         return [Note(f"shares={shown} from step {s.version} on: {share:.0f} % of the samples change hands")]
 
+    def _follow(self, s: RoundState) -> list[Command]:
+        """Adapt the code to the workers that are present; return a note about it."""
+        elastic, present = self.elastic, s.crew.present
+        if elastic is None or s.elastic.present == sorted(present) or len(present) < elastic.fewest:
+            return []
+        old = s.code
+        elastic.follow(s.elastic, self.code, present)
+        self._use_code(s, elastic.code(s.elastic, self.code))
+        loads = [len(partitions) for partitions, _ in s.code.rows if partitions]
+        share, uneven = 100.0 * moved(old, s.code), max(loads) * len(loads) / sum(loads) - 1.0
+        return [
+            Note(
+                f"{len(present)} workers from step {s.version} on: {share:.0f} % of the data move, the largest share "
+                f"is {100.0 * uneven:.0f} % above the mean, {s.code.tolerates} more may leave without moving data"
+            )
+        ]
+
+    def _uncovered(self, s: RoundState) -> bool:
+        """Return whether this round lacks messages of workers that have left, whoever else replies."""
+        if self.work is not None or s.decoder.decodable:
+            return False
+        coming = {*s.task_of, *s.open.values(), *s.crew.failures}
+        if self.enough.approximate:
+            return s.count is not None and len(coming) < int(s.count)
+        groups, count = s.code.group_of, int(s.code.groups)
+        return len({groups[worker] for worker in coming}) < count
+
+    def _take_over(self, s: RoundState) -> Commands:
+        """Have others compute the missing partitions; messages of workers whose partitions stay the same are kept."""
+        assert self.elastic is not None
+        if len(s.crew.present) < self.elastic.fewest:
+            return self._waited(s) or [self._waiting_note(s)]
+        old, notes = s.code.rows, self._follow(s)
+        rows = s.code.rows
+        changed = {worker for worker, row in enumerate(rows) if row != old[worker]}
+        dropped = [task for worker, task in s.task_of.items() if worker in changed]
+        dropped += [task for task, worker in s.open.items() if worker in changed]
+        s.task_of = {worker: task for worker, task in s.task_of.items() if worker not in changed}
+        s.open = {task: worker for task, worker in s.open.items() if worker not in changed}
+        self._restart_decoder(s)
+        busy = {*s.task_of, *s.open.values()}
+        again = tuple(worker for worker in s.elastic.present if worker not in busy and s.crew.able(worker))
+        cancels = [Cancel(dropped, self.cancel)] if dropped else []
+        return [*notes, *cancels, *(self._dispatch(s, again) if again else self._waited(s))]
+
     def _ignore_times(self, s: RoundState) -> None:
         """Ignore the times of this round when the workers' speed is measured."""
         if s.balance is not None:
@@ -333,6 +412,8 @@ class Rounds(RoundSettings):
         s.code = code
         s.tasks = self._tasks if code is self.first_code else self._tasks_of(code)
         s.row_sums = np.asarray(code.encoding.sum(axis=1), dtype=np.float64).ravel()
+        s.expected = code.replies if self.elastic is None else len(s.elastic.present)
+        s.count = self._count_of(s.expected)
 
     @cached_property
     def _tasks(self) -> tuple[tuple[Task, ...], ...]:
@@ -359,20 +440,32 @@ class Rounds(RoundSettings):
 
     # ------------------------------------------------------------------------------------------- when stuck
 
+    def _waiting_note(self, s: RoundState) -> Note:
+        assert self.elastic is not None
+        fewest = self.elastic.fewest
+        return Note(f"waits for {fewest - len(s.crew.present)} more workers, as {fewest} are needed")
+
+    def _awaits_others(self, s: RoundState) -> bool:
+        """Return whether workers may still join without whom the run cannot continue."""
+        crew = s.crew
+        if self.elastic is None:
+            return not crew.complete
+        return len(crew.present) < self.elastic.fewest <= crew.size - len(crew.gone)
+
     def _stuck(self, s: RoundState) -> list[Command]:
         """Ask again, step or stop, as no worker is left to wait for and there is not enough."""
         if self.work is not None:
             others = self.work.others(s)
             if others and (replacements := self._dispatch(s, others)):
                 return replacements
-            if self.work.done_without(s):
+            if self.work.done_without(s) or (self.elastic is not None and s.task_of):
                 return self._step(s)
         crew = s.crew
         again = [w for w in sorted(crew.failures) if crew.able(w) and not self._has_replied(s, w)]
         if again:
             return self._dispatch(s, tuple(again))
-        if not crew.complete:
-            return []  # a worker may still join
+        if self._awaits_others(s):
+            return []
         if s.task_of and self.enough.approximate:
             return self._step(s)
         why = []

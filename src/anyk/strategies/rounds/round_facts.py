@@ -23,7 +23,7 @@ def facts_of(rounds: Rounds) -> StrategyFacts:
     """Return the facts of rounds."""
     code, exact = rounds.code, rounds.work is None and not rounds.enough.approximate
     computed = None
-    if rounds.balance is not None:  # at the start
+    if rounds.balance is not None or rounds.elastic is not None:  # at the start
         computed = [len(part) / rounds.first_code.partitions for part in rounds.first_code.assignment]
     vectors = float(code.workers + code.replies) if code.messages > 1 else code.workers * (1.0 + 1.0 / code.blocks)
     return StrategyFacts(
@@ -59,7 +59,7 @@ def _durations(rounds: Rounds, seconds: Floats, whole: Floats) -> Floats | None:
     """Return the seconds until the k-th reply, or until the replies decode."""
     code, rule = rounds.code, rounds.rule
     plain = rounds.cancel == "preempt" and rounds.own_decoder and not rounds.snapshot and not rounds.check
-    if not plain or rounds.work is not None or rounds.balance is not None:
+    if not plain or rounds.work or rounds.balance or rounds.elastic:
         return None
     if code.messages > 1:  # each arrives when all but the worker's later messages are done
         if not isinstance(rule, Decodable):
@@ -90,7 +90,7 @@ def _pace(rounds: Rounds, delays: DelayLaw) -> Pace:
         return Pace(seconds, 0.0, "mean of the largest of n sums of tau delays, exponential, else simulate")
     if rounds.snapshot:
         return Pace(None, None, "no closed form with snapshots; simulate")
-    if rounds.together:
+    if rounds.together or rounds.elastic:
         return Pace(None, 0.0, "no closed form where workers compute different shares; simulate")
     if code.own_messages:
         return uncoded_pace(code, rounds.enough, rounds.method, delays, in_vain=rounds.cancel == "discard")

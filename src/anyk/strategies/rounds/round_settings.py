@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.crew import CrewStrategy
 from anyk.strategies.rounds.balance import Balance, batch_of, even_parts, shares_of
 from anyk.strategies.rounds.corrections import Scaling, at_snapshot, check_snapshot, scaling_of
+from anyk.strategies.rounds.elastic import Elastic
 from anyk.strategies.rounds.state import RoundState
-from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
+from anyk.strategies.wait import Count, Decodable, Fraction, Wait, WaitLike, wait_rule
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,6 +44,8 @@ class RoundSettings(CrewStrategy):
     adapt: AdaptingSteps | None = None
     balance: Balance | None = None
     check: Share = 0.0
+    elastic: Elastic | None = None
+    order: Literal["random", "epoch"] = "random"
 
     def __post_init__(self) -> None:
         if self.work is not None:
@@ -64,6 +67,24 @@ class RoundSettings(CrewStrategy):
                     "balance=auto has been tested without models, snapshot, clients, scaling=marginal and adapting "
                     "local steps; leave them out"
                 )
+        if self.elastic is not None:
+            self.elastic.check(self.code)
+            counts, most = self.rule.counts(), self.elastic.fewest
+            if any(count > most for count in counts):
+                raise BadInput(
+                    f"wait={self.rule} is more than the smallest number of workers ({most}); give a share of those "
+                    "present, such as wait=0.75n or wait=all"
+                )
+            clients = self.work is not None and self.work.clients is not None
+            if self.snapshot or self.balance or self.adapt or self.scaling == "marginal" or clients:
+                raise BadInput(
+                    "a fleet that changes has been tested without snapshot, balance, clients, scaling=marginal and "
+                    "adapting local steps; leave them out, or give one number of workers"
+                )
+        if self.order == "epoch" and (not self.batch or self.together or self.work is not None):
+            raise BadInput(
+                "order=epoch orders the mini-batches of gradients; give batch=…, and leave out shares and balance"
+            )
         code, own, rule = self.code, self.own_decoder, self.rule
         if self.policy.projected and not (isinstance(rule, Decodable) and own):
             raise BadInput(
@@ -102,6 +123,8 @@ class RoundSettings(CrewStrategy):
     @cached_property
     def first_code(self) -> Code:
         """The code at the start of a run."""
+        if self.elastic is not None:
+            return self.elastic.code(self.elastic.start(self.code, range(self.code.workers)), self.code)
         return self.code if self.balance is None else self.balanced_code
 
     @cached_property
@@ -140,6 +163,8 @@ class RoundSettings(CrewStrategy):
         wait = self.wait
         if wait is None and self.work is not None and self.work.clients is not None:
             wait = self.work.clients
+        if self.elastic is not None and (wait == "all" or (wait is None and self.code.approximate)):
+            return Fraction(1.0 if wait == "all" else 0.9)
         if wait is None and self.code.approximate:
             wait = max(1, self.code.replies - max(1, self.code.replies // 10))
         return wait_rule(wait, replies=self.code.replies)
@@ -149,13 +174,17 @@ class RoundSettings(CrewStrategy):
         """The rule that ends a round."""
         return self.rule if isinstance(self.rule, Decodable) else self.rule | Decodable()
 
-    @cached_property
-    def _count(self) -> int | None:
-        """The fast form of common rules: a number of replies, too large to reach for "decodable"; None for others."""
+    def _count_of(self, expected: int) -> int | None:
+        """Return the number of replies that ends a round, too large to reach for "decodable"; None for other rules.
+
+        ``expected``: the number of replies if no worker is late.
+        """
         if self.snapshot:
             return None
         if isinstance(self.rule, Count):
             return self.rule.number
+        if isinstance(self.rule, Fraction):
+            return self.rule.of(expected)
         return self.code.replies + 1 if isinstance(self.rule, Decodable) else None
 
     def _enough_of(self, s: RoundState) -> Wait:
@@ -197,7 +226,7 @@ class RoundSettings(CrewStrategy):
         return Layout(
             code.workers,
             code.partitions,
-            code.assignment if self.balance is None else anything,
+            code.assignment if self.balance is None and self.elastic is None else anything,
             self.slots,
             self.slots[1:] if self.adapt else (),
             None if work is None else ((),) * code.workers,
@@ -205,10 +234,12 @@ class RoundSettings(CrewStrategy):
             voting=self.policy.projected,
             inner=None if work is None else work.inner,
             together=self.together,
-            replicated=None if self.balance is None else not code.own_messages,
+            replicated=None if self.balance is None and self.elastic is None else not self.code.own_messages,
             losses=self.adapt is not None,
             minibatches=self._samples > 0,
             spanning=self._spanning,
+            epochs=self.order == "epoch",
+            fewest=0 if self.elastic is None else self.elastic.fewest,
             stateful=work is not None and work.keep,
         )
 
@@ -218,7 +249,7 @@ class RoundSettings(CrewStrategy):
         if self.work is not None:
             own = self.work.clients is None or wait != str(self.work.clients)
             keys: dict[str, Any] = {"wait": wait if own else None, "cancel": self.cancel, "batch": self.batch}
-            keys |= {"shares": shares_of(self.code), "balance": "auto" if self.balance else None}
+            keys |= {"shares": shares_of(self.code), "balance": "auto" if self.balance else None} | self._fleet_keys
             return self.work.show(keys) if self.adapt is None else self.adapt.show(self.work, keys)
         decoder = next((name for name, method in METHODS.items() if method == self.method), None)
         values: dict[str, Any] = {"wait": wait, "scaling": self.scaling_used, "decoder": decoder, "batch": self.batch}
@@ -226,7 +257,12 @@ class RoundSettings(CrewStrategy):
         usual: dict[str, Any] = {"wait": None, "scaling": self._default_scaling, "decoder": "own", "batch": 0}
         usual |= {"models": 1, "snapshot": 0, "cancel": "preempt", "check": 0.0}
         changed = {key: value for key, value in values.items() if value not in (None, usual[key])}
-        return with_keys(self.code.spec, changed | ({"balance": "auto"} if self.balance else {}))
+        changed |= {"order": "epoch"} if self.order == "epoch" else {}
+        return with_keys(self.code.spec, changed | self._fleet_keys | ({"balance": "auto"} if self.balance else {}))
+
+    @property
+    def _fleet_keys(self) -> dict[str, Any]:
+        return {} if self.elastic is None else vars(self.elastic)
 
     @property
     def summary(self) -> str:

@@ -35,6 +35,9 @@ class RoundState:
     work: Any = part()  # state of local steps
     adapt: Any = part()  # state of the rule that adapts them
     balance: Any = part()  # state of the shares that follow the speed of workers
+    elastic: Any = part()  # state of the code that follows the fleet
+    expected: int = derived()  # replies of all workers that have partitions
+    count: int | None = derived()  # number of replies that end a round, None if the rule is not a number
     code: Any = derived()
     tasks: Any = derived()
     row_sums: Any = derived()
@@ -53,6 +56,11 @@ class Seen:
     def replies(self) -> int:
         """Number of usable replies."""
         return len(self._state.task_of)
+
+    @property
+    def expected(self) -> int:
+        """Number of replies of all workers that take part."""
+        return int(self._state.expected)
 
     @property
     def decodable(self) -> bool:

@@ -1,0 +1,177 @@
+"""Codes for a number of workers that changes during a run, over partitions whose number is fixed.
+
+Workers and partitions keep their numbers: a worker that is absent has an empty row. Repetition codes keep their groups
+as long as they can, so that little data moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from anyk import keyed
+from anyk.codes.base import Code, MatrixCode, Row, incidence
+from anyk.codes.bernoulli import BernoulliCode
+from anyk.codes.made import SparseMatrix, fixed_property
+from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded, cut_evenly
+from anyk.errors import BadInput
+
+_MOST = 1.4  # times an even load, above which another group is formed
+
+Lists = list[list[int]]
+
+
+@dataclass(frozen=True)
+class GroupedRepetition(RepetitionCode):
+    """Repetition with explicit groups: ``members`` and ``blocks``, the workers and the partitions of each group.
+
+    ``base``: the code that is adapted. A worker in no group has an empty row.
+    """
+
+    workers: int
+    base: Code
+    groups_given: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+    def __post_init__(self) -> None:
+        members, blocks = zip(*((m, tuple(sorted(block))) for m, block in self.groups_given), strict=True)
+        groups = dict.fromkeys(range(self.workers), -1) | {w: g for g, own in enumerate(members) for w in own}
+        self._resolve(members=members, blocks_of=blocks, group_of=tuple(groups[w] for w in range(self.workers)))
+
+    @property
+    def spec(self) -> str:
+        return self.base.spec
+
+    @property
+    def partitions(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def groups(self) -> int:
+        return len(self.members)
+
+    @property
+    def sizes(self) -> list[int]:
+        return list(map(len, self.blocks_of))
+
+    @fixed_property
+    def rows(self) -> Sequence[Row]:
+        rows = [*((block, (1.0,) * len(block)) for block in self.blocks_of), ((), ())]
+        return tuple(rows[group] for group in self.group_of)
+
+
+@dataclass(frozen=True)
+class PartialBernoulli(MatrixCode):
+    """A Bernoulli code of the workers that are ``present``: each holds a partition with probability load / present.
+
+    A pair of worker and partition has one random number for the whole run, so that a change of the probability moves
+    few partitions. A partition without a holder goes to the worker with the smallest number.
+    """
+
+    approximate = True
+    workers: int
+    pieces: int
+    base: BernoulliCode
+    present: tuple[int, ...]
+
+    @property
+    def spec(self) -> str:
+        return self.base.spec
+
+    @property
+    def partitions(self) -> int:
+        return self.pieces
+
+    def _matrix(self) -> SparseMatrix:
+        numbers = keyed.generator(self.base.seed, "elastic bgc", self.pieces).random((self.workers, self.pieces))
+        absent = np.setdiff1d(np.arange(self.workers), self.present)
+        numbers[absent] = np.inf
+        held = numbers < self.base.expected_load / len(self.present)
+        missing = np.flatnonzero(~held.any(axis=0))
+        held[numbers[:, missing].argmin(axis=0), missing] = True
+        return incidence([np.flatnonzero(row).tolist() for row in held], self.pieces)
+
+
+def check_elastic(code: Code, fewest: int, partitions: int) -> None:
+    """Raise :class:`~anyk.errors.BadInput` for a code that cannot follow a fleet of ``fewest`` workers and more."""
+    if not 1 <= fewest <= code.workers:
+        raise BadInput(f"the smallest number of workers must be 1 to {code.workers}, the largest, got {fewest}")
+    if partitions < code.workers:
+        raise BadInput(f"partitions must be at least the largest number of workers ({code.workers}), got {partitions}")
+    if isinstance(code, RepetitionCode) and code.shares:
+        raise BadInput("shares belong to a fixed fleet; leave them out, or give one number of workers")
+    if isinstance(code, FractionalRepetition) and code.stragglers is None:
+        raise BadInput(
+            f"'{code.spec}' fixes groups of one size, which cannot follow a fleet; use frc:stragglers=s, for example "
+            f"frc:stragglers={max(1, code.tolerates)}"
+        )
+    if type(code) not in (Uncoded, FractionalRepetition, BernoulliCode):
+        raise BadInput(
+            f"'{code.spec}' is a code for a fixed number of workers; for a fleet that changes use uncoded, "
+            "frc:stragglers=s, bgc or k-sync, or give one number of workers"
+        )
+    if fewest <= (stragglers := _stragglers(code)):
+        raise BadInput(
+            f"'{code.spec}' needs at least {stragglers + 1} workers to lose {stragglers}, got {fewest} as the smallest "
+            "number"
+        )
+
+
+def _stragglers(code: Code) -> int:
+    """Return the number of stragglers that a code is to tolerate, whatever the number of workers."""
+    return code.stragglers or 0 if isinstance(code, FractionalRepetition) else 0
+
+
+def first_groups(code: Code, present: Collection[int], partitions: int) -> tuple[Lists, Lists]:
+    """Return even groups of the workers that are present, and their blocks of partitions, as lists."""
+    workers = sorted(present)
+    groups = max(1, len(workers) // (_stragglers(code) + 1))
+    members = [[workers[i] for i in own] for own in cut_evenly(len(workers), groups)]
+    return members, [list(block) for block in cut_evenly(partitions, groups)]
+
+
+def follow(code: Code, members: Lists, blocks: Lists, present: Collection[int], partitions: int) -> tuple[Lists, Lists]:
+    """Return groups for the workers that are present now, from earlier groups, at little movement of data.
+
+    Nothing moves while each group has more than s members, the stragglers that the code tolerates. A group that has
+    too few takes a new worker, or a member of the largest group; without any it is dissolved, and its partitions and
+    members go to the smallest others. Another group is formed when there are workers for it and a worker's load is more
+    than 1.4 times that of an even layout (immediately without redundancy, as a worker would have nothing to do).
+
+    >>> follow(Uncoded(3), [[0], [1]], [[0, 1, 2], [3, 4, 5]], {0, 1, 2}, 6)
+    ([[0], [1], [2]], [[0, 1], [3, 4], [5, 2]])
+    >>> follow(Uncoded(3), [[0], [1], [2]], [[0, 1], [3, 4], [5, 2]], {0, 2}, 6)
+    ([[0], [2]], [[0, 1, 3], [5, 2, 4]])
+    """
+    size = _stragglers(code) + 1  # the fewest members of a group
+    members = [[worker for worker in own if worker in present] for own in members]
+    blocks = [list(block) for block in blocks]
+    free = sorted(set(present).difference(*members))
+    while len(members) > 1 and len(smallest := min(members, key=len)) < size:
+        short = max((own for own in members if len(own) < size), key=len)
+        largest = max(members, key=len)
+        if free:
+            short.append(free.pop(0))
+        elif len(largest) > size:
+            short.append(largest.pop())
+        else:
+            group = members.index(smallest)
+            free = members.pop(group)
+            for partition in blocks.pop(group):
+                min(blocks, key=len).append(partition)
+    for worker in free:
+        min(members, key=len).append(worker)
+    n, most = len(present), _MOST if size > 1 else 0.0
+    while len(members) < min(n // size, partitions) and max(map(len, blocks)) * n > most * size * partitions:
+        donors, new = set(), []
+        for _ in range(size):
+            group = max(range(len(members)), key=lambda g: len(members[g]))
+            donors.add(group)
+            new.append(members[group].pop())
+        block: list[int] = []
+        while len(block) < partitions // (len(members) + 1):
+            block.append(blocks[max(range(len(blocks)), key=lambda g: (len(blocks[g]), g in donors))].pop())
+        members.append(new)
+        blocks.append(block)
+    return members, blocks

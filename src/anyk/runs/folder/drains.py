@@ -1,0 +1,64 @@
+"""The request that workers of a run leave, in a file that the run reads while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from anyk.checks import typed
+from anyk.errors import BadInput
+from anyk.regular_files import read_plain, replacing
+from anyk.runs.folder.config import read_config
+from anyk.runs.folder.folders import check_plain, locked
+
+NAME = "drained.json"
+_MOST = 1 << 20  # bytes of the file
+
+
+@typed
+def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False) -> list[int]:
+    """Have workers of a run that is going on leave, each when its task has ended; return those that are to stay away.
+
+    ``run``: the folder of the run. ``back``: the workers return instead. Nothing is computed twice, and the run goes on
+    with the other workers if its strategy can do without these, as for a range of workers.
+
+    Raises :class:`~anyk.errors.BadInput` if there is no such worker, or if the run is not going on.
+    """
+    folder = Path(run)
+    config = read_config(folder)
+    for worker in workers:
+        if not 0 <= worker < config.workers:
+            raise BadInput(f"the run has workers 0 to {config.workers - 1}, got {worker}")
+    if config.cluster.partition(":")[0] not in ("processes", "ray"):
+        raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
+    if workers and not _is_going_on(folder):
+        raise BadInput(f"the run '{folder}' is not going on; resume it first")
+    away = set(read_drained(folder))
+    away = away.difference(workers) if back else away.union(workers)
+    if workers:
+        check_plain(folder / NAME)
+        with replacing(folder / NAME) as part, part.open("xb") as new:
+            new.write(msgspec.json.encode(sorted(away)))
+    return sorted(away)
+
+
+def _is_going_on(folder: Path) -> bool:
+    try:
+        with locked(folder):
+            return False
+    except BadInput as error:
+        if "another process" in str(error):
+            return True
+        raise
+
+
+def read_drained(folder: Path) -> list[int]:
+    """Return the workers of a run that are to stay away; none if the file is missing or damaged."""
+    try:
+        if (folder / NAME).lstat().st_size > _MOST:
+            return []
+        return msgspec.json.decode(read_plain(folder / NAME), type=list[int])
+    except (OSError, msgspec.DecodeError):
+        return []

@@ -1,0 +1,67 @@
+"""Rounds of a fleet whose workers join and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from anyk.checks import AtLeastOne, typed
+from anyk.codes import Code
+from anyk.codes.bernoulli import BernoulliCode
+from anyk.codes.elastic import GroupedRepetition, Lists, PartialBernoulli, check_elastic, first_groups, follow
+
+PARTITIONS = 4  # for each worker of the largest fleet, by default
+
+
+@dataclass(slots=True)
+class ElasticState:
+    """The workers to which the code in use assigns partitions, and its groups if it has any."""
+
+    present: list[int]
+    members: Lists = field(default_factory=list)
+    blocks: Lists = field(default_factory=list)
+
+
+@typed
+@dataclass(frozen=True)
+class Elastic:
+    """A fleet of ``fewest`` workers and more, with ``partitions`` whatever their number.
+
+    Between rounds, and in a round whose sum can no longer be obtained, the code follows the workers that are present
+    (:func:`anyk.codes.elastic.follow`). With fewer than ``fewest`` workers the run waits for others.
+    """
+
+    fewest: AtLeastOne
+    partitions: AtLeastOne
+
+    State = ElasticState
+
+    def check(self, code: Code) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if a code cannot follow the fleet."""
+        check_elastic(code, self.fewest, self.partitions)
+
+    def start(self, code: Code, present: Collection[int]) -> ElasticState:
+        """Return the state at the start of a run."""
+        workers = sorted(present)
+        if isinstance(code, BernoulliCode):
+            return ElasticState(workers)
+        return ElasticState(workers, *first_groups(code, workers, self.partitions))
+
+    def follow(self, own: ElasticState, code: Code, present: Collection[int]) -> None:
+        """Adapt groups to the workers that are present now."""
+        own.present = sorted(present)
+        if own.members:
+            own.members, own.blocks = follow(code, own.members, own.blocks, present, self.partitions)
+
+    def code(self, own: ElasticState, code: Code) -> Code:
+        """Return the code of the workers that are present, with rows for the whole fleet."""
+        if isinstance(code, BernoulliCode):
+            return PartialBernoulli(code.workers, self.partitions, code, tuple(own.present))
+        groups = zip(map(tuple, own.members), map(tuple, own.blocks), strict=True)
+        return GroupedRepetition(code.workers, code, tuple(groups))
+
+
+def moved(before: Code, after: Code) -> float:
+    """Return the share of the data that workers load because of another code, in units of the whole data."""
+    pairs = zip(before.assignment, after.assignment, strict=True)
+    return sum(len(set(new).difference(old)) for old, new in pairs) / after.partitions

@@ -1,0 +1,127 @@
+"""Workers of ``processes`` that leave after notice, stay away and return."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk.cli import main
+from anyk.clusters import Processes
+from anyk.runs import drain
+
+PROBLEM = anyk.problems.from_data("synthetic:rows=240,features=4")
+
+
+class At(anyk.Callback):
+    """Acts at steps, each action once its ``ready`` holds; ends the run after the last."""
+
+    def __init__(self, *actions):
+        self.actions = list(actions)
+
+    def on_step(self, info):
+        if not self.actions:
+            info.driver.end()
+        elif self.actions[0](info):
+            self.actions.pop(0)
+
+
+def events(run, *kinds):
+    marks = ",".join("?" * len(kinds))
+    return run.log.rows(f"SELECT kind, worker FROM events WHERE kind IN ({marks}) ORDER BY seq", kinds)
+
+
+def test_workers_leave_with_notice_stay_away_and_return(tmp_path) -> None:
+    """SIGTERM is notice: the task is finished, and another process takes the place. Who is drained stays away."""
+    folder, cluster = tmp_path / "run", Processes(5, delays="exp:mean=0.01", seed=1)
+    away = lambda *workers: lambda info: not set(workers) & info.driver.present  # noqa: E731
+    here = lambda *workers: lambda info: set(workers) <= info.driver.present  # noqa: E731
+
+    def act(action):
+        return lambda info: action() or True
+
+    run = anyk.train(
+        PROBLEM,
+        "uncoded",
+        cluster,
+        workers=(2, 5),
+        seconds=120.0,
+        out=folder,
+        callbacks=[
+            At(
+                act(lambda: os.kill(cluster.pids[1], signal.SIGTERM)),
+                lambda info: cluster.handles[1].incarnation == 1 and 1 in info.driver.present,
+                act(lambda: drain(folder, [2, 3])),
+                away(2, 3),
+                act(lambda: time.sleep(0.5)),
+                away(2, 3),
+                act(lambda: drain(folder, [2], back=True)),
+                here(2),
+                away(3),
+            )
+        ],
+    )
+    assert drain(folder) == [3]
+    assert [worker for kind, worker in events(run, "Leaving")] == [1, 2, 3]
+    assert {reason for (reason,) in run.log.rows("SELECT text FROM notes WHERE kind = 'lost'")} == {
+        f"worker {worker}: left after notice" for worker in (1, 2, 3)
+    }
+    # what was lost had not been started: every task that was computed before is counted
+    computed = run.log.rows("SELECT count(*) FROM chunks WHERE ending = 'lost' AND computing IS NOT NULL")
+    assert computed == [(0,)]
+    fixed = anyk.train(PROBLEM, "uncoded", "simulated", workers=5, partitions=20, steps=run.steps)
+    np.testing.assert_allclose(run.model, fixed.model, rtol=0, atol=1e-12)
+    assert "the same decisions" in str(anyk.replay(folder))
+    assert anyk.verify(folder).whole
+    run.close()
+    resumed = anyk.resume(folder, steps=fixed.steps + 20, seconds=200.0)
+    assert resumed.steps > fixed.steps
+    resumed.close()
+
+
+def test_a_worker_that_does_not_finish_in_time_is_ended(monkeypatch) -> None:
+    """Worker 1 is frozen in the middle of its task, which the round needs; its notice is up after 0.3 s."""
+    monkeypatch.setattr("anyk.clusters.remote.remote.NOTICE", 0.3)
+    cluster = Processes(3, delays="constant:0.02", seed=1)
+
+    def notice(info):
+        os.kill(cluster.pids[1], signal.SIGSTOP)
+        cluster.drain([1])
+        return True
+
+    gone = At(notice, lambda info: 1 not in info.driver.present)
+    run = anyk.train(PROBLEM, "uncoded", cluster, workers=(2, 3), seconds=60.0, callbacks=[gone])
+    assert events(run, "Leaving", "Lost") == [("Leaving", 1), ("Lost", 1)]
+    (leaving,), (lost,) = run.log.rows("SELECT time FROM events WHERE kind IN ('Leaving', 'Lost') ORDER BY seq")
+    assert lost >= leaving + 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere", "1"], "'nowhere' is not a run folder"),
+        (["RUN", "9"], "the run has workers 0 to 3, got 9"),
+        (["RUN", "1"], "cluster 'simulated' cannot drain workers; processes and ray can"),
+    ],
+)
+@pytest.mark.in_process
+def test_what_cannot_be_drained(tmp_path, arguments, sentence) -> None:
+    folder = tmp_path / "run"
+    anyk.train(PROBLEM, "uncoded", "simulated", workers=4, steps=2, out=folder).close()
+    done = CliRunner().invoke(main, ["drain", *(str(folder) if word == "RUN" else word for word in arguments)])
+    assert done.exit_code == 2
+    assert sentence in done.output + done.stderr
+
+
+def test_only_a_run_that_is_going_on_is_drained(tmp_path) -> None:
+    folder = tmp_path / "run"
+    anyk.train(PROBLEM, "uncoded", Processes(2), steps=2, out=folder).close()
+    with pytest.raises(anyk.BadInput, match="is not going on; resume it first"):
+        drain(folder, [1])
+    (folder / "drained.json").write_text('{"not": "a list"}')
+    assert drain(folder) == []

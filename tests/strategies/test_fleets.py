@@ -1,0 +1,167 @@
+"""Fleets whose workers join and leave: the model is that of a fixed fleet, and nothing is computed twice after notice."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import anyk
+from anyk.clusters import Outage, Simulated
+from anyk.testing import check_strategy
+
+pytestmark = pytest.mark.in_process
+
+MOST = 16
+PROBLEM = anyk.problems.from_data("synthetic:rows=640,features=8")
+
+
+def away(start: float, end: float, *workers: int, notice: float = 0.0) -> list[Outage]:
+    return [Outage(start, worker, end, notice) for worker in workers]
+
+
+# 12, 7, 16 and 3 workers; one is lost alone in between
+FLEET = [*away(0, 20, *range(12, 16)), *away(23, 50, *range(7, 16)), *away(75, 95, *range(3, 16)), *away(60, 65, 2)]
+
+
+def train(strategy: str, outages=(), *, steps: int = 200, problem=PROBLEM, **more):
+    return anyk.train(
+        problem, strategy, Simulated(MOST, delays="exp:mean=1", seed=3, outages=outages), steps=steps, **more
+    )
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "uncoded",
+        "frc:stragglers=2",
+        "uncoded:wait=all",
+        "k-sync:k=all",
+        "uncoded:batch=4",
+        "frc:stragglers=1,batch=4,order=epoch",
+        "frc:stragglers=2,check=0.3",
+        "frc:stragglers=1,cancel=discard",
+    ],
+)
+def test_the_model_does_not_depend_on_who_is_there(strategy: str) -> None:
+    spec = anyk.strategies.with_fleet(strategy, 3, MOST, None)
+    changing, fixed = train(spec, FLEET), train(spec)
+    counts = {int(text.split()[0]) for (text,) in changing.log.rows("SELECT text FROM notes WHERE kind = 'strategy'")}
+    assert {3, 7, 16} <= counts
+    np.testing.assert_allclose(changing.model, fixed.model, rtol=0, atol=1e-12)
+    few = anyk.train(PROBLEM, strategy, Simulated(12, delays="exp:mean=1", seed=3), partitions=64, steps=200)
+    np.testing.assert_allclose(changing.model, few.model, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["uncoded:wait=0.75n", "bgc:load=3", "pasgd:tau=3"])
+def test_approximate_steps_go_on(strategy: str) -> None:
+    """The loss ends where a fixed fleet's does, though the models differ."""
+    spec = anyk.strategies.with_fleet(strategy, 3, MOST, None)
+    changing, fixed = train(spec, FLEET), train(spec)
+    assert changing.steps == 200
+    assert changing.loss == pytest.approx(fixed.loss, rel=0.1)
+
+
+def test_with_notice_no_step_is_computed_twice() -> None:
+    """Without notice the workers that take over begin anew; with it every chunk that is finished counts."""
+    outages = [
+        away(start, start + 60.0, worker, notice=8.0)[0] for start, worker in ((40, 1), (90, 5), (140, 2), (190, 7))
+    ]
+    run = anyk.train(PROBLEM, "uncoded:fewest=4", Simulated(8, delays="exp:mean=1", seed=1, outages=outages), steps=200)
+    assert set(run.log.rows("SELECT ending FROM chunks WHERE version < 200")) == {("counted",)}
+    assert len(run.log.rows("SELECT 1 FROM events WHERE kind = 'Leaving'")) == 4
+    sudden = [outage._replace(notice=0.0) for outage in outages]
+    run = anyk.train(PROBLEM, "uncoded:fewest=4", Simulated(8, delays="exp:mean=1", seed=1, outages=sudden), steps=200)
+    assert dict(run.log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))["lost"] >= 1
+
+
+def test_an_epoch_uses_each_sample_once() -> None:
+    """Also while workers come and go: the rows of each partition's mini-batches, recorded as they are computed."""
+    problem = anyk.problems.from_data("synthetic:rows=203,features=3")
+    used: list[tuple[int, int]] = []
+    partitions = type(problem.split(64))
+    gradient = partitions.partial_gradient
+
+    def noting(self, j, w, rows=None, /):
+        used.extend((j, int(row)) for row in (range(self.sizes[j]) if rows is None else rows))
+        return gradient(self, j, w, rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partitions, "partial_gradient", noting)
+        run = train(
+            "uncoded:batch=2,order=epoch,fewest=3,partitions=64", FLEET, steps=8, problem=problem, evaluate=None
+        )
+    assert run.steps == 8
+    sizes = problem.split(64).sizes  # 2 or 3 rows: an epoch has 2 steps
+    once = {(j, row) for j, size in enumerate(sizes) for row in range(size)}
+    counts = {place: used.count(place) for place in once}
+    assert set(counts.values()) == {4}
+    assert len(used) == 4 * len(once)
+
+
+def test_dropout_masks_do_not_depend_on_who_is_there() -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    X, y = torch.randn(64, 6, dtype=torch.float64), torch.randn(64, dtype=torch.float64)
+    layers = torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Dropout(0.4), torch.nn.Linear(8, 1), torch.nn.Flatten(0)
+    module = torch.nn.Sequential(*layers).double()
+    problem = anyk.problems.TorchProblem(module, torch.nn.MSELoss(), (X, y))
+    models = []
+    for strategy, outages in (("uncoded", away(0, 900, *range(3, 8))), ("frc:stragglers=1", ()), ("uncoded", ())):
+        cluster = Simulated(8, delays="exp:mean=1", seed=2, outages=outages)
+        run = anyk.train(
+            problem,
+            f"{strategy}:fewest=3,partitions=16".replace("=1:", "=1,"),
+            cluster,
+            steps=1,
+            optimizer=anyk.optimizers.GD(lr=0.1),
+        )
+        models.append(run.model)
+    np.testing.assert_allclose(models[1], models[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(models[2], models[0], rtol=0, atol=1e-12)
+    assert np.abs(models[0] - problem.initial()).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "uncoded:fewest=3",
+        "frc:stragglers=2,fewest=4,check=0.5",
+        "uncoded:wait=0.75n,fewest=3",
+        "bgc:load=3,fewest=3",
+        "pasgd:tau=3,fewest=2",
+        "uncoded:fewest=2,models=2",
+        "uncoded:wait=2|0.5s,fewest=3",
+    ],
+)
+def test_hostile_schedules(spec: str) -> None:
+    for seed in range(6):
+        check_strategy(anyk.strategy(spec, workers=7), steps=12, outages=6, seed=seed)
+
+
+def test_too_few_workers_are_waited_for_or_the_run_says_so() -> None:
+    wait = anyk.train(
+        PROBLEM, "uncoded:fewest=3", Simulated(4, delays="exp:mean=1", outages=away(5, 90, 0, 1)), steps=20
+    )
+    assert any("waits for 1 more workers" in text for (text,) in wait.log.rows("SELECT text FROM notes"))
+    assert wait.seconds > 90
+    forever = Simulated(4, delays="exp:mean=1", outages=[Outage(5, 0), Outage(6, 1)])
+    with pytest.raises(anyk.RunFailed, match="3 workers are needed; given up: 0, 1"):
+        anyk.train(PROBLEM, "uncoded:fewest=3", forever, steps=20)
+
+
+def test_a_run_that_is_resumed_and_replayed_decides_alike(tmp_path) -> None:
+    whole = train("frc:stragglers=1,fewest=3", FLEET, steps=60)
+    spec = json.dumps(whole.config.strategy)
+    assert spec == '"frc:stragglers=1,fewest=3,partitions=64"'
+    folder = tmp_path / "run"
+    cut = anyk.train(
+        PROBLEM, "frc:stragglers=1", "simulated", workers=(3, MOST), delays="exp:mean=1", steps=30, out=folder
+    )
+    cut.close()
+    again = anyk.resume(folder, steps=60)
+    straight = anyk.train(PROBLEM, "frc:stragglers=1", "simulated", workers=(3, MOST), delays="exp:mean=1", steps=60)
+    assert again.model.tobytes() == straight.model.tobytes()
+    assert "the same decisions and the same bits" in str(anyk.replay(folder))
+    again.close()
