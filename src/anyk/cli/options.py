@@ -386,8 +386,6 @@ class TrainingOptions(ProblemOptions, RunOptions):
 
     def make_problems(self) -> list[Problem]:
         """Return the problem of each model: the same data, with different random starts."""
-        if self.models < 1:
-            raise BadInput(f"models must be at least 1, got {self.models}")
         slots = slot_names(self.models)
         problem = self.make_problem()
         return [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
