@@ -36,6 +36,7 @@ SKIPPED = {  # part of a line: why it is not executed
     "--cluster ray": "needs Ray",
     "--cluster mpi": "needs mpiexec",
     "/shared/": "writes outside of its folder",
+    "anyk chaos": "kills processes for minutes",
     "cluster check": "measures this machine",
     "record fleet monday.csv": "needs the recording of a torch job",
     "reproduce erasurehead-kc": "needs data sets that are not part of the project",

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +30,6 @@ from anyk.testing.chaos_processes import FINDERS
 from anyk.testing.chaos_training import DisturbedTraining
 
 _WINDOW = 30.0  # seconds in each of which the run must be fast enough
-_SHARED = Path("/dev/shm")  # where named shared memory is
 
 
 class Effect(NamedTuple):
@@ -125,7 +124,7 @@ def chaos(
     folder = scratch / "run" if out is None else Path(out)
     shared = ["--cluster", cluster, "--workers", str(workers), "--seconds", str(faults.seconds), *options]
     problem = [word for pair in pairwise(options) if pair[0] == "--problem" for word in pair]
-    before = _belongings()
+    descriptors = _descriptors()
     training = DisturbedTraining(
         ["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
         ["resume", str(folder), "--trust", "--quiet", *problem],
@@ -144,7 +143,7 @@ def chaos(
             _ended(training),
             _fast_enough(training.samples, least),
             *_of_run(folder, plan),
-            _nothing_left(before, training, folder),
+            _nothing_left(descriptors, training, folder),
         ]
         with contextlib.closing(Run.open(folder)) as run:
             steps, environment = run.steps, run.config.environment
@@ -275,25 +274,19 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
     return Finding("model", distance <= tolerance, text)
 
 
-# ------------------------------------------------------------------------------------------- what is left behind
+def _descriptors() -> int:
+    """Return the number of open files of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def _belongings() -> Mapping[str, set[str]]:
-    """Return what a run could leave on this machine, by place: open files of this process, names of files."""
-    files = [path for folder in (_SHARED, Path("/tmp")) for path in folder.glob("*") if path.name.startswith(_NAMES)]
-    return {"files": set(map(str, files)), "descriptors": {path.name for path in Path("/proc/self/fd").iterdir()}}
+def _nothing_left(descriptors: int, training: DisturbedTraining, folder: Path) -> Finding:
+    """Return whether there are files that should be gone, or more open files than ``descriptors``, as before the run.
 
-
-_NAMES = ("anyk-ray-", "plasma", "psm_anyk")
-
-
-def _nothing_left(before: Mapping[str, set[str]], training: DisturbedTraining, folder: Path) -> Finding:
-    after = _belongings()
-    left = sorted(after["files"] - before["files"])
-    left += [str(path) for path in training.temporary.rglob("*") if path.exists()]
-    left += [str(path) for path in folder.iterdir() if path.name.endswith(".part")]
-    opened = len(after["descriptors"]) - len(before["descriptors"])
-    if opened > 0:
+    Processes that were left are among the training's defects.
+    """
+    paths = [*map(Path, sorted(training.named)), *training.temporary.rglob("*"), *folder.glob("*.part")]
+    left = [str(path) for path in paths if path.exists()]
+    if (opened := _descriptors() - descriptors) > 0:
         left.append(f"{opened} open files")
     text = f"left behind: {', '.join(left)}" if left else "no process, file, socket or shared memory is left behind"
     return Finding("remains", not left, text)

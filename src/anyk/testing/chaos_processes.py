@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
+_NAMED = re.compile(rb"/dev/shm/[^\s\0]+|/tmp/anyk-ray-\w+")
 
 
 class Process(NamedTuple):
@@ -49,6 +51,12 @@ def _read(pid: int, name: str) -> bytes:
 def marked(mark: str) -> list[Process]:
     """Return the processes that have a text in the environment with which they started."""
     return [each for each in processes().values() if mark.encode() in _read(each.pid, "environ")]
+
+
+def named_files(mark: str) -> set[str]:
+    """Return shared memory with a name, and folders of Ray, that marked processes use: what could be left behind."""
+    texts = (_read(each.pid, "cmdline") + _read(each.pid, "maps") for each in marked(mark))
+    return {name.decode() for text in texts for name in _NAMED.findall(text)}
 
 
 def _forked_workers(driver: int) -> list[Process]:

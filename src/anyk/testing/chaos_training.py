@@ -13,12 +13,13 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from anyk import keyed
 from anyk.errors import RunFailed
 from anyk.testing.chaos_faults import Faults, slowness
-from anyk.testing.chaos_processes import FINDERS, Process, marked, process
+from anyk.testing.chaos_processes import FINDERS, Process, marked, named_files, process
 
 MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, which names the folder for requests
 _TICK = 0.02  # seconds between two looks at the training
@@ -53,6 +54,8 @@ class DisturbedTraining:
         self._train, self._resume, self._faults, self._tell = train, resume, faults, tell
         self._log, self._find = folder / "log.sqlite", FINDERS[cluster]
         self._requests, self.temporary = scratch / "requests", scratch / "temporary"
+        self._mark = str(self._requests)  # in the environment of all processes
+        self.named: set[str] = set()  # files and folders outside of the temporary folder that they have named
         self.injected, self.observed = Counter[str](), Counter[str]()
         self.samples: list[tuple[float, int]] = []
         self.marks: list[tuple[float, str]] = []
@@ -83,7 +86,7 @@ class DisturbedTraining:
             "driver": self._kill_driver,
             "disk-full": self._fill_disk,
         }
-        waiting: list[str] = []  # faults that found no worker
+        waiting: set[str] = set()  # kinds of faults that have found no worker yet
         looked = sampled = told = 0.0
         try:
             self._begin(self._train)
@@ -95,14 +98,17 @@ class DisturbedTraining:
                     self._read_log()
                 if now - told >= _TELL:
                     told = now
+                    self.named |= named_files(self._mark)
                     self._tell(f"{now:.0f} s: {self._described()}")
                 if now < self._faults.seconds:
                     if now - looked >= _LOOK:
                         looked = now
                         self._look()
                     while due and due[0][0] <= now:
-                        waiting.append(due.popleft()[1])
-                    waiting = [kind for kind in waiting if not actions.get(kind, lambda k=kind: self._ask(k))()]
+                        waiting.add(due.popleft()[1])
+                    for kind in sorted(waiting):
+                        if actions.get(kind, partial(self._ask, kind))():
+                            waiting.remove(kind)
                 elif self._slow is not None:
                     self._signal(self._slow, signal.SIGCONT)
                     self._slow = None
@@ -124,7 +130,9 @@ class DisturbedTraining:
     # ------------------------------------------------------------------------------------------- the driver
 
     def _begin(self, arguments: Sequence[str]) -> None:
-        environment = os.environ | {MARK: str(self._requests), "TMPDIR": str(self.temporary)}
+        if self._process is not None and self._process.stderr is not None:
+            self._process.stderr.close()
+        environment = os.environ | {MARK: self._mark, "TMPDIR": str(self.temporary)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "anyk", *arguments],
             env=environment,
@@ -178,7 +186,7 @@ class DisturbedTraining:
 
     def _await_vanishing(self, when: str) -> None:
         end = time.monotonic() + _VANISH
-        while (there := marked(str(self._requests))) and time.monotonic() < end:
+        while (there := marked(self._mark)) and time.monotonic() < end:
             time.sleep(_TICK)
         if there:
             self.defects.append(f"{len(there)} processes were left {_VANISH:.0f} s {when}")
@@ -204,7 +212,7 @@ class DisturbedTraining:
 
     # ------------------------------------------------------------------------------------------- faults
 
-    def _mark(self, kind: str) -> None:
+    def _note(self, kind: str) -> None:
         self.injected[kind] += 1
         self.marks.append((self._now(), kind))
 
@@ -227,7 +235,7 @@ class DisturbedTraining:
         while len(self._frozen) < self._faults.freeze and (worker := self._pick()) is not None:
             self._signal(worker, signal.SIGSTOP)
             self._frozen.add(worker)
-            self._mark("freeze")
+            self._note("freeze")
         if self._faults.slow and self._slow not in self._workers:
             self._slow = self._pick()
 
@@ -241,7 +249,7 @@ class DisturbedTraining:
         if worker is None or not self._signal(worker, signal.SIGKILL):
             return False
         self._workers.remove(worker)
-        self._mark("kill")
+        self._note("kill")
         return True
 
     def _stop(self) -> bool:
@@ -249,7 +257,7 @@ class DisturbedTraining:
         if worker is None or not self._signal(worker, signal.SIGSTOP):
             return False
         self._stopped[worker] = self._now() + self._random.uniform(*_STOPPED)
-        self._mark("stop")
+        self._note("stop")
         return True
 
     def _let_continue(self) -> None:
@@ -283,15 +291,16 @@ class DisturbedTraining:
         """Count the requests that workers have met."""
         for kind in [kind for kind in self._requested if not (self._requests / kind).exists()]:
             self._requested.remove(kind)
-            self._mark(kind)
+            self._note(kind)
 
     def _kill_driver(self) -> bool:
         assert self._process is not None
         if not self._workers:
             return False  # it is only just starting
+        self.named |= named_files(self._mark)
         self._process.kill()
         self._process.wait()
-        self._mark("driver")
+        self._note("driver")
         self._again("driver")
         return True
 
@@ -303,7 +312,7 @@ class DisturbedTraining:
         for worker in self._stopped:
             self._signal(worker, signal.SIGCONT)
         resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        self._mark("disk-full")
+        self._note("disk-full")
         try:
             code = self._process.wait(_END)
         except subprocess.TimeoutExpired:
