@@ -107,9 +107,10 @@ def chaos(
     """Train on real processes while faults are injected, and check all that was promised.
 
     A process of its own trains (``anyk train``), for the seconds that ``faults`` states. Each kind of fault must occur
-    and have an effect. In every 30 seconds the run must take at least ``least`` updates per second. The final model
-    must be the one of a run without faults, up to rounding, if the strategy computes exact sums, and else have a lower
-    loss than the first. The run must replay and be intact, and nothing may be left behind.
+    and have an effect. In every 30 seconds the run must take at least ``least`` updates per second, not counting the
+    time until it has resumed after a death of its driver. The final model must be that of a run without faults, up to
+    rounding, if the strategy computes exact sums; else its loss must be lower than the first. The run must replay and
+    be intact, and nothing may be left behind.
 
     ``cluster``: the spec of a cluster ``processes`` or ``ray``. ``options``: further options of ``anyk train``, such as
     ``("--data", "digits", "--delays", "exp:mean=0.01")``. ``out``: a new folder for the run; by default it is not kept.
@@ -141,7 +142,7 @@ def chaos(
         findings = [
             _happened(effects),
             _ended(training),
-            _fast_enough(training.samples, least),
+            _fast_enough(training.samples, training.outages, least),
             *_of_run(folder, plan),
             _nothing_left(descriptors, training, folder),
         ]
@@ -223,17 +224,21 @@ def _ended(training: DisturbedTraining) -> Finding:
     return Finding("end", training.finished and not training.defects, text)
 
 
-def _fast_enough(samples: Sequence[tuple[float, int]], least: float) -> Finding:
-    """Return whether enough updates were added to the log in every window; those that a resumed run repeats count."""
-    times, updates = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
+def _fast_enough(samples: Sequence[tuple[float, int]], outages: Sequence[tuple[float, float]], least: float) -> Finding:
+    """Return whether enough updates were added to the log in every window, outages of the driver left out.
+
+    Updates that a resumed run takes again count again.
+    """
+    seconds, updates = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
     added = np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
+    times = seconds - sum((np.clip(seconds, start, end) - start for start, end in outages), np.zeros(len(seconds)))
     window = min(_WINDOW, float(times[-1]))
     starts = times[times <= times[-1] - window]
     rates = (np.interp(starts + window, times, added) - np.interp(starts, times, added)) / max(window, 1e-9)
     slowest, mean = float(rates.min()), float(added[-1]) / max(float(times[-1]), 1e-9)
-    text = (
-        f"{mean:.1f} updates per second, {slowest:.1f} in the slowest {window:.0f} s; at least {least:g} are required"
-    )
+    text = f"{mean:.1f} updates per second, {slowest:.1f} in the slowest {window:.0f} s; {least:g} are required"
+    if outages:
+        text += f"; after a death of the driver at most {max(end - start for start, end in outages):.1f} s without one"
     return Finding("speed", slowest >= least, text)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
-_NAMED = re.compile(rb"/dev/shm/[^\s\0]+|/tmp/anyk-ray-\w+")
+_NAMED = re.compile(rb"/dev/shm/[^\s\0]+|/tmp/anykray-\w+")
 
 
 class Process(NamedTuple):

@@ -59,6 +59,7 @@ class DisturbedTraining:
         self.injected, self.observed = Counter[str](), Counter[str]()
         self.samples: list[tuple[float, int]] = []
         self.marks: list[tuple[float, str]] = []
+        self.outages: list[tuple[float, float]] = []  # from each death of the driver to the next update
         self.defects: list[str] = []
         self.started = self.finished = False  # whether the first step was seen; whether the training ended by itself
         self._process: subprocess.Popen[bytes] | None = None
@@ -334,7 +335,9 @@ class DisturbedTraining:
             updates = log.execute("SELECT max(rowid) FROM updates").fetchone()[0] or 0
             self.samples.append((self._now(), updates))
             self._lowest = min(self._lowest, updates)
-            if updates > self._lowest:
+            if updates > self._lowest and self._resumed:
+                died = max(at for at, kind in self.marks if kind in self._resumed)
+                self.outages.append((died, self._now()))
                 self.observed.update(self._resumed)
                 self._resumed.clear()
             query = "SELECT seq, time, kind, worker, info FROM events WHERE seq > ? AND kind IN ('Lost', 'Failed')"
