@@ -228,8 +228,8 @@ def _fast_enough(samples: Sequence[tuple[float, int]], outages: Sequence[tuple[f
     seconds, updates = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
     added = np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
     times = seconds - sum((np.clip(seconds, start, end) - start for start, end in outages), np.zeros(len(seconds)))
-    window = min(_WINDOW, float(times[-1]))
-    starts = times[times <= times[-1] - window]
+    window = min(_WINDOW, float(times[-1] - times[0]))
+    starts = times[times <= times[-1] - window + 1e-9]
     rates = (np.interp(starts + window, times, added) - np.interp(starts, times, added)) / max(window, 1e-9)
     slowest, mean = float(rates.min()), float(added[-1]) / max(float(times[-1]), 1e-9)
     text = f"{mean:.1f} updates per second, {slowest:.1f} in the slowest {window:.0f} s; {least:g} are required"
