@@ -79,7 +79,7 @@ def synchronise(path: Path) -> None:
 class LockedFolder(tempfile.TemporaryDirectory[str]):
     """A temporary folder that its process keeps locked, so that :func:`remove_abandoned` leaves it alone.
 
-    ``prefix``: the start of its name. ``place``: the folder in which it is made, by default that of temporary files.
+    ``prefix``: the start of its name. ``place``: the folder that contains it, by default the folder of temporary files.
     """
 
     def __init__(self, prefix: str, place: str | None = None) -> None:

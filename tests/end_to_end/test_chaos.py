@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from anyk.cli import main
 from anyk.clusters.messages import checked, spoil
 from anyk.errors import BadInput, RunFailed
-from anyk.testing import Faults, chaos, chaos_outcome
+from anyk.testing import FaultPlan, chaos, chaos_outcome
 from anyk.testing.chaos_faults import PROMISES, per_second, slowness
 from anyk.testing.chaos_training import MARK
 
@@ -58,7 +58,7 @@ def test_rates_have_a_number_and_a_unit(text: str, rate: float) -> None:
 @pytest.mark.parametrize("text", ["2", "0/s", "-1/s", "2/day", "/s", "1e3/s", "2 / s", "nan/s"])
 def test_other_rates_are_refused(text: str) -> None:
     with pytest.raises(BadInput, match=re.escape(f"kill must be a rate such as 2/s, 30/min or 5/h, got '{text}'")):
-        Faults(kill=text)
+        FaultPlan(kill=text)
 
 
 @pytest.mark.in_process
@@ -66,19 +66,19 @@ def test_slowness_is_a_factor_above_1() -> None:
     assert (slowness("2.5x"), slowness("")) == (2.5, 1.0)
     for text in ("3", "1x", "0.5x", "x"):
         with pytest.raises(BadInput, match="slow must be a factor above 1 such as 3x"):
-            Faults(slow=text)
+            FaultPlan(slow=text)
 
 
 @pytest.mark.in_process
 def test_times_depend_on_the_seed_and_each_period_has_one_fault() -> None:
-    one, other = (Faults(kill="2/s", driver="6/min", disk_full=True, seconds=60, seed=seed) for seed in (7, 8))
+    one, other = (FaultPlan(kill="2/s", driver="6/min", disk_full=True, seconds=60, seed=seed) for seed in (7, 8))
     schedule = one.schedule()
     assert schedule == one.schedule() != other.schedule()
     assert schedule == sorted(schedule)
     assert Counter(kind for _, kind in schedule) == {"kill": 120, "driver": 6, "disk-full": 1}
     assert [int(at * 2) for at, kind in schedule if kind == "kill"] == list(range(120))
     assert all(20 <= at <= 40 for at, kind in schedule if kind == "disk-full")
-    without = Faults(kill="2/s", seconds=60, seed=7).schedule()
+    without = FaultPlan(kill="2/s", seconds=60, seed=7).schedule()
     assert without == [each for each in schedule if each[1] == "kill"], "one kind's times depend on other kinds"
 
 
@@ -109,13 +109,13 @@ def test_what_cannot_be_tested_is_refused_in_a_sentence(arguments: list[str], wo
 @pytest.mark.parametrize("strategy", ["draco", "frc:load=3,check=1", "cyclic:stragglers=1,check=1"])
 def test_strategies_that_compare_every_message_may_be_sent_wrong_numbers(strategy: str) -> None:
     plan = chaos_outcome.build(strategy, workers=6)
-    chaos_outcome._check_possible(plan, "processes", Faults(corrupt="1/s"))
+    chaos_outcome._check_possible(plan, "processes", FaultPlan(corrupt="1/s"))
 
 
 @pytest.mark.slow
 def test_a_training_that_does_not_start_is_named() -> None:
     with pytest.raises(RunFailed, match=r"the training took no step: anyk: .*'nonsense'"):
-        chaos("frc:load=2", "processes", Faults(kill="1/s"), options=["--data", "nonsense"])
+        chaos("frc:load=2", "processes", FaultPlan(kill="1/s"), options=["--data", "nonsense"])
     assert not of_this_test()
 
 
@@ -182,7 +182,7 @@ def test_promises_hold_while_workers_and_the_driver_die(tmp_path: Path, strategy
 def test_broken_promises_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     # nothing compares the messages of this strategy, so that wrong numbers reach its model
     monkeypatch.setattr(chaos_outcome, "_check_possible", lambda *_: None)
-    faults = Faults(corrupt="2/s", driver="1/h", seconds=4, seed=1)
+    faults = FaultPlan(corrupt="2/s", driver="1/h", seconds=4, seed=1)
     assert not [kind for _, kind in faults.schedule() if kind == "driver"]
     result = chaos("uncoded", "processes", faults, least=1e9, options=SMALL)
     assert not result.passed

@@ -61,14 +61,14 @@ def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
     anyk chaos --kill 2/s --stop 1/s --driver 2/min
     anyk chaos --strategy frc:load=3,check=1 --freeze 1 --corrupt 3/min --nan 3/min --page chaos.html
     """
-    from anyk.testing import Faults
+    from anyk.testing import FaultPlan
     from anyk.testing import chaos as run_chaos
     from anyk.views import chaos_page, chaos_table
 
     if options.page is not None:
         check_page(options.page, folder=Path(options.page).parent)
     values = vars(options)
-    faults = Faults(**{field.name: values[field.name] for field in fields(Faults)})
+    faults = FaultPlan(**{field.name: values[field.name] for field in fields(FaultPlan)})
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = run_chaos(

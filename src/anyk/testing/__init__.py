@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anyk.testing.chaos_faults import Faults
+    from anyk.testing.chaos_faults import FaultPlan
     from anyk.testing.chaos_outcome import ChaosResult, chaos
     from anyk.testing.clusters import check_cluster
     from anyk.testing.codes import check_code
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # imported on first use: a worker that loads a Squares would otherwise import every suite and the driver
 _NAMES = {
     "ChaosResult": "chaos_outcome",
-    "Faults": "chaos_faults",
+    "FaultPlan": "chaos_faults",
     "Squares": "problems",
     "chaos": "chaos_outcome",
     "check_cluster": "clusters",
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "ChaosResult",
-    "Faults",
+    "FaultPlan",
     "Squares",
     "chaos",
     "check_cluster",

@@ -1,4 +1,4 @@
-"""The faults of a chaos run: how often each kind occurs, and at which times."""
+"""The faults of a chaos run, and the times at which they occur."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def slowness(text: str) -> float:
 
 @typed
 @dataclass(frozen=True, kw_only=True)
-class Faults:
+class FaultPlan:
     """The faults that a chaos run injects for a number of seconds, at times that depend on the seed only.
 
     Rates are texts such as ``2/s`` or ``1/min``; empty: no fault of this kind. ``kill``: a random worker is killed.
@@ -64,7 +64,7 @@ class Faults:
     worker alters finite numbers of a message, or sends one that is not a number. ``driver``: the process that trains is
     killed, and the run resumed. ``disk_full``: once, nothing more can be written to files, and the run is resumed.
 
-    >>> Faults(kill="1/s", freeze=1, seconds=10).kinds
+    >>> FaultPlan(kill="1/s", freeze=1, seconds=10).kinds
     ('kill', 'freeze')
     """
 
@@ -89,7 +89,7 @@ class Faults:
 
     @property
     def amounts(self) -> dict[str, str]:
-        """How often, how many or how much, by kind of fault; empty if it is not injected."""
+        """The rate, number or factor of each kind of fault; empty if it is not injected."""
         freeze, full = str(self.freeze or ""), "once" if self.disk_full else ""
         values = self.kill, self.stop, freeze, self.slow, self.corrupt, self.nan, self.driver, full
         return dict(zip(PROMISES, values, strict=True))

@@ -1,4 +1,4 @@
-"""Chaos runs: real training under faults, of which the result must be the one that was promised."""
+"""Chaos runs: real training under faults, and checks that all promises hold afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from anyk.runs.folder.rebuilding import rebuild
 from anyk.runs.log import queries
 from anyk.specs import parse
 from anyk.strategies import strategy as build
-from anyk.testing.chaos_faults import PROMISES, Faults
+from anyk.testing.chaos_faults import PROMISES, FaultPlan
 from anyk.testing.chaos_processes import FINDERS
 from anyk.testing.chaos_training import DisturbedTraining
 
@@ -34,7 +34,7 @@ _WINDOW = 30.0  # seconds in each of which the run must be fast enough
 
 @dataclass(frozen=True)
 class Effect:
-    """What became of a kind of fault: how often it occurred, and how often that was noticed."""
+    """The number of faults of a kind that were injected, and the effects that were observed."""
 
     kind: str
     amount: str
@@ -45,7 +45,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that must hold after a chaos run, and whether it does."""
+    """A promise that must hold after a chaos run, and whether it does."""
 
     name: str
     holds: bool
@@ -63,7 +63,7 @@ class ChaosResult:
     strategy: str
     cluster: str
     workers: int
-    faults: Faults
+    faults: FaultPlan
     options: tuple[str, ...]
     steps: int
     effects: tuple[Effect, ...]
@@ -96,7 +96,7 @@ class ChaosResult:
 def chaos(
     strategy: str,
     cluster: str,
-    faults: Faults,
+    faults: FaultPlan,
     *,
     workers: AtLeastOne = 6,
     least: Nonnegative = 1.0,
@@ -108,9 +108,9 @@ def chaos(
 
     A process of its own trains (``anyk train``), for the seconds that ``faults`` states. Each kind of fault must occur
     and have an effect. In every 30 seconds the run must take at least ``least`` updates per second, not counting the
-    time until it has resumed after a death of its driver. The final model must be that of a run without faults, up to
-    rounding, if the strategy computes exact sums; else its loss must be lower than the first. The run must replay and
-    be intact, and nothing may be left behind.
+    time until it has resumed after a death of its driver. The final model must equal the model of a run without faults,
+    up to rounding, if the strategy computes exact sums; else its loss must be lower than the first. The run must replay
+    and be intact, and nothing may be left behind.
 
     ``cluster``: the spec of a cluster ``processes`` or ``ray``. ``options``: further options of ``anyk train``, such as
     ``("--data", "digits", "--delays", "exp:mean=0.01")``. ``out``: a new folder for the run; by default it is not kept.
@@ -139,15 +139,14 @@ def chaos(
         training.run()
         (tell or str)("comparing the model, replaying and verifying the run")
         effects = tuple(_effect(kind, amount, training, plan) for kind, amount in faults.amounts.items() if amount)
-        findings = [
+        steps, environment, of_run = _of_run(folder, plan)
+        findings = (
             _happened(effects),
             _ended(training),
             _fast_enough(training.samples, training.outages, least),
-            *_of_run(folder, plan),
+            *of_run,
             _nothing_left(descriptors, training, folder),
-        ]
-        with contextlib.closing(Run.open(folder)) as run:
-            steps, environment = run.steps, run.config.environment
+        )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return ChaosResult(
@@ -158,14 +157,14 @@ def chaos(
         tuple(options),
         steps,
         effects,
-        tuple(findings),
+        findings,
         tuple(training.samples),
         tuple(training.marks),
-        dict(environment),
+        environment,
     )
 
 
-def _check_possible(strategy: Strategy, cluster: str, faults: Faults) -> None:
+def _check_possible(strategy: Strategy, cluster: str, faults: FaultPlan) -> None:
     """Raise BadInput for faults that cannot be injected, or whose effects are not promised to be noticed."""
     name = parse(cluster)[0]
     if not sys.platform.startswith("linux"):
@@ -221,7 +220,7 @@ def _ended(training: DisturbedTraining) -> Finding:
 
 
 def _fast_enough(samples: Sequence[tuple[float, int]], outages: Sequence[tuple[float, float]], least: float) -> Finding:
-    """Return whether enough updates were added to the log in every window, outages of the driver left out.
+    """Return whether enough updates were added to the log in every window, without the driver's outages.
 
     Updates that a resumed run takes again count again.
     """
@@ -238,21 +237,22 @@ def _fast_enough(samples: Sequence[tuple[float, int]], outages: Sequence[tuple[f
     return Finding("speed", slowest >= least, text)
 
 
-def _of_run(folder: Path, strategy: Strategy) -> list[Finding]:
-    """Return the findings on the model, the replay and the folder of a run that has ended."""
+def _of_run(folder: Path, strategy: Strategy) -> tuple[int, dict[str, str], Sequence[Finding]]:
+    """Return the steps and the environment of a run that has ended, and findings on its model, replay and folder."""
     try:
         with contextlib.closing(Run.open(folder)) as run:
             rebuilt = rebuild(folder, run.config, f"the run '{folder}'", call="chaos", trust=True)
             replayed = replay(run, problem=rebuilt.problem, trust=True)
             verified = verify(folder)
             damaged = [str(check) for check in verified.checks if check.whole is False]
-            return [
+            findings = (
                 _right_model(run, rebuilt.problem, rebuilt.optimizer, strategy),
                 Finding("replay", replayed.decisions and replayed.model is True, str(replayed)),
                 Finding("folder", verified.whole, "; ".join(damaged) or "log, checkpoints and ledger are intact"),
-            ]
+            )
+            return run.steps, run.config.environment, findings
     except (BadInput, RunFailed) as error:
-        return [Finding("run", False, str(error))]
+        return 0, {}, [Finding("run", False, str(error))]
 
 
 def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Strategy) -> Finding:
@@ -286,8 +286,10 @@ def _nothing_left(descriptors: int, training: DisturbedTraining, folder: Path) -
     Processes that were left are among the training's defects.
     """
     paths = [*map(Path, sorted(training.named)), *training.temporary.rglob("*"), *folder.glob("*.part")]
-    left = [str(path) for path in paths if path.exists()]
+    remains = [str(path) for path in paths if path.exists()]
     if (opened := _descriptors() - descriptors) > 0:
-        left.append(f"{opened} open files")
-    text = f"left behind: {', '.join(left)}" if left else "no process, file, socket or shared memory is left behind"
-    return Finding("remains", not left, text)
+        remains.append(f"{opened} open files")
+    text = (
+        f"left behind: {', '.join(remains)}" if remains else "no process, file, socket or shared memory is left behind"
+    )
+    return Finding("remains", not remains, text)

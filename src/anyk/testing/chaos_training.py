@@ -17,7 +17,7 @@ from pathlib import Path
 
 from anyk import keyed
 from anyk.errors import RunFailed
-from anyk.testing.chaos_faults import Faults, slowness
+from anyk.testing.chaos_faults import FaultPlan, slowness
 from anyk.testing.chaos_processes import FINDERS, is_stopped, marked, named_files
 
 MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, which names the folder for requests
@@ -43,7 +43,7 @@ class DisturbedTraining:
         resume: Sequence[str],
         folder: Path,
         cluster: str,
-        faults: Faults,
+        faults: FaultPlan,
         scratch: Path,
         tell: Callable[[str], None],
     ) -> None:
@@ -73,7 +73,7 @@ class DisturbedTraining:
             folder.mkdir()
         self._process = self._start()
         due, waiting = deque(self._faults.schedule()), set[str]()
-        looked = told = 0.0
+        looked = reported = 0.0
         try:
             while not self.samples:
                 if self._process.poll() is not None:
@@ -87,8 +87,8 @@ class DisturbedTraining:
                     looked = now
                     self._read_log()
                     self._look()
-                if now >= told + _TELL:
-                    told = now
+                if now >= reported + _TELL:
+                    reported = now
                     self.named |= named_files(self._mark)
                     counts = ", ".join(f"{self.injected[kind]} {kind}" for kind in self._faults.kinds)
                     self._tell(f"{now:.0f} s: {self.samples[-1][1]:,} updates; {counts}")
