@@ -174,6 +174,7 @@ def test_promises_hold_while_workers_and_the_driver_die(tmp_path: Path, strategy
     assert "Everything held." in page
     assert all(PROMISES[kind] in page for kind in injected)
     assert not re.search(r"(?:src|href)=\"(?!data:)", page), "the page is not self-contained"
+    assert "host" not in page and str(tmp_path) not in page
     assert report["command"].startswith(f"anyk chaos --strategy {strategy} --cluster processes --workers 6 ")
     assert not of_this_test()
 

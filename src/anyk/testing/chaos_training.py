@@ -228,8 +228,9 @@ class DisturbedTraining:
             return
         free = [worker for worker in self._workers if worker not in self._held]
         frozen = sum(kind == "freeze" for kind, _ in self._held.values())
-        for worker in free[: self._faults.freeze - frozen]:
-            self._hold(worker, "freeze", float("inf"))
+        while free and frozen < self._faults.freeze:
+            self._hold(free.pop(), "freeze", float("inf"))
+            frozen += 1
         if self._faults.slow and self._slow not in self._workers:
             self._slow = free[-1] if free else 0
         if self._slow and self._slow not in self._held and now >= self._slow_next:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ def chaos_page(result: ChaosResult, path: str | Path) -> Path:
     }
     text = template("chaos.html.jinja").render(
         result=result,
+        version=version("anyk"),
         css=Markup(style()),
         rates=rates.tolist(),
         highest=max(float(rates.max()), 1e-9),
