@@ -224,8 +224,8 @@ class DisturbedTraining:
                 self.observed[kind] += is_stopped(worker)
                 _send(worker, signal.SIGCONT)
                 del self._held[worker]
-        if now >= self._faults.seconds:
-            return
+        if now >= self._faults.seconds or self._resumed:
+            return  # a driver that starts waits until all workers are ready
         free = [worker for worker in self._workers if worker not in self._held]
         frozen = sum(kind == "freeze" for kind, _ in self._held.values())
         while free and frozen < self._faults.freeze:
