@@ -94,7 +94,7 @@ class DisturbedTraining:
                     self._tell(f"{now:.0f} s: {self.samples[-1][1]:,} updates; {counts}")
                 while due and due[0][0] <= now < self._faults.seconds:
                     waiting.add(due.popleft()[1])
-                waiting = {kind for kind in waiting if now < self._faults.seconds and not self._inject(kind)}
+                waiting = {kind for kind in waiting if not self._inject(kind)}
                 self._hold_and_release(now)
                 for kind in [kind for kind in self._asked if not (self._requests / kind).exists()]:
                     self._asked.remove(kind)  # a worker has removed it and spoiled its message
