@@ -37,6 +37,7 @@ SKIPPED = {  # part of a line: why it is not executed
     "--cluster mpi": "needs mpiexec",
     "anyk drain": "needs a run that is going on",
     "/shared/": "writes outside of its folder",
+    "anyk chaos": "kills processes for minutes",
     "cluster check": "measures this machine",
     "record fleet monday.csv": "needs the recording of a torch job",
     "reproduce erasurehead-kc": "needs data sets that are not part of the project",

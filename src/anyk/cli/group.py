@@ -71,7 +71,7 @@ class _Group(Listing):
 
     sections = {  # noqa: RUF012
         "Train": ("race", "train", "resume", "drain"),
-        "Runs": ("show", "report", "watch", "predict", "coefficients", "export", "replay", "verify"),
+        "Runs": ("show", "report", "watch", "predict", "coefficients", "export", "replay", "verify", "chaos"),
         "Measured fleets": ("record", "explain", "plan", "check", "trace"),
         "Codes, graphs and papers": ("codes", "graphs", "reproduce", "decompile"),
         "Lists": ("strategies", "delays", "data", "compression", "callbacks", "cluster"),

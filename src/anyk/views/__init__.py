@@ -1,6 +1,7 @@
 """Views of runs: tables, pictures, pages, progress, and exports for other programs."""
 
 from anyk.runs.live_progress import Progress
+from anyk.views.chaos_page import chaos_page, chaos_table
 from anyk.views.code_tables import (
     code_facts,
     codes_table,
@@ -42,6 +43,8 @@ __all__ = [
     "Panel",
     "Progress",
     "Watch",
+    "chaos_page",
+    "chaos_table",
     "code_facts",
     "codes_table",
     "curves_table",

@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.plain import ByName
+from anyk.regular_files import remove_abandoned
 from anyk.runs import Following, Run, is_race
 from anyk.runs.log import queries
-from anyk.runs.log.copies import log_state, remove_abandoned
+from anyk.runs.log.copies import COPIES, log_state
 from anyk.runs.log.following import LOG
 from anyk.runs.races.race_folder import NAME as RACE
 from anyk.runs.races.race_folder import read_race, run_folders
@@ -56,7 +57,7 @@ class Watch:
     @typed
     def __init__(self, folders: Sequence[str | Path], *, port: Port = 0) -> None:
         check_packages()
-        remove_abandoned()
+        remove_abandoned(COPIES)
         self._folders = [Path(folder) for folder in folders]
         for folder in self._folders:
             if not folder.is_dir():
