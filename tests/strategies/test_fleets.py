@@ -165,3 +165,12 @@ def test_a_run_that_is_resumed_and_replayed_decides_alike(tmp_path) -> None:
     assert again.model.tobytes() == straight.model.tobytes()
     assert "the same decisions and the same bits" in str(anyk.replay(folder))
     again.close()
+
+
+def test_the_floor_has_the_workers_that_the_run_had(tmp_path) -> None:
+    """On the virtual clock a run is its own floor, also if workers come late, leave with notice or stay away."""
+    outages = [*away(0, 30, 6, 7), *away(40, 60, 1, notice=3.0), *away(50, 10_000, 2)]
+    cluster = Simulated(8, delays="exp:mean=1", seed=3, outages=outages)
+    run = anyk.train(PROBLEM, "frc:stragglers=1,fewest=3", cluster, steps=120)
+    assert run.seconds > 60
+    assert run.floor_seconds == pytest.approx(run.seconds, rel=1e-9)

@@ -382,6 +382,8 @@ class TrainingOptions(ProblemOptions, RunOptions):
         fewest = click.get_current_context().meta.get(_FEWEST)
         if fewest is None and self.partitions is None:
             return spec
+        if spec.partition(":")[0] == "auto":
+            raise BadInput("--strategy auto plans for a fixed number of workers; give one number, or name a strategy")
         return with_fleet(spec, fewest or self.workers, self.workers, self.partitions)
 
     def make_problems(self) -> list[Problem]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
-from anyk.clusters import Cluster, Simulated
-from anyk.protocol import LossEvaluated, NoiseMeasured, Strategy
+from anyk.clusters import Cluster, Outage, Simulated
+from anyk.protocol import Joined, Leaving, LossEvaluated, Lost, NoiseMeasured, Strategy
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 from anyk.runs.engine.warm_start import WarmStart
@@ -13,6 +14,23 @@ from anyk.runs.log.runlog import RunLog
 
 _ANSWERS = (LossEvaluated, NoiseMeasured)  # the driver's answers, computed from models and messages
 SHOWN_FROM = 1e-3  # least seconds per step of a floor to which a ratio is meaningful
+
+
+def absences(log: RunLog, workers: int) -> list[Outage]:
+    """Return when each worker was absent from a run, with the notice that there was."""
+    present = log.started()[1]
+    gone = {worker: Outage(0.0, worker, inf) for worker in range(workers) if worker not in present}
+    told: dict[int, float] = {}
+    outages = []
+    for event in log.events([kind.__name__ for kind in (Leaving, Lost, Joined)]):
+        if isinstance(event, Leaving):
+            told[event.worker] = event.time
+        elif isinstance(event, Lost):
+            notice = event.time - told.pop(event.worker, event.time)
+            gone.setdefault(event.worker, Outage(event.time, event.worker, inf, notice))
+        elif isinstance(event, Joined) and event.worker in gone:
+            outages.append(gone.pop(event.worker)._replace(back=event.time))
+    return [*outages, *gone.values()]
 
 
 def floor_seconds(
@@ -27,7 +45,7 @@ def floor_seconds(
 
     ``steps``: the number of steps, or for several models the number by slot; with ``warm_start`` they include the
     earlier run's. Computing takes no time. The strategy receives the same answers on losses and gradients as in the
-    run, in the same order, from its ``log``.
+    run, in the same order, from its ``log``; if workers may join and leave, they do so as in the log.
 
     >>> import anyk
     >>> strategy = anyk.strategy("uncoded", workers=3)
@@ -44,6 +62,7 @@ def floor_seconds(
         seed=cluster.seed,
         byzantine=cluster.byzantine,
         communication=cluster.communication,
+        outages=() if log is None or not strategy.layout.fewest else absences(log, cluster.workers),
     )
     # without a problem nothing is computed, but messages still have their sizes
     virtual.injection.messages = cluster.injection.messages
