@@ -43,12 +43,12 @@ class Auditors:
         driver: Driver,
         kernel: Kernel,
         history: dict[tuple[str, int], Any],
-        states: dict[int, tuple[int, State]],
         *,
         altered: bool,
     ) -> None:
         self._driver, self._kernel, self._history, self._altered = driver, kernel, history, altered
-        self.states = states  # what each task must have left of optimiser and compressor, with its worker
+        # what each task must have left of optimiser and compressor, with its worker
+        self.states: dict[int, tuple[int, State]] = {}
         self._cluster: Any = driver.cluster
         self._wrong: set[Place] = set()  # messages whose numbers a worker has altered
         self._chunks: dict[Place, Any] = {}  # as dispatched, and as requested later
@@ -151,8 +151,9 @@ class Auditors:
             self._check("messages", keyed.digest(vector) == event.timing.digest, f"{place} is not what was sent")
         self._arrived[place] = vector
 
-    def on_resume(self) -> None:
-        """Note the messages that a checkpoint has brought."""
+    def on_resume(self, states: dict[int, tuple[int, State]]) -> None:
+        """Note the messages and states that a checkpoint has brought; those who died at the start have theirs back."""
+        self.states = states
         self._arrived |= {place: np.array(self._cluster.message(*place)) for place in self._cluster.store.arrived}
         self._kept |= self._in_use(self._driver, (KEPT,))
 

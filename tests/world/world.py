@@ -369,10 +369,8 @@ class World:
             steps=options.steps,
             on_event=self._on_event,
         )
-        # on Ray the states of workers are lost when the driver ends
-        states = {} if self._saved is None or options.cluster == "ray" else dict(self._saved[2])
         altered = "wrong numbers" in options.families
-        self._auditors = auditors.Auditors(driver, kernel, self._history, states, altered=altered)
+        self._auditors = auditors.Auditors(driver, kernel, self._history, altered=altered)
         self._reverse(cluster)
         try:
             with cluster:
@@ -381,9 +379,10 @@ class World:
                 if self._saved is None:
                     driver.begin()
                 else:
-                    text, vectors, _ = self._saved
+                    text, vectors, states = self._saved
                     driver.restore(json.loads(text), {key: vector.copy() for key, vector in vectors.items()})
-                    self._auditors.on_resume()
+                    # on Ray the states of workers are lost when the driver ends
+                    self._auditors.on_resume({} if options.cluster == "ray" else dict(states))
                 driver.run()
                 if driver.interrupted:
                     self._keep(driver)
