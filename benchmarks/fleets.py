@@ -1,102 +1,82 @@
-"""Synthetic fleets of known kind: seconds, rounds x workers, drawn by a seed."""
+"""Fleets whose workers leave with notice and return, on processes of this machine: what a departure costs.
+
+    python benchmarks/fleets.py [STEPS, 1600] [REPEATS, 3]
+
+8 workers, 4 preemptions with notice, spread over the run. The total time is divided by that of the virtual clock with
+the same delays and outages (the floor), beside the same ratio of a run in which no worker leaves: their quotient is the
+price of changing the fleet. The mean duration of steps within 5 of a departure or return is divided by that of all
+others.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
+import anyk
+from anyk.clusters import Outage, Processes, Simulated
+from anyk.runs import drain
 
-def base(random, rounds, workers, scale=0.3):
-    return 1.0 + random.exponential(scale, (rounds, workers))
-
-
-def gilbert(random, rounds, workers, begin=0.03, stop=0.2, factor=4.0):
-    """Bursts by Gilbert and Elliott's chain of two states."""
-    slow = np.zeros((rounds, workers), dtype=bool)
-    slow[0] = random.random(workers) < begin / (begin + stop)
-    for t in range(1, rounds):
-        slow[t] = np.where(slow[t - 1], random.random(workers) > stop, random.random(workers) < begin)
-    return np.where(slow, factor, 1.0) * base(random, rounds, workers, 0.05)
+WORKERS, DELAYS = 8, "exp:mean=0.02"
+PROBLEM = anyk.problems.from_data("synthetic:rows=6400,features=100")
 
 
-def autoregressive(random, rounds, workers, correlation=0.5, scale=0.3):
-    """Lognormal times; the correlation of logarithms is that of a worker's successive rounds."""
-    state = random.normal(size=(rounds, workers))
-    for t in range(1, rounds):
-        state[t] = correlation * state[t - 1] + (1.0 - correlation**2) ** 0.5 * state[t]
-    return np.exp(scale * state)
+class Preemptions(anyk.Callback):
+    """Drains a worker at each of some steps, and lets it return 50 steps later."""
+
+    def __init__(self, folder: Path, at: list[int]) -> None:
+        self.folder, self.at = folder, at
+
+    def on_step(self, info: anyk.runs.callbacks.StepInfo) -> None:
+        for number, step in enumerate(self.at):
+            if info.step in (step, step + 50):
+                drain(self.folder, [2 * number], back=info.step != step)
 
 
-def slow_one(random, rounds, workers, factor=2.0):
-    """A fleet with one slow worker, and which it is."""
-    times, which = base(random, rounds, workers), int(random.integers(workers))
-    times[:, which] *= factor
-    return times, which
+def measure(steps: int, seed: int, at: list[int]) -> dict[str, float]:
+    folder = Path(tempfile.mkdtemp()) / "run"
+    cluster = Processes(WORKERS, delays=DELAYS, seed=seed)
+    run = anyk.train(
+        PROBLEM, "uncoded", cluster, workers=(4, WORKERS), steps=steps, out=folder, evaluate=None,
+        callbacks=[Preemptions(folder, at)],
+    )  # fmt: skip
+    gone: dict[int, float] = {}
+    outages = []
+    for kind, time, worker in run.log.rows("SELECT kind, time, worker FROM events WHERE kind IN ('Lost', 'Joined')"):
+        if kind == "Lost":
+            gone[worker] = time
+        else:
+            outages.append(Outage(gone.pop(worker), worker, time, notice=0.05))
+    virtual = Simulated(WORKERS, delays=DELAYS, seed=seed, outages=outages)
+    floor = anyk.train(PROBLEM, "uncoded", virtual, workers=(4, WORKERS), steps=steps, evaluate=None)
+    durations = np.diff(run.log.rows("SELECT time FROM updates ORDER BY version"), axis=0).ravel()
+    changes = [step for first in at for step in (first, first + 50)]
+    near = np.array([any(abs(step - change) <= 5 for change in changes) for step in range(1, len(durations) + 1)])
+    endings = dict(run.log.rows("SELECT ending, count(*) FROM chunks WHERE version < ? GROUP BY ending", (steps,)))
+    values = {"ratio": run.seconds / floor.seconds, "recomputed": float(endings.get("lost", 0))}
+    if at:
+        values["near"] = float(durations[near].mean() / durations[~near].mean())
+    run.close()
+    return values
 
 
-def rack(random, rounds, workers):
-    """The first third is slow together in three rounds of ten."""
-    times = base(random, rounds, workers)
-    times[:, : workers // 3] *= 1.0 + (random.random((rounds, 1)) < 0.3)
-    return times
+def main() -> None:
+    steps, repeats = (int(text) for text in [*sys.argv[1:], "1600", "3"][:2])
+    at = [steps * part // 5 for part in (1, 2, 3, 4)]
+    rows = [(measure(steps, seed, at), measure(steps, seed, [])) for seed in range(repeats)]
+    changing, fixed = ([row[which]["ratio"] for row in rows] for which in (0, 1))
+    pairs = [a / b for a, b in zip(changing, fixed, strict=True)]
+    print(
+        f"times the floor: {statistics.median(changing):.3f} with 4 preemptions, {statistics.median(fixed):.3f} without"
+    )
+    print(f"price of 4 preemptions: {statistics.median(pairs):.3f} (from {min(pairs):.3f} to {max(pairs):.3f})")
+    print(f"steps near a change against others: {statistics.median(row[0]['near'] for row in rows):.3f}")
+    print(f"tasks computed in vain: {[row[0]['recomputed'] for row in rows]}")
 
 
-def waves(random, rounds, workers):
-    """All take twice as long for ten rounds."""
-    times = base(random, rounds, workers)
-    times[rounds // 3 : rounds // 3 + 10] *= 2.0
-    return times
-
-
-def two_speed(random, rounds, workers):
-    slow = random.random((rounds, workers)) < 0.1
-    return np.where(slow, 5.0, 1.0) + 0.01 * base(random, rounds, workers)
-
-
-FLEETS = {
-    "exponential": lambda random, *size: random.exponential(1.0, size),
-    "shifted exponential": base,
-    "pareto 2.2": lambda random, *size: 1.0 + random.pareto(2.2, size),
-    "pareto 3": lambda random, *size: 1.0 + random.pareto(3.0, size),
-    "two-speed": two_speed,
-    "bursty": gilbert,
-    "one slow worker": lambda random, *size: slow_one(random, *size)[0],
-    "a slow rack": rack,
-    "drifting": lambda random, *size: base(random, *size) * np.linspace(1.0, 1.4, size[0])[:, None],
-    "no stragglers": lambda random, *size: base(random, *size, scale=0.01),
-}
-NOISE = {  # no worker differs from the others
-    "independent": base,
-    "independent, Pareto 2.2": FLEETS["pareto 2.2"],
-    "AR(0.5)": autoregressive,
-    "bursts of 3.3 rounds": lambda random, *size: gilbert(random, *size, begin=0.03, stop=0.3),
-    "rare bursts of 3.3 rounds": lambda random, *size: gilbert(random, *size, begin=0.01, stop=0.3),
-    "bursts of 10 rounds": lambda random, *size: gilbert(random, *size, begin=0.01, stop=0.1),
-}
-
-
-def throughout(times, random):
-    """Twice as slow in every round."""
-    times[:, 0] *= 2.0
-
-
-def now_and_then(times, random):
-    """Three times as slow in three rounds of ten."""
-    times[random.random(len(times)) < 0.3, 0] *= 3.0
-
-
-def from_the_middle(times, random):
-    """Twice as slow in the second half."""
-    times[len(times) // 2 :, 0] *= 2.0
-
-
-def few(times, random):
-    """Five steps that take five seconds longer, where a usual one takes about one."""
-    times[random.choice(len(times), 5, replace=False), 0] += 5.0
-
-
-CULPRITS = (throughout, now_and_then, from_the_middle, few)  # what slows worker 0
-CLEAN = ("no stragglers",)
-REPORTED = ("drifting",)  # it will be another fleet, which no interval covers
-
-
-def make(name, rounds, seed, workers=12):
-    """One fleet of a kind."""
-    return FLEETS[name](np.random.default_rng([seed, *name.encode()]), rounds, workers)
+if __name__ == "__main__":
+    main()

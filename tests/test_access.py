@@ -17,7 +17,7 @@ UNPICKLES = {
     "clusters/ray/actor.py": "orders of the driver, over Ray",
     "clusters/remote/shipping.py": "partitions from the driver",
     "problems/data/reader_processes.py": "work from the driver that started this process",
-    "problems/jax/pickling.py": "problems from the driver",
+    "problems/jax/model_loss.py": "problems from the driver",
     "problems/torch/loading.py": "items that the driver has pickled",
     "testing/problems.py": "a copy of the problem that is checked",
 }
@@ -27,7 +27,7 @@ IMPORTS = {
     "named.py": "code that the user names, from folders only with trust",
     "optimizers/library_classes.py": "optimisers that the user names",
     "optimizers/torch_optimizers.py": "PyTorch",
-    "optimizers/torch_schedules.py": "PyTorch",
+    "optimizers/torch_groups.py": "PyTorch",
     "papers/__init__.py": "figures of anyk itself",
     "problems/data/public.py": "packages that data sets need",
     "testing/__init__.py": "names of anyk itself",

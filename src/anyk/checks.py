@@ -10,7 +10,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
@@ -20,6 +20,7 @@ import numpy as np
 from anyk.errors import BadInput
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
+Kind = TypeVar("Kind")
 
 # ranges that many settings share; any other is declared in place, as Annotated[float, msgspec.Meta(ge=0, lt=1)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -28,16 +29,17 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Nonnegative = Annotated[float, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveShare = Annotated[float, msgspec.Meta(gt=0, le=1)]
-# without infinity
-PositiveNumber = Annotated[float, msgspec.Meta(gt=0, le=1e100)]
-NonnegativeNumber = Annotated[float, msgspec.Meta(ge=0, le=1e100)]
+_FINITE = 1e100  # as the largest value it stands for "any finite number"
+PositiveNumber = Annotated[float, msgspec.Meta(gt=0, le=_FINITE)]
+NonnegativeNumber = Annotated[float, msgspec.Meta(ge=0, le=_FINITE)]
+FiniteNumber = Annotated[float, msgspec.Meta(ge=-_FINITE, le=_FINITE)]
 
 MOST_WORKERS = 1_000_000
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
 
 
-def check(value: Any, annotation: Any, name: str) -> Any:
+def check(value: object, annotation: object, name: str) -> Any:
     """Return ``value`` if it fits ``annotation``, with NumPy's numbers as Python's own; else raise BadInput.
 
     The comparison is strict: a text is no number, a number no truth value, NaN no number. Ranges are annotated as
@@ -104,7 +106,7 @@ def typed(thing: Thing) -> Thing:
     Traceback (most recent call last):
     anyk.errors.BadInput: number must be a whole number, got True
     """
-    function: Any = thing.__init__ if inspect.isclass(thing) else thing
+    function = thing.__init__ if inspect.isclass(thing) else thing
     signature = inspect.signature(function)
 
     @functools.cache
@@ -112,7 +114,7 @@ def typed(thing: Thing) -> Thing:
         return typing.get_type_hints(thing if is_dataclass(thing) else function, include_extras=True)
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: Any, **kwargs: Any) -> object:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
@@ -134,7 +136,13 @@ def typed(thing: Thing) -> Thing:
     return thing
 
 
-def _kinds(annotation: Any) -> list[Any]:
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def value_class(kind: type[Kind]) -> type[Kind]:
+    """Decorate a class whose objects are values: a frozen dataclass whose fields are checked as by :func:`typed`."""
+    return typed(dataclass(frozen=True)(kind))
+
+
+def _kinds(annotation: object) -> list[Any]:
     """Return the members of a union, or the annotation alone; sequences of plain values as tuples."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated and not any(isinstance(extra, msgspec.Meta) for extra in parts[1:]):
@@ -146,7 +154,7 @@ def _kinds(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _opaque(kind: Any) -> bool:
+def _opaque(kind: object) -> bool:
     """Return whether an annotation cannot be checked."""
     if typing.get_origin(kind) is tuple:
         return not all(
@@ -159,7 +167,7 @@ def _opaque(kind: Any) -> bool:
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Return numbers of any library as Python's own, also within lists and tuples."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
@@ -183,15 +191,18 @@ def _words(kind: Any) -> list[str]:
     if typing.get_origin(kind) is Annotated:
         base, *extras = typing.get_args(kind)
         ranges = [word for extra in extras if isinstance(extra, msgspec.Meta) for word in _range_words(extra)]
-        return [f"{_either(_words(base))} {' and '.join(ranges)}"]
+        words = f"{_either(_words(base))} {' and '.join(ranges)}".rstrip()
+        finite = any(isinstance(extra, msgspec.Meta) and extra.le == _FINITE for extra in extras)
+        return [words.replace("a ", "a finite ", 1) if finite else words]
     return [_PLAIN.get(kind) or f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"]
 
 
 def _range_words(meta: msgspec.Meta) -> list[str]:
     """Return the bounds of a range in words."""
-    if meta.ge is not None and meta.le is not None:
-        return [f"from {meta.ge:g} to {meta.le:g}"]
-    bounds = {"of at least": meta.ge, "above": meta.gt, "of at most": meta.le, "below": meta.lt}
+    least, most = (None if bound in (-_FINITE, _FINITE) else bound for bound in (meta.ge, meta.le))
+    if least is not None and most is not None:
+        return [f"from {least:g} to {most:g}"]
+    bounds = {"of at least": least, "above": meta.gt, "of at most": most, "below": meta.lt}
     return [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
 
 
@@ -199,7 +210,7 @@ def _either(words: list[str]) -> str:
     return " or ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Return a value for a message: its text, or its type if that is long."""
     text = repr(value)
     return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"

@@ -49,6 +49,24 @@ class MissingPackage(BadInput):
 
 
 @contextmanager
+def needing(package: str, extra: str, purpose: str) -> Iterator[None]:
+    """Raise :class:`MissingPackage` if an import in the block fails."""
+    try:
+        yield
+    except ImportError:
+        raise MissingPackage(package, extra, purpose) from None
+
+
+@contextmanager
+def on_system_error(sentence: str) -> Iterator[None]:
+    """Raise :class:`BadInput` with this sentence and the system's reason if the block raises OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{sentence} ({error.strerror or error})") from None
+
+
+@contextmanager
 def explaining(what: str, *, alone: type[Exception] = BadInput) -> Iterator[None]:
     """Turn an exception of a user's code into a BadInput that begins with ``what``; a BadInput stays as it is.
 

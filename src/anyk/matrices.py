@@ -41,7 +41,7 @@ def read_matrix(file: str | Path) -> Matrix:
     return raw.astype(np.float64)
 
 
-def _npz(path: Path) -> Any:
+def _npz(path: Path) -> object:
     arrays, names = read_npz(path, limit(path), ("format", "shape"))
     if set(arrays) == {"format", "shape"}:
         return _sparse(path, arrays)

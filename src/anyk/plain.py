@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+ByName = dict[str, Any]  # values of any type by name: attributes, arguments, or what is written as JSON
 
 
-def derived(default: Any = None) -> Any:
+def derived(default: object = None) -> Any:
     """Return a field that is computed from the others: neither saved nor compared."""
     return field(default=default, init=False, repr=False, compare=False, metadata={"derived": True})
 
@@ -26,7 +27,12 @@ def part() -> Any:
     return field(default=None, metadata={"part": True})
 
 
-def to_plain(state: Any) -> Any:
+def values_of(thing: object, *names: str) -> ByName:
+    """Return some attributes by name, as for JSON or for a function whose arguments have the same names."""
+    return {name: getattr(thing, name) for name in names}
+
+
+def to_plain(state: object) -> Any:
     """Return a dataclass, or a value in one, as plain data, without its :func:`derived` fields.
 
     >>> from dataclasses import dataclass
@@ -77,7 +83,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _of_numpy(value: Any) -> Any:
+def _of_numpy(value: object) -> object:
     """Return an array or number of NumPy's as Python's own."""
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")

@@ -1,11 +1,19 @@
-"""Regular files in folders that others can write to: read without following links or waiting, replaced atomically."""
+"""Regular files in folders that others can write to: read without following links or waiting, replaced atomically.
+
+And temporary folders that later processes remove if the process that made them was killed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -70,3 +78,51 @@ def synchronise(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class LockedFolder(tempfile.TemporaryDirectory[str]):
+    """A temporary folder that its process keeps locked, so that :func:`remove_abandoned` leaves it alone.
+
+    ``prefix``: the start of its name. ``place``: the folder that contains it, by default the folder of temporary files.
+    """
+
+    def __init__(self, prefix: str, place: str | None = None) -> None:
+        self._unlock: Callable[[], object] = int  # does nothing
+        while True:
+            super().__init__(prefix=prefix, dir=place, ignore_cleanup_errors=True)
+            try:
+                self._unlock = weakref.finalize(self, os.close, _locked(Path(self.name)))
+            except (FileNotFoundError, BlockingIOError):  # another process removes it
+                continue
+            except OSError:  # a file system without locks: other processes cannot lock it, either
+                return
+            if Path(self.name).is_dir():
+                return
+
+    def cleanup(self) -> None:
+        """Remove the folder; safe to call twice."""
+        super().cleanup()
+        self._unlock()
+
+
+def remove_abandoned(prefix: str, place: str | None = None) -> None:
+    """Remove the folders of :class:`LockedFolder` that killed processes of this user have left."""
+    for folder in Path(place or tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            lock = _locked(folder)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """Return a descriptor that locks a folder until it is closed; raises OSError if another process has the lock."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock

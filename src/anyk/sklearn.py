@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,16 +21,17 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
+from anyk.checks import AtLeastOne, NonnegativeNumber, check
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import DelayModel
 from anyk.delays import parse as parse_delays
 from anyk.errors import BadInput
 from anyk.optimizers import optimizer as build_optimizer
+from anyk.plain import ByName
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.base import Floats, Vector
-from anyk.problems.linear.inputs import checked_l2, row_weights
 from anyk.problems.linear.regression import LinearProblem
-from anyk.problems.linear.scaling import Scaling
+from anyk.problems.linear.scaling import Scaling, checked_l2, row_weights
 from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.run import Run
@@ -75,6 +76,16 @@ class _Settled(Callback):
         return self.calm >= _CALM
 
 
+class _Task(NamedTuple):
+    """The kind of problem to fit, its rows with their weights, and the number of classes, None for values."""
+
+    kind: type[LinearProblem]
+    X: Any
+    y: Any
+    weights: Floats | None
+    classes: int | None = None
+
+
 @dataclass
 class _Steps:
     """State between calls of ``partial_fit``: scaling of the columns, largest curvature so far, last run."""
@@ -103,14 +114,12 @@ class _Linear(BaseEstimator):
     random_state: Any = None
     callbacks: Any = None
 
-    def _fit(self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None) -> None:
+    def _fit(self, task: _Task) -> None:
         """Train until the model settles, from the start, or with ``warm_start`` from the current model."""
-        if self.tol is not None and not 0.0 <= self.tol < float("inf"):
-            raise BadInput(f"tol must be a finite number of at least 0, or None, got {self.tol:g}")
-        if self.max_iter < 1:
-            raise BadInput(f"max_iter must be at least 1, got {self.max_iter}")
+        check(self.tol, NonnegativeNumber | None, "tol")
+        check(self.max_iter, AtLeastOne, "max_iter")
         self._steps: _Steps | None = None
-        problem = self._problem(kind, X, y, weights, classes, None, warm=self.warm_start)
+        problem = self._problem(task, None, warm=self.warm_start)
         stopping = _Settled(self.tol or 0.0)
         self._train(problem, 1.0 / (problem.smoothness(tol=0.0) or 1.0), self.max_iter, stopping if self.tol else None)
         if self.tol and not stopping.done:
@@ -121,12 +130,10 @@ class _Linear(BaseEstimator):
                 stacklevel=3,
             )
 
-    def _partial_fit(
-        self, kind: type[LinearProblem], X: Any, y: Any, weights: Floats | None, classes: int | None
-    ) -> None:
+    def _partial_fit(self, task: _Task) -> None:
         """Take one step on these rows, from the result of the last call."""
         before = vars(self).get("_steps")
-        problem = self._problem(kind, X, y, weights, classes, None if before is None else before.scaling, warm=True)
+        problem = self._problem(task, None if before is None else before.scaling, warm=True)
         smoothness = problem.smoothness(tol=0.0)
         if before is not None:
             smoothness = max(smoothness, before.smoothness)
@@ -134,18 +141,9 @@ class _Linear(BaseEstimator):
         assert problem.scaling is not None
         self._steps = _Steps(problem.scaling, smoothness, self.run_)
 
-    def _problem(
-        self,
-        kind: type[LinearProblem],
-        X: Any,
-        y: Any,
-        weights: Floats | None,
-        classes: int | None,
-        scaling: Scaling | None,
-        *,
-        warm: bool,
-    ) -> LinearProblem:
+    def _problem(self, task: _Task, scaling: Scaling | None, *, warm: bool) -> LinearProblem:
         """Return the objective in coordinates in which all features have the same curvature."""
+        kind, X, y, weights, classes = task
         l2 = 1.0 / (X.shape[0] if weights is None else weights.sum()) if self.l2 is None else checked_l2(self.l2)
         if scaling is None:
             scaling = Scaling.curved(X, weights, curvature=kind.curvature, l2=l2, centered=self.fit_intercept)
@@ -202,7 +200,7 @@ class _Linear(BaseEstimator):
         check_is_fitted(self)
         return np.asarray(safe_sparse_dot(_validated(self, X, reset=False), self.coef_.T) + self.intercept_)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         # without the run, whose log is a database in memory
         return {key: value for key, value in super().__getstate__().items() if key != "run_"}
 
@@ -265,7 +263,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
         if self.warm_start and before is not None and not np.array_equal(before, classes):
             raise BadInput(f"with warm_start the labels must be those of the fit before, {before.tolist()}")
         self.classes_ = classes
-        self._fit(self._kind, X, numbers, self._weights_of(sample_weight, numbers), classes.size)
+        self._fit(_Task(self._kind, X, numbers, self._weights_of(sample_weight, numbers), classes.size))
         return self
 
     def partial_fit(
@@ -295,7 +293,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
             raise BadInput("class_weight='balanced' needs all rows at once; give partial_fit a dictionary of weights")
         self.classes_ = classes_known
         numbers = np.searchsorted(classes_known, y)
-        self._partial_fit(self._kind, X, numbers, self._weights_of(sample_weight, numbers), classes_known.size)
+        self._partial_fit(_Task(self._kind, X, numbers, self._weights_of(sample_weight, numbers), classes_known.size))
         return self
 
     @property
@@ -357,13 +355,13 @@ class AnykRegressor(RegressorMixin, _Linear):
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on rows of ``X`` with values ``y``, shape (rows,); ``sample_weight``: shape (rows,)."""
         X, y = _validated(self, X, y, ensure_min_samples=2, y_numeric=True)
-        self._fit(LeastSquares, X, y, self._weights(sample_weight, X.shape[0]), None)
+        self._fit(_Task(LeastSquares, X, y, self._weights(sample_weight, X.shape[0])))
         return self
 
     def partial_fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Take one step on the mean loss of these rows; see :meth:`AnykClassifier.partial_fit`."""
         X, y = _validated(self, X, y, reset="coef_" not in vars(self), y_numeric=True)
-        self._partial_fit(LeastSquares, X, y, self._weights(sample_weight, X.shape[0]), None)
+        self._partial_fit(_Task(LeastSquares, X, y, self._weights(sample_weight, X.shape[0])))
         return self
 
     def _keep(self, coefficients: Numbers, intercepts: Numbers) -> None:

@@ -151,7 +151,7 @@ def _number(text: str, kind: type[float] | type[int], where: str) -> float | int
     return value
 
 
-def read(text: str, annotation: Any, where: str) -> Any:
+def read(text: str, annotation: object, where: str) -> Any:
     """Return a value of a spec, converted to its parameter's annotation; ``where`` names it in errors."""
     origin, options = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
@@ -181,7 +181,7 @@ def read(text: str, annotation: Any, where: str) -> Any:
     return text
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 
 Array = NDArray[Any]
 _GB = 10**9
@@ -386,10 +386,8 @@ def read_parquet(
     other types, such as dates and lists, are refused if they are ``needed`` (None: all are), else read as missing.
     Raises BadInput for these and for a file of another format.
     """
-    try:
+    with needing("pyarrow", "data", "reading a Parquet file"):
         from pyarrow import parquet, types
-    except ImportError:
-        raise MissingPackage("pyarrow", "data", "reading a Parquet file") from None
     source = opened or file
     with reading(file, "Parquet"), parquet.ParquetFile(source, pre_buffer=False) as parquet_file:
         facts, schema = parquet_file.metadata, parquet_file.schema_arrow

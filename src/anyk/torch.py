@@ -52,7 +52,7 @@ class Optimizer:
         strategy: Strategy | Code | str,
         cluster: Cluster,
         *,
-        prepare: Any = None,
+        prepare: object = None,
         steps: int | None = None,
         seconds: float | None = None,
         **options: Any,

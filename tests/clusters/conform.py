@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import psutil
 
 import anyk
 from anyk.clusters import Cluster, Mpi, Ray
+from anyk.regular_files import LockedFolder
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
 from anyk.testing.clusters import (
@@ -148,11 +150,30 @@ def loopback() -> None:
             assert asked.returncode and "token" in asked.stderr, asked
 
 
+def abandoned() -> None:
+    """The folder of a Ray cluster whose driver was killed is removed by the next one, those in use are not."""
+    script = (
+        "import os; from anyk.clusters import Ray; cluster = Ray(1); cluster.prepare(); "
+        "print(cluster._folder.name, flush=True); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    left = Path(killed.stdout.splitlines()[-1])
+    assert left.is_dir(), killed
+    with Ray(1) as cluster, LockedFolder("anykray-", "/tmp") as other:
+        cluster.prepare()
+        assert cluster._folder is not None
+        own = Path(cluster._folder.name)
+        assert own.is_dir() and Path(other).is_dir()
+        assert not left.exists()
+    assert not own.exists()
+
+
 def through_ray() -> None:
     import ray
     from ray.cluster_utils import Cluster as Nodes
 
     tell("loopback", loopback)
+    tell("abandoned", abandoned)
     head = {
         "num_cpus": 4,
         "resources": {"slot": 2},

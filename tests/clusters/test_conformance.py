@@ -66,6 +66,7 @@ def test_ray_conforms() -> None:
     assert told(sys.executable, str(HERE / "conform.py"), "ray") == dict.fromkeys(
         [
             "loopback",
+            "abandoned",
             *(check.__name__ for check in (*ON_RAY, check_a_lost_worker)),
             "by_value",
             "options",

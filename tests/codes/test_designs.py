@@ -11,7 +11,7 @@ from code_oracles import dense, least_squares, made, subsets
 import anyk
 from anyk import codes
 from anyk.codes import BlockDesignCode, Code, KroneckerCode, RandomBiregularCode, designs_for, worst_stragglers
-from anyk.codes.galois import field, prime_power
+from anyk.codes.designs import field, prime_power
 from anyk.errors import BadInput
 
 pytestmark = [pytest.mark.in_process, pytest.mark.slow]

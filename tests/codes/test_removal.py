@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import anyk
 from anyk.cli import main
-from anyk.codes.removal import Removal
+from anyk.codes.decoders import Removal
 from anyk.fleet import facts
 
 pytestmark = pytest.mark.in_process

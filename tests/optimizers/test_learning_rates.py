@@ -78,8 +78,8 @@ def test_numpy_numbers_are_numbers(number: Any) -> None:
             "exponential:start=1",
             "learning-rate schedule 'exponential' needs decay=…, as in exponential:start=…,decay=…",
         ),
-        ("inverse:start=1,decay=-1", "decay must be a number from 0 to 1e+100, got -1.0"),
-        ("inverse:start=1,decay=inf", "decay must be a number from 0 to 1e+100, got inf"),
+        ("inverse:start=1,decay=-1", "decay must be a finite number of at least 0, got -1.0"),
+        ("inverse:start=1,decay=inf", "decay must be a finite number of at least 0, got inf"),
     ],
 )
 def test_what_is_no_learning_rate(lr: Any, sentence: str) -> None:

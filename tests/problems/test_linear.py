@@ -385,7 +385,7 @@ X4 = table(4, 2, 18)
         (lambda: SoftmaxRegression(X4, [0, 1, 0.5, 0]), "y must hold classes 0, 1, 2, …; number the labels first"),
         (
             lambda: SoftmaxRegression(X4, [0, 1, 0, 1], X_test=X4, y_test=[0, 1, 2, 0]),
-            "y_test has class 2, y only classes up to 1",
+            "y_test has labels that are not in y: [2.0]",
         ),
         (
             lambda: LeastSquares(X4, range(4)).split(5),

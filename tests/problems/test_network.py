@@ -73,7 +73,7 @@ def test_equal_on_both_clusters() -> None:
 def test_a_data_set_of_two_classes_or_of_none() -> None:
     binary = anyk.problems.from_data("synthetic:rows=50,features=3", model="two-layer:hidden=2")
     assert binary.dimension == 4 * 2 + 3 * 2 and binary.metric == "accuracy"
-    with pytest.raises(BadInput, match="hidden must be at least 1 unit, got 0"):
+    with pytest.raises(BadInput, match="hidden must be a whole number of at least 1, got 0"):
         anyk.problems.from_data("digits", model="two-layer:hidden=0")
     with pytest.raises(BadInput, match="no model 'three-layer'; did you mean 'two-layer'?"):
         anyk.problems.from_data("digits", model="three-layer")

@@ -15,7 +15,7 @@ import pytest
 import anyk
 from anyk.clusters.remote.shipping import ship, unship
 from anyk.problems import JaxProblem
-from anyk.problems.jax.decompiled import DecompiledPartitions
+from anyk.problems.jax.loss_partitions import DecompiledPartitions
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 import anyk
 from anyk.errors import BadInput, RunFailed
 from anyk.problems import JaxProblem, TorchProblem
-from anyk.problems.sums import trial_groups
+from anyk.problems.replicas import trial_groups
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import anyk
 from anyk.errors import BadInput
 from anyk.problems import TorchProblem
-from anyk.problems.sums import trial_groups
+from anyk.problems.replicas import trial_groups
 from anyk.problems.torch.tensor_samples import Items, Reading
 
 WORDS, LONGEST = 7, 6

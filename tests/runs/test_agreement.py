@@ -15,6 +15,7 @@ from anyk.clusters.virtual import computing
 from anyk.errors import RunFailed
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
+from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
 
 pytestmark = pytest.mark.in_process
@@ -212,3 +213,27 @@ def test_planners_do_not_take_rounds_that_wait_for_two_messages_for_shorter_ones
 def test_rounds_that_cannot_be_checked_are_refused(spec: str, why: str) -> None:
     with pytest.raises(anyk.BadInput, match=why):
         anyk.strategy(spec, workers=4)
+
+
+def test_looking_for_different_messages_takes_no_more_than_its_share_of_a_longer_log() -> None:
+    work = []
+    for steps in (50, 400):
+        run = anyk.train(
+            anyk.problems.from_data("synthetic:rows=60,features=4"),
+            "frc:load=2",
+            "simulated",
+            workers=6,
+            steps=steps,
+            evaluate=None,
+        )
+        count = [0]
+
+        def called(count: list[int] = count) -> None:
+            count[0] += 1
+
+        run.log._db.set_progress_handler(called, 100)  # instructions of SQLite's own machine
+        assert queries.different_messages(run.log) == {}
+        run.log._db.set_progress_handler(None, 0)
+        work.append(count[0])
+        run.close()
+    assert work[1] < 2 * 8 * work[0], work

@@ -554,7 +554,7 @@ def test_kept_states_count_their_own_steps() -> None:
             "compressed:of=(pasgd:keep=true),by=qsgd",
             "keeps the inner optimiser's state; with 'qsgd:levels=64' leave out keep",
         ),
-        ("dpsgd:graph=(torus:rows=-2)", "rows of a torus must be at least 1, got -2"),
+        ("dpsgd:graph=(torus:rows=-2)", "rows must be a whole number of at least 1 or None, got -2"),
         ("pasgd:tau=0", r"tau must be a whole number of at least 1, got 0"),
         ("fedavg:clients=9", "clients must be 1 to 4 workers, got 9"),
         ("pasgd:rate=0.5", "rate is the learning rate of an outer optimiser; give outer=gd, or leave rate out"),

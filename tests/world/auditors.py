@@ -152,8 +152,8 @@ class Auditors:
         self._arrived[place] = vector
 
     def on_resume(self, states: dict[int, tuple[int, State]]) -> None:
-        """Note the messages and states that a checkpoint has brought; those who died at the start have theirs back."""
-        self.states = states
+        """Note the messages and the workers' states that a checkpoint has brought."""
+        self.states = dict(states)
         self._arrived |= {place: np.array(self._cluster.message(*place)) for place in self._cluster.store.arrived}
         self._kept |= self._in_use(self._driver, (KEPT,))
 

@@ -61,6 +61,7 @@ _EXPLAINED = (
     "no room for",
     "did not load their partitions",
     "did not start",
+    "ended at once",  # the helper, whose link is half open, before any worker was there
     "is waiting for workers that cannot answer",
     "cannot be taken under",
     "most replies",
@@ -382,7 +383,7 @@ class World:
                     text, vectors, states = self._saved
                     driver.restore(json.loads(text), {key: vector.copy() for key, vector in vectors.items()})
                     # on Ray the states of workers are lost when the driver ends
-                    self._auditors.on_resume({} if options.cluster == "ray" else dict(states))
+                    self._auditors.on_resume({} if options.cluster == "ray" else states)
                 driver.run()
                 if driver.interrupted:
                     self._keep(driver)

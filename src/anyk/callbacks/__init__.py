@@ -5,8 +5,7 @@
 early-stopping:patience=5``, or ``--callback file.py:function`` (:func:`callback`).
 """
 
-from anyk.callbacks.checkpoint import Checkpoint
-from anyk.callbacks.early_stopping import EarlyStopping
+from anyk.callbacks.checkpoint import Checkpoint, EarlyStopping
 from anyk.callbacks.lookup import callback, registry
 from anyk.callbacks.mirror import Mirror
 from anyk.callbacks.trackers import Logging, MLflow, TensorBoard

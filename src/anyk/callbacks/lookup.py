@@ -56,7 +56,7 @@ def _build_named(spec: str) -> tuple[Any, str]:
     return registry.build(spec), show(name, values) if keys else name
 
 
-def _build_custom(build: Callable[[], Any], name: str) -> Any:
+def _build_custom(build: Callable[[], Any], name: str) -> object:
     with explaining(f"'{name}' failed"):
         callback = build()
     if isinstance(callback, type) or not any(callable(getattr(callback, hook, None)) for hook in HOOKS):

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from anyk.checks import Positive, typed
 from anyk.errors import BadInput, RunFailed
-from anyk.regular_files import replacing
+from anyk.regular_files import LockedFolder, replacing
 from anyk.runs.callbacks import Callback, EndInfo, RunInfo
 from anyk.runs.folder.config import NAME, read_config, write_sealed
 from anyk.runs.folder.folders import check_plain
-from anyk.runs.log.copies import CopyFolder
+from anyk.runs.log.copies import COPIES
 from anyk.runs.log.following import LOG
 
 _FAILURES = (OSError, sqlite3.Error, BadInput)
@@ -97,7 +97,7 @@ class Mirror(Callback):
 
 def _copy(origin: Path, into: Path) -> None:
     """Replace the last copy by one of a run's settings and of everything committed in its log."""
-    with CopyFolder() as place:
+    with LockedFolder(COPIES) as place:
         whole = Path(place) / LOG
         with (
             contextlib.closing(sqlite3.connect(f"{(origin / LOG).absolute().as_uri()}?mode=ro", uri=True)) as log,

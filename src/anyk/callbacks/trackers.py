@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, MissingPackage, needing
+from anyk.plain import ByName, values_of
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 from anyk.specs import Folder
 
@@ -116,7 +117,7 @@ class MLflow(Callback):
             self._client.set_terminated(self._run, status)
             self._run = None
 
-    def _log(self, slot: str, values: dict[str, Any], step: int) -> None:
+    def _log(self, slot: str, values: ByName, step: int) -> None:
         for name, value in values.items():
             if value is not None:
                 self._client.log_metric(self._run, f"{_of(slot)}{name}", float(value), step=step)
@@ -195,7 +196,7 @@ class TensorBoard(Callback):
         tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
         self._add([Summary.Value(tag=name, metadata=create_summary_metadata(name, ""), tensor=tensor)], step)
 
-    def _add(self, values: Any, step: int) -> None:
+    def _add(self, values: object, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -204,8 +205,7 @@ class TensorBoard(Callback):
 
 def _figures(info: StepInfo) -> dict[str, float]:
     """Return the figures of a step by name."""
-    figures = {"residual": info.residual, "staleness": info.staleness, "workers": info.workers}
-    return figures | {"seconds": info.seconds}
+    return values_of(info, "residual", "staleness", "workers", "seconds")
 
 
 def _of(slot: str) -> str:
@@ -214,8 +214,6 @@ def _of(slot: str) -> str:
 
 
 def _package() -> Any:
-    try:
+    with needing("TensorBoard", "tensorboard", "callbacks.TensorBoard"):
         from tensorboard.summary.writer import event_file_writer
-    except ImportError:
-        raise MissingPackage("TensorBoard", "tensorboard", "callbacks.TensorBoard") from None
     return event_file_writer

@@ -1,13 +1,13 @@
 """The command line: parses, calls, prints."""
 
 from anyk.cli import (  # noqa: F401  # they add their commands to the group
+    chaos_runs,
     cluster_commands,
     code_commands,
     decompile,
     fleets,
     graphs,
     lists,
-    model_commands,
     races,
     reports,
     reproduce,

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anyk.cli.fields import FLEET, LIMITS
 from anyk.cli.options import (
     ResumeOptions,
     listening,
@@ -16,6 +17,7 @@ from anyk.cli.options import (
 )
 from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
+from anyk.plain import values_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,20 +54,14 @@ def train_in_parts(options: TrainOptions) -> None:
     with listening(console, callbacks, options, folder) as shown:
         result = train_auto(
             problems if options.models > 1 else problems[0],
-            workers=options.workers,
             cluster=options.cluster,
-            delays=options.delays,
-            communication=options.communication,
-            seed=options.seed,
-            steps=options.steps,
-            seconds=options.seconds,
-            target=options.target,
             optimizer=options.make_optimizer(problems[0]),
             out=folder,
             callbacks=shown,
             tell=lambda text: say(console, text),
             evaluate=options.evaluate or "",
             **asdict(settings),
+            **values_of(options, *FLEET, *LIMITS),
         )
     _report(console, result, options.json_file)
 

@@ -12,6 +12,7 @@ from anyk.cli.fields import as_field, option, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, picture_option, plugin_option
 from anyk.cli.output import people, say, text_width, write_json
+from anyk.plain import ByName, values_of
 
 KNOWLEDGE = ("code", "overlaps", "nothing")
 workers_option = click.option("--workers", default=30, help="Number of workers, n.")
@@ -79,14 +80,10 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     )
 
 
-def _plain(row: Any) -> dict[str, Any]:
+def _plain(row: Any) -> ByName:
     code = row.code
     return {
-        "spec": code.spec,
-        "load": code.load,
-        "partitions": code.partitions,
-        "replication": code.replication,
-        "tolerates": code.tolerates,
+        **values_of(code, "spec", "load", "partitions", "replication", "tolerates"),
         "stragglers": row.stragglers,
         "residual": row.expected,
         "residual_known": row.expected_known,
@@ -163,12 +160,8 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     ) as bar:
         curves = compare_codes(
             specs,
-            workers=options.workers,
-            decoder=options.decoder,
+            **values_of(options, "workers", "decoder", "draws", "sets", "seed"),
             most=options.stragglers,
-            draws=options.draws,
-            sets=options.sets,
-            seed=options.seed,
             tell=lambda spec: bar.update(1, spec),
         )
     _print(curves_table(curves), json_file=options.json_file)
@@ -179,7 +172,10 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     write_json(
         [
             {"spec": curve.code.spec, "draws": curve.draws}
-            | {name: [None if value != value else value for value in getattr(curve, name).tolist()] for name in columns}
+            | {
+                name: [None if value != value else value for value in column.tolist()]
+                for name, column in values_of(curve, *columns).items()
+            }
             for curve in curves
         ],
         options.json_file,
@@ -227,7 +223,7 @@ def threshold(
     from anyk.views import thresholds_table
 
     questions = [(code, each) for code in [build(spec, workers=workers) for spec in specs] for each in knows]
-    thresholds: dict[str, dict[str, Any]] = {}
+    thresholds: dict[str, ByName] = {}
     with click.progressbar(
         questions,
         label="looking for stragglers",

@@ -10,7 +10,7 @@ import click
 from anyk.cli.group import main
 from anyk.cli.options import json_option
 from anyk.cli.output import check_file, write_json
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 from anyk.named import function_named
 
 if TYPE_CHECKING:
@@ -55,10 +55,8 @@ def decompile(
     """
     from anyk.decompile import to_python
 
-    try:
+    with needing("jax", "jax", "decompiling a function"):
         import jax  # first: the function's own file may import it, too
-    except ImportError:
-        raise MissingPackage("jax", "jax", "decompiling a function") from None
     (decompiled, _), examples = function_named(function, "function"), _examples(arguments)
     source = to_python(jax.grad(decompiled) if grad else decompiled, *examples, target=target)
     if out is not None:

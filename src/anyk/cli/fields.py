@@ -30,12 +30,16 @@ def as_field(decorator: Callable[[Any], Any]) -> Any:
     return field(metadata={"option": lambda _: decorator})
 
 
+FLEET = ("workers", "delays", "communication", "seed")
+LIMITS = ("steps", "seconds", "target")
+
+
 def takes(kind: type[Any]) -> Callable[[Command], Command]:
     """Return a decorator that adds a dataclass's options to a command, whose argument ``options`` is the instance."""
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
-        def command(*args: Any, **values: Any) -> Any:
+        def command(*args: Any, **values: Any) -> object:
             own = {each.name: values.pop(each.name) for each in fields(kind)}
             return function(*args, options=kind(**own), **values)
 

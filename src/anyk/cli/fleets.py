@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ from anyk.cli.options import (
 )
 from anyk.cli.output import check_file, people, say, write_json
 from anyk.errors import BadInput
+from anyk.plain import values_of
 
 if TYPE_CHECKING:
     from anyk.fleet import Plan
@@ -90,8 +91,6 @@ def explain(
     from anyk.fleet.records import read_all
     from anyk.views.fleet_tables import draw_explanation, explained_note, explained_table
 
-    if seed < 0:
-        raise BadInput(f"seed must be at least 0, got {seed}")
     source = read_all(list(sources), unit=unit, max_gb=max_gb)
     explanation = explained(source, today=today, seed=seed)
     # files first: a reader of the output may stop early, as head does
@@ -164,6 +163,11 @@ class PlanOptions(ProblemOptions, _Fleet):
     json_file: str | None = as_field(json_option)
 
 
+# options that are arguments of anyk.fleet.plan under the same name
+_PASSED = tuple(field.name for field in fields(_Fleet) if field.name != "quiet")
+_PASSED += ("unit", "target", "optimizer", "lr", "runs", "batch", "exact", "max_staleness")
+
+
 @main.command()
 @click.argument("source", metavar="SOURCE")
 @takes(PlanOptions)
@@ -184,31 +188,11 @@ def plan(source: str, options: PlanOptions) -> None:
     from anyk.fleet import plan as make
     from anyk.views.fleet_tables import draw_plan
 
-    if options.seed < 0:
-        raise BadInput(f"seed must be at least 0, got {options.seed}")
     result = make(
         _read_source(source, options.workers),
-        workers=options.workers,
-        today=options.today,
-        slope=options.slope,
-        other=options.other,
-        steps=options.steps,
-        max_load=options.max_load,
-        memory=options.memory,
-        models=options.models,
-        everything=options.everything,
-        seed=options.seed,
-        resamples=options.resamples,
-        unit=options.unit,
+        **values_of(options, *_PASSED),
         problem=_problem(options),
-        target=options.target,
-        optimizer=options.optimizer,
-        lr=options.lr,
-        runs=options.runs,
         evaluate=options.evaluate or "",
-        batch=options.batch,
-        exact=options.exact,
-        max_staleness=options.max_staleness,
         tell=None if options.quiet else _tell,
     )
     # files first: a reader of the output may stop early, as head does
@@ -281,8 +265,8 @@ def _problem(options: PlanOptions) -> Problem | None:
         if options.data is None and options.problem is None:
             raise BadInput("--target is of a problem's metric; name it with --data or --problem")
         return options.make_problem()
-    for name in ("data", "problem", "optimizer", "lr", "evaluate"):
-        if getattr(options, name) is not None:
+    for name, value in values_of(options, "data", "problem", "optimizer", "lr", "evaluate").items():
+        if value is not None:
             raise BadInput(f"--{name} is for a plan with a --target")
     return None
 

@@ -43,7 +43,7 @@ def show(spec: str, workers: int, delays: str, communication: str, picture: str 
     from anyk.graphs import graph
     from anyk.specs import bracketed
     from anyk.strategies import strategy
-    from anyk.views.graph_pictures import draw_graph, graph_text
+    from anyk.views.trace_pictures import draw_graph, graph_text
 
     mixing, law, link = graph(spec, workers=workers), parse(delays), lines(communication)
     times = {

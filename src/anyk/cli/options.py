@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.checks import check
-from anyk.cli.fields import Command, as_field, option
+from anyk.cli.fields import LIMITS, Command, as_field, option
 from anyk.cli.output import check_file, check_picture, exit_interrupted
 from anyk.errors import BadInput, describe_error, suggest
 from anyk.named import names_in_folder, plugged_in
+from anyk.plain import values_of
 from anyk.protocol import slot_names
 from anyk.tables import reading
 
@@ -68,6 +69,8 @@ def _kind(parameter: click.Parameter) -> Any:
         return tuple[str, ...]
     if "NUMBER" in str(parameter.metavar):
         return float | str
+    if "RANGE" in str(parameter.metavar):
+        return int | str
     return kinds.get(parameter.type.name, str)
 
 
@@ -343,7 +346,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
     )
     workers: int = option(
         default="30",
-        metavar="N",
+        metavar="N|RANGE",
         callback=_read_workers,
         help="Number of workers, n, or a range such as 4..16: workers join and leave during the run.",
     )
@@ -383,8 +386,6 @@ class TrainingOptions(ProblemOptions, RunOptions):
 
     def make_problems(self) -> list[Problem]:
         """Return the problem of each model: the same data, with different random starts."""
-        if self.models < 1:
-            raise BadInput(f"models must be at least 1, got {self.models}")
         slots = slot_names(self.models)
         problem = self.make_problem()
         return [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
@@ -406,7 +407,7 @@ class ResumeOptions(RunOptions):
     seeds: int | None = option(type=int, help="For a race: train with further seeds, until there are so many.")
 
 
-def _variant(problem: Any, number: int) -> Any:
+def _variant(problem: object, number: int) -> Any:
     """Return the same problem with another random start, if it has one; the data is shared."""
     from anyk.problems import TwoLayerNetwork
     from anyk.specs import parse
@@ -464,11 +465,8 @@ def resuming(console: Console, folder: Path, config: SharedConfig, options: Resu
     with listening(console, callbacks, options, folder) as shown:
         yield {
             "problem": problem,
-            "trust": options.trust,
             "callbacks": shown,
-            "steps": options.steps,
-            "seconds": options.seconds,
-            "target": options.target,
+            **values_of(options, "trust", *LIMITS),
         }
 
 

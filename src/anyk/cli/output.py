@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, on_system_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,7 +136,7 @@ def check_page(file: str | None, *, folder: Path) -> None:
     check_packages()
 
 
-def write_json(value: Any, file: str | None) -> None:
+def write_json(value: object, file: str | None) -> None:
     """Write a result to the file that ``--json`` names."""
     if file is None:
         return
@@ -144,10 +144,8 @@ def write_json(value: Any, file: str | None) -> None:
     if file == "-":
         click.echo(text)
         return
-    try:
+    with on_system_error(f"the file '{file}' cannot be written"):
         Path(file).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"the file '{file}' cannot be written ({error.strerror})") from None
 
 
 def warn(text: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import FLEET, LIMITS, as_field, option, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
@@ -28,6 +28,7 @@ from anyk.cli.options import (
 from anyk.cli.output import check_page, check_picture, people, say, warn, write_json
 from anyk.cli.settings_report import show_settings
 from anyk.errors import BadInput
+from anyk.plain import values_of
 from anyk.problems.base import rows_of
 
 if TYPE_CHECKING:
@@ -125,16 +126,10 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
         result = run_race(
             problems if options.models > 1 else problems[0],
             options.strategies,
-            workers=options.workers,
             cluster=cluster,
-            delays=options.delays,
-            communication=options.communication,
-            seed=options.seed,
             seeds=options.seeds,
             optimizer=optimizer,
-            steps=options.steps,
-            seconds=options.seconds,
-            target=options.target,
+            **values_of(options, *FLEET, *LIMITS),
             out=folder,
             evaluate=options.evaluate or "",
             callbacks=shown,

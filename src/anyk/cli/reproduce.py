@@ -14,6 +14,7 @@ from anyk.cli.group import main
 from anyk.cli.options import json_option, quiet_option
 from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
+from anyk.plain import values_of
 
 if TYPE_CHECKING:
     from anyk.papers import Item, Reproduction
@@ -105,14 +106,8 @@ def _list(json_file: str | None) -> None:
     say(console, "anyk reproduce NAME [--quick]")
     write_json(
         [
-            {
-                "name": i.name,
-                "title": i.title,
-                "source": i.source,
-                "minutes": i.minutes,
-                "claims": [claim.text for claim in i.claims],
-            }
-            for i in items().values()
+            values_of(item, "name", "title", "source", "minutes") | {"claims": [claim.text for claim in item.claims]}
+            for item in items().values()
         ],
         json_file,
     )

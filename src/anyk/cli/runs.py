@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli.auto import is_auto, is_auto_folder, resume_the_parts, train_in_parts
-from anyk.cli.fields import option, takes
+from anyk.cli.fields import FLEET, LIMITS, option, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
@@ -34,6 +34,7 @@ from anyk.cli.races import resume_the_race, tell_race
 from anyk.cli.settings_report import show_settings
 from anyk.cli.supervising import supervise, supervised
 from anyk.errors import BadInput
+from anyk.plain import ByName, values_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,13 +99,7 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
         return
     spec = with_keys(options.strategy, {"models": models}) if models > 1 else options.strategy
     build(spec, workers=options.workers)  # complain before anything is loaded
-    fleet = cluster(
-        options.cluster,
-        workers=options.workers,
-        delays=options.delays,
-        seed=options.seed,
-        communication=options.communication,
-    )
+    fleet = cluster(options.cluster, **values_of(options, *FLEET))
     folder = new_folder(options, "train")
     console = people(options.json_file)
     run = _train(console, options, fleet, folder, promise)
@@ -139,10 +134,7 @@ def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path
             promise or options.strategy,
             fleet,
             optimizer=None if continues else options.make_optimizer(problems[0]),
-            steps=options.steps,
-            seconds=options.seconds,
-            target=options.target,
-            begin=options.begin,
+            **values_of(options, *LIMITS, "begin"),
             out=folder,
             evaluate=options.evaluate or "",
             callbacks=shown,
@@ -343,7 +335,7 @@ def _show_receipt(console: Console, run: Run, step: int) -> None:
         say(console, f"still at work, or away: workers {', '.join(map(str, receipt.rest))}")
 
 
-def _show_staleness(console: Console, run: Run) -> dict[str, Any]:
+def _show_staleness(console: Console, run: Run) -> ByName:
     """Print the table and the mean of staleness, and return both for JSON."""
     from anyk.views import mean_staleness, staleness_table
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from anyk.cli.fields import FLEET
 from anyk.cli.options import TrainingOptions, free_folder, option_name
+from anyk.plain import values_of
 
 
 def show_settings(ctx: click.Context, options: TrainingOptions) -> None:
@@ -43,9 +45,7 @@ def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
     from anyk.runs.limits import LIMIT, STEPS
 
     values = vars(options)
-    fleet = cluster(
-        options.cluster, workers=options.workers, delays=options.delays, communication=options.communication
-    )
+    fleet = cluster(options.cluster, **values_of(options, *FLEET))
     resolved = {"cluster": fleet.spec, "delays": fleet.delays.spec, "communication": fleet.communication.spec}
     method, rate = usual_rule("" if options.problem else options.data, options.optimizer)
     rate = rate if options.lr is None else options.lr

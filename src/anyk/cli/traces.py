@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from anyk.checks import NonnegativeNumber, check
 from anyk.cli.group import main
 from anyk.cli.options import json_option, max_gb_option, picture_option, plugin_option, unit_option
 from anyk.cli.output import check_file, write_json
-from anyk.errors import BadInput
 
 _mu = click.option("--mu", default=1.0, help="A round cuts workers off at 1 + mu times the seconds of its fastest.")
 
@@ -32,8 +32,7 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
     from anyk.delays import Trace
     from anyk.views.trace_pictures import draw_trace, facts, trace_text
 
-    if not 0.0 <= mu < float("inf"):
-        raise BadInput(f"mu must be a finite number of at least 0, got {mu:g}")
+    check(mu, NonnegativeNumber, "mu")
     table = Trace(file, unit=unit, max_gb=max_gb)
     trace_facts = facts(table.times, mu, table.censored)
     if json_file != "-":

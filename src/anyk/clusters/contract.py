@@ -241,9 +241,9 @@ class Transport(ABC):
         It may also append ``Departure`` if it learns that a worker's machine is going to be taken away.
         """
 
-    @abstractmethod
     def end_worker(self, worker: int) -> None:
-        """End a worker that is leaving; its death is reported as any other."""
+        """End a worker that is leaving; its death is reported as any other. Optional: needed to drain workers."""
+        raise NotImplementedError(f"worker {worker} cannot be ended")
 
 
 class NetworkTransport(ABC):

@@ -6,9 +6,11 @@ With ``blocks`` it is shorter: one number for every ``blocks`` consecutive coord
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,17 @@ _COLUMNS, _ROWS = 512, 8  # columns into which a long message is folded, and the
 def reverse_attack(message: Vector) -> None:
     """Multiply a message by -100 in place, as a Byzantine worker does (the reverse attack)."""
     message *= -100.0
+
+
+def spoil(message: Vector, requests: Path) -> None:
+    """Spoil a message in place if a file in a folder asks for it; the first worker that removes the file does so.
+
+    This is how ``anyk chaos`` has workers send a message that is not finite (``nan``) or wrong (``corrupt``).
+    """
+    for kind, value in (("nan", np.nan), ("corrupt", 1.0 + np.abs(message).max(initial=0.0))):
+        with contextlib.suppress(OSError):
+            (requests / kind).unlink()
+            message[message.size // 2] += value
 
 
 def checked(message: Vector) -> tuple[str | None, int]:

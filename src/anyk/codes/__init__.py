@@ -9,7 +9,7 @@ from anyk.checks import check
 from anyk.codes.base import Code, MatrixCode, Policy, check_workers
 from anyk.codes.bernoulli import BernoulliCode, RegularisedBernoulliCode, StochasticBlockCode
 from anyk.codes.binary import BinaryCode
-from anyk.codes.biregular import BiregularCode, ExpanderCode, RandomBiregularCode
+from anyk.codes.biregular import BiregularCode, ExpanderCode, KroneckerCode, RandomBiregularCode
 from anyk.codes.byzantine import DracoCode, locate
 from anyk.codes.communication_efficient import CommunicationEfficient
 from anyk.codes.cyclic import CyclicRepetition
@@ -32,7 +32,6 @@ from anyk.codes.heterogeneous import HeterogeneousCode
 from anyk.codes.made import LEFT_OUT
 from anyk.codes.mds import CyclicMDS
 from anyk.codes.partial import PartialStragglers
-from anyk.codes.product import KroneckerCode
 from anyk.codes.progress_codes import ChunkOrderCode, NestedCode, ProgressCode
 from anyk.codes.repetition import BatchedCoupons, FractionalRepetition, RepetitionCode, Uncoded
 from anyk.codes.search import worst_stragglers

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import html
-from anyk.checks import check_workers, typed, whole
+from anyk.checks import check_workers, value_class, whole
 from anyk.codes.decoders import (
     EXACT,
     METHODS,
@@ -32,11 +32,11 @@ from anyk.codes.decoders import (
     Indices,
     LeastSquaresDecoder,
     Method,
+    Removal,
     Selection,
     method,
 )
 from anyk.codes.made import CodeType, ReadOnly, fixed_property, valid_matrix
-from anyk.codes.removal import Removal
 from anyk.errors import BadInput
 from anyk.specs import show
 
@@ -48,8 +48,7 @@ Row = tuple[tuple[int, ...], tuple[float, ...]]  # partitions of a worker, and t
 _REMEMBERED = 256  # number of decodings that a code caches
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Policy:
     """Duties of a code's rounds besides waiting and decoding.
 
@@ -68,20 +67,8 @@ class Policy:
             raise BadInput(f"every, the steps after which a code is relearned, must be at least 1, got {self.every}")
 
 
-class Code(ReadOnly, metaclass=CodeType):
-    """The partitions of each worker with their coefficients: an immutable matrix with a way to decode.
-
-    A subclass is a frozen dataclass with a field ``workers`` and further settings. It defines ``spec``, ``partitions``,
-    ``rows`` and ``tolerates``, and may define a faster ``decoder``, ``_solve`` or ``finish_times``. If a worker sends
-    several ``messages`` a step, message c of worker i is row ``i * messages + c``, which decoders take for a worker.
-    ``approximate``: steps are meant to be taken without the exact sum. ``unbiased``: its own decoding is right on
-    average and must not be rescaled. ``optimal``: its own weights are as good as least squares. ``blocks``: each reply
-    is a vector of length d / blocks, with ``blocks`` sets of coefficients and weights. ``own_messages``: each reply
-    covers a partition that no other worker holds.
-
-    A code of a class outside anyk is checked when it is built: :class:`~anyk.errors.BadInput` names the row with
-    a partition that does not exist or occurs twice, or with a coefficient that is not finite.
-    """
+class _CodeRows(ReadOnly, metaclass=CodeType):
+    """The facts of a code that follow from its rows."""
 
     workers: int
     messages: int = 1
@@ -131,7 +118,7 @@ class Code(ReadOnly, metaclass=CodeType):
             if not 0 <= j < self.partitions:
                 raise BadInput(f"a row holds partition {j}; there are {self.partitions} (0 to {self.partitions - 1})")
         indices = (columns[:, None] * b + np.arange(b)).ravel()
-        values = np.concatenate([np.asarray(c, dtype=np.float64) for _, c in self.rows])
+        values = np.concatenate([np.asarray(c, dtype=float) for _, c in self.rows])
         starts = b * np.concatenate([[0], np.cumsum([len(p) for p, _ in self.rows])])
         return csr_array((values, indices, starts), shape=(self.replies, self.partitions * b))
 
@@ -176,6 +163,35 @@ class Code(ReadOnly, metaclass=CodeType):
         ``scaling=marginal`` uses it. Raises :class:`~anyk.errors.BadInput` for codes without a closed form.
         """
         raise BadInput(f"scaling=marginal needs a repetition code, got '{self.spec}'; use scaling=conditional or none")
+
+    def _check_encoding(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` unless a matrix that a class builds itself is the matrix of its rows."""
+        if type(self).encoding in (Code.encoding, MatrixCode.encoding):
+            return
+        shape = self.replies, self.partitions * self.blocks
+        differs = abs(valid_matrix(self.encoding, shape) - Code.encoding.func(self))
+        if differs.nnz and differs.max() > 0:
+            row = int(np.flatnonzero(np.asarray(differs.sum(axis=1)).ravel())[0])
+            raise BadInput(f"the encoding is not that of the rows: row {row} differs")
+
+    def _check_more(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` for invalid parts of a custom code besides rows and encoding."""
+
+
+class Code(_CodeRows):
+    """The partitions of each worker with their coefficients: an immutable matrix with a way to decode.
+
+    A subclass is a frozen dataclass with a field ``workers`` and further settings. It defines ``spec``, ``partitions``,
+    ``rows`` and ``tolerates``, and may define a faster ``decoder``, ``_solve`` or ``finish_times``. If a worker sends
+    several ``messages`` a step, message c of worker i is row ``i * messages + c``, which decoders take for a worker.
+    ``approximate``: steps are meant to be taken without the exact sum. ``unbiased``: its own decoding is right on
+    average and must not be rescaled. ``optimal``: its own weights are as good as least squares. ``blocks``: each reply
+    is a vector of length d / blocks, with ``blocks`` sets of coefficients and weights. ``own_messages``: each reply
+    covers a partition that no other worker holds.
+
+    A code of a class outside anyk is checked when it is built: :class:`~anyk.errors.BadInput` names the row with
+    a partition that does not exist or occurs twice, or with a coefficient that is not finite.
+    """
 
     # ------------------------------------------------------------------------------------------- decoding
 
@@ -258,19 +274,6 @@ class Code(ReadOnly, metaclass=CodeType):
         residual = 0.0 if worst < 1e-15 else float(np.linalg.norm(error) / np.sqrt(self.partitions))
         return Decoding(weights, residual, float(np.linalg.norm(weights * self.norms)), worst)
 
-    def _check_encoding(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` unless a matrix that a class builds itself is the matrix of its rows."""
-        if type(self).encoding in (Code.encoding, MatrixCode.encoding):
-            return
-        shape = self.replies, self.partitions * self.blocks
-        differs = abs(valid_matrix(self.encoding, shape) - Code.encoding.func(self))
-        if differs.nnz and differs.max() > 0:
-            row = int(np.flatnonzero(np.asarray(differs.sum(axis=1)).ravel())[0])
-            raise BadInput(f"the encoding is not that of the rows: row {row} differs")
-
-    def _check_more(self) -> None:
-        """Raise :class:`~anyk.errors.BadInput` for invalid parts of a custom code besides rows and encoding."""
-
     # ------------------------------------------------------------------------------------------- theory
 
     def expected_error(self, replies: int, *, decoder: str = "own") -> float | None:
@@ -330,7 +333,7 @@ class Code(ReadOnly, metaclass=CodeType):
         return finish
 
     def _arrivals(self, arrivals: ArrayLike) -> Floats:
-        times = np.atleast_2d(np.asarray(arrivals, dtype=np.float64))
+        times = np.atleast_2d(np.asarray(arrivals, dtype=float))
         if times.ndim != 2 or times.shape[1] != self.replies:
             raise BadInput(f"arrivals must have shape (rounds, {self.replies}), got {np.shape(arrivals)}")
         if np.isnan(times).any():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import MatrixCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
@@ -37,8 +36,7 @@ class _RandomCode(MatrixCode):
         return incidence(assignment, self.partitions)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class BernoulliCode(_RandomCode):
     """Bernoulli gradient code (BGC): each worker holds each partition with the same probability, load / m.
 
@@ -88,8 +86,7 @@ class BernoulliCode(_RandomCode):
         return m * (m - d) / (replies * d)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class RegularisedBernoulliCode(BernoulliCode):
     """Regularised Bernoulli code (rBGC): as ``bgc``, but no worker holds more than twice the expected load.
 
@@ -109,8 +106,7 @@ class RegularisedBernoulliCode(BernoulliCode):
         self._resolve(_most=2 * self.expected_load)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class StochasticBlockCode(_RandomCode):
     """Stochastic block code (SBC): communities of workers and partitions, dense inside, sparse across.
 

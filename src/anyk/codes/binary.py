@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import Decoder, Floats, Indices, Row, StragglersCode
 from anyk.codes.decoders import LeastSquaresDecoder
 from anyk.codes.made import fixed_property
 from anyk.codes.repetition import FractionalRepetition, cut_evenly
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class BinaryCode(StragglersCode):
     """The numerically stable binary code: coefficients and weights are 0 and 1, so nothing is ever rounded.
 
@@ -77,7 +75,7 @@ class BinaryCode(StragglersCode):
         complete = np.flatnonzero(np.bincount(class_of[replies], minlength=self.classes) == np.bincount(class_of))
         if not len(complete):
             return super()._solve(replies)
-        return np.asarray(class_of == complete[0], dtype=np.float64)
+        return np.asarray(class_of == complete[0], dtype=float)
 
 
 class _ClassDecoder(LeastSquaresDecoder):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import AtLeastZero, typed
+from anyk.checks import AtLeastZero, value_class
 from anyk.codes.base import Code, Decoder, Floats, Indices, Policy, RegisteredCode, Row, check_workers
 from anyk.codes.decoders import METHODS, Decoding
 from anyk.codes.made import fixed_property
@@ -24,8 +23,7 @@ _SAME = 1e-9  # replicas agree if their projections differ by less than this fra
 _CLEAN = 1e-9  # a syndrome below this fraction of the largest projection (times n) is rounding of float64 replies
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class DracoCode(RegisteredCode):
     """DRACO: the exact sum although ``byzantine`` workers reply whatever they like and ``stragglers`` do not reply.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import Decoding, Floats, Indices, Method, Row, WindowCode
 from anyk.codes.decoders import Exact, Own
 from anyk.codes.made import fixed_property
@@ -19,8 +18,7 @@ from anyk.errors import BadInput
 _Sample = tuple[Floats, Floats, Floats]
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class CommunicationEfficient(WindowCode):
     """Communication-efficient code: more computing buys shorter replies, one ``blocks``-th of the vector each.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import Decoding, Floats, Indices, Row, WindowCode
 from anyk.codes.made import ReadOnly, fixed_property, frozen
 from anyk.errors import BadInput
@@ -20,8 +19,7 @@ _DENSE = 1024  # workers up to which pseudo-inverse and null space are stored
 _WORST_GAIN = 1e9  # a sample that amplifies rounding more than this on a probe is useless in double precision
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class CyclicRepetition(WindowCode):
     """Cyclic repetition: worker i holds partitions i, …, i + s (mod n); any n - s replies give the exact sum.
 
@@ -98,7 +96,7 @@ def _sample(n: int, s: int, random: np.random.Generator) -> _Sample:
     except np.linalg.LinAlgError:
         values = np.stack([_svd(block)[2][-1] for block in blocks])
     values *= np.where(values.sum(axis=1) < 0, -1.0, 1.0)[:, None]
-    return _Sample(supports, values.astype(np.float64))
+    return _Sample(supports, values.astype(float))
 
 
 def _svd(matrix: Floats) -> tuple[Floats, Floats, Floats]:
@@ -127,7 +125,7 @@ class _Sample(ReadOnly):
         dense[np.arange(n)[:, None], self.supports] = self.values
         left, singular, right = _svd(dense)
         inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T
-        return inverse.astype(np.float64), left[:, rank:].astype(np.float64)
+        return inverse.astype(float), left[:, rank:].astype(float)
 
     @fixed_property
     def _sparse(self) -> Any:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import Floats, Indices, MatrixCode, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import edges_of_regular
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class EdgeCode(MatrixCode):
     """Graph code: partitions are the vertices of a random regular graph, workers its edges (Glasgow and Wootters 2021).
 

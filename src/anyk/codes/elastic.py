@@ -140,9 +140,9 @@ def follow(code: Code, members: Lists, blocks: Lists, present: Collection[int], 
     than 1.4 times that of an even layout (immediately without redundancy, as a worker would have nothing to do).
 
     >>> follow(Uncoded(3), [[0], [1]], [[0, 1, 2], [3, 4, 5]], {0, 1, 2}, 6)
-    ([[0], [1], [2]], [[0, 1], [3, 4], [5, 2]])
-    >>> follow(Uncoded(3), [[0], [1], [2]], [[0, 1], [3, 4], [5, 2]], {0, 2}, 6)
-    ([[0], [2]], [[0, 1, 3], [5, 2, 4]])
+    ([[0], [1], [2]], [[0, 1], [3, 4], [2, 5]])
+    >>> follow(Uncoded(3), [[0], [1], [2]], [[0, 1], [3, 4], [2, 5]], {0, 2}, 6)
+    ([[0], [2]], [[0, 1, 3], [2, 5, 4]])
     """
     size = _stragglers(code) + 1  # the fewest members of a group
     members = [[worker for worker in own if worker in present] for own in members]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import EXACT, Floats, MatrixCode, RegisteredCode, check_workers
+from anyk.codes.decoders import Removal
 from anyk.codes.made import fixed_property, valid_matrix
-from anyk.codes.removal import Removal
 from anyk.errors import BadInput
 from anyk.matrices import read_matrix
 from anyk.specs import File, absolute
@@ -25,8 +24,7 @@ _WORK = 4_000_000  # entries of a block times the sets of stragglers to which ea
 _DENSE = 160_000  # entries of a block that is decomposed
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class FileCode(RegisteredCode, MatrixCode):
     """A code from a file: its matrix B, n x m, a row for each worker, a column for each partition.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
-from anyk.checks import AtLeastOne, AtLeastZero, typed
+from anyk.checks import AtLeastOne, AtLeastZero, value_class
 from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, Policy, check_workers, usual_load
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
@@ -17,8 +17,7 @@ from anyk.specs import show
 _LEAST = 1e-9  # smallest probability to straggle, as no worker has been observed for long enough for less
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class HeterogeneousCode(MatrixCode):
     """Heterogeneous code: fixed weights that make the sum right on average, with the least possible variance.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from anyk.checks import AtLeastOne, check
 from anyk.errors import BadInput
+from anyk.plain import ByName
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -47,7 +48,7 @@ class fixed_property(cached_property[T]):
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         @wraps(compute)
-        def compute_frozen(code: Any) -> T:
+        def compute_frozen(code: object) -> T:
             return frozen(compute(code))
 
         super().__init__(compute_frozen)
@@ -59,7 +60,7 @@ class ReadOnly:
     In a user's class these are the values of :class:`fixed_property`.
     """
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: ByName) -> None:
         ours = type(self).__module__.startswith("anyk.")
         for name, value in state.items():
             if ours or isinstance(getattr(type(self), name, None), fixed_property):
@@ -110,7 +111,7 @@ def check_code(code: Code) -> None:
     code._check_more()
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return hasattr(type(value), "__index__") and not isinstance(value, bool)
 
 
@@ -152,7 +153,7 @@ def valid_matrix(matrix: Any, shape: tuple[int, int]) -> SparseMatrix:
     if matrix.dtype.kind not in "biuf":
         raise BadInput(f"the encoding must be a matrix of real numbers, got {matrix.dtype}")
     try:
-        copied = csr_array(matrix, dtype=np.float64, copy=True)
+        copied = csr_array(matrix, dtype=float, copy=True)
     except ValueError as error:
         raise BadInput(f"the encoding is not a valid sparse matrix: {error}") from None
     row_of = np.repeat(np.arange(shape[0]), np.diff(copied.indptr))

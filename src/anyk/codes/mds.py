@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import EXACT, Code, Floats, Indices, Row, WindowCode
 from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
@@ -19,8 +18,7 @@ _GOOD = 1e-9  # has a larger error than this
 _SURE = 64  # workers up to which every set decodes in closed form
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class CyclicMDS(WindowCode):
     """Cyclic MDS (real Reed-Solomon): any n - s replies give the exact sum, by a code without a random draw.
 

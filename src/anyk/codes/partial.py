@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
@@ -19,8 +19,7 @@ from anyk.errors import BadInput
 from anyk.specs import show
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class PartialStragglers(Code):
     """Two messages a worker: a private part that only it computes, then a part under an exact code.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import (
     Code,
     Decoder,
@@ -98,8 +97,7 @@ class ProgressCode(Code):
         return None
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class NestedCode(StragglersCode, ProgressCode):
     """Nested code: one placement serves a code for each tolerance; the progress in a step decides between them.
 
@@ -221,8 +219,7 @@ class _LevelWatch(ProgressWatch):
         return self._decoders[self._best()].residual
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class ChunkOrderCode(RegisteredCode, ProgressCode):
     """Progress-based code for partial stragglers: every finished partition counts, whoever has finished it.
 

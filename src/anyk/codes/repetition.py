@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, value_class
 from anyk.codes.base import (
     Code,
     Decoder,
@@ -26,6 +26,7 @@ from anyk.codes.base import (
 )
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.specs import show
 
 _MOST = 10_000  # partitions that one worker's share may stand for
@@ -56,7 +57,7 @@ class RepetitionCode(Code):
 
     shares: tuple[int, ...] = ()
     _groups: int
-    _even: dict[str, Any]  # the settings of fractional repetition apart from shares
+    _even: ByName  # the settings of fractional repetition apart from shares
 
     @property
     def groups(self) -> int:
@@ -153,7 +154,7 @@ class RepetitionCode(Code):
         order = np.argsort(self._group_array, kind="stable")
         times = self._arrivals(arrivals)[:, order]
         starts = np.searchsorted(self._group_array[order], np.arange(self.groups))
-        return np.asarray(np.minimum.reduceat(times, starts, axis=1).max(axis=1), dtype=np.float64)
+        return np.asarray(np.minimum.reduceat(times, starts, axis=1).max(axis=1), dtype=float)
 
 
 class _GroupDecoder(Decoder):
@@ -200,8 +201,7 @@ class _GroupDecoder(Decoder):
         return Selection(used, [1.0] * len(used), self.residual, float(covered**0.5))
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Uncoded(RegisteredCode, RepetitionCode):
     """Every partition on one worker: no redundancy, so an exact sum needs every reply.
 
@@ -236,8 +236,7 @@ class Uncoded(RegisteredCode, RepetitionCode):
         return replace(self, shares=tuple(sizes))
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class FractionalRepetition(RepetitionCode):
     """Fractional repetition: groups of workers hold the same partitions; any one reply a group is enough.
 
@@ -304,8 +303,7 @@ class FractionalRepetition(RepetitionCode):
         return self._groups
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class BatchedCoupons(RegisteredCode, RepetitionCode):
     """Batched coupon collector (BCC): each worker takes one of ``batches`` batches of the data at random.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.codes.base import Code, Decoder, Floats, Indices, Policy, RegisteredCode, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
@@ -27,8 +26,7 @@ class NodeShare(NamedTuple):
     children: tuple[int, ...]
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class TreeCode(RegisteredCode):
     """Tree code (CodedReduce): a regular tree in which every parent tolerates ``stragglers`` missing children.
 

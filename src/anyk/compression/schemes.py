@@ -21,7 +21,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.specs import Registry, show
 
 Vector = NDArray[np.floating[Any]]
@@ -73,8 +73,7 @@ def _count(share: float, length: int) -> int:
     return min(length, max(1, round(share * length)))
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class RandomK(Compressor):
     """The same random coordinates of every worker's message, scaled up; linear, and unbiased.
 
@@ -106,8 +105,7 @@ class RandomK(Compressor):
         return out
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class QSGD(Compressor):
     """Random rounding to ``levels`` steps of the norm, one byte per number (Alistarh et al. 2017); unbiased.
 
@@ -157,8 +155,7 @@ class Half(Compressor):
         return np.asarray(values * (top * 2.0**-10), dtype=dtype)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class TopK(Compressor):
     """The largest coordinates, with error feedback (Stich, Cordonnier and Jaggi 2018); contractive.
 
@@ -187,8 +184,7 @@ class TopK(Compressor):
         return out
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Sign(Compressor):
     """Signs, times the mean size, with error feedback (Karimireddy et al. 2019), a bit a number; contractive.
 

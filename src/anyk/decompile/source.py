@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, on_system_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,8 @@ class Source:
         Raises :class:`~anyk.errors.BadInput` when it cannot be written.
         """
         file = Path(path)
-        try:
+        with on_system_error(f"the file '{path}' cannot be written"):
             file.write_text(self.text, encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"the file '{path}' cannot be written ({error.strerror})") from None
         return file
 
     def _repr_markdown_(self) -> str:

@@ -14,17 +14,15 @@ from anyk.decompile.literals import short
 from anyk.decompile.primitives import rule
 from anyk.decompile.variable_names import Names, Origins
 from anyk.decompile.writing import MainFunction, Module, fixed_names
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 
 _TARGETS = {"jax": "JAX", "numpy": "NumPy"}
 
 
 def decompile(fn: Any, examples: Sequence[Any], *, target: str, names: Sequence[str] | None) -> str:
     """Return the text of :func:`anyk.decompile.to_python`."""
-    try:
+    with needing("jax", "jax", "decompiling a function"):
         import jax
-    except ImportError:
-        raise MissingPackage("jax", "jax", "decompiling a function") from None
     if target not in _TARGETS:
         raise BadInput(f"target must be jax or numpy, got {target!r}")
     if hasattr(fn, "jaxpr") and hasattr(fn, "consts"):

@@ -2,13 +2,13 @@
 
 from typing import Annotated, Literal
 
-from anyk.delays.base import DelayModel
+from anyk.delays.base import DelayModel, DelayStream
 from anyk.delays.communication import Communication, Links, Traffic
-from anyk.delays.fitting import Fit, fit
 from anyk.delays.models import (
     Bimodal,
     Constant,
     Exponential,
+    Fit,
     Heterogeneous,
     Mixture,
     NoDelay,
@@ -16,8 +16,8 @@ from anyk.delays.models import (
     ScipyLaw,
     ShiftedExponential,
     Uniform,
+    fit,
 )
-from anyk.delays.stream import DelayStream
 from anyk.delays.trace import Table, Trace
 from anyk.errors import BadInput
 from anyk.specs import Registry, absolute, with_files

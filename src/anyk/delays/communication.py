@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from anyk import keyed
-from anyk.checks import typed
-from anyk.delays.base import DelayModel
-from anyk.delays.stream import DelayStream
+from anyk.checks import value_class
+from anyk.delays.base import DelayModel, DelayStream
 from anyk.errors import BadInput
 from anyk.specs import show
 
@@ -25,8 +23,7 @@ class Traffic(NamedTuple):
     exchanged: int = 0  # bytes from and to the driver
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Communication:
     """The time of a task's vectors: a ``latency`` for each exchange, and bytes over the ``bandwidth``.
 

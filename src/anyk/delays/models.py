@@ -1,4 +1,4 @@
-"""Delay models: constant, uniform, exponential, Pareto, two-valued, heterogeneous, mixed, and from SciPy."""
+"""Delay models: constant, uniform, exponential, Pareto, two-valued, heterogeneous, mixed, SciPy's, and fitted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import ArrayLike
 
-from anyk.checks import PositiveNumber, typed
-from anyk.delays.base import DelayModel, Floats, Seconds, SecondsOrZero
+from anyk.checks import FiniteNumber, PositiveNumber, value_class
+from anyk.delays.base import DelayModel, Flags, Floats, Seconds, SecondsOrZero
 from anyk.errors import BadInput
 
 HEAVIEST = 0.1  # least exponent of a Pareto delay model; with a smaller one the longest draws overflow
@@ -48,8 +49,7 @@ class NoDelay(_Fixed):
         return 0.0
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Constant(_Fixed):
     """The same delay always."""
 
@@ -60,8 +60,7 @@ class Constant(_Fixed):
         return self.value
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Uniform(DelayModel):
     """Anything from ``low`` to ``high``, all equally likely."""
 
@@ -88,35 +87,35 @@ class Uniform(DelayModel):
         return self.low + (self.high - self.low) * k / (workers + 1)
 
 
-@typed
-@dataclass(frozen=True)
-class Exponential(DelayModel):
-    """Exponential delays with the given mean.
+class _Exponentials(DelayModel):
+    """A shift plus an exponential delay, by worker."""
 
-    >>> float(Exponential(mean=0.5).draws(seed=0, worker=0, start=0, count=20000).mean().round(2))
-    0.5
-    """
-
-    mean: Seconds
-    name = "exp"
-    memoryless = True
+    @abstractmethod
+    def _shift_and_mean(self, worker: int) -> tuple[float, float]: ...
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        return -self.mean * np.log1p(-uniforms)
+        shift, mean = self._shift_and_mean(worker)
+        return shift - mean * np.log1p(-uniforms)
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        return -np.expm1(-np.maximum(seconds, 0.0) / self.mean)
+        shift, mean = self._shift_and_mean(worker)
+        return -np.expm1(-np.maximum(seconds - shift, 0.0) / mean)
 
     def expected(self, worker: int = 0) -> float:
-        return self.mean
+        return sum(self._shift_and_mean(worker))
+
+
+class _EqualExponentials(_Exponentials):
+    """The same for all workers."""
 
     def order_statistic(self, k: int, workers: int) -> float:
-        """``mean (H_n - H_(n-k))`` with the harmonic numbers H.
+        """``shift + mean (H_n - H_(n-k))`` with the harmonic numbers H.
 
         >>> round(Exponential(mean=1.0).order_statistic(4, 8), 7)
         0.6345238
         """
-        return self.mean * float((1.0 / np.arange(workers - k + 1, workers + 1)).sum())
+        shift, mean = self._shift_and_mean(0)
+        return shift + mean * float((1.0 / np.arange(workers - k + 1, workers + 1)).sum())
 
     def longest_sum(self, count: int, workers: int) -> float:
         """Sums are Erlang: ``mean x integral of 1 - P(count, t)^n``, P the regularised incomplete gamma function.
@@ -127,43 +126,42 @@ class Exponential(DelayModel):
         from scipy.integrate import quad
         from scipy.special import gammainc
 
+        shift, mean = self._shift_and_mean(0)
         n = workers
         top = count + 12.0 * (count * np.log(n + 1.0)) ** 0.5 + 12.0 * np.log(n + 1.0) + 40.0
         value, _ = quad(lambda t: 1.0 - gammainc(count, t) ** n, 0.0, top, limit=500, epsabs=1e-11, points=[count])
-        return self.mean * float(value)
+        return count * shift + mean * float(value)
 
 
-@typed
-@dataclass(frozen=True)
-class ShiftedExponential(DelayModel):
+@value_class
+class Exponential(_EqualExponentials):
+    """Exponential delays with the given mean.
+
+    >>> float(Exponential(mean=0.5).draws(seed=0, worker=0, start=0, count=20000).mean().round(2))
+    0.5
+    """
+
+    mean: Seconds
+    name = "exp"
+    memoryless = True
+
+    def _shift_and_mean(self, worker: int) -> tuple[float, float]:
+        return 0.0, self.mean
+
+
+@value_class
+class ShiftedExponential(_EqualExponentials):
     """A fixed shift plus an exponential delay with the given mean."""
 
     shift: SecondsOrZero
     mean: Seconds
     name = "shifted-exp"
 
-    def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        return self.shift + self._exponential.seconds(uniforms, worker)
-
-    def cdf(self, seconds: Floats, worker: int) -> Floats:
-        return self._exponential.cdf(seconds - self.shift, worker)
-
-    def expected(self, worker: int = 0) -> float:
-        return self.shift + self.mean
-
-    def order_statistic(self, k: int, workers: int) -> float:
-        return self.shift + self._exponential.order_statistic(k, workers)
-
-    def longest_sum(self, count: int, workers: int) -> float:
-        return count * self.shift + self._exponential.longest_sum(count, workers)
-
-    @property
-    def _exponential(self) -> Exponential:
-        return Exponential(mean=self.mean)
+    def _shift_and_mean(self, worker: int) -> tuple[float, float]:
+        return self.shift, self.mean
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Pareto(DelayModel):
     """Pareto delays: ``P(delay > x) = (minimum / x)^alpha``; heavy tails, no mean for alpha <= 1."""
 
@@ -191,8 +189,7 @@ class Pareto(DelayModel):
         return float(self.minimum * np.exp(log))
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Bimodal(DelayModel):
     """Fast most of the time, slow with the given probability, of each worker or one for all.
 
@@ -233,9 +230,8 @@ class Bimodal(DelayModel):
         return self.slow - (self.slow - self.fast) * float(fast[k:].sum())
 
 
-@typed
-@dataclass(frozen=True)
-class Heterogeneous(DelayModel):
+@value_class
+class Heterogeneous(_Exponentials):
     """Exponential delays whose mean differs by worker: ``hetero:means=0.1/0.1/0.4``, repeated over the fleet."""
 
     means: tuple[Seconds, ...]
@@ -246,18 +242,11 @@ class Heterogeneous(DelayModel):
         if not self.means:
             raise BadInput("'hetero' needs at least one mean, as in hetero:means=0.1/0.4")
 
-    def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        return -self.expected(worker) * np.log1p(-uniforms)
-
-    def cdf(self, seconds: Floats, worker: int) -> Floats:
-        return -np.expm1(-np.maximum(seconds, 0.0) / self.expected(worker))
-
-    def expected(self, worker: int = 0) -> float:
-        return self.means[worker % len(self.means)]
+    def _shift_and_mean(self, worker: int) -> tuple[float, float]:
+        return 0.0, self.means[worker % len(self.means)]
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Mixture(DelayModel):
     """Each delay follows one of several models, ``laws``, sampled with ``weights`` (normalised to add up to 1).
 
@@ -319,8 +308,7 @@ class Mixture(DelayModel):
             law.check_fleet(workers)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class ScipyLaw(DelayModel):
     """A distribution of :mod:`scipy.stats`: ``loc + scale x X``, X with the shape parameters ``args`` in SciPy's order.
 
@@ -333,8 +321,8 @@ class ScipyLaw(DelayModel):
 
     law: str
     args: tuple[float, ...] = ()
-    loc: float = 0.0
-    scale: float = 1.0
+    loc: FiniteNumber = 0.0
+    scale: PositiveNumber = 1.0
     name = "scipy"
 
     def __post_init__(self) -> None:
@@ -350,10 +338,6 @@ class ScipyLaw(DelayModel):
             raise BadInput(
                 f"'scipy:{self.law}' takes {count} shape parameters{names}, as in args=2, got {len(self.args)}"
             )
-        if not np.isfinite(self.loc) or not 0.0 < self.scale < float("inf"):
-            raise BadInput(
-                f"'scipy' needs a finite loc and a scale above 0, got loc={self.loc:g}, scale={self.scale:g}"
-            )
         least = float(self._frozen.support()[0])
         if np.isnan(least):
             raise BadInput(f"'{self.law}' of scipy.stats does not exist for the shape parameters {self.args}")
@@ -367,10 +351,92 @@ class ScipyLaw(DelayModel):
         return getattr(stats, self.law)(*self.args, loc=self.loc, scale=self.scale)
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
-        return np.asarray(self._frozen.ppf(uniforms), dtype=np.float64)
+        return np.asarray(self._frozen.ppf(uniforms), dtype=float)
 
     def cdf(self, seconds: Floats, worker: int) -> Floats:
-        return np.asarray(self._frozen.cdf(seconds), dtype=np.float64)
+        return np.asarray(self._frozen.cdf(seconds), dtype=float)
 
     def expected(self, worker: int = 0) -> float:
         return float(self._frozen.mean())
+
+
+_Law = Exponential | ShiftedExponential | Pareto | Bimodal
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A delay model, ``law``, and its ``misfit``: the largest distance between its distribution and the measured one.
+
+    The misfit (Kolmogorov's distance) measures the quality of the fit, not the probability that the model is true,
+    because its parameters are fitted to the same times.
+    """
+
+    law: DelayModel
+    misfit: float
+
+
+def fit(seconds: ArrayLike, *, censored: ArrayLike | None = None) -> list[Fit]:
+    """Fit exponential, shifted exponential and Pareto models by maximum likelihood, and a two-valued one by two means.
+
+    The best fit comes first. ``censored`` marks times that are lower bounds, because a worker was cancelled; the two
+    means ignore them. Raises :class:`~anyk.errors.BadInput` for fewer than two different times above 0.
+
+    >>> times = Exponential(mean=0.5).draws(seed=1, worker=0, start=0, count=4000)
+    >>> best = fit(times)[0]
+    >>> isinstance(best.law, (Exponential, ShiftedExponential)), best.misfit < 0.03
+    (True, True)
+    """
+    times = np.asarray(seconds, dtype=float).ravel()
+    cut = np.zeros(times.size, dtype=bool) if censored is None else np.asarray(censored, dtype=bool).ravel()
+    if cut.shape != times.shape:
+        raise BadInput(f"censored must have one flag for each of the {times.size} times, got {cut.size}")
+    if not np.isfinite(times).all() or (times < 0).any():
+        raise BadInput("times must be finite and at least 0")
+    complete = times[~cut]
+    if np.unique(complete).size < 2 or complete.max() <= 0:
+        raise BadInput("a law needs at least two different times above 0")
+    least, count = float(complete.min()), complete.size
+    models: list[_Law | None] = [
+        Exponential(mean=float(times.sum() / count)),
+        ShiftedExponential(shift=least, mean=float(np.maximum(times - least, 0.0).sum() / count)),
+    ]
+    if least > 0:
+        alpha = count / float(np.log(np.maximum(times, least) / least).sum())
+        models.append(Pareto(minimum=least, alpha=alpha) if alpha >= HEAVIEST else None)
+    models.append(_two_means(complete))
+    fits = [Fit(model, _misfit(model, times, cut)) for model in models if model is not None]
+    return sorted(fits, key=lambda fit: fit.misfit)
+
+
+def _two_means(times: Floats) -> Bimodal | None:
+    """Fit two values by two means of logarithms, as slow times are multiples of fast ones; None without two values."""
+    logs = np.log(times[times > 0])
+    centre = np.array([logs.min(), logs.max()])
+    if centre[0] == centre[1]:
+        return None
+    for _ in range(100):
+        slow = np.abs(logs - centre[1]) < np.abs(logs - centre[0])
+        if slow.all() or not slow.any():
+            return None
+        moved = np.array([logs[~slow].mean(), logs[slow].mean()])
+        if np.array_equal(moved, centre):
+            break
+        centre = moved
+    return Bimodal(fast=float(np.exp(centre[0])), slow=float(np.exp(centre[1])), probability=(float(slow.mean()),))
+
+
+def _misfit(law: _Law, times: Floats, cut: Flags) -> float:
+    """Return the largest distance to the product-limit distribution of the times."""
+    order = np.lexsort((cut, times))
+    ordered, ended = times[order], ~cut[order]
+    at_risk = np.arange(times.size, 0, -1)
+    survival = np.cumprod(np.where(ended, 1.0 - 1.0 / at_risk, 1.0))
+    last = np.append(np.diff(ordered[ended]) > 0, True)  # of equal times the last has the whole jump
+    at = ordered[ended][last]
+    after = (1.0 - survival[ended])[last]
+    before = np.concatenate(([0.0], after[:-1]))
+    if isinstance(law, Bimodal):  # its distribution is compared at values, not at jumps
+        shares = law.cdf(at * (1 + 1e-9), 0)  # fitted values may be off in the last digit
+        return float(np.abs(shares - after).max())
+    shares = law.cdf(at, 0)
+    return float(np.maximum(np.abs(shares - after), np.abs(shares - before)).max())

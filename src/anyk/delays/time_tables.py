@@ -125,7 +125,7 @@ def _from_npz(file: Path, allowed: Limit) -> TimeTable:
     if cut is not None and cut.shape != arrays["seconds"].shape:
         raise BadInput(f"'censored' in '{shown(file)}' must have the shape of 'seconds', got {cut.shape}")
     with np.errstate(all="ignore"):  # values that do not fit become infinite, which is refused
-        times = arrays["seconds"].astype(np.float64)
+        times = arrays["seconds"].astype(float)
     remarks: tuple[str, ...] = ()
     if times.ndim == 2 and times.shape[1] > 1 and len(times) > 2 and is_row_number(times[:, 0]):
         times, cut = times[:, 1:], None if cut is None else cut[:, 1:]

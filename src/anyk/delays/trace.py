@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import FiniteNumber, NonnegativeNumber, value_class
 from anyk.delays.base import DelayModel, Flags, Floats
 from anyk.delays.time_tables import TimeTable, read_measured
 from anyk.errors import BadInput
@@ -78,8 +78,7 @@ class Table(_Rows):
         return self.times
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Trace(_Rows):
     """Measured delays: ``trace:file.npz`` (array ``seconds``, rounds x workers), CSV or Parquet.
 
@@ -94,18 +93,14 @@ class Trace(_Rows):
     """
 
     file: File
-    slope: float = 0.0
-    load: float | None = None
+    slope: FiniteNumber = 0.0
+    load: NonnegativeNumber | None = None
     unit: Literal["s", "ms", "us"] | None = None
     max_gb: float | None = None
     name = "trace"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not np.isfinite(self.slope):
-            raise BadInput(f"the slope of 'trace' must be a finite number, got {self.slope:g}")
-        if self.load is not None and not 0.0 <= self.load < float("inf"):
-            raise BadInput(f"the load of 'trace' must be a share of the data, at least 0, got {self.load:g}")
         if self.per == "load":
             raise BadInput("a trace holds the delays of whole tasks; use slope=… instead of per=load")
         _ = self._measured

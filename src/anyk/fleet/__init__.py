@@ -3,11 +3,10 @@
 from anyk.fleet.auto.auto_training import Auto, resume_auto, train_auto
 from anyk.fleet.auto.parts import Part
 from anyk.fleet.explanation.explaining import explain
-from anyk.fleet.explanation.explanation import Explanation, WorkerCost
-from anyk.fleet.plans.advice import Advice
+from anyk.fleet.explanation.sentences import Explanation, WorkerCost
 from anyk.fleet.plans.check import Checked, Figures, check
 from anyk.fleet.plans.judging import Choice, pareto
-from anyk.fleet.plans.plan import Plan, plan
+from anyk.fleet.plans.plan import Advice, Plan, plan
 from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, fit_slope, sequential_candidates
 from anyk.fleet.records import PARTS, Record, Recorder, ddp, joined, read, read_all
 from anyk.fleet.simulation import Measured, computed_load, pace, simulate, simulated_pace

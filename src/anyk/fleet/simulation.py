@@ -125,7 +125,7 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
     >>> durations.round(9).tolist(), waits
     ([2.0, 3.0, 1.0], 1)
     """
-    table = np.asarray(delays, dtype=np.float64)
+    table = np.asarray(delays, dtype=float)
     if table.ndim != 2:
         raise BadInput(f"delays must be a table of rounds x workers, got shape {table.shape}")
     if isinstance(strategy, str):

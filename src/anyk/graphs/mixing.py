@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.checks import AtLeastOne, PositiveShare, typed
 from anyk.errors import BadInput
 from anyk.graphs.random_regular import edges_of_regular
 from anyk.matrices import read_matrix
@@ -171,10 +173,9 @@ def _ring(workers: int, *, weights: Weights = "metropolis") -> Mixing:
 
 
 @register("torus")
-def _torus(workers: int, *, rows: int | None = None, weights: Weights = "metropolis") -> Mixing:
+@typed
+def _torus(workers: int, *, rows: AtLeastOne | None = None, weights: Weights = "metropolis") -> Mixing:
     """A grid whose opposite sides are joined: four neighbours; rows x columns as square as possible."""
-    if rows is not None and rows < 1:
-        raise BadInput(f"rows of a torus must be at least 1, got {rows}")
     rows = rows or max(a for a in range(1, int(workers**0.5) + 1) if workers % a == 0)
     if workers % rows:
         raise BadInput(f"a torus of {rows} rows needs a multiple of them, got {workers} workers")
@@ -228,12 +229,11 @@ def _one_peer(workers: int) -> Mixing:
 
 
 @register("groups")
-def _groups(workers: int, *, groups: int = 2, every: int = 4) -> Mixing:
+@typed
+def _groups(workers: int, *, groups: int = 2, every: Annotated[int, Meta(ge=1, le=_MOST_ROUNDS)] = 4) -> Mixing:
     """Groups of consecutive nodes that average among themselves, and in every ``every``-th round with all nodes."""
     if not 1 <= groups <= workers:
         raise BadInput(f"groups must be 1 to {workers} for {workers} nodes, got {groups}")
-    if not 1 <= every <= _MOST_ROUNDS:
-        raise BadInput(f"every (rounds from one average of all to the next) must be 1 to {_MOST_ROUNDS}, got {every}")
     inside = np.zeros((workers, workers))
     for members in np.array_split(np.arange(workers), groups):
         inside[np.ix_(members, members)] = 1.0 / len(members)
@@ -380,15 +380,14 @@ class Matcha:
         return np.eye(self.workers) - self.step * laplacian(active, self.workers)
 
 
-def matcha(spec: str, *, workers: int, budget: float) -> Matcha:
+@typed
+def matcha(spec: str, *, workers: int, budget: PositiveShare) -> Matcha:
     """Return matchings, chances and step for a graph; ``budget``: mean share of active matchings, above 0, at most 1.
 
     Raises :class:`~anyk.errors.BadInput` for another budget and for a graph that is not connected.
     """
     from scipy.optimize import minimize, minimize_scalar
 
-    if not 0.0 < budget <= 1.0:
-        raise BadInput(f"budget (the share of matchings that are active) must be above 0 and at most 1, got {budget:g}")
     groups = matchings(edges_of(spec, workers=workers), workers)
     if not groups:
         raise BadInput(f"'{spec}' has no edges; MATCHA needs a connected graph")

@@ -1,6 +1,5 @@
 """Optimisers: steps on flat vectors."""
 
-from anyk.optimizers.clipping import Clip
 from anyk.optimizers.library_classes import Argument
 from anyk.optimizers.optax_transformations import OptaxOptimizer
 from anyk.optimizers.schedules import (
@@ -17,6 +16,7 @@ from anyk.optimizers.steps import (
     Accelerated,
     Adam,
     AdamW,
+    Clip,
     Momentum,
     Nesterov,
     Optimizer,

@@ -12,13 +12,13 @@ Argument = None | bool | int | float | tuple[float, ...] | str  # the types of v
 MADE = "made in Python"  # in a spec: an object without a name
 
 
-def refuse_made(method: Any) -> None:
+def refuse_made(method: object) -> None:
     """Raise :class:`~anyk.errors.BadInput` for a method that the user must give again."""
     if method == MADE:
         raise BadInput("this optimiser was made in Python; give it again: optimizer=…, in resume or replay")
 
 
-def label(method: Any) -> str:
+def label(method: object) -> str:
     """Return the name of a class or function, or a quoted name, for a sentence."""
     return f"'{method}'" if isinstance(method, str) else str(getattr(method, "__name__", method))
 

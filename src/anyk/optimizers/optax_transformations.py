@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 from anyk.optimizers.library_classes import MADE, refuse_made
 from anyk.optimizers.schedules import Schedule
 from anyk.optimizers.steps import Optimizer, State, Vector
@@ -39,10 +39,8 @@ class OptaxOptimizer(Optimizer):
 
     def __init__(self, method: Any, *, lr: float | str | Schedule = 1.0, **arguments: Any) -> None:
         refuse_made(method)
-        try:
+        with needing("optax", "jax", "an optimiser of optax"):
             import optax
-        except ImportError:
-            raise MissingPackage("optax", "jax", "an optimiser of optax") from None
         super().__init__(lr)
         transformation = method
         if isinstance(method, str):
@@ -142,10 +140,10 @@ class OptaxOptimizer(Optimizer):
         if any(not isinstance(kind, np.dtype) or kind.kind not in "biuf" for kind in kinds):
             raise BadInput("the optax optimiser's state has arrays that a checkpoint cannot keep, of bfloat16 or keys")
 
-        def begin(flat: Any) -> list[Any]:
+        def begin(flat: object) -> list[Any]:
             return jax.tree.leaves(transformation.init(unravel(flat)))
 
-        def step(flat: Any, slope: Any, leaves: list[Any], factor: Any) -> tuple[Any, list[Any]]:
+        def step(flat: object, slope: object, leaves: list[Any], factor: object) -> tuple[Any, list[Any]]:
             state = jax.tree.unflatten(structure, [leaf.reshape(s) for leaf, s in zip(leaves, shapes, strict=True)])
             params = unravel(flat)
             updates, state = transformation.update(unravel(slope), state, params)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Protocol, cast
 
-from anyk.checks import NonnegativeNumber, PositiveShare, check, typed
+from anyk.checks import NonnegativeNumber, PositiveShare, check, value_class
 from anyk.errors import BadInput
 from anyk.specs import Registry, show
 
@@ -39,8 +39,7 @@ class _Rate:
         return show(self.name, vars(self))
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class ConstantRate(_Rate):
     """A constant learning rate."""
 
@@ -52,12 +51,10 @@ class ConstantRate(_Rate):
         return repr(float(self.start)).removesuffix(".0")
 
     def at(self, step: int) -> float:
-        del step
         return self.start
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class ExponentialRate(_Rate):
     """``start * decay^t``.
 
@@ -72,8 +69,7 @@ class ExponentialRate(_Rate):
         return float(self.start * self.decay**step)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class InverseTimeRate(_Rate):
     """``start / (1 + decay * t)``."""
 

@@ -7,20 +7,21 @@ a model of some hundred thousand numbers, so steps allocate as little as possibl
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.checks import NonnegativeNumber, PositiveNumber, typed
+from anyk.checks import NonnegativeNumber, PositiveNumber, value_class
 from anyk.errors import BadInput
 from anyk.optimizers.schedules import Schedule, learning_rate, number_in
-from anyk.specs import Registry, show
+from anyk.specs import Registry, bracketed, show
 
 Vector = NDArray[np.floating[Any]]
 State = dict[str, Vector]
@@ -87,12 +88,10 @@ class Optimizer(ABC):
 
     def fitted(self, problem: Any) -> Optimizer:
         """Return the optimiser adapted to a problem's parameters, such as their shapes; by default unchanged."""
-        del problem
         return self
 
     def start(self, w: Vector) -> State:
         """Return the state before the first step from ``w``."""
-        del w
         return {}
 
     @abstractmethod
@@ -127,8 +126,7 @@ class Optimizer(ABC):
         return out
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class GD(Optimizer):
     """Gradient descent: ``w - lr g``.
 
@@ -143,12 +141,10 @@ class GD(Optimizer):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        del state
         return self._descend(w, gradient, t, scale, out)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Momentum(Optimizer):
     """Heavy ball: ``v = momentum v + g``, ``w - lr v`` (Polyak 1964)."""
 
@@ -171,8 +167,7 @@ class Momentum(Optimizer):
         return velocity
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Nesterov(Momentum):
     """Nesterov momentum: ``v = momentum v + g``, ``w - lr (g + momentum v)``, as torch.optim.SGD has it."""
 
@@ -187,8 +182,7 @@ class Nesterov(Momentum):
         return self._descend(w, out, t, scale, out)
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Accelerated(Optimizer):
     """The accelerated method of the gradient-coding papers, ``theta_t = 2 / (t + 2)`` (Nesterov 1983).
 
@@ -217,8 +211,7 @@ class Accelerated(Optimizer):
         return out
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba 2015, Algorithm 1)."""
 
@@ -250,8 +243,7 @@ class Adam(Optimizer):
         return out
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class AdamW(Adam):
     """Adam with decoupled weight decay: the model also shrinks by ``lr weight_decay`` (Loshchilov and Hutter 2019)."""
 
@@ -267,8 +259,7 @@ class AdamW(Adam):
         return out
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class SlowMo(Momentum):
     """Slow momentum for the change by local steps: ``u = momentum u + d / r``, ``w - lr r u`` (Wang et al. 2020).
 
@@ -304,3 +295,72 @@ def optimizer(spec: str, *, lr: float | str | Schedule) -> Optimizer:
             "with go_on=True, or give an optimizer"
         )
     return registry.build(spec, lr=number_in(lr) if isinstance(lr, str) else lr)
+
+
+_PART = 1 << 16  # numbers squared together
+
+
+@value_class
+class Clip(Optimizer):
+    """Steps of another optimiser (``of``) on gradients scaled down to a Euclidean ``norm`` (Pascanu et al. 2013).
+
+    The gradient is the one of a whole step, combined, averaged and regularised; a longer one is multiplied by
+    ``norm / (|g| + 1e-6)``, as ``torch.nn.utils.clip_grad_norm_`` does. ``of`` is an optimiser, whose learning rate
+    holds, or a spec, which takes ``lr``.
+
+    >>> import numpy as np
+    >>> Clip(lr=1.0, of="gd", norm=5.0).step(np.zeros(2), np.array([30.0, 40.0]), {}, 0).round(5)
+    array([-3., -4.])
+    """
+
+    of: str | Optimizer = "gd"
+    norm: PositiveNumber = 1.0
+    name = "clip"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.of, str):
+            object.__setattr__(self, "of", optimizer(self.of, lr=self.lr))
+        object.__setattr__(self, "lr", self._inner.lr)
+        object.__setattr__(self, "rate", self._inner.rate)
+
+    @property
+    def _inner(self) -> Optimizer:
+        assert isinstance(self.of, Optimizer)
+        return self.of
+
+    @property
+    def watches(self) -> Literal["higher", "lower"] | None:
+        return self._inner.watches
+
+    @property
+    def uniform(self) -> bool:
+        return self._inner.uniform
+
+    @property
+    def vectors(self) -> int:
+        return self._inner.vectors
+
+    def observe(self, state: State, value: float) -> None:
+        self._inner.observe(state, value)
+
+    @property
+    def spec(self) -> str:
+        return show(self.name, {"of": bracketed(self._inner.spec), "norm": self.norm})
+
+    def fitted(self, problem: Any) -> Optimizer:
+        return replace(self, of=self._inner.fitted(problem))
+
+    def start(self, w: Vector) -> State:
+        return self._inner.start(w)
+
+    def step(
+        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        squares = 0.0
+        for first in range(0, gradient.size, _PART):
+            part = gradient[first : first + _PART].astype(float, copy=False)  # squares of float32 overflow soon
+            squares += float(part @ part)
+        norm = math.sqrt(squares)
+        if norm > self.norm:
+            gradient *= gradient.dtype.type(min(1.0, self.norm / (norm + 1e-6)))
+        return self._inner.step(w, gradient, state, t, scale, out)

@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.schedules import ConstantRate, Schedule
 from anyk.optimizers.steps import Optimizer, State, Stepper, Vector
 from anyk.optimizers.torch_groups import (
     Groups,
+    Scheduler,
     TorchGroups,
+    TorchSchedule,
     give_state,
     hyperparameters,
     ranked,
     take_state,
     values_beside,
 )
-from anyk.optimizers.torch_schedules import Scheduler, TorchSchedule
 from anyk.specs import bracketed, show
 
 if TYPE_CHECKING:
@@ -71,10 +72,8 @@ class TorchOptimizer(Optimizer):
         **arguments: Any,
     ) -> None:
         refuse_made(method)
-        try:
+        with needing("PyTorch", "torch", "an optimiser of torch"):
             torch = import_module("torch")
-        except ImportError:
-            raise MissingPackage("PyTorch", "torch", "an optimiser of torch") from None
         self._groups: TorchGroups | None = None
         if not isinstance(method, (str, type)):
             if not isinstance(method, torch.optim.Optimizer):
@@ -245,7 +244,7 @@ class TorchOptimizer(Optimizer):
                 state[key] = np.empty(shapes[int(key.partition(".")[0])], dtype=array.dtype)
         return state
 
-    def _schedule_groups(self, groups: Groups, t: int, evaluations: Any, scale: float) -> None:
+    def _schedule_groups(self, groups: Groups, t: int, evaluations: object, scale: float) -> None:
         """Set the hyperparameters of each group at a step."""
         if isinstance(self.rate, TorchSchedule):
             _update_groups(groups, self.rate.groups(t, evaluations))

@@ -18,10 +18,9 @@ from anyk.problems.data.splits import Dirichlet, splits
 from anyk.problems.digest import data_digest
 from anyk.problems.jax.functions import JaxProblem
 from anyk.problems.jax.loss_partitions import JaxPartitions
-from anyk.problems.linear.inputs import checked_l2
 from anyk.problems.linear.regression import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
 from anyk.problems.linear.row_partitions import LinearPartitions
-from anyk.problems.linear.scaling import Scaling
+from anyk.problems.linear.scaling import Scaling, checked_l2
 from anyk.problems.linear.two_layer import TwoLayerNetwork
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.predicting import Coefficients, Predictor

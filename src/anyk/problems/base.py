@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
+from anyk.plain import ByName
 
 Array = NDArray[Any]
 DType = np.dtype[Any]
@@ -28,7 +29,7 @@ Index = NDArray[np.intp]  # the type with which NumPy scatters fastest
 Vector = NDArray[np.floating[Any]]
 Better = Literal["higher", "lower"]
 Evaluated = Literal["train", "held_out"] | None
-Recipe = dict[str, Any]  # plain data
+Recipe = ByName  # plain data
 Tell = Callable[[str], None]  # receives sentences for the user
 NO_HELD_OUT = "metrics are computed on held-out samples, and there are none; give held_out=… as well"
 
@@ -180,7 +181,7 @@ class ProblemAbilities:
 Abilities = TypeVar("Abilities", PartitionAbilities, ProblemAbilities)
 
 
-def _with_defaults(thing: Any, kind: type[Abilities]) -> Abilities:
+def _with_defaults(thing: object, kind: type[Abilities]) -> Abilities:
     """Return the thing itself if it is of this kind, or else the members that it has, with defaults for the others."""
     if isinstance(thing, kind):
         return thing
@@ -202,7 +203,7 @@ def partition_abilities(partitions: Partitions) -> PartitionAbilities:
     return _with_defaults(partitions, PartitionAbilities)
 
 
-def is_sparse(array: Any) -> bool:
+def is_sparse(array: object) -> bool:
     """Return whether an array is a compressed sparse one of SciPy."""
     return hasattr(array, "indptr")
 
@@ -233,7 +234,7 @@ def cut(samples: int, partitions: int, shares: Sequence[int] | None = None) -> E
         sizes = np.full(partitions, samples // partitions)
         sizes[: samples % partitions] += 1
         return np.concatenate(([0], np.cumsum(sizes)))
-    weights = np.asarray(shares, dtype=np.float64)
+    weights = np.asarray(shares, dtype=float)
     ends = np.concatenate(([0], np.round(np.cumsum(weights) / weights.sum() * samples).astype(np.int64)))
     ends = np.maximum.accumulate(np.maximum(ends - np.arange(partitions + 1), 0)) + np.arange(partitions + 1)
     return np.minimum(ends, samples - np.arange(partitions, -1, -1))
@@ -272,12 +273,12 @@ def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | N
 _MEMBERS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")
 
 
-def missing_members(problem: Any) -> list[str]:
+def missing_members(problem: object) -> list[str]:
     """Return the members of a problem that an object lacks."""
     return [member for member in _MEMBERS if not hasattr(problem, member)]
 
 
-def ensure_problem(problem: Any) -> None:
+def ensure_problem(problem: object) -> None:
     """Raise :class:`~anyk.errors.BadInput` if this is not a problem."""
     missing = missing_members(problem)
     if isinstance(problem, type) or missing:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.problems.base import DType, Ends, Index, PartitionAbilities, Vector
 from anyk.problems.data.sample_batches import PartitionSamples, Samples
 from anyk.problems.data.streams import NO_PARTS
@@ -40,7 +41,7 @@ class Batches(PartitionAbilities):
         self._spanned = 1  # number of the strategy's partitions that each partition here joins
         self._placed: dict[int, Samples] = {}  # samples on the device that computes with them, by partition
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         return self.__dict__ | {"_placed": {}}
 
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
@@ -75,7 +76,6 @@ class Batches(PartitionAbilities):
 
     def support(self, partition: int) -> Index | None:
         """Return None: a gradient may touch all coordinates."""
-        del partition
         return None  # explicit, as mypy demands
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:

@@ -49,7 +49,7 @@ def digest_of(*parts: Any) -> str | None:
     return None if place is None else digest.hexdigest()
 
 
-def _arrays(value: Any, place: str) -> Iterator[tuple[str, Array]]:
+def _arrays(value: object, place: str) -> Iterator[tuple[str, Array]]:
     array = _array(value)
     if array is not None:
         yield place, array

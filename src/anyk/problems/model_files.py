@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
-from anyk.errors import BadInput, RunFailed
+import numpy as np
+
+from anyk.errors import BadInput, RunFailed, on_system_error
 from anyk.regular_files import open_plain, replacing
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "model.safetensors"  # in a run folder
 _BLANK = "0" * 32  # in the place of the digest while the digest is computed
@@ -40,11 +46,8 @@ def check_model_file(file: Path, *, of_run: bool) -> None:
 
     A file of a run folder is not read through a link.
     """
-    try:
-        with open_plain(file, follow=not of_run) as opened:
-            digests = _read_digests(opened)
-    except OSError as error:
-        raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
+    with on_system_error(f"'{file}' cannot be read"), open_plain(file, follow=not of_run) as opened:
+        digests = _read_digests(opened)
     if digests is None and of_run:
         raise BadInput(f"'{file}' is damaged or was edited: it has no digest; to load it nevertheless, name the file")
     if digests is not None and digests.stated != digests.computed:
@@ -72,3 +75,50 @@ def _read_digests(file: IO[bytes]) -> _Digests | None:
     while block := file.read(1 << 20):
         digest.update(block)
     return _Digests(stated[1].decode(), len(length) + stated.start(1), digest.hexdigest())
+
+
+def write_state(module: torch.nn.Module, file: Path) -> None:
+    """Write a module's parameters and buffers; shared memory is written once, as ``safetensors.torch`` does."""
+    from safetensors.torch import save_model
+
+    write_model_file(file, lambda name, metadata: save_model(module, name, metadata={"format": "pt"} | metadata))
+
+
+def loaded(module: torch.nn.Module, source: object) -> torch.nn.Module:
+    """Return a copy of a module with the state in a file, in a run folder, or in a ``state_dict()``.
+
+    Raises :class:`~anyk.errors.BadInput` if it is no state of such a module, or if a file of a run was changed.
+    """
+    from safetensors.torch import load_model
+
+    copied = copy.deepcopy(module)
+    if isinstance(source, Mapping):
+        what = "the state"
+    elif isinstance(source, (str, Path)):
+        file = Path(source)
+        of_run = file.is_dir()
+        file = file / NAME if of_run else file
+        what = f"'{file}'"
+        if not file.exists():
+            raise BadInput(f"there is no {what}; give a run folder, a safetensors file, a run or a state_dict()")
+        check_model_file(file, of_run=of_run)
+    else:
+        raise BadInput(
+            f"a state is a run, its folder, a safetensors file or a state_dict(), got {type(source).__name__}"
+        )
+    try:
+        if isinstance(source, Mapping):
+            copied.load_state_dict(source)
+        else:
+            load_model(copied, file)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        if "deserializing header" in reason:
+            raise BadInput(
+                f"{what} is not a safetensors file ({reason}); of a file of torch.save give torch.load(file, "
+                "weights_only=True)"
+            ) from None
+        raise BadInput(f"{what} does not fit the problem's module ({reason})") from None
+    if not all(np.isfinite(parameter.detach().double().sum().item()) for parameter in copied.parameters()):
+        raise BadInput(f"{what} holds parameters that are not finite")
+    return copied

@@ -13,7 +13,7 @@ from anyk.problems.base import Array, Better, DType, ProblemAbilities, Recipe, p
 from anyk.problems.data.sample_batches import Samples
 
 
-def number_array(values: Any, name: str, dtype: DType) -> Array:
+def number_array(values: object, name: str, dtype: DType) -> Array:
     """Return values as a NumPy array with a row for each sample; floating-point numbers are converted to ``dtype``."""
     try:
         array = np.asarray(values)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Array, Floats, Tell, Vector
 from anyk.problems.data.encoding import Encoding, check_finite
-from anyk.problems.linear.layers import scores_of
 from anyk.problems.linear.scaling import Scaling, in_units
 from anyk.tables import Table
+
+
+def layers_of(w: Vector, features: int, hidden: int, outputs: int) -> tuple[Vector, Vector, Vector, Vector]:
+    """Return views of a flat model: weights (features x hidden), bias, weights (hidden x outputs), bias."""
+    a = features * hidden
+    b = a + hidden
+    c = b + hidden * outputs
+    return w[:a].reshape(features, hidden), w[a:b], w[b:c].reshape(hidden, outputs), w[c:]
+
+
+def scores_of(X: Any, w: Vector, *shape: int) -> Floats:
+    """Return the scores of rows, shape (rows, outputs); ``shape``: numbers of features, hidden units and outputs."""
+    first, bias, second, offset = layers_of(w, *shape)
+    return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=float)
 
 
 class Coefficients(NamedTuple):
@@ -33,8 +46,7 @@ class Coefficients(NamedTuple):
     outputs: tuple[str, ...]
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Predictor:
     """The meaning of a flat vector as a model of rows, without the vector itself.
 
@@ -90,14 +102,14 @@ class Predictor:
         if self.kind == "two-layer":
             return scores_of(X, w, self.features, self.hidden, self.outputs)
         weights, intercepts = in_units(w, self.outputs, self.intercept, self._scaling)
-        return np.asarray(X @ weights + intercepts, dtype=np.float64)
+        return np.asarray(X @ weights + intercepts, dtype=float)
 
     @property
     def labels(self) -> Array:
         """The classes: text, integers or numbers."""
         if any(isinstance(one, str) for one in self.classes):
             return np.array(list(map(str, self.classes)), dtype=object)
-        numbers = np.array(self.classes, dtype=np.float64)
+        numbers = np.array(self.classes, dtype=float)
         return numbers.astype(np.int64) if (numbers == np.floor(numbers)).all() else numbers
 
     def coefficients(self, w: Vector) -> Coefficients:
@@ -151,7 +163,7 @@ class Predictor:
         self._check_width(X.shape[1], self.features, where)
         if X.dtype.kind not in "biuf":
             raise BadInput(f"{where} must hold numbers, got {X.dtype}")
-        encoded: Matrix = X.astype(np.float64)
+        encoded: Matrix = X.astype(float)
         check_finite(encoded, where, self.encoding.names)
         return encoded
 
@@ -183,11 +195,11 @@ class Predictor:
         return predictor
 
 
-def _column(values: Any, where: str) -> Array:
+def _column(values: object, where: str) -> Array:
     """Return a column in the form of a table's: numbers with NaN, or text with None."""
     array = np.asarray(values)
     if array.dtype.kind in "biuf":
-        return array.astype(np.float64)
+        return array.astype(float)
     if array.dtype.kind not in "OUT":
         raise BadInput(f"{where} holds {array.dtype} values, which are neither numbers nor text")
     cells = array.tolist()

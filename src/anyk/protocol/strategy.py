@@ -23,8 +23,8 @@ def slot_names(models: int) -> tuple[str, ...]:
     >>> slot_names(1), slot_names(2)
     (('model',), ('model 0', 'model 1'))
     """
-    if models > MOST_MODELS:
-        raise BadInput(f"models must be at most {MOST_MODELS:,}, got {models:,}")
+    if not 1 <= models <= MOST_MODELS:
+        raise BadInput(f"models must be from 1 to {MOST_MODELS:,}, got {models:,}")
     return ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
 
 

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from anyk.testing.chaos_faults import FaultPlan
+    from anyk.testing.chaos_outcome import ChaosResult, chaos
     from anyk.testing.clusters import check_cluster
     from anyk.testing.codes import check_code
     from anyk.testing.delays import check_delays
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
 
 # imported on first use: a worker that loads a Squares would otherwise import every suite and the driver
 _NAMES = {
+    "ChaosResult": "chaos_outcome",
+    "FaultPlan": "chaos_faults",
     "Squares": "problems",
+    "chaos": "chaos_outcome",
     "check_cluster": "clusters",
     "check_code": "codes",
     "check_delays": "delays",
@@ -32,4 +37,14 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'anyk.testing' has no attribute '{name}'")
 
 
-__all__ = ["Squares", "check_cluster", "check_code", "check_delays", "check_problem", "check_strategy"]
+__all__ = [
+    "ChaosResult",
+    "FaultPlan",
+    "Squares",
+    "chaos",
+    "check_cluster",
+    "check_code",
+    "check_delays",
+    "check_problem",
+    "check_strategy",
+]

@@ -363,7 +363,7 @@ def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
 class _Staggered(Constant):
     """Delays of i + 1 times the value for worker i."""
 
-    def seconds(self, uniforms: Any, worker: int) -> Any:
+    def seconds(self, uniforms: object, worker: int) -> Any:
         return np.full_like(uniforms, self.value * (worker + 1))
 
 

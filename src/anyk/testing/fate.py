@@ -19,7 +19,7 @@ from anyk.protocol import (
     Progress,
     Reply,
 )
-from anyk.testing.world import Place, TaskRecord, World
+from anyk.testing.world import Place, World
 
 _REASONS = ("not finite: 3 of 5 numbers", "wrong length: 4 numbers for 5", "ValueError: a problem's own")
 _BACK = 8  # last events of a worker that may be repeated
@@ -51,7 +51,10 @@ class Fate:
         """Carry out an action and return its event; None if it is impossible."""
         worker, at = self._able(action.kind, action.worker), self.world.now + action.wait
         act = _ACTIONS.get(action.kind)
-        event = self._come_or_go(action.kind, worker, at) if act is None else act(self, worker, action.pick, at)
+        if action.kind in ("work", "fail", "restart"):
+            event = self._advance(action.kind, worker, action.pick, at)
+        else:
+            event = self._come_or_go(action.kind, worker, at) if act is None else act(self, worker, action.pick, at)
         if event is not None:
             self.world.now = event.time
             if isinstance(event, (Reply, Failed, Progress, MessageProjected)):
@@ -84,43 +87,28 @@ class Fate:
             if not record.waits(index) or record.progress[index] < len(record.chunks[index].partitions)
         ]
 
-    def _pick(self, worker: int, pick: int) -> tuple[int, int, TaskRecord] | None:
-        """Return the task and index of an open chunk and the record of the task; None without an open chunk."""
+    def _advance(self, kind: str, worker: int, pick: int, at: float) -> Event | None:
+        """Return an event of an open chunk; one that is started again is that of a worker of a resumed run."""
         places = self.open(worker)
         if not places:
             return None
         task, index = places[pick % len(places)]
-        return task, index, self.world.tasks[task]
-
-    def _work(self, worker: int, pick: int, at: float) -> Event | None:
-        if (chunk := self._pick(worker, pick)) is None:
-            return None
-        task, index, record = chunk
+        record = self.world.tasks[task]
+        if kind == "fail":
+            record.status[index] = "failed"
+            self.world.failures += 1
+            self.world.update_states(record, task, index, certain=False)
+            return Failed(at, worker, task, index, _REASONS[pick % len(_REASONS)])
         if record.waits(index):
-            record.progress[index] += 1
+            if kind == "restart" and not record.progress[index]:
+                return None
+            record.progress[index] = 1 if kind == "restart" else record.progress[index] + 1
             return Progress(at, worker, task, index, record.progress[index])
+        if kind == "restart":
+            return None
         record.status[index] = "arrived"
         self.world.update_states(record, task, index, certain=True)
         return Reply(at, worker, task, index)
-
-    def _fail(self, worker: int, pick: int, at: float) -> Event | None:
-        if (chunk := self._pick(worker, pick)) is None:
-            return None
-        task, index, record = chunk
-        record.status[index] = "failed"
-        self.world.failures += 1
-        self.world.update_states(record, task, index, certain=False)
-        return Failed(at, worker, task, index, _REASONS[pick % len(_REASONS)])
-
-    def _restart(self, worker: int, pick: int, at: float) -> Event | None:
-        """Start a chunk again, as the worker of a resumed run does."""
-        if (chunk := self._pick(worker, pick)) is None:
-            return None
-        task, index, record = chunk
-        if not record.waits(index) or not record.progress[index]:
-            return None
-        record.progress[index] = 1
-        return Progress(at, worker, task, index, 1)
 
     def _belated(self, worker: int, pick: int, at: float) -> Event | None:
         """Return an event of a chunk that was cancelled, or whose worker has died."""
@@ -147,14 +135,12 @@ class Fate:
         return event
 
     def _alarm(self, worker: int, pick: int, at: float) -> Event | None:
-        del worker, pick
         alarms = self.world.alarms
         name = min(alarms, key=lambda name: (alarms[name], name), default=None)
         return None if name is None else Alarm(max(at, alarms.pop(name)), name)
 
     def _measured(self, worker: int, pick: int, at: float) -> Event | None:
         """Return a message's projection, combined from the projections of its partial gradients."""
-        del worker, pick
         if not self.world.measures:
             return None
         task, index = self.world.measures.popleft()
@@ -205,9 +191,6 @@ class Fate:
 
 
 _ACTIONS: dict[str, Callable[[Fate, int, int, float], Event | None]] = {
-    "work": Fate._work,
-    "fail": Fate._fail,
-    "restart": Fate._restart,
     "repeat": Fate._again,
     "late": Fate._belated,
     "alarm": Fate._alarm,

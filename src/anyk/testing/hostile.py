@@ -23,6 +23,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.errors import RunFailed
+from anyk.plain import ByName
 from anyk.protocol import (
     Commands,
     Event,
@@ -125,7 +126,8 @@ class Play:
             self._act("lose", worker)
         for worker in sorted(set(range(world.workers)) - world.present - world.gone):
             self._act("join", worker)
-        pending, aim = world.pending(), world.step + _ENOUGH
+        pending = [(task, index) for task, record in world.tasks.items() for index in range(len(record.status))]
+        aim = world.step + _ENOUGH
         self._alive()
         for _ in range(_PATIENCE):
             pending = [place for place in pending if world.status(place) in ("open", "arrived")]
@@ -203,7 +205,7 @@ def _shown(value: Any) -> str:
         return value
     if isinstance(value, float):
         return f"{value:.4g}"
-    defaults: dict[str, Any] | None = getattr(value, "_field_defaults", None)
+    defaults: ByName | None = getattr(value, "_field_defaults", None)
     if defaults is not None:
         shown = zip(value._fields, value, strict=True)
         text = ", ".join(f"{name}={_shown(v)}" for name, v in shown if name not in defaults or v != defaults[name])

@@ -149,7 +149,7 @@ def _check_slope(problem: Problem, w: Vector, gradient: Vector, direction: Vecto
     eps = float(np.finfo(problem.dtype).eps)
     step = eps ** (1 / 3) * direction / np.linalg.norm(direction)
     ahead, behind = ((w + sign * step).astype(problem.dtype) for sign in (1.0, -1.0))
-    expected = float(gradient @ (ahead.astype(np.float64) - behind))
+    expected = float(gradient @ (ahead.astype(float) - behind))
     change = problem.loss(ahead) - problem.loss(behind)
     slack = eps ** (1 / 3) * (abs(expected) + float(np.linalg.norm(gradient) * np.linalg.norm(step)))
     slack += 8 * eps * max(1.0, abs(problem.loss(w)))
@@ -163,21 +163,18 @@ class _Pieces:
         self.dimension, self.dtype = d, np.dtype(dtype)
         self.sizes = (1,) * m
         self.faults = faults
-        self.centres = np.arange(m * d, dtype=np.float64).reshape(m, d) % 7.0 - 3.0
+        self.centres = np.arange(m * d, dtype=float).reshape(m, d) % 7.0 - 3.0
 
     def load(self, partitions: Sequence[int]) -> None:
-        del partitions
+        pass
 
     def support(self, partition: int) -> Index | None:
-        del partition
         return None
 
     def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
-        del rows  # a partition has one sample
         return float(0.5 * ((w - self.centres[partition]) ** 2).sum())
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        del rows
         gradient: Vector = (w - self.centres[partition]).astype(self.dtype)
         worker = os.environ.get("ANYK_WORKER")
         if not w.any():
@@ -230,7 +227,6 @@ class Squares:
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> _Pieces:
         # one sample for each partition, whatever the shares
-        del shares
         self.samples = partitions
         pieces = _Pieces(partitions, self.dimension, self.dtype.str, self.faults)
         self.centres = pieces.centres
@@ -257,7 +253,6 @@ class Squares:
 
     def metrics(self, w: Vector) -> dict[str, float]:
         """None."""
-        del w
         return {}
 
     def recipe(self) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from anyk.plain import ByName
 from anyk.protocol import Commands, Event, Fleet, Layout, Strategy
 
 
@@ -13,7 +14,7 @@ from anyk.protocol import Commands, Event, Fleet, Layout, Strategy
 class Memory:
     """The memory of a :class:`Toy`."""
 
-    values: dict[str, Any] = field(default_factory=dict)
+    values: ByName = field(default_factory=dict)
 
 
 class Toy(Strategy):
@@ -41,7 +42,7 @@ class Toy(Strategy):
         self.layout = Layout(workers, len(everything), (everything,) * workers, slots, inner=inner)
         self.begin, self.react = begin, react
         self.seen: list[Event] = []
-        self.memory: dict[str, Any] = {}
+        self.memory: ByName = {}
 
     def start(self, fleet: Fleet) -> tuple[Memory, Commands]:
         self.present = fleet.present

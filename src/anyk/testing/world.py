@@ -150,7 +150,7 @@ class World:
             for _, other, index, _ in chunk.mix:
                 self._arrived((other, index), f"read by task {task}")
             if chunk.mix:
-                self._whole(f"task {task} begins at", [*(weight for *_, weight in chunk.mix), chunk.share])
+                _whole(f"task {task} begins at", [*(weight for *_, weight in chunk.mix), chunk.share])
             before = self.tasks.get(chunk.state)
             if chunk.state != -1 and not self.layout.stateful:
                 raise Broken("layout", f"task {task} continues a state; the layout states that none does")
@@ -200,7 +200,7 @@ class World:
         ]
         if not np.isfinite(numbers).all():
             raise Broken("combine", f"a step with numbers that are not finite: {command}")
-        used = self._use(command.messages, command.weights, self._keep_list(command))
+        used = self._use(command.messages, command.weights, _keep_list(command))
         for (task, index), _ in used:
             chunk = self.tasks[task].chunks[index]
             if chunk.steps or chunk.slot != slot:
@@ -232,20 +232,14 @@ class World:
 
     def _mix(self, command: Mix) -> None:
         slot = self._check_slot(command.slot)
-        for place, _ in self._use(command.messages, command.weights, self._keep_list(command)):
+        for place, _ in self._use(command.messages, command.weights, _keep_list(command)):
             if not self.tasks[place[0]].chunks[place[1]].steps:
                 raise Broken("mix", f"task {place[0]} is a gradient, and models are averaged")
         moved = [] if command.relative else list(command.weights)
-        self._whole(f"'{slot}' is averaged", [*moved, command.share, *(weight for _, weight in command.others)])
+        _whole(f"'{slot}' is averaged", [*moved, command.share, *(weight for _, weight in command.others)])
         for other, _ in command.others:
             self._check_slot(other)
         self.versions[slot] += 1
-
-    @staticmethod
-    def _keep_list(command: Combine | Mix) -> Sequence[Place]:
-        if not set(command.messages).issuperset(command.keep):
-            raise Broken("keep", f"a step keeps messages that it does not use: {command.keep}")
-        return command.keep
 
     def _use(
         self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place] = ()
@@ -259,8 +253,8 @@ class World:
             used.extend((other, weight * share) for other, share in self.inside.pop(place, ()))
         return used
 
-    def _arrived(self, place: Place, what: str) -> None:
-        """Raise :class:`Broken` unless a message has arrived and is unused; ``what``: its use."""
+    def _arrived(self, place: Place, what: str) -> Place:
+        """Return a message that has arrived and is unused, or raise :class:`Broken`; ``what``: its use."""
         task, index = place
         record = self.tasks.get(task)
         status = "never dispatched" if record is None else record.status[index]
@@ -268,17 +262,12 @@ class World:
             why = {"open": "before it came", "used": "though it was used before", "cancelled": "after its cancellation"}
             reason = why.get(status, f"though it was {status}")
             raise Broken("message", f"the message of task {task}, chunk {index}, is {what} {reason}")
+        return place
 
     def _check_slot(self, slot: str) -> str:
         if slot not in self.versions:
             raise Broken("slot", f"'{slot}' is not one of {self.slots}")
         return slot
-
-    @staticmethod
-    def _whole(what: str, weights: Iterable[float]) -> None:
-        total = math.fsum(weights)
-        if not abs(total - 1.0) <= 1e-9:
-            raise Broken("mix", f"{what} with weights that add up to {total:.9g}, not 1")
 
     def _alarm(self, command: SetAlarm) -> None:
         if command.time is None:
@@ -292,11 +281,6 @@ class World:
         self.stopped = command
         if command.failed and not self.gone and not self.failures:
             raise Broken("stop", f"it stopped though no worker was given up and nothing failed: {command.reason}")
-
-    def _project(self, command: ProjectMessage) -> None:
-        place = command.task, command.chunk
-        self._arrived(place, "measured")
-        self.measures.append(place)
 
     def _evaluate_loss(self, command: EvaluateLoss) -> None:
         if not self.layout.losses:
@@ -328,10 +312,17 @@ class World:
         """Return the status of a chunk."""
         return self.tasks[place[0]].status[place[1]]
 
-    def pending(self) -> list[Place]:
-        """Return the chunks that have not ended."""
-        places = [(task, index) for task, record in self.tasks.items() for index in range(len(record.status))]
-        return [place for place in places if self.status(place) in ("open", "arrived")]
+
+def _keep_list(command: Combine | Mix) -> Sequence[Place]:
+    if not set(command.messages).issuperset(command.keep):
+        raise Broken("keep", f"a step keeps messages that it does not use: {command.keep}")
+    return command.keep
+
+
+def _whole(what: str, weights: Iterable[float]) -> None:
+    total = math.fsum(weights)
+    if not abs(total - 1.0) <= 1e-9:
+        raise Broken("mix", f"{what} with weights that add up to {total:.9g}, not 1")
 
 
 _CARRY_OUT: dict[type[Any], Callable[[World, Any], None]] = {
@@ -341,7 +332,9 @@ _CARRY_OUT: dict[type[Any], Callable[[World, Any], None]] = {
     Combine: World._combine,
     Mix: World._mix,
     SetAlarm: World._alarm,
-    ProjectMessage: World._project,
+    ProjectMessage: lambda world, message: world.measures.append(
+        world._arrived((message.task, message.chunk), "measured")
+    ),
     EvaluateLoss: World._evaluate_loss,
     MeasureDrift: World._measure_drift,
     MeasureNoise: World._measure_noise,

@@ -1,6 +1,7 @@
 """Views of runs: tables, pictures, pages, progress, and exports for other programs."""
 
 from anyk.runs.live_progress import Progress
+from anyk.views.chaos_page import chaos_page, chaos_table
 from anyk.views.code_tables import (
     code_facts,
     codes_table,
@@ -13,14 +14,22 @@ from anyk.views.code_tables import (
     theory_text,
     thresholds_table,
 )
-from anyk.views.coefficients import coefficients_report, coefficients_table
 from anyk.views.columns import Columns
 from anyk.views.exports import Metrics, save_perfetto, save_tables
 from anyk.views.page import report
 from anyk.views.page.panels import Panel, report_figures
 from anyk.views.plots import NothingToDraw, plot
-from anyk.views.result_tables import race_notes, race_table, ratio_to_floor, speed_table
-from anyk.views.staleness import mean_staleness, plot_staleness, staleness_table
+from anyk.views.result_tables import (
+    coefficients_report,
+    coefficients_table,
+    mean_staleness,
+    plot_staleness,
+    race_notes,
+    race_table,
+    ratio_to_floor,
+    speed_table,
+    staleness_table,
+)
 from anyk.views.watching import Watch
 
 __all__ = [
@@ -34,6 +43,8 @@ __all__ = [
     "Panel",
     "Progress",
     "Watch",
+    "chaos_page",
+    "chaos_table",
     "code_facts",
     "codes_table",
     "curves_table",

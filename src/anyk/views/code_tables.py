@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from anyk.codes.base import EXACT
 from anyk.errors import BadInput
 from anyk.fleet import Curve, Facts, Threshold
 from anyk.fleet.theory.code_curves import ATTACKED, MissingCode
+from anyk.plain import ByName
 from anyk.views.columns import Columns
 from anyk.views.prose import plain
 from anyk.views.style import COLOURS, LIGHT, picture
@@ -98,7 +99,7 @@ def plot_code(code: Code, path: str | Path | None = None) -> Figure:
     with picture(path, (7.0, 6.0), "the picture of a code") as (figure, axes):
         dense = code.encoding.toarray()
         most = float(np.abs(dense).max()) or 1.0
-        shown: Any = np.ma.masked_equal(dense, 0.0)
+        shown = np.ma.masked_equal(dense, 0.0)
         alike = np.ptp(dense[dense != 0.0]) == 0.0
         colours = "Blues" if alike else "RdBu_r"
         image = axes.imshow(shown, cmap=colours, vmin=-most, vmax=most, aspect="auto")
@@ -131,7 +132,7 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
             name = curve.code.spec + " (some partitions on no worker)" * uncovered
             both[0].errorbar(curve.stragglers, curve.random, 2 * curve.spread, color=colour, fmt="o", ms=4, label=name)
             unknown = np.isnan(curve.expected).all()
-            look: dict[str, Any] = {"lw": 0.8, "alpha": 0.5, "ls": ":"} if unknown else {"lw": 1.6}
+            look: ByName = {"lw": 0.8, "alpha": 0.5, "ls": ":"} if unknown else {"lw": 1.6}
             both[0].plot(curve.stragglers, curve.random if unknown else curve.expected, color=colour, **look)
             both[1].plot(curve.stragglers, curve.adversarial, ":", color=colour, lw=0.8, label=name)
             for marked, fill in ((curve.exact, colour), (~curve.exact, "none")):

@@ -1,21 +1,28 @@
-"""Results as tables."""
+"""Results as tables: runs, coefficients and staleness."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.errors import BadInput
+from anyk.problems import Coefficients
 from anyk.runs import Run, SeedsComparison, Spread, compare, compare_seeds, grouped, spread
 from anyk.runs.cluster_speed import ClusterSpeed
 from anyk.runs.floor import SHOWN_FROM
 from anyk.runs.limits import LIMIT
 from anyk.runs.log.schema import DIFFERENT
 from anyk.views.columns import Columns, shortened
+from anyk.views.style import COLOURS, picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FREE = 0.05  # share of a task's delay below which computing counts as free
 _WIDEST = 16  # characters of the reference's spec in a title
@@ -258,3 +265,99 @@ def speed_table(speed: ClusterSpeed) -> Columns:
             ]
         )
     return Columns(["message", "round trip ms", "MB/s", "step ms", "floor ms", "step / floor"], rows)
+
+
+_ROWS = 100  # of a table, which shows the largest coefficients
+
+
+def coefficients_table(coefficients: Coefficients) -> tuple[Columns, str]:
+    """Return intercept and coefficients by column, and a sentence about omitted columns, which may be empty.
+
+    >>> table, _ = coefficients_table(Coefficients(("size",), np.array([[2.0]]), np.array([0.5]), ("price",)))
+    >>> table.rows
+    [['intercept', '0.5'], ['size', '2']]
+    """
+    shown, note = np.arange(len(coefficients.names)), ""
+    if len(shown) > _ROWS:
+        shown = np.sort(np.argsort(-np.abs(coefficients.weights).max(axis=1), kind="stable")[:_ROWS])
+        note = f"the {_ROWS} largest of {len(coefficients.names):,} columns; --json - writes all"
+    rows = [["intercept", *_texts(coefficients.intercepts)]]
+    rows += [[coefficients.names[i], *_texts(coefficients.weights[i])] for i in shown.tolist()]
+    return Columns(["column", *coefficients.outputs], rows), note
+
+
+def coefficients_report(coefficients: Coefficients) -> dict[str, Any]:
+    """Return all coefficients as plain data, in the shape that ``--json`` writes."""
+    return {
+        "outputs": list(coefficients.outputs),
+        "intercepts": coefficients.intercepts.tolist(),
+        "coefficients": [
+            {"column": name, "values": row}
+            for name, row in zip(coefficients.names, coefficients.weights.tolist(), strict=True)
+        ],
+    }
+
+
+def _texts(values: Any) -> list[str]:
+    return [f"{value:.6g}" for value in values.tolist()]
+
+
+_STALENESS_ROWS = 20  # of a table; more values share rows
+
+
+def staleness_table(counts: Mapping[int, int]) -> Columns:
+    """Return messages by staleness (:meth:`Run.staleness`), with their share and the cumulative share.
+
+    >>> staleness_table({0: 30, 1: 10}).rows
+    [['0', '30', '75.0 %', '75.0 %'], ['1', '10', '25.0 %', '100.0 %']]
+    """
+    total, upto = sum(counts.values()), 0
+    width = max(counts, default=0) // _STALENESS_ROWS + 1
+    rows = []
+    for low in range(0, max(counts, default=-1) + 1, width):
+        inside = sum(counts.get(value, 0) for value in range(low, low + width))
+        upto += inside
+        name = str(low) if width == 1 else f"{low} to {low + width - 1}"
+        rows.append([name, str(inside), f"{100 * inside / total:.1f} %", f"{100 * upto / total:.1f} %"])
+    return Columns(["staleness", "messages", "share", "up to here"], rows)
+
+
+def mean_staleness(counts: Mapping[int, int]) -> float | None:
+    """Return the mean staleness of the messages used; None without messages.
+
+    >>> mean_staleness({0: 30, 1: 10})
+    0.25
+    """
+    total = sum(counts.values())
+    return sum(value * count for value, count in counts.items()) / total if total else None
+
+
+def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
+    """Draw the share of messages against their staleness, beside the geometric distribution with the same mean.
+
+    With n workers whose delays are exponential, asynchronous SGD follows the distribution with mean n - 1,
+    ``(1/n) (1 - 1/n)^s``: the next reply comes from each worker with equal probability. ``path`` saves the picture.
+    Raises :class:`~anyk.errors.MissingPackage` without matplotlib.
+    """
+    counts = run.staleness()
+    mean = mean_staleness(counts)
+    if mean is None:
+        raise BadInput("the run used no messages yet; there is no staleness to draw")
+    with picture(path, (7.0, 4.2), "the picture of staleness") as (figure, axes):
+        values = np.arange(max(counts) + 1)
+        shares = np.array([counts.get(value, 0) for value in values.tolist()]) / sum(counts.values())
+        axes.bar(values, shares, width=0.9, color=COLOURS[0], alpha=0.8, label="messages used")
+        p = 1.0 / (1.0 + mean)
+        axes.plot(
+            values,
+            p * (1.0 - p) ** values,
+            color=COLOURS[1],
+            lw=1.5,
+            label=f"geometric distribution with mean {mean:.3g}",
+        )
+        axes.set_xlabel("staleness (versions)")
+        axes.set_ylabel("share of the messages")
+        axes.set_title(f"{run.config.strategy}: mean staleness {mean:.3g}")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend()
+    return figure

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,11 +51,9 @@ def picture(
     ``size``: width and height in inches. The ending of ``path`` chooses the format. ``what``: what needs matplotlib,
     for the error message if it is missing.
     """
-    try:
+    with needing("matplotlib", "plot", what):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingPackage("matplotlib", "plot", what) from None
     curves = [colour for name, colour in look.items() if name.startswith("curve")]
     settings: Any = {
         "axes.axisbelow": True,

@@ -1,9 +1,8 @@
-"""Statistics of delay traces, in words and as a picture."""
+"""Delay traces and graphs of workers, in words and as pictures."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +10,15 @@ from numpy.typing import NDArray
 from anyk.delays import Fit, fit
 from anyk.errors import BadInput
 from anyk.fleet.explanation.sentences import rounded
+from anyk.graphs import Mixing
+from anyk.plain import ByName
 from anyk.strategies import stragglers
-from anyk.views.style import LIGHT, picture
+from anyk.views.style import COLOURS, LIGHT, picture
 
 Floats = NDArray[np.float64]
 
 
-def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> dict[str, Any]:
+def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> ByName:
     """Return facts about seconds (rounds x workers): spread, stragglers, their bursts, and delay models that fit."""
     late = stragglers(times, mu)
     runs = _runs(late)
@@ -60,7 +61,7 @@ def _runs(late: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.array(lengths, dtype=np.int64)
 
 
-def trace_text(found: dict[str, Any], mu: float) -> str:
+def trace_text(found: ByName, mu: float) -> str:
     """Return the facts as text."""
     bursts = ", ".join(f"{length} rounds: {count}" for length, count in list(found["bursts"].items())[:8]) or "none"
     slow = ", ".join(f"{one['worker']} ({100 * one['share']:.0f} %)" for one in found["slowest"]) or "no worker"
@@ -104,3 +105,48 @@ def draw_trace(times: Floats, path: str | Path, censored: NDArray[np.bool_] | No
         tail_axes.set_ylabel("share of tasks that take longer")
         tail_axes.legend()
         figure.suptitle(title)
+
+
+_WIDE = 20  # workers up to which the matrix is printed
+
+
+def graph_text(graph: Mixing) -> str:
+    """Return the neighbours of each worker, the matrices and zeta as text."""
+    n, rounds = graph.workers, len(graph.rounds)
+    lines = [f"{graph.spec}: {n} nodes" + (f", {rounds} matrices in turn" if rounds > 1 else "")]
+    lines.append(f"zeta {graph.zeta:.6g}  (spectral gap {1 - graph.zeta:.6g}; {graph.degree:.3g} neighbours a round)")
+    for k, matrix in enumerate(graph.rounds):
+        directed = not np.allclose(matrix, matrix.T)
+        head = f"round {k}: " if rounds > 1 else ""
+        shown = [f"{i} <- {' '.join(map(str, graph.neighbours(i, k))) or 'no node'}" for i in range(min(n, _WIDE))]
+        lines.append(f"{head}{'directed' if directed else 'undirected'}; " + "; ".join(shown) + (" …" * (n > _WIDE)))
+        if n <= _WIDE and rounds == 1:
+            lines += [" ".join(f"{value:5.3f}" if value else "    ." for value in row) for row in matrix]
+    return "\n".join(lines)
+
+
+def draw_graph(graph: Mixing, path: str | Path) -> None:
+    """Draw nodes on a circle with edges as wide as their weights, and the matrix beside it."""
+    with picture(path, (9.6, 4.6), "drawing a graph", columns=2) as (figure, (circle, grid)):
+        n = graph.workers
+        angle = 2 * np.pi * np.arange(n) / n + np.pi / 2
+        x, y = np.cos(angle), np.sin(angle)
+        mean = np.mean(graph.rounds, axis=0)
+        top = (mean - np.diag(mean.diagonal())).max() or 1.0
+        for i, j in np.argwhere(mean):
+            if i != j:
+                circle.plot(
+                    [x[i], x[j]], [y[i], y[j]], color=COLOURS[0], lw=2.2 * mean[i, j] / top, alpha=0.7, zorder=1
+                )
+        circle.scatter(x, y, s=210, color="white", edgecolor=COLOURS[0], zorder=2)
+        for i in range(n):
+            circle.text(x[i], y[i], str(i), ha="center", va="center", fontsize=8, zorder=3)
+        circle.set_aspect("equal")
+        circle.axis("off")
+        figure.suptitle(f"{graph.spec}, n = {n}, zeta = {graph.zeta:.4g}")
+        image = grid.imshow(mean, cmap="Blues", vmin=0)
+        grid.grid(False)
+        grid.set_xlabel("node that reads")
+        grid.set_ylabel("node that is read")
+        label = "weight" + (", mean of the rounds" if len(graph.rounds) > 1 else "")
+        figure.colorbar(image, ax=grid, shrink=0.8, label=label)

@@ -15,9 +15,11 @@ from urllib.parse import urlsplit
 
 from anyk.checks import typed
 from anyk.errors import BadInput
+from anyk.plain import ByName
+from anyk.regular_files import remove_abandoned
 from anyk.runs import Following, Run, is_race
 from anyk.runs.log import queries
-from anyk.runs.log.copies import log_state, remove_abandoned
+from anyk.runs.log.copies import COPIES, log_state
 from anyk.runs.log.following import LOG
 from anyk.runs.races.race_folder import NAME as RACE
 from anyk.runs.races.race_folder import read_race, run_folders
@@ -55,7 +57,7 @@ class Watch:
     @typed
     def __init__(self, folders: Sequence[str | Path], *, port: Port = 0) -> None:
         check_packages()
-        remove_abandoned()
+        remove_abandoned(COPIES)
         self._folders = [Path(folder) for folder in folders]
         for folder in self._folders:
             if not folder.is_dir():
@@ -142,7 +144,7 @@ class Watch:
         return _list_page(f"Runs in {where}", message, lines)
 
 
-def _list_page(title: str, message: str, lines: Sequence[dict[str, Any]]) -> str:
+def _list_page(title: str, message: str, lines: Sequence[ByName]) -> str:
     from markupsafe import Markup
 
     return template("list.html.jinja").render(title=title, message=message, entries=lines, css=Markup(style()))
@@ -158,8 +160,8 @@ class _Page:
         self._lock = threading.Lock()
         self._text: tuple[str, str] | None = None  # the seals of the logs that the page shows, and the page
         self._next = 0.0  # when the page may be made again
-        self._answer: dict[str, Any] = {"state": ("running", "the page is being made"), "seals": "", "due": False}
-        self._line: tuple[list[object], dict[str, Any]] | None = None  # the line of a run that has ended
+        self._answer: ByName = {"state": ("running", "the page is being made"), "seals": "", "due": False}
+        self._line: tuple[list[object], ByName] | None = None  # the line of a run that has ended
 
     def close(self) -> None:
         """Remove the copies."""
@@ -200,7 +202,7 @@ class _Page:
             return runs, ("silent", f"no news for {duration(float(int(quiet)))}, after {words}")
         return runs, ("running", f"running: {words}")
 
-    def line(self) -> dict[str, Any]:
+    def line(self) -> ByName:
         """Return the line of the run or race in the list."""
         with self._lock:
             try:
@@ -233,7 +235,7 @@ class _Page:
                 self._next = time.monotonic() + max(_LEAST, (time.thread_time() - start) / _SHARE)
             return self._text[1]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> ByName:
         """Return the state in words, the newest seals, and whether the page may be made again.
 
         While the page is being made, which may take seconds, the last answer is returned.

@@ -16,9 +16,8 @@ from anyk.cli import main
 from anyk.errors import BadInput
 from anyk.fleet import simulate
 from anyk.fleet.plans.candidates import specs_for
-from anyk.fleet.plans.judging import pareto
+from anyk.fleet.plans.judging import block_length, pareto, resample
 from anyk.fleet.plans.measured_fleet import MeasuredFleet
-from anyk.fleet.plans.resampling import block_length, resample
 from anyk.fleet.records import Record
 from anyk.views.fleet_tables import draw_plan, plan_lines, plan_table
 

@@ -13,8 +13,7 @@ from anyk.cli import main
 from anyk.delays import Table
 from anyk.errors import BadInput
 from anyk.fleet.plans.candidates import batch_of, build_candidate
-from anyk.fleet.plans.measured_fleet import MeasuredFleet
-from anyk.fleet.plans.prices import VectorSize, vectors_held
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize, vectors_held
 from anyk.fleet.records import Record
 
 N, TARGET = 6, 0.02

@@ -228,6 +228,9 @@ class SharedStates(MutableMapping[int, State]):
     def __len__(self) -> int:
         return len(self._filled())
 
+    def __contains__(self, task: object) -> bool:
+        return task in self._filled()  # without mapping the state
+
     def __delitem__(self, task: int) -> None:
         self._segment.write(self._filled()[task], bytes(8))
 

@@ -386,10 +386,10 @@ class Processes(Remote[_ProcessHandle]):
             if len(self._unread) > _LONGEST:
                 raise ValueError
             # empty lines are signs of life
-            heard = [msgspec.json.decode(line, type=_HelperNews) for line in lines if line]
+            received = [msgspec.json.decode(line, type=_HelperNews) for line in lines if line]
         except (msgspec.MsgspecError, ValueError):
             raise RunFailed(f"news of the helper program that starts workers {_BROKEN}") from None
-        for news in heard:
+        for news in received:
             if news.refused is not None:
                 raise BadInput(news.refused)
             if not 0 <= (worker := max(news.forked, news.died)) < self.workers:

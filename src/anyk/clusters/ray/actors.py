@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -31,9 +29,11 @@ from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Layout
+from anyk.regular_files import LockedFolder, remove_abandoned
 from anyk.specs import show
 
 _LOOKS = 1.0  # seconds between two looks for machines that are being drained
+_FOLDERS = "anykray-"  # the start of the names of the folders of local Ray clusters
 
 
 class _ActorHandle(NetworkedHandle):
@@ -139,7 +139,7 @@ class Ray(Networked[_ActorHandle]):
         self.resources, self._runtime_env, self._placement_group = resources or {}, runtime_env, placement_group
         self.address, self.cpus, self.gpus, self.nodes = address, cpus, gpus, tuple(nodes)
         self._connected = False  # whether this object, not the program, connected to Ray
-        self._folder: str | None = None  # the folder of a local Ray cluster that this object started
+        self._folder: LockedFolder | None = None  # the folder of a local Ray cluster that this object started
         self._look_at = 0.0  # time at which to look for machines that are being drained
         self._calls: dict[Any, tuple[str, int, int]] = {}  # purpose, worker and incarnation, by reference
 
@@ -180,7 +180,8 @@ class Ray(Networked[_ActorHandle]):
             except Exception as error:
                 raise BadInput(f"no Ray cluster answers at '{address}' ({one_line(error)})") from None
             return
-        self._folder = tempfile.mkdtemp(prefix="anyk-ray-", dir="/tmp")  # names of sockets must be short
+        remove_abandoned(_FOLDERS, "/tmp")
+        self._folder = LockedFolder(_FOLDERS, "/tmp")  # names of sockets must be short
         try:
             with loopback():
                 ray.init(
@@ -190,7 +191,7 @@ class Ray(Networked[_ActorHandle]):
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="ERROR",
-                    _temp_dir=self._folder,
+                    _temp_dir=self._folder.name,
                     _node_ip_address="127.0.0.1",
                     _system_config={
                         "worker_niceness": 0
@@ -288,7 +289,7 @@ class Ray(Networked[_ActorHandle]):
             ray.shutdown()  # this also stops a Ray cluster that this object started
             self._connected = False
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.cleanup()
             self._folder = None
             read_token()  # other Ray clusters may use other tokens
 

@@ -247,6 +247,8 @@ class Remote(Cluster, Transport, Generic[H]):
         self.losses.died(worker)
 
     def drain(self, workers: Collection[int]) -> None:
+        if type(self).end_worker is Transport.end_worker:
+            return super().drain(workers)
         before, self._drained = self._drained, set(workers)
         for worker, handle in enumerate(self.handles):
             if worker in self._drained - before:

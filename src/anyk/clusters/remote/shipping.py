@@ -11,7 +11,7 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Problem, partition_abilities
-from anyk.problems.jax.decompiled import DecompiledPartitions
+from anyk.problems.jax.loss_partitions import DecompiledPartitions
 
 _PLAIN = b"{"  # first byte of a JSON object, which no pickle has
 

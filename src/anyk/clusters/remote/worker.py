@@ -6,9 +6,11 @@ Each cluster implements how orders and messages are sent: by shared memory, Ray'
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.clusters.contract import Report
 from anyk.clusters.local import Local, LocalStepper, State
-from anyk.clusters.messages import Messages, checked, describe, reverse_attack
+from anyk.clusters.messages import Messages, checked, describe, reverse_attack, spoil
 from anyk.clusters.packing import pack
 from anyk.errors import RunFailed
 from anyk.problems.base import Partitions, Vector
@@ -28,6 +30,8 @@ PREEMPT, UNINTERRUPTIBLE = 1, 2  # flags of an order
 READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED, LEAVING = range(8)  # kinds of reports
 NO_TASK = -1
 ASKED = "asked for losses"  # the slot name of models whose loss workers are asked for
+
+_SPOILED = os.environ.get("ANYK_CHAOS", "")  # the folder in which `anyk chaos` asks for spoiled messages
 
 R = TypeVar("R")  # the cluster's type for the buffer of a message
 
@@ -342,6 +346,8 @@ class Worker(ABC, Generic[R]):
         """Send the message in a buffer, compressing it first if required."""
         if self.worker in self._setup.byzantine:
             reverse_attack(out)
+        if _SPOILED:
+            spoil(out, Path(_SPOILED))
         computed = time.monotonic()
         why, bits = checked(out)
         if why is not None:

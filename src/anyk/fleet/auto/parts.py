@@ -13,6 +13,7 @@ from anyk.errors import BadInput
 from anyk.fleet.plans.check import Checked, check
 from anyk.fleet.plans.plan import Plan, plan
 from anyk.fleet.records import Record, read
+from anyk.plain import ByName, values_of
 from anyk.problems.base import Tell
 from anyk.protocol import Strategy, models_trained, slot_names
 from anyk.runs import Promise, Run, resume, train
@@ -105,9 +106,7 @@ class Parts:
                 new_plan = plan(
                     record,
                     today=_UNCODED,
-                    slope=config.slope,
-                    max_load=config.max_load,
-                    models=config.models,
+                    **values_of(config, "slope", "max_load", "models"),
                     steps=config.every,
                     among=continues,
                 )
@@ -173,7 +172,7 @@ class Parts:
         """
         config, limits = self.config, self.config.limits
         steps, seconds, target = limits.steps, limits.seconds, limits.target
-        options: dict[str, Any] = {
+        options: ByName = {
             "problem": self.rebuilt.problem,
             "optimizer": self.rebuilt.optimizer,
             "steps": upto,
@@ -257,7 +256,7 @@ class _Watcher(Callback):
         self._misses, self._taken, self._time = 0, 0, 0.0
         self.reason = f"the promise of '{promise.strategy}' was missed"
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ByName:
         """Return the state from which a resumed run continues."""
         return {"misses": self._misses, "taken": self._taken, "time": self._time}
 
@@ -267,7 +266,6 @@ class _Watcher(Callback):
 
     def on_begin(self, info: RunInfo) -> None:
         """End a run that was killed after its promise had been missed."""
-        del info
         self._end_if_missed()
 
     def on_step(self, info: StepInfo) -> None:

@@ -24,7 +24,7 @@ def lower_median(times: ArrayLike) -> Floats:
     >>> lower_median([[1.0, 2.0, 3.0, 9.0], [5.0, np.nan, 4.0, np.nan]]).tolist()
     [2.0, 4.0]
     """
-    ordered = np.sort(np.asarray(times, dtype=np.float64), axis=1)
+    ordered = np.sort(np.asarray(times, dtype=float), axis=1)
     counts = np.isfinite(ordered).sum(axis=1)
     return np.asarray(ordered[np.arange(len(ordered)), np.maximum(counts - 1, 0) // 2])
 
@@ -39,7 +39,7 @@ def shares(times: ArrayLike) -> Floats:
     >>> shares([[1.0, 1.0, 3.0, 4.0]]).tolist()
     [[0.0, 0.0, 1.0, 2.0]]
     """
-    table = np.asarray(times, dtype=np.float64)
+    table = np.asarray(times, dtype=float)
     order = np.argsort(table, axis=1)  # nan last
     ordered = np.take_along_axis(table, order, axis=1)
     finite = np.isfinite(ordered)
@@ -68,7 +68,7 @@ def persistence(costs: ArrayLike) -> tuple[int, float]:
     >>> length, round(factor, 2)
     (3, 1.08)
     """
-    table = np.asarray(costs, dtype=np.float64)
+    table = np.asarray(costs, dtype=float)
     rounds = len(table)
     centred = table - table.mean(axis=0)
     positive: list[float] = []

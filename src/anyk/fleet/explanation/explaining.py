@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from anyk import keyed
+from anyk.checks import AtLeastZero, typed
 from anyk.delays import fit
 from anyk.delays.base import Floats
 from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
-from anyk.fleet.explanation.explanation import Explanation, WorkerCost
-from anyk.fleet.explanation.sentences import sentences
+from anyk.fleet.explanation.sentences import Explanation, WorkerCost, sentences
 from anyk.fleet.records import Record, read
 from anyk.fleet.records.record_sources import Readable
 from anyk.fleet.simulation import simulate
@@ -24,8 +24,9 @@ _MATERIAL = 0.01  # share of the run that a worker must cost to be named
 _COSTLIEST = 10  # workers for which a run without their slowness is simulated
 
 
+@typed
 def explain(
-    source: Readable, *, today: str | Strategy = "uncoded", seed: int = 0, unit: str | None = None
+    source: Readable, *, today: str | Strategy = "uncoded", seed: AtLeastZero = 0, unit: str | None = None
 ) -> Explanation:
     """Return the cost of slow workers in a measured fleet, their names, and the kind of their slowness.
 

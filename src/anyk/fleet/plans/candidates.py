@@ -12,8 +12,7 @@ from anyk.delays import fit
 from anyk.delays.base import Floats
 from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
-from anyk.fleet.plans.measured_fleet import MeasuredFleet, Quality, code_of, loads_of, slowness
-from anyk.fleet.plans.prices import USUAL, VectorSize
+from anyk.fleet.plans.measured_fleet import USUAL, MeasuredFleet, Quality, VectorSize, code_of, loads_of, slowness
 from anyk.problems.base import Tell
 from anyk.protocol import Strategy, models_trained, share_stored
 from anyk.specs import parse, with_keys

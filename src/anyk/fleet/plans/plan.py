@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,21 +11,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from anyk import html
+from anyk import html, keyed
 from anyk.checks import AtLeastOne, AtLeastZero, Nonnegative, PositiveShare, typed
 from anyk.delays import DelayModel
 from anyk.delays.base import SecondsOrZero
-from anyk.errors import BadInput
+from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation import attribution
-from anyk.fleet.explanation.explaining import explain
-from anyk.fleet.plans.advice import Advice, advice, probe
+from anyk.fleet.explanation.explaining import at_median, explain
 from anyk.fleet.plans.candidates import Request
 from anyk.fleet.plans.judging import Choice, Judgement, headline, in_short, pareto
-from anyk.fleet.plans.measured_fleet import fleet_of, sample_record
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, sample_record, slowness, typical_value
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
 from anyk.fleet.records.record_sources import Readable
-from anyk.plain import to_plain
+from anyk.plain import ByName, to_plain, values_of
 from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, models_trained
 from anyk.runs import Promise, Run
@@ -33,6 +32,81 @@ from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate
 from anyk.runs.folder.promise import Source, Today
 from anyk.runs.limits import Limits, check_limits
 from anyk.strategies import strategy as build_strategy
+
+_PROBED = 30  # rounds
+_REPAIRED = 3  # workers at most
+_FAR = 1000.0  # factor between the ends of an interval from which on the upper end is not printed
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change of the fleet, and the share of a step's time that it saves ``today``'s strategy and the ``best`` one.
+
+    Each is compared with itself on the fleet without the change. None: the strategy does not exist for the changed
+    number of workers.
+    """
+
+    what: str
+    today: float | None
+    best: float | None
+
+
+def advice(
+    fleet: MeasuredFleet,
+    names: Sequence[int | str],
+    costliest: int,
+    named: Iterable[int],
+    specs: tuple[str, str],
+    seed: int,
+) -> tuple[Advice, ...]:
+    """Return the savings by changes of the fleet under today's and the best strategy, ``specs``; workers by column."""
+    seconds = {spec: fleet.alone(spec) for spec in specs}
+
+    def gain(changed: MeasuredFleet, spec: str) -> float | None:
+        try:
+            return 1.0 - changed.alone(spec) / seconds[spec]
+        except (BadInput, RunFailed):
+            return None
+
+    changes = [(f"worker {names[costliest]} left out", fleet.without([costliest]))] if len(names) > 2 else []
+    changes += [(f"worker {names[i]} repaired", repaired(fleet, i)) for i in list(named)[:_REPAIRED]]
+    changes += [(f"{count} spare worker{'s' * (count > 1)}", with_spares(fleet, count, seed)) for count in (1, 2)]
+    return tuple(Advice(what, gain(changed, specs[0]), gain(changed, specs[1])) for what, changed in changes)
+
+
+def repaired(fleet: MeasuredFleet, place: int) -> MeasuredFleet:
+    """Return the fleet with one worker at the median of the others in the rounds in which it is slower."""
+    slopes = fleet.slopes.copy()
+    slopes[place] = min(slopes[place], typical_value(np.delete(slopes, place)))
+    return replace(fleet, times=at_median(fleet.times, [place]), slope=slopes)
+
+
+def with_spares(fleet: MeasuredFleet, count: int, seed: int) -> MeasuredFleet:
+    """Return the fleet with further workers of typical speed, delayed in each round like another, sampled by key."""
+    rounds, workers = fleet.times.shape
+    places = keyed.generator(seed, "spares").integers(0, workers, (rounds, count))
+    relative = fleet.times / slowness(fleet.times)
+    times = np.hstack([fleet.times, np.take_along_axis(relative, places, axis=1)])
+    censored = np.hstack([fleet.censored, np.take_along_axis(fleet.censored, places, axis=1)])
+    return MeasuredFleet(times, censored, fleet.load, np.append(fleet.slopes, [typical_value(fleet.slopes)] * count))
+
+
+def probe(today: Choice, choices: Iterable[Choice]) -> str | None:
+    """Return the run that would measure times that were cut off, and its cost; None if nothing is missing."""
+    unknown = [choice for choice in choices if choice.exact and not choice.measured]
+    waiting = next((choice for choice in (today, *unknown) if choice.spec == "uncoded"), None)
+    if not unknown and today.measured:
+        return None
+    cost = ""
+    if waiting is not None:
+        low, high = (_PROBED * seconds for seconds in (waiting.seconds_per_step.low, waiting.seconds_per_step.high))
+        longest = f"to {high:.3g} s" if high < _FAR * low else "s or far longer"
+        cost = f" in {low:.3g} {longest}, where today's strategy takes"
+        cost += f" {_PROBED * today.seconds_per_step.median:.3g} s" if today.measured else " as long"
+    return (
+        f"too many times were cut off to judge {len(unknown) + (not today.measured)} strategies; a run that waits for "
+        f"all would tell: anyk train … --strategy uncoded --steps {_PROBED} --out probe{cost}, then anyk plan probe"
+    )
 
 
 @dataclass(frozen=True)
@@ -89,23 +163,10 @@ class Plan:
         return Promise(
             strategy=best.spec,
             workers=self.fleet.workers,
-            learning_rate=best.learning_rate,
-            horizon=self.horizon,
-            verdict=self.verdict,
-            evidence=self.evidence,
-            why=self.why,
-            slopes=self.slopes,
-            max_load=self.max_load,
-            memory=self.memory,
-            assumptions=self.assumptions,
-            seconds_per_step=best.seconds_per_step,
-            gain=best.gain,
+            **values_of(self, "horizon", "verdict", "evidence", "why", "slopes", "max_load", "memory", "assumptions"),
+            **values_of(self, "record", "target", "optimizer"),
+            **values_of(best, "learning_rate", "seconds_per_step", "gain", "arrival", "steps_to_target"),
             today=Today(today.spec, today.seconds_per_step, today.arrival),
-            record=self.record,
-            target=self.target,
-            optimizer=self.optimizer,
-            arrival=best.arrival,
-            steps_to_target=best.steps_to_target,
         )
 
     def save(self, path: str | Path) -> None:
@@ -139,7 +200,7 @@ class Plan:
         return {"version": 1, "interval": "prediction", "compared_by": compared_by, **plain}
 
 
-def _plain(choice: Choice) -> dict[str, Any]:
+def _plain(choice: Choice) -> ByName:
     plain = {**to_plain(choice), "seconds_to_target": choice.seconds_to_target}
     return plain if math.isfinite(choice.gain.median) else plain | {"gain": None}
 
@@ -157,7 +218,7 @@ def plan(
     memory: PositiveShare = 1.0,
     models: AtLeastOne = 1,
     everything: bool = False,
-    seed: int = 0,
+    seed: AtLeastZero = 0,
     resamples: Annotated[int, msgspec.Meta(ge=20)] = 400,
     unit: str | None = None,
     problem: Problem | None = None,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anyk.checks import AtLeastOne, FiniteNumber, NonnegativeNumber, typed
 from anyk.codes import FractionalRepetition
 from anyk.errors import BadInput
 from anyk.strategies.sequential import End
@@ -59,13 +60,13 @@ class TraceGrid:
     (6.0, 7.0, 2.0)
     """
 
-    def __init__(self, delays: ArrayLike, *, load: float, slope: float, jobs: int, mu: float = 1.0) -> None:
-        table = np.asarray(delays, dtype=np.float64)
+    @typed
+    def __init__(
+        self, delays: ArrayLike, *, load: NonnegativeNumber, slope: FiniteNumber, jobs: int, mu: NonnegativeNumber = 1.0
+    ) -> None:
+        table = np.asarray(delays, dtype=float)
         if table.ndim != 2 or not table.size or not np.isfinite(table).all():
             raise BadInput(f"delays must be a table of rounds x workers in finite seconds, got shape {table.shape}")
-        for what, value in (("load", load), ("slope", slope), ("mu", mu)):
-            if not np.isfinite(value) or (value < 0 and what != "slope"):
-                raise BadInput(f"{what} must be a finite number of at least 0, got {value:g}")
         if not 1 <= jobs <= len(table):
             raise BadInput(f"jobs must be 1 to the trace's {len(table)} rounds, got {jobs}")
         self.rounds, self.workers = table.shape
@@ -198,10 +199,11 @@ class TraceGrid:
                         yield self.multiplexed(B, W, size - 1, end=end, inner="frc")
 
 
+@typed
 def sequential_candidates(
     delays: ArrayLike,
     *,
-    models: int,
+    models: AtLeastOne,
     load: float,
     slope: float,
     jobs: int | None = None,
@@ -220,9 +222,7 @@ def sequential_candidates(
     >>> best[0].spec
     'gc:stragglers=1'
     """
-    table = np.asarray(delays, dtype=np.float64)
-    if models < 1:
-        raise BadInput(f"models must be at least 1, got {models}")
+    table = np.asarray(delays, dtype=float)
     if jobs is None:
         jobs = max(1, len(table) - (models - 1))
     grid = TraceGrid(table, load=load, slope=slope, jobs=jobs, mu=mu)

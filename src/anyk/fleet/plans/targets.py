@@ -14,8 +14,7 @@ from anyk.clusters import Simulated
 from anyk.delays.base import Floats
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.candidates import Timed, batch_of, build_candidate, count_strategies
-from anyk.fleet.plans.measured_fleet import MeasuredFleet
-from anyk.fleet.plans.prices import VectorSize
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Tell
 from anyk.runs import train

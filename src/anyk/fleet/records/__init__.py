@@ -1,8 +1,7 @@
 """Measuring a fleet: records of how long each worker takes, read from many sources or made by a recorder."""
 
-from anyk.fleet.records.ddp_recorder import ddp
 from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.record_sources import read, read_all
-from anyk.fleet.records.recorder import Recorder
+from anyk.fleet.records.recorder import Recorder, ddp
 
 __all__ = ["PARTS", "Record", "Recorder", "ddp", "joined", "read", "read_all"]

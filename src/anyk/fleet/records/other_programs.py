@@ -6,13 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from anyk.delays.base import Floats
 from anyk.errors import BadInput
 from anyk.fleet.records.record import Record
+from anyk.plain import ByName
 from anyk.tables import Table, limit, lines, open_text, shown
 
 _END = "SparkListenerTaskEnd"
@@ -102,7 +102,7 @@ def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
     return Record(seconds, workers=workers, remarks=tuple(remarks))
 
 
-def _events(file: Path, max_gb: float | None) -> Iterator[tuple[int, dict[str, Any]]]:
+def _events(file: Path, max_gb: float | None) -> Iterator[tuple[int, ByName]]:
     """Yield task-end events with the numbers of their lines."""
     with open_text(file, limit(file, max_gb)) as text:
         for number, line in enumerate(lines(text, file), 1):

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyk.delays.base import MOST, Flags, Floats
 from anyk.delays.time_tables import summarised
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing, on_system_error
+from anyk.plain import ByName
 
 PARTS = ("delay", "compute", "transport")  # of a worker's seconds, if stamps separate them
 
@@ -48,7 +49,7 @@ class Record:
     strategy: str | None = None
 
     def __post_init__(self) -> None:
-        seconds = np.array(self.seconds, dtype=np.float64)
+        seconds = np.array(self.seconds, dtype=float)
         if seconds.ndim != 2 or not seconds.size:
             raise BadInput(f"a fleet record is a table of rounds x workers, got shape {seconds.shape}")
         values = {
@@ -59,7 +60,7 @@ class Record:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        tables: dict[str, Any] = {"censored": self.censored, **self.parts, **self.stages}
+        tables: ByName = {"censored": self.censored, **self.parts, **self.stages}
         for name, table in tables.items():
             if np.shape(table) != seconds.shape:
                 raise BadInput(f"'{name}' must have the shape of seconds, {seconds.shape}, got {np.shape(table)}")
@@ -148,7 +149,7 @@ class Record:
         :class:`~anyk.errors.MissingPackage` for Parquet without pyarrow.
         """
         target = Path(path)
-        try:
+        with on_system_error(f"the fleet record '{path}' cannot be written"):
             if target.suffix == ".npz":
                 np.savez_compressed(target, **self._arrays())
             elif target.suffix == ".csv":
@@ -161,12 +162,10 @@ class Record:
                 _write_parquet(target, self.long())
             else:
                 raise BadInput(f"a fleet record is written as .npz, .csv or .parquet, got '{path}'")
-        except OSError as error:
-            raise BadInput(f"the fleet record '{path}' cannot be written ({error.strerror})") from None
 
-    def _arrays(self) -> dict[str, Any]:
+    def _arrays(self) -> ByName:
         """Return the arrays of the .npz file; names of workers are all numbers or all text."""
-        arrays: dict[str, Any] = {
+        arrays: ByName = {
             "seconds": self.seconds,
             "censored": np.asarray(self.censored),
             "workers": np.array(self.workers),
@@ -223,9 +222,7 @@ def joined(records: Sequence[Record]) -> Record:
 
 
 def _write_parquet(path: Path, columns: dict[str, list[Any]]) -> None:
-    try:
+    with needing("pyarrow", "data", "writing Parquet"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError:
-        raise MissingPackage("pyarrow", "data", "writing Parquet") from None
     parquet.write_table(pyarrow.table(columns), path)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from anyk.checks import AtLeastZero, typed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, needing, on_system_error
+
+if TYPE_CHECKING:
+    import torch
 
 HEADER = "round,worker,seconds"
 _EVERY = 1.0  # seconds between writes
@@ -41,15 +47,13 @@ class Recorder:
         self.worker, self.path = worker, Path(folder) / f"worker-{worker}.csv"
         self._rows: list[str] = []
         self._written = time.monotonic()
-        try:
+        with on_system_error(f"the record '{self.path}' cannot be written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.rounds = self._next_round()
             self._file = self.path.open("a", encoding="utf-8")
             if not self.rounds and not self.path.stat().st_size:
                 self._file.write(HEADER + "\n")
                 self._file.flush()
-        except OSError as error:
-            raise BadInput(f"the record '{self.path}' cannot be written ({error.strerror})") from None
 
     def _next_round(self) -> int:
         """Return the number of the next round, which continues an existing file."""
@@ -92,3 +96,119 @@ class Recorder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+_DROPPED = 2  # number of first steps, in which DDP rebuilds its buckets
+
+
+def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) -> Recorder:
+    """Record the steps of a ``DistributedDataParallel`` model; every rank calls this once, before its first step.
+
+    The gradients of DDP and its communication hook, if any, do not change. A hook of each parameter notes when its
+    gradient is ready. A step lasts from the end of the previous backward pass, when the gradients have been averaged,
+    until the last gradient is ready on this rank: it includes loading data, the forward and backward pass and the
+    optimiser's step, but not the waiting for other ranks. Passes under ``no_sync`` belong to the next step that
+    averages gradients; the first two steps are dropped. A step is recorded when the next step starts, or when the
+    recorder is closed, at the latest at the end of the process. On a GPU, times are measured by events on its streams,
+    which are read after they have happened, without synchronising.
+
+    Raises :class:`~anyk.errors.BadInput` for a model that is not DistributedDataParallel.
+    """
+    with needing("PyTorch", "torch", "recording DistributedDataParallel"):
+        import torch
+    if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise BadInput(f"ddp records a DistributedDataParallel model, got {type(model).__name__}")
+    worker = torch.distributed.get_rank(model.process_group)
+    kind: type[_Passes] = _OnGpu if next(model.parameters()).is_cuda else _OnHost
+    recorder = kind(folder, worker, model)
+    atexit.register(recorder.close)
+    return recorder
+
+
+class _Passes(Recorder, ABC):
+    """Records steps from the ends of backward passes, which are moments in seconds or events of a GPU."""
+
+    def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
+        super().__init__(folder, worker)
+        import torch
+
+        engine = torch.autograd.Variable
+        self._queue = engine._execution_engine.queue_callback  # calls a function at the end of a backward pass
+        self._model, self._under_way, self._steps = model, False, 0
+        self._from: Any = None
+        self._ready: Any = None
+        self._averaged: Any = None
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._note)
+        model.register_forward_pre_hook(self._begin)
+
+    @abstractmethod
+    def _now(self, last: object) -> object:
+        """Return the current moment; ``last``, which is obsolete, may be reused for it."""
+
+    @abstractmethod
+    def _record(self, begin: Any, end: Any) -> None:
+        """Record a step that lasted from ``begin`` to ``end``."""
+
+    def _note(self, _: object) -> None:
+        """Note that a parameter's gradient is ready."""
+        self._ready = self._now(self._ready)
+        if not self._under_way:
+            self._under_way = True
+            self._queue(self._queue_end)
+
+    def _queue_end(self) -> None:
+        """Queue :meth:`_end_pass` behind DDP's own work, which has been queued by now."""
+        self._queue(self._end_pass)
+
+    def _end_pass(self) -> None:
+        """Note the end of a backward pass, or of a part of it: checkpointed modules have their own passes."""
+        self._under_way = False
+        if self._model.require_forward_param_sync:  # set by DDP's forward pass, False under no_sync
+            self._averaged = self._now(self._averaged)
+
+    def _begin(self, *_: Any) -> None:
+        """Record the step before a forward pass, if it has averaged its gradients."""
+        self._under_way = False  # a backward pass that raised has not ended
+        if self._averaged is None:
+            return
+        if self._steps >= _DROPPED and self._from is not None and self._ready is not None:
+            self._record(self._from, self._ready)
+        self._steps += 1
+        self._from, self._ready, self._averaged = self._averaged, None, None
+
+    def close(self) -> None:
+        self._begin()
+        super().close()
+
+
+class _OnHost(_Passes):
+    """Moments by the host's monotonic clock."""
+
+    def _now(self, last: object) -> float:
+        return time.perf_counter()
+
+    def _record(self, begin: float, end: float) -> None:
+        self.add(end - begin)
+
+
+class _OnGpu(_Passes):
+    """Moments by events on a GPU's streams, read a step or more later."""
+
+    def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
+        super().__init__(folder, worker, model)
+        self._waiting: deque[tuple[Any, Any]] = deque()
+
+    def _now(self, last: Any) -> object:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True) if last is None else last
+        event.record()
+        return event
+
+    def _record(self, begin: Any, end: Any) -> None:
+        self._waiting.append((begin, end))
+        while self._waiting and all(event.query() for event in self._waiting[0]):
+            first, last = self._waiting.popleft()
+            self.add(first.elapsed_time(last) / 1e3)

@@ -10,8 +10,11 @@ formula is wrong the corrected one is computed, and the printed one with ``print
 from __future__ import annotations
 
 from math import comb, exp, log
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+from msgspec import Meta
+
+from anyk.checks import PositiveNumber, typed
 from anyk.errors import BadInput
 
 Scheme = Literal["uncoded", "exact", "approximate"]
@@ -88,12 +91,13 @@ def excess_bound(
     return float((1.0 - rate) ** steps * first + floor)
 
 
+@typed
 def step_seconds(
     workers: int,
     load: int = 1,
     replies: int | None = None,
     *,
-    rate: float = 1.0,
+    rate: PositiveNumber = 1.0,
     printed: bool = False,
     partitions: int | None = None,
 ) -> float:
@@ -113,8 +117,6 @@ def step_seconds(
     n = _check(workers, load, replies or workers, partitions)
     if printed and n != workers:
         raise BadInput(f"the formula is printed for as many partitions as workers, {workers}, got {n}")
-    if not 0.0 < rate < float("inf"):
-        raise BadInput(f"rate must be a finite number above 0, got {rate:g}")
     if replies is not None:
         beyond = load * (_harmonic(workers) - _harmonic(workers - replies)) / n
     elif printed:
@@ -124,6 +126,7 @@ def step_seconds(
     return load / n + beyond / rate
 
 
+@typed
 def seconds_bound(
     scheme: Scheme,
     excess: float,
@@ -133,7 +136,7 @@ def seconds_bound(
     workers: int,
     load: int,
     *,
-    share: float = 0.5,
+    share: Annotated[float, Meta(gt=0, lt=1)] = 0.5,
     printed: bool = False,
 ) -> float:
     """Return a bound on the expected seconds until the excess loss is ``excess``, at a rate of 1 / c (Theorem 3).
@@ -155,8 +158,6 @@ def seconds_bound(
         raise BadInput(f"convexity must be above 0 and below the smoothness {smoothness:g}, got {convexity:g}")
     kappa, c = convexity / smoothness, load
     if scheme == "approximate":
-        if not 0.0 < share < 1.0:
-            raise BadInput(f"share must be above 0 and below 1, got {share:g}")
         steps = log(3.0 * first / excess) / -log(1.0 - (1.0 - exp(-c * share)) * kappa)
         return steps * (c**2 * log(1.0 / (1.0 - share)) + c**2 + c) / workers
     steps = log(first / excess) / -log(1.0 - kappa)

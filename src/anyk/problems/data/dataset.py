@@ -166,7 +166,7 @@ def make_dataset(
 def _canonical(X: Any) -> Matrix:
     """Return a contiguous array, or a sparse one with sorted int32 indices and no duplicates; both float64."""
     if isinstance(X, np.ndarray):
-        return np.ascontiguousarray(X, dtype=np.float64)
+        return np.ascontiguousarray(X, dtype=float)
     from scipy.sparse import csr_array
 
     limit = np.iinfo(np.int32).max
@@ -174,7 +174,7 @@ def _canonical(X: Any) -> Matrix:
         raise BadInput(
             f"the data have {X.shape[1]} columns and {X.nnz} non-zeros; at most {limit} of each are possible"
         )
-    matrix = csr_array(X, dtype=np.float64)
+    matrix = csr_array(X, dtype=float)
     matrix.sum_duplicates()  # sorts, too
     matrix.indices, matrix.indptr = matrix.indices.astype(np.int32), matrix.indptr.astype(np.int32)
     return matrix
@@ -198,7 +198,7 @@ def read_target(values: Array, task: Task | Literal["auto"], where: str) -> tupl
             raise BadInput(
                 f"{where} holds text, such as '{labels[0]}', but regression needs numbers; use task=multiclass"
             )
-        return values.astype(np.float64), task, ()
+        return values.astype(float), task, ()
     if len(labels) == 1:
         raise BadInput(
             f"{where} holds one class only, '{_label_text(labels[0])}'; two or more are needed to learn from"
@@ -208,7 +208,7 @@ def read_target(values: Array, task: Task | Literal["auto"], where: str) -> tupl
     if task == "multiclass" and not whole:
         broken = labels[labels != np.floor(labels)][0]
         raise BadInput(f"{where} holds fractions, such as {broken:g}, which are not classes; use task=regression")
-    y = codes.astype(np.float64)
+    y = codes.astype(float)
     return 2 * y - 1 if task == "binary" else y, task, tuple(map(_label_text, labels))
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, on_system_error
 from anyk.matrices import Matrix, read_npz
 from anyk.problems.base import Array, Tell
 from anyk.problems.data.user_files import extension_of, read_svmlight
@@ -129,11 +129,8 @@ def _check_names(names: Iterable[str], added: Iterable[str], file: Path) -> None
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
     """Yield the path of a file that replaces ``out`` when it is complete; raise BadInput if that fails."""
-    try:
-        with replacing(out) as part:
-            yield part
-    except OSError as error:
-        raise BadInput(f"'{out}' cannot be written ({error.strerror or error})") from None
+    with on_system_error(f"'{out}' cannot be written"), replacing(out) as part:
+        yield part
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.checks import typed
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
 from anyk.named import admit_address
 from anyk.problems.base import Array, Floats, Tell
 from anyk.problems.data.dataset import Dataset, Fraction, assemble, make_dataset, read_target, sources
@@ -126,7 +126,7 @@ def covertype(
         from sklearn.datasets import fetch_covtype
 
         fetched = _fetch("covertype", "UCI", lambda: fetch_covtype(), progress)
-        table = np.column_stack([fetched.data, fetched.target]).astype(np.float64)
+        table = np.column_stack([fetched.data, fetched.target]).astype(float)
         where = "the fetched data set 'covertype'"
         check_finite(table, where)
     else:
@@ -241,10 +241,8 @@ def _columns(name: str, wanted: tuple[str, ...], openml: int, file: Path | None,
                 f"{file} has too few rows ({table.rows}); at least 2 are needed, one to train and one to test"
             )
         return _as_numbers(table, wanted, str(file))
-    try:
+    with needing("pandas", "data", f"fetching data set '{name}' from OpenML"):
         import_module("pandas")
-    except ImportError:
-        raise MissingPackage("pandas", "data", f"fetching data set '{name}' from OpenML") from None
     from sklearn.datasets import fetch_openml
 
     frame = _fetch(name, "OpenML", lambda: fetch_openml(data_id=openml, as_frame=True), progress).frame
@@ -252,7 +250,7 @@ def _columns(name: str, wanted: tuple[str, ...], openml: int, file: Path | None,
     where = f"data set {openml} of OpenML"
     _need_columns(name, wanted, list(map(str, frame.columns)), where)
     try:
-        numbers = np.column_stack([np.asarray(frame[column], dtype=np.float64) for column in wanted])
+        numbers = np.column_stack([np.asarray(frame[column], dtype=float) for column in wanted])
     except (TypeError, ValueError) as error:
         raise BadInput(f"{where} holds a value that is not a number: {error}; {_INSTEAD}") from None
     check_finite(numbers, where, wanted)

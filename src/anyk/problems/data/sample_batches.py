@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.plain import ByName
 from anyk.problems.base import Index, even_ends, some_rows, stacked
 
 Rows = slice | Index
@@ -89,7 +90,6 @@ class Samples:
 
     def only(self, bounds: Sequence[tuple[int, int]]) -> Samples:
         """Return the data for a worker that uses only these ranges of samples, which keep their numbers."""
-        del bounds
         return self
 
 
@@ -106,7 +106,6 @@ class Arrays(Samples):
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
         """Return these rows of every array."""
-        del key
         return self.form([array[rows] for array in self.arrays])
 
     def some(self, samples: int, of: str) -> Arrays:
@@ -140,7 +139,6 @@ class ArrayRanges(Samples):
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
         """Return some rows; consecutive rows of a single range are not copied."""
-        del key
         parts: list[list[NDArray[Any]]] = []
         for start, arrays in self._ranges.items():
             if isinstance(rows, slice):
@@ -158,7 +156,7 @@ class SampledOnce(Samples):
     def __init__(self) -> None:
         self._some: dict[tuple[int, str], Samples] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         return self.__dict__ | {"_some": {}}
 
     def some(self, samples: int, of: str) -> Samples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import msgspec
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.errors import BadInput
 from anyk.problems.base import Array, Ends, Index
 from anyk.specs import Registry, show
@@ -19,8 +18,7 @@ splits: Registry[Dirichlet] = Registry("split")
 
 
 @splits.register("dirichlet")
-@typed
-@dataclass(frozen=True)
+@value_class
 class Dirichlet:
     """Partitions that differ in their labels: the shares of the classes follow a Dirichlet distribution.
 
@@ -75,7 +73,7 @@ def _sample_amounts(alpha: float, unused: Array, size: int, random: np.random.Ge
         available = unused - amounts
         weights = shares * (available > 0)
         if not weights.sum() > 0.0:  # all rows of its classes are used
-            weights = available.astype(np.float64)
+            weights = available.astype(float)
         # rounded up or down such that means and their sum stay right
         ends = np.floor(np.cumsum(missing * weights / weights.sum()) + random.random())
         amounts += np.minimum(available, np.diff(np.minimum(ends, missing), prepend=0.0).astype(unused.dtype))

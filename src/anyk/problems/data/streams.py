@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,7 +12,7 @@ import msgspec
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import value_class
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Index, cut
 from anyk.problems.data.reader_processes import map_in_processes
@@ -27,8 +26,7 @@ _HEAD = 32  # samples on which a loss is tried
 _SEEDED = "give each iterable a generator of its own, made from the seed"
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Stream:
     """Endless training data from iterables, for linear models, TorchProblem and JaxProblem.
 
@@ -139,7 +137,6 @@ def _take_samples(make: Make, partition: int, seed: int, count: int) -> list[Sam
 
 def _encode_head(make: Make, piece: int) -> bytes:
     """Encode the first samples of partition 0; refuse a stream that does not follow from its seed."""
-    del piece
     first, again, other = (_encode_samples(make, _HEAD, _seed(key, 0)) for key in (0, 0, 1))
     if first != again:
         raise BadInput(f"the stream gave other samples when it was made again with the same seed; {_SEEDED}")
@@ -161,7 +158,7 @@ def _encode_samples(make: Make, count: int, seed: int) -> bytes:
     return msgspec.msgpack.encode([_as_plain(sample) for sample in samples])
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(value: Any) -> object:
     """Return a sample as plain data: tuples as lists, and all else as a mapping by which it is recognised."""
     if isinstance(value, Mapping):
         return {"keys": list(value), "values": [_as_plain(part) for part in value.values()]}

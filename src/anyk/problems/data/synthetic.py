@@ -57,7 +57,7 @@ def synthetic(
     score = X @ rule + noise * generator(seed, "synthetic", "noise").standard_normal((rows, scores))
     if task == "regression":
         return assemble(X, score[:, 0], task=task, test=test, seed=seed)
-    y = np.where(score[:, 0] > 0, 1.0, -1.0) if task == "binary" else score.argmax(axis=1).astype(np.float64)
+    y = np.where(score[:, 0] > 0, 1.0, -1.0) if task == "binary" else score.argmax(axis=1).astype(float)
     labels = ("-1", "1") if task == "binary" else tuple(map(str, range(scores)))
     return assemble(X, y, task=task, classes=labels, test=test, seed=seed)
 

@@ -217,7 +217,7 @@ def _npz_rows(file: Path, arrays: dict[str, Array], first: str, second: str, fil
     if not len(X):
         raise BadInput(f"{first} of {shown(file)} has no rows")
     with np.errstate(all="ignore"):  # numbers too large for float64 become infinite, which is refused
-        X, y = X.astype(np.float64), y if y.dtype.kind == "U" else y.astype(np.float64)
+        X, y = X.astype(float), y if y.dtype.kind == "U" else y.astype(float)
     if fill is None:
         check_finite(X, f"{first} in {shown(file)}")
     if y.dtype.kind == "U":

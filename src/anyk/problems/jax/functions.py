@@ -12,21 +12,19 @@ import numpy as np
 
 from anyk.checks import AtLeastZero, typed
 from anyk.decompile import Source
-from anyk.errors import BadInput, MissingPackage, describe_error
+from anyk.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Floats, Index, Vector, cut
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
-from anyk.problems.jax.decompiled import DecompiledPartitions
-from anyk.problems.jax.loss_partitions import JaxPartitions
-from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, JaxNetwork, names_of, seed_for, seed_of
+from anyk.problems.jax.loss_partitions import DecompiledPartitions, JaxPartitions
+from anyk.problems.jax.model_loss import EVALUATION, SEED, Averages, Held, JaxNetwork, names_of, seed_for, seed_of
 from anyk.problems.jax.pytrees import JaxArray, Trainable, Tree, distinct, is_array, kind_of, model_of
-from anyk.problems.jax.statistics import Averages
 from anyk.problems.jax.tree_samples import TOGETHER, data_of
-from anyk.problems.linear.inputs import checked_l2
+from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import write_model_file
 from anyk.problems.network_problem import NetworkProblem
-from anyk.problems.sums import adds_up, not_a_sum, nudge_signs, trial_groups
+from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs, trial_groups
 
 _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
 _RENEWED = 1024  # rows of shards from which running statistics are computed to evaluate
@@ -115,10 +113,8 @@ class JaxProblem(NetworkProblem):
         workers: Literal["jax", "numpy"] = "jax",
         batch: AtLeastZero = 0,
     ) -> None:
-        try:
+        with needing("JAX", "jax", "JaxProblem"):
             import jax
-        except ImportError:
-            raise MissingPackage("JAX", "jax", "JaxProblem") from None
         self._workers, self._batch, self._platform = workers, batch, platform
         self.l2 = checked_l2(l2)
         model = model_of(params, trainable)
@@ -182,7 +178,7 @@ class JaxProblem(NetworkProblem):
                 rounding = np.finfo(self.dtype).eps * nudge_signs(self.dimension, nudge)
                 w = w * (1.0 + rounding).astype(self.dtype)
             seed = seed_of(next(draws)) if network.random else SEED
-            return np.asarray(np.append(*with_gradient(w, head.batch(rows[places]), seed)), dtype=np.float64)
+            return np.asarray(np.append(*with_gradient(w, head.batch(rows[places]), seed)), dtype=float)
 
         for rows in trial_groups(head.arrays, head.tried):
             try:
@@ -206,7 +202,7 @@ class JaxProblem(NetworkProblem):
             lambda state: self._stepped(self._initial, self._held._replace(state=state), batch, SEED), self._held.state
         )
 
-    def _set_metrics(self, metrics: Any, own: list[str], has_aux: bool) -> None:
+    def _set_metrics(self, metrics: object, own: list[str], has_aux: bool) -> None:
         """Set the metrics to report: the user's functions, the held-out loss, the loss's ``own`` metrics."""
         self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
         for name in own:
@@ -259,7 +255,7 @@ class JaxProblem(NetworkProblem):
         like: Any = jax.ShapeDtypeStruct
         examples = [like((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
 
-        def gradient(model: Any, *arrays: Any) -> Any:
+        def gradient(model: object, *arrays: Any) -> Any:
             return self._network.gradient(model, self._held, jax.tree.unflatten(tree, arrays), SEED)
 
         model = like(self._initial.shape, self._initial.dtype)
@@ -333,7 +329,7 @@ class JaxProblem(NetworkProblem):
         """Return a digest of the data, by which a later change is noticed; None if there is none."""
         return digest_of(_content(self._data), None if self._held_out is None else _content(self._held_out))
 
-    def _vector(self, w: Any) -> Any:
+    def _vector(self, w: object) -> object:
         self._check_model(w)
         import jax
 

@@ -1,10 +1,14 @@
-"""A loss and its model, computed in the same way by a JAX problem's workers and its driver."""
+"""A loss and its model, computed in the same way by a JAX problem's workers and its driver; averages in its state."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from functools import cached_property
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,8 +17,56 @@ from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.errors import BadInput
-from anyk.problems.jax.pickling import packed
+from anyk.plain import ByName
+from anyk.problems.base import Array, Floats
 from anyk.problems.jax.pytrees import Arrays, JaxArray, Model, Tree
+
+
+def packed(value: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+    """Return the result of ``__reduce__`` for a value: its bytes, and its arrays beside them."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> object:
+            reduced = super().reducer_override(obj)
+            if isinstance(reduced, tuple) and isinstance(obj, type) and is_equinox(obj):
+                make, arguments, *further = reduced
+                return _class_with_fields, (make, arguments, _own_fields(obj)), *further
+            return reduced
+
+    raw: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    Pickler(stream, protocol=5, buffer_callback=raw.append).dump(value)
+    return partial(pickle.loads, buffers=raw), (stream.getvalue(),)
+
+
+def is_equinox(kind: type) -> bool:
+    """Return whether a class is one of Equinox modules."""
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and issubclass(kind, equinox.Module)
+
+
+def _own_fields(kind: Any) -> dict[str, ByName]:
+    """Return the arguments of the fields that a class adds to its bases."""
+    own = inspect.get_annotations(kind)
+    options = ("default", "default_factory", "init", "kw_only", "metadata")
+    return {
+        field.name: {
+            option: dict(value) if option == "metadata" else value
+            for option in options
+            if (value := getattr(field, option)) is not dataclasses.MISSING
+        }
+        for field in dataclasses.fields(kind)
+        if field.name in own
+    }
+
+
+def _class_with_fields(make: Callable[..., type], given: tuple[Any, ...], fields: dict[str, ByName]) -> type:
+    constructor, name, bases, namespace, *further = given
+    namespace = namespace | {"__annotations__": dict.fromkeys(fields, object)}
+    namespace |= {name: dataclasses.field(**options) for name, options in fields.items()}
+    return make(constructor, name, bases, namespace, *further)
+
 
 EVALUATION = "evaluation"  # a purpose of random numbers
 OPTIONS = {"key": "rng=True", "state": "state=…"}  # further arguments of a loss, and the options that supply them
@@ -68,7 +120,7 @@ class JaxNetwork:
         """Return the sum of a batch's losses in training."""
         return self._compute(flat, held, batch, seed, train=True)[0]
 
-    def evaluated(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> tuple[Any, dict[str, Any]]:
+    def evaluated(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> tuple[Any, ByName]:
         """Return the sums of a batch's losses and metrics in evaluation."""
         total, _, metrics = self._compute(flat, held, batch, seed, train=False)
         rows = rows_of(batch)
@@ -95,7 +147,7 @@ class JaxNetwork:
 
     def _compute(
         self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, *, train: bool
-    ) -> tuple[Any, Tree, dict[str, Any]]:
+    ) -> tuple[Any, Tree, ByName]:
         key = key_of(seed) if self.random else None
         whole = self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=train)
         options = {"key": key, "state": held.state, "train": train}
@@ -105,7 +157,7 @@ class JaxNetwork:
             check_state(state, held.state)
         return (value * rows_of(batch) if self.mean else value), state, metrics
 
-    def _read(self, result: Any) -> tuple[Any, Tree, dict[str, Any]]:
+    def _read(self, result: Any) -> tuple[Any, Tree, ByName]:
         """Return the value, state and metrics of a loss's result; :class:`~anyk.errors.BadInput` for other forms."""
         wanted = {
             (False, False): "one number for a batch, its mean or sum",
@@ -222,7 +274,7 @@ def check_state(state: Tree, before: Tree) -> None:
     )
 
 
-def _numbers(metrics: Any) -> dict[str, Any]:
+def _numbers(metrics: Any) -> ByName:
     if not (isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics)):
         raise BadInput(f"metrics beside the loss must be numbers by name, {{'accuracy': …}}, got {_shown(metrics)}")
     for name, value in metrics.items():
@@ -238,3 +290,90 @@ def _shown(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__} ({', '.join(map(_shown, value))})"
     return type(value).__name__
+
+
+Step = Callable[[Tree], Tree]  # a state after a batch
+_FAR = 2**20  # batches that a counter has counted when its averages no longer depend on their start
+_ASIDE = np.float32(2**20)  # change of an average that shows how much of it remains: far above its rounding
+_APART = 0.02  # change, relative to its size, that an average may show at its limit
+
+
+class Averages(NamedTuple):
+    """Moving averages in a state: the state that a pass starts with, and each leaf's share m of the old value."""
+
+    start: Tree
+    factors: Arrays
+
+    @classmethod
+    def of(cls, step: Step, state: Tree) -> Averages:
+        """Learn the averages from one batch; raise :class:`~anyk.errors.BadInput` if the state is something else.
+
+        >>> import jax.numpy as jnp
+        >>> of = Averages.of(lambda state: {"mean": 0.9 * state["mean"] + 0.1 * 5.0}, {"mean": jnp.zeros(())})
+        >>> of.at([{"mean": 0.9 * 0.0 + 0.1 * 5.0}, {"mean": 0.9 * 0.0 + 0.1 * 7.0}])["mean"].round(4).item()
+        6.0
+        """
+        import jax
+
+        leaves, tree = jax.tree.flatten(state)
+        if any(leaf.dtype.kind not in "biu" and leaf.dtype not in (np.float32, np.float64) for leaf in leaves):
+            raise BadInput("the state must hold arrays of float32, float64 or whole numbers")
+        floats = [place for place, leaf in enumerate(leaves) if leaf.dtype.kind == "f"]
+        once = jax.tree.leaves(step(state))
+        far = [
+            leaf + (new - leaf) * np.asarray(_FAR, leaf.dtype)
+            if leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 2
+            else leaf
+            for leaf, new in zip(leaves, map(np.asarray, once), strict=True)
+        ]
+
+        moved = [leaf + _ASIDE if place in floats else leaf for place, leaf in enumerate(far)]
+        here, there = (jax.tree.leaves(step(jax.tree.unflatten(tree, leaves))) for leaves in (far, moved))
+        apart = [np.asarray(there[place], np.float64) - np.asarray(here[place], np.float64) for place in floats]
+        factors = [part / (moved[k] - far[k]) for part, k in zip(apart, floats, strict=True)]
+        linear = cls(jax.tree.unflatten(tree, far), factors)
+        linear._check(step, floats)
+        return linear
+
+    def at(self, states: Iterable[Tree]) -> Tree:
+        """Return the state for evaluation, given the states that the batches of the data make of ``start``."""
+        import jax
+
+        begin, tree = jax.tree.flatten(self.start)
+        sums: list[Any] = [0.0] * len(begin)
+        count, last = 0, []
+        for state in states:
+            last, count = [np.asarray(leaf) for leaf in jax.tree.leaves(state)], count + 1
+            sums = [total + leaf.astype(float) for total, leaf in zip(sums, last, strict=True)]
+        factors = iter(self.factors)
+        limits = [
+            _limit_of(np.asarray(old), total / count, next(factors)) if old.dtype.kind == "f" else new
+            for old, total, new in zip(begin, sums, last, strict=True)
+        ]
+        return jax.tree.unflatten(tree, limits)
+
+    def _check(self, step: Step, floats: list[int]) -> None:
+        """Refuse a state that still changes at the limit of moving averages."""
+        import jax
+
+        limit = self.at([step(self.start)])
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(limit)[0]]
+        before, after = jax.tree.leaves(limit), jax.tree.leaves(step(limit))
+        for place, factor in zip(floats, self.factors, strict=True):
+            old, new = before[place].astype(float), np.asarray(after[place], dtype=float)
+            size = max(float(np.abs(old).max(initial=0.0)), float(np.abs(new).max(initial=0.0)))
+            allowed = _APART * np.abs(1.0 - factor) * size + 10.0 * np.finfo(before[place].dtype).eps * size
+            fades = (np.abs(factor - 0.5) <= 0.5 + 1e-5).all()
+            if not (fades and (np.abs(new - old) <= allowed).all()):
+                raise BadInput(
+                    f"state{jax.tree_util.keystr(paths[place])} is no moving average of what batches have (batch "
+                    "norm's running statistics), so what it is after training cannot be told from the parameters; give "
+                    "Equinox's BatchNorm mode='batch', and leave out other state (spectral norm, memories)"
+                )
+
+
+def _limit_of(old: Array, new: Floats, factor: Floats) -> Array:
+    """Return the limit of an average that went from ``old`` to ``new`` and keeps ``factor`` of the old."""
+    moves = np.abs(1.0 - factor) > 1e-5
+    limit = (new - factor * old.astype(float)) / np.where(moves, 1.0 - factor, 1.0)
+    return np.where(moves, limit, new).astype(old.dtype)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anyk.errors import BadInput, RunFailed
+from anyk.plain import ByName
 from anyk.problems.base import Array
 
 Tree = Any  # nested tuples, lists, dictionaries and other pytrees of JAX
@@ -52,13 +53,13 @@ class Model:
         self._kept = self._of("kept", leaves)
         check_numbers(self.begin)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         # JAX's description of a tree does not always survive pickling (Equinox's does not), but the tree does;
         # workers need no values: trained ones come with the model, fixed ones with each call
         tree = self._join([0] * self._kinds.count("trained"), [0] * self._kinds.count("fixed"))
         return self.__dict__ | {"_tree": tree, "begin": [], "fixed": [], "state": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: ByName) -> None:
         import jax
 
         self.__dict__.update(state)
@@ -66,10 +67,9 @@ class Model:
 
     def whole(self, trained: Leaves, fixed: Leaves, state: Tree, key: JaxArray, *, train: bool) -> Any:
         """Return the user's model with these arrays in it, for training or for evaluation."""
-        del state, key, train
         return self._join(trained, fixed)
 
-    def named(self, trained: Leaves, fixed: Leaves) -> dict[str, Any]:
+    def named(self, trained: Leaves, fixed: Leaves) -> ByName:
         """Return the arrays by their paths, as ``trainable`` receives them; raise if two have the same path."""
         import jax
 
@@ -81,9 +81,8 @@ class Model:
         parts = iter(arrays)
         return self._tree.unflatten([next(parts) if kind == "trained" else None for kind in self._kinds])
 
-    def state_after(self, whole: Any) -> Tree:
+    def state_after(self, whole: object) -> Tree:
         """Return the model's state after it has computed."""
-        del whole
         return None
 
     def _join(self, trained: Leaves, fixed: Leaves) -> Tree:
@@ -99,9 +98,8 @@ class Model:
 
         return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
-    def _is_parameter(self, leaf: Any) -> bool:
+    def _is_parameter(self, leaf: object) -> bool:
         """Return whether a leaf is trained by default."""
-        del leaf
         return True
 
     def _check(self, given: Tree) -> None:
@@ -166,11 +164,10 @@ class EquinoxModel(Model):
         """Return the complete model; in evaluation the module is in inference mode."""
         import equinox
 
-        del state, key
         whole = self._join(trained, fixed)
         return whole if train else equinox.nn.inference_mode(whole)
 
-    def _is_parameter(self, leaf: Any) -> bool:
+    def _is_parameter(self, leaf: object) -> bool:
         import jax
 
         return isinstance(leaf, jax.Array) and bool(jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact))
@@ -191,7 +188,7 @@ class NnxModel(Model):
 
     switches = True
 
-    def __init__(self, given: Any, trainable: Trainable) -> None:
+    def __init__(self, given: object, trainable: Trainable) -> None:
         import jax
         from flax import nnx
 
@@ -223,13 +220,13 @@ class NnxModel(Model):
     def _name(self, path: Leaves) -> str:
         return super()._name(path[:-1])  # the last step is the variable's value
 
-    def state_after(self, whole: Any) -> Tree:
+    def state_after(self, whole: object) -> Tree:
         from flax import nnx
 
         return nnx.split(whole, nnx.Param, nnx.RngState, ...)[3] if self._empty is None else None
 
 
-def model_of(params: Any, trainable: Trainable) -> Model:
+def model_of(params: object, trainable: Trainable) -> Model:
     """Return the model in ``params``, by its kind; raise :class:`~anyk.errors.BadInput` if it cannot be trained."""
     import jax
 
@@ -254,9 +251,9 @@ def _nodes(given: Tree) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_flatten_with_path(given, is_leaf=lambda node: _state(node) is not None)[0]
 
 
-def distinct(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def distinct(pairs: Iterable[tuple[str, Any]]) -> ByName:
     """Return pairs of names and arrays as a dictionary; raise :class:`~anyk.errors.RunFailed` for equal names."""
-    arrays: dict[str, Any] = {}
+    arrays: ByName = {}
     for name, array in pairs:
         if name in arrays:
             raise RunFailed(f"two arrays of the model are called '{name}', so that it cannot be written as safetensors")
@@ -278,7 +275,7 @@ def check_numbers(arrays: Arrays) -> None:
         raise BadInput("the arrays of params must hold finite numbers")
 
 
-def _is_module(node: Any) -> str | None:
+def _is_module(node: object) -> str | None:
     """Return the library whose module a node of a pytree is: ``equinox``, ``nnx`` or ``linen``; None: no module."""
     for base in type(node).__mro__:
         home = base.__module__
@@ -296,7 +293,7 @@ def _is_key(leaf: Any) -> bool:
     return bool(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     """Return whether a leaf is an array of numbers, or a number."""
     import jax
 
@@ -308,14 +305,14 @@ def is_array(leaf: Any) -> bool:
         return False
 
 
-def _is_fixed(leaf: Any) -> bool:
+def _is_fixed(leaf: object) -> bool:
     """Return whether a leaf is an array, and not a mere number, that a compiled function takes."""
     import jax
 
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and is_array(leaf)
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Return the kind of an unsuitable value, in words."""
     return "a function" if callable(value) and hasattr(value, "__name__") else f"of type {type(value).__name__}"
 
@@ -324,7 +321,7 @@ def _first(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
 
 
-def _state(node: Any) -> str | None:
+def _state(node: object) -> str | None:
     """Return the kind of library state that a node of a pytree is, in words; None: no known state."""
     if isinstance(node, Mapping):  # of Flax's linen, one collection beside another
         collections = [key for key in node if key in _COLLECTIONS]
@@ -338,6 +335,6 @@ def _state(node: Any) -> str | None:
     return None
 
 
-def _key(entry: Any) -> Any:
+def _key(entry: object) -> object:
     """Return the key or attribute that an entry of a path in a pytree represents."""
     return getattr(entry, "key", getattr(entry, "name", None))

@@ -49,7 +49,7 @@ class NamedForm:
         return tuple(arrays) if self._keys is None else dict(zip(self._keys, arrays, strict=True))
 
 
-def data_of(data: Any, name: str, dtype: DType) -> Samples:
+def data_of(data: object, name: str, dtype: DType) -> Samples:
     """Return a user's data as samples; raise :class:`~anyk.errors.BadInput` if that is impossible."""
     import jax
 
@@ -84,7 +84,7 @@ def _converted(dtype: DType, named: dict[str, Array], where: str) -> dict[str, A
     return {name: _plain(where, dtype, array) for name, array in named.items()}
 
 
-def _plain(name: str, dtype: DType, leaf: Any) -> Array:
+def _plain(name: str, dtype: DType, leaf: object) -> Array:
     """Return a NumPy array of a number type in which JAX computes."""
     import jax
 

@@ -31,11 +31,18 @@ from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
 from anyk.problems.digest import digest_of
-from anyk.problems.linear.inputs import checked_l2, design_of, row_weights
 from anyk.problems.linear.row_partitions import LinearPartitions, losses_of
-from anyk.problems.linear.scaling import Scaling, extremes, in_units, uneven_columns, with_intercept
-from anyk.problems.linear.sharded import ShardRows
-from anyk.problems.linear.streamed import LinearBatches, StreamRows
+from anyk.problems.linear.scaling import (
+    Scaling,
+    checked_l2,
+    design_of,
+    extremes,
+    in_units,
+    row_weights,
+    uneven_columns,
+    with_intercept,
+)
+from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
 
 _BOTH = "give X_test and y_test together, or neither"
@@ -119,28 +126,24 @@ class LinearProblem(ProblemAbilities):
                 which = "X_test may be" if fill is None else "fill is for"
                 raise BadInput(f"{which} shards only where X is; give arrays")
             self.uneven = build_split(split, None if self.labelled else "regression has numbers to predict")
-            self._read_arrays(X, y, classes, weights)
-            self._hold_out(X_test, y_test, int(self.X.shape[1]) - intercept, "X has")
-        self.outputs = self._count_outputs()
+            design = design_of(X, "X")
+            self.samples = int(design.shape[0])
+            self.classes = self._read_classes(classes)
+            self.y = self._targets(np.asarray(y), self.samples, "y")
+            if weights is not None:
+                self.weights = row_weights(weights, self.samples)
+            if standardize:
+                self.scaling = Scaling.standard(design, self.weights)
+            self.X = self._columns(design)
+            self._hold_out(X_test, y_test, design.shape[1], "X has")
+        self.outputs = int(self.classes.size) if self.task == "multiclass" and self.classes is not None else 1
         self.dimension = int(self.X.shape[1]) * self.outputs
         self.dtype = np.dtype(self.X.dtype)
         self.penalty = self._penalty()
         if recipe is None and (uneven := self.uneven_columns()) is not None:
             warnings.warn(uneven, RuntimeWarning, stacklevel=3)
 
-    def _read_arrays(self, X: Any, y: ArrayLike, classes: Sequence[float] | None, weights: ArrayLike | None) -> None:
-        """Set the rows and their targets from arrays."""
-        design = design_of(X, "X")
-        self.samples = int(design.shape[0])
-        self.classes = self._checked_classes(classes)
-        self.y = self._targets(np.asarray(y), self.samples, "y")
-        if weights is not None:
-            self.weights = row_weights(weights, self.samples)
-        if self.standardize:
-            self.scaling = Scaling.standard(design, self.weights)
-        self.X = self._columns(design)
-
-    def _read_shards(self, shards: Shards, X_test: Any, y_test: Any, fill: Literal["mean"] | None) -> None:
+    def _read_shards(self, shards: Shards, X_test: object, y_test: object, fill: Literal["mean"] | None) -> None:
         """Use rows that stay in their files in the place of ``X`` and ``y``."""
         self.X = X = ShardRows.learned(
             shards,
@@ -155,7 +158,7 @@ class LinearProblem(ProblemAbilities):
         self.encoding, self.labels = X.design.encoding, X.design.labels
         if self.labels:
             codes = [-1.0, 1.0] if self.task == "binary" else np.arange(len(self.labels))
-            self.classes = np.array(codes if isinstance(self.labels[0], str) else self.labels, dtype=np.float64)
+            self.classes = np.array(codes if isinstance(self.labels[0], str) else self.labels, dtype=float)
         if isinstance(X_test, Shards):
             if y_test is not None:
                 raise BadInput("shards bring their own targets; leave y_test out")
@@ -164,11 +167,11 @@ class LinearProblem(ProblemAbilities):
             raise BadInput("held-out rows of a model on shards must be shards, too: X_test=Shards(…), without y_test")
         self.evaluated_on = None if self.X_test is None else "held_out"
 
-    def _read_stream(self, stream: Stream, X_test: Any, y_test: Any, classes: Sequence[float] | None) -> None:
+    def _read_stream(self, stream: Stream, X_test: object, y_test: object, classes: Sequence[float] | None) -> None:
         """Use rows that workers draw in the place of ``X`` and ``y``."""
         if self.standardize:
             raise BadInput("standardize needs a pass over the data, and a stream has no end; give scaling=Scaling(…)")
-        self.classes = self._checked_classes(classes)
+        self.classes = self._read_classes(classes)
         if self.labelled and self.classes is None:
             raise BadInput("which labels a stream has cannot be looked up; give classes=[…]")
         self.X = X = StreamRows(stream, self.kind, self.classes, intercept=self.intercept, scaling=self.scaling)
@@ -178,7 +181,7 @@ class LinearProblem(ProblemAbilities):
         self._hold_out(X_test, y_test, X.features, "the stream's samples")
         self.evaluated_on = None if self.X_test is None else "held_out"
 
-    def _hold_out(self, X_test: Any, y_test: Any, columns: int, others: str) -> None:
+    def _hold_out(self, X_test: object, y_test: object, columns: int, others: str) -> None:
         """Set the held-out rows and their targets, if there are any; ``others`` have this number of ``columns``."""
         if (X_test is None) != (y_test is None):
             raise BadInput(_BOTH)
@@ -207,13 +210,28 @@ class LinearProblem(ProblemAbilities):
             raise BadInput(f"{name} must have one value for each of the {rows} rows, got shape {y.shape}")
         if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
             raise BadInput(f"{name} must hold finite numbers")
-        return y.astype(np.float64)
+        values = y.astype(float)
+        if not self.labelled:
+            return values
+        labels = np.unique(values)
+        if self.classes is None:
+            self.classes = self._classes_of(labels, name)
+        if unknown := np.setdiff1d(labels, self.classes).tolist():
+            where = "y" if name == "y_test" else "classes"
+            raise BadInput(f"{name} has labels that are not in {where}: {unknown}")
+        return np.where(values == self.classes[1], 1.0, -1.0) if self.task == "binary" else values
 
-    def _checked_classes(self, classes: Sequence[float] | None) -> Floats | None:
+    def _read_classes(self, classes: Sequence[float] | None) -> Floats | None:
         """Return all labels, if they are given; values have none."""
-        if classes is not None:
+        if classes is None:
+            return None
+        if not self.labelled:
             raise BadInput("classes are of labels, and regression has numbers to predict; leave classes out")
-        return None
+        return self._classes_of(np.unique(np.asarray(classes, dtype=float)), "classes")
+
+    def _classes_of(self, labels: Floats, name: str) -> Floats:
+        """Return all classes, given the distinct labels in ``name``; raise BadInput if they are unsuitable."""
+        raise NotImplementedError("a problem with labels has classes")
 
     def _penalty(self) -> float | Vector:
         """Return the regulariser's factor of all coordinates, or of each, shape (dimension,)."""
@@ -230,13 +248,10 @@ class LinearProblem(ProblemAbilities):
             factors[-1] = 0.0
         return factors.reshape(-1).astype(self.dtype)
 
-    def _columns(self, X: Any) -> Any:
+    def _columns(self, X: object) -> Any:
         if self.scaling is not None:
             X = self.scaling.apply(X)
         return with_intercept(X) if self.intercept else X
-
-    def _count_outputs(self) -> int:
-        return 1
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearBatches:
         """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
@@ -257,7 +272,7 @@ class LinearProblem(ProblemAbilities):
         """Return ``start`` in the model's coordinates, or zeros."""
         w: Vector = np.zeros((self.X.shape[1], self.outputs), dtype=self.dtype)
         if self._start is not None:
-            weights, intercepts = (np.asarray(part, dtype=np.float64) for part in self._start)
+            weights, intercepts = (np.asarray(part, dtype=float) for part in self._start)
             features = self.X.shape[1] - self.intercept
             if weights.shape != (features, self.outputs) or intercepts.shape != (self.outputs,):
                 raise BadInput(
@@ -310,7 +325,7 @@ class LinearProblem(ProblemAbilities):
         """Return the problem on a sample of its rows."""
         sample = copy(self)
         sample.X, y = _some(self.X, self.y, samples, "train")
-        sample.y = y.astype(np.float64, copy=False)
+        sample.y = y.astype(float, copy=False)
         if self.weights is not None:
             sample.weights = self.weights[some_rows(self.samples, samples, "train")]
         sample.samples, sample.endless, sample.evaluated_on = len(y), False, "train"
@@ -361,7 +376,7 @@ class LinearProblem(ProblemAbilities):
         return self.curvature * top**2 / self.samples + float(np.max(self.penalty))
 
     def _scores(self, X: Any, w: Vector) -> Floats:
-        return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=np.float64)
+        return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=float)
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         raise NotImplementedError("a linear problem has a metric")
@@ -374,7 +389,7 @@ def _refuse(bring: str, **arguments: Any) -> None:
             raise BadInput(f"{bring} own rows and targets, as they come; leave {name} out")
 
 
-def _blocks(X: Any, y: Any) -> Iterable[tuple[Any, Any]]:
+def _blocks(X: object, y: object) -> Iterable[tuple[Any, Any]]:
     """Return rows and targets; from files, block by block."""
     return X.all() if isinstance(X, ShardRows) else [(X, y)]
 
@@ -407,26 +422,12 @@ class LogisticRegression(LinearProblem):
     metric = "auc"
     better = "higher"
 
-    def _targets(self, y: Array, rows: int, name: str) -> Floats:
-        values = super()._targets(y, rows, name)
-        classes = np.unique(values)
-        if self.classes is None:
-            self.classes = self._two(classes)
-        if not np.isin(classes, self.classes).all():
-            where = "y" if name == "y_test" else "classes"
-            raise BadInput(f"{name} has labels that are not in {where}: {np.setdiff1d(classes, self.classes).tolist()}")
-        return np.where(values == self.classes[1], 1.0, -1.0)
-
-    def _checked_classes(self, classes: Sequence[float] | None) -> Floats | None:
-        return None if classes is None else self._two(np.unique(np.asarray(classes, dtype=np.float64)))
-
-    @staticmethod
-    def _two(classes: Floats) -> Floats:
-        if classes.size != 2:
-            count = "one class only" if classes.size < 2 else f"{classes.size} classes"
-            other = "" if classes.size < 2 else "; for more than two use SoftmaxRegression"
+    def _classes_of(self, labels: Floats, name: str) -> Floats:
+        if labels.size != 2:
+            count = "one class only" if labels.size < 2 else f"{labels.size} classes"
+            other = "" if labels.size < 2 else "; for more than two use SoftmaxRegression"
             raise BadInput(f"logistic regression needs labels of two classes, got {count}{other}")
-        return classes
+        return labels
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         from sklearn.metrics import roc_auc_score
@@ -463,30 +464,15 @@ class SoftmaxRegression(LinearProblem):
     metric = "accuracy"
     better = "higher"
 
-    def _targets(self, y: Array, rows: int, name: str) -> Floats:
-        values = super()._targets(y, rows, name)
-        if (values < 0).any() or (values != np.floor(values)).any():
+    def _classes_of(self, labels: Floats, name: str) -> Floats:
+        if labels.size < 2:
+            raise BadInput("softmax regression needs at least two classes, got one class only")
+        classes = np.arange(labels[-1] + 1)
+        if name == "classes" and not np.array_equal(labels, classes):
+            raise BadInput(f"classes of softmax regression must be 0, 1, 2, …, got {labels.tolist()}")
+        if not np.isin(labels, classes).all():
             raise BadInput(f"{name} must hold classes 0, 1, 2, …; number the labels first")
-        if self.classes is None:
-            if np.unique(values).size < 2:
-                raise BadInput("softmax regression needs at least two classes, got one class only")
-            self.classes = np.arange(values.max() + 1)
-        if values.size and values.max() >= self.classes.size:
-            where = "y" if name == "y_test" else "classes"
-            raise BadInput(f"{name} has class {int(values.max())}, {where} only classes up to {self.classes.size - 1}")
-        return values
-
-    def _checked_classes(self, classes: Sequence[float] | None) -> Floats | None:
-        if classes is None:
-            return None
-        values = np.asarray(classes, dtype=np.float64)
-        if values.size < 2 or not np.array_equal(values, np.arange(values.size)):
-            raise BadInput(f"classes of softmax regression must be 0, 1, 2, … (two at least), got {list(classes)}")
-        return values
-
-    def _count_outputs(self) -> int:
-        assert self.classes is not None
-        return int(self.classes.size)
+        return classes
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         from sklearn.metrics import accuracy_score

@@ -123,7 +123,7 @@ def _touched(X: Any) -> tuple[Index | None, Any]:
     return None, X
 
 
-def _with_all_columns(part: _Assigned, features: int) -> Any:
+def _with_all_columns(part: _Assigned, features: int) -> object:
     """Return the rows of a partition with columns that it does not touch."""
     from scipy import sparse
 
@@ -135,7 +135,7 @@ def _with_all_columns(part: _Assigned, features: int) -> Any:
 
 def losses_of(kind: str, scores: Vector, y: Vector) -> Floats:
     """Return the losses of rows, shape (rows,), from scores of shape (rows,) or (rows, classes)."""
-    scores = scores.astype(np.float64, copy=False)
+    scores = scores.astype(float, copy=False)
     if kind == "logistic":
         return np.asarray(np.logaddexp(0.0, -y * scores))
     if kind == "least-squares":

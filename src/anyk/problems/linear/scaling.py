@@ -1,4 +1,4 @@
-"""Scaling of columns to comparable sizes, and conversion of models to the units of the input."""
+"""Checks of a linear model's input, scaling of columns to comparable sizes, and models in the units of the input."""
 
 from __future__ import annotations
 
@@ -7,11 +7,54 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from anyk.checks import NonnegativeNumber, check
 from anyk.errors import BadInput
 from anyk.problems.base import Floats
 from anyk.tables import shown
+
+
+def design_of(X: Any, name: str) -> Any:
+    """Return ``X`` as a finite 2-D array or CSR array of floats; float32 stays, all else becomes float64."""
+    from scipy import sparse
+
+    is_sparse: bool = sparse.issparse(X)
+    if is_sparse:
+        X = sparse.csr_array(X, copy=True)  # the caller's is not changed
+        X.sum_duplicates()
+        values = X.data
+    else:
+        X = np.asarray(X)
+        if X.ndim != 2:
+            raise BadInput(f"{name} must be a table (rows x columns), got shape {X.shape}")
+        values = X
+    if not (np.issubdtype(values.dtype, np.number) or values.dtype == bool) or np.iscomplexobj(values):
+        raise BadInput(f"{name} must hold numbers, got {values.dtype}")
+    if values.dtype != np.float32:
+        X = X.astype(float, copy=False)
+    bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
+    if bad:
+        raise BadInput(f"{name} has {bad} values that are NaN or infinite; drop or fill those rows first")
+    return X if is_sparse else np.ascontiguousarray(X)
+
+
+def checked_l2(l2: float) -> float:
+    """Return the regulariser's factor; raise :class:`~anyk.errors.BadInput` if it is invalid."""
+    return float(check(l2, NonnegativeNumber, "l2"))
+
+
+def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
+    """Return weights of rows divided by their mean; raise :class:`~anyk.errors.BadInput` for invalid weights."""
+    values = np.asarray(weights)
+    if values.shape != (rows,):
+        raise BadInput(f"{name} must hold one number for each of the {rows} rows, got shape {values.shape}")
+    if values.dtype.kind not in "biuf" or not np.isfinite(values).all() or (values < 0).any():
+        raise BadInput(f"{name} must be finite numbers of at least 0")
+    if not values.any():
+        raise BadInput(f"all {name} are zero; at least one row must have a weight above 0")
+    return np.asarray(values / values.mean(dtype=float), dtype=float)
+
 
 Mask = NDArray[np.bool_]
 _UNEVEN = 1e3  # ratio of the sizes of columns above which training without scaling is advised against
@@ -47,7 +90,7 @@ class Scaling:
 
         dense = isinstance(X, np.ndarray)
         with np.errstate(over="ignore", invalid="ignore"):
-            scaler = StandardScaler(with_mean=dense).fit(X.astype(np.float64, copy=False), sample_weight=weights)
+            scaler = StandardScaler(with_mean=dense).fit(X.astype(float, copy=False), sample_weight=weights)
         low, high = extremes(X)
         return cls.from_moments(
             scaler.mean_, scaler.scale_, constant=low == high, full=_full(X), categories=categories, ridge=ridge
@@ -123,15 +166,15 @@ class Scaling:
         scaled.data /= self.scale.astype(X.dtype)[scaled.indices]
         return scaled
 
-    def undone(self, weights: Any, intercepts: Any) -> tuple[Floats, Floats]:
+    def undone(self, weights: object, intercepts: object) -> tuple[Floats, Floats]:
         """Return a model in the units of the input: weights (columns x outputs) and intercepts (outputs,)."""
-        W = np.asarray(weights, dtype=np.float64) / self.scale[:, None]
-        return W, np.asarray(intercepts, dtype=np.float64) - self.center @ W
+        W = np.asarray(weights, dtype=float) / self.scale[:, None]
+        return W, np.asarray(intercepts, dtype=float) - self.center @ W
 
-    def done(self, weights: Any, intercepts: Any) -> tuple[Floats, Floats]:
+    def done(self, weights: object, intercepts: object) -> tuple[Floats, Floats]:
         """Return a model in scaled columns, the inverse of :meth:`undone`."""
-        W = np.asarray(weights, dtype=np.float64)
-        return W * self.scale[:, None], np.asarray(intercepts, dtype=np.float64) + self.center @ W
+        W = np.asarray(weights, dtype=float)
+        return W * self.scale[:, None], np.asarray(intercepts, dtype=float) + self.center @ W
 
 
 def extremes(X: Any) -> tuple[Floats, Floats]:
@@ -148,7 +191,7 @@ def uneven_columns(low: Floats, high: Floats, names: Sequence[str]) -> str | Non
     column 0 holds numbers 2,000,000 times as large as column 1, so that steps hardly learn from the smaller one; bring
     columns to similar sizes, or give a linear model standardize=true
     """
-    sizes = np.maximum(high, -low).astype(np.float64)
+    sizes = np.maximum(high, -low).astype(float)
     there = np.flatnonzero(sizes > 0.0)
     if not there.size:
         return None
@@ -174,9 +217,9 @@ def with_intercept(X: Any) -> Any:
     return sparse.hstack([X, sparse.csr_array(ones)], format="csr")
 
 
-def in_units(w: Any, outputs: int, intercept: bool, scaling: Scaling | None) -> tuple[Floats, Floats]:
+def in_units(w: object, outputs: int, intercept: bool, scaling: Scaling | None) -> tuple[Floats, Floats]:
     """Return a flat model as weights (columns x outputs) and intercepts (outputs,) in the units of the input."""
-    W = np.asarray(w, dtype=np.float64).reshape(-1, outputs)
+    W = np.asarray(w, dtype=float).reshape(-1, outputs)
     weights, intercepts = (W[:-1], W[-1]) if intercept else (W, np.zeros(outputs))
     return (weights, intercepts) if scaling is None else scaling.undone(weights, intercepts)
 
@@ -193,7 +236,7 @@ def _mean_of_squares(X: Any, center: Floats, shares: Floats) -> Floats:
     """Return the weighted mean of squares of each column less its center, computed block by block."""
     if not isinstance(X, np.ndarray):
         X = Scaling(center, np.ones(len(center))).apply(X)
-        return np.asarray(X.multiply(X).T @ shares, dtype=np.float64).reshape(-1)
+        return np.asarray(X.multiply(X).T @ shares, dtype=float).reshape(-1)
     total = np.zeros(X.shape[1])
     for begin in range(0, X.shape[0], 4096):
         block = X[begin : begin + 4096] - center

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput
 from anyk.problems.base import Ends, Floats, Recipe, Vector, cut
 from anyk.problems.batches import Batches
@@ -18,10 +18,9 @@ from anyk.problems.data.sample_batches import Arrays, PartitionSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.splits import Dirichlet
 from anyk.problems.data.streams import Stream
-from anyk.problems.linear.layers import layers_of, scores_of
 from anyk.problems.linear.regression import SoftmaxRegression
 from anyk.problems.linear.row_partitions import losses_of, softmax_slope
-from anyk.problems.predicting import Predictor
+from anyk.problems.predicting import Predictor, layers_of, scores_of
 
 
 class TwoLayerPartitions(Batches):
@@ -81,7 +80,7 @@ class TwoLayerNetwork(SoftmaxRegression):
         X: Any,
         y: ArrayLike,
         *,
-        hidden: int = 32,
+        hidden: AtLeastOne = 32,
         seed: int = 0,
         l2: float = 0.0,
         X_test: Any = None,
@@ -89,8 +88,6 @@ class TwoLayerNetwork(SoftmaxRegression):
         recipe: Recipe | None = None,
         split: Dirichlet | str | None = None,
     ) -> None:
-        if hidden < 1:
-            raise BadInput(f"hidden must be at least 1 unit, got {hidden}")
         if isinstance(X, Shards | Stream):
             raise BadInput(
                 "a two-layer network is for data in memory; use a linear model or TorchProblem with shards and streams"
@@ -130,5 +127,5 @@ class TwoLayerNetwork(SoftmaxRegression):
         """
         return 0.5 * (self.hidden + 1) + super().smoothness(tol=tol)
 
-    def _scores(self, X: Any, w: Vector) -> Floats:
+    def _scores(self, X: object, w: Vector) -> Floats:
         return scores_of(X, w, *self._shape)

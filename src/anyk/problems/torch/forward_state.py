@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.torch.generators import drawing
 from anyk.problems.torch.module_partitions import norms_of
@@ -92,8 +93,8 @@ def _state_of(network: Network) -> State:
     import torch
     from torch.utils import _pytree as pytree
 
-    buffers: dict[str, Any] = {}
-    attributes: dict[str, Any] = {}
+    buffers: ByName = {}
+    attributes: ByName = {}
     internal = vars(torch.nn.Module())
     for place, root in _roots(network):
         norms = norms_of(root)

@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.problems.base import DType, Ends, Index, Vector
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
-from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
-from anyk.problems.sums import TOGETHER
+from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, seed_of_draws
 from anyk.problems.torch.generators import cuda_generators, drawing, kept_generators
 from anyk.problems.torch.loss_checks import check_loss, check_samples
 from anyk.problems.torch.network import Network, mapped, tensors_in, trained
@@ -41,7 +41,6 @@ class Placed(Samples):
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
         """Return some rows of every tensor."""
-        del key
         if isinstance(rows, slice):
             complete = rows.stop - rows.start == self._samples
             return self._batch if complete else mapped(self._batch, lambda tensor: tensor[rows])
@@ -75,7 +74,7 @@ class TorchPartitions(Batches):
         self._trial: Trial | None = None
         self._gradients: Counter[int] = Counter()  # computed so far, by partition
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         return super().__getstate__() | {"_device": None, "_gradients": Counter()}
 
     def load(self, partitions: Sequence[int]) -> None:

@@ -25,14 +25,22 @@ from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
-from anyk.problems.linear.inputs import checked_l2
+from anyk.problems.linear.scaling import checked_l2
+from anyk.problems.model_files import loaded, write_state
 from anyk.problems.network_problem import NetworkProblem
-from anyk.problems.sums import TOGETHER, trial_groups
-from anyk.problems.torch.arguments import check_module, check_options, ignored_by, is_mean, takes_module
+from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.torch.forward_state import check_forward
 from anyk.problems.torch.generators import drawing
-from anyk.problems.torch.loss_checks import check_loss, check_samples, has_entries
-from anyk.problems.torch.metrics import Metric, check_metrics, compute_metrics, default_metrics
+from anyk.problems.torch.loss_checks import (
+    check_loss,
+    check_module,
+    check_options,
+    check_samples,
+    has_entries,
+    ignored_by,
+    is_mean,
+    takes_module,
+)
 from anyk.problems.torch.module_partitions import (
     AT_ONCE,
     Placed,
@@ -43,8 +51,17 @@ from anyk.problems.torch.module_partitions import (
     norms_of,
     pieces_of,
 )
-from anyk.problems.torch.network import Network, counted, mapped, tensors_in, trained
-from anyk.problems.torch.state_files import loaded, write_state
+from anyk.problems.torch.network import (
+    Metric,
+    Network,
+    check_metrics,
+    compute_metrics,
+    counted,
+    default_metrics,
+    mapped,
+    tensors_in,
+    trained,
+)
 from anyk.problems.torch.tensor_samples import (
     Apart,
     Items,

@@ -1,19 +1,23 @@
-"""A module and its loss, computed in the same way by a PyTorch problem's workers and its driver."""
+"""A module and its loss, computed in the same way by a PyTorch problem's workers and its driver; metrics of it."""
 
 from __future__ import annotations
 
 import copyreg
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.problems.data.sample_batches import Batch
 
 if TYPE_CHECKING:
     import torch
 
 
+@dataclass(eq=False)
 class Network:
     """A module and its loss, which is one of the two kinds: ``loss(outputs, targets)`` or ``loss(module, batch)``.
 
@@ -26,26 +30,20 @@ class Network:
     - ``threads``: the number of threads with which a worker computes gradients.
     """
 
-    scale = 1.0
+    module: torch.nn.Module
+    loss: Any
+    _: KW_ONLY
+    device: str
+    precision: str | None
+    mean: bool
+    takes_module: bool = False
+    count: Callable[[Batch], Any] | None = None
+    threads: int = 1
+    scale: float = 1.0
     unknown: int | None = None
-    kind = "cpu"
+    kind: str = "cpu"
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        loss: Any,
-        *,
-        device: str,
-        precision: str | None,
-        mean: bool,
-        takes_module: bool = False,
-        count: Callable[[Batch], Any] | None = None,
-        threads: int = 1,
-    ) -> None:
-        self.module, self.loss, self.device, self.precision, self.mean = module, loss, device, precision, mean
-        self.takes_module, self._count, self.threads = takes_module, count, threads
-
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         import torch
 
         for root in (self.module, self.loss):
@@ -57,7 +55,7 @@ class Network:
     @property
     def opaque(self) -> bool:
         """Whether the loss can only be examined by means of samples, and not of the module's outputs."""
-        return self.takes_module or self._count is not None
+        return self.takes_module or self.count is not None
 
     def move(self) -> torch.device:
         """Move to the device and return it: of several CUDA devices each worker takes the next."""
@@ -105,7 +103,7 @@ class Network:
 
     def terms(self, batch: Batch, size: int) -> float:
         """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
-        return size if self._count is None else counted(self._count, batch)
+        return size if self.count is None else counted(self.count, batch)
 
     def times(self, batch: Batch, size: int) -> float:
         """Return the factor of a batch's loss in the sum that is divided by the number of samples."""
@@ -192,3 +190,64 @@ def mapped(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batc
     from torch.utils import _pytree as pytree
 
     return pytree.tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+Metric = Callable[[Any, Any], Any]
+Metrics = Mapping[str, Metric | None]  # None: the problem's own loss
+
+
+def default_metrics(network: Network, batch: Batch, ignored: int | None) -> Metrics:
+    """Return the default metric, by name; ``ignored``: the target that does not count."""
+    if network.takes_module:
+        return {"loss": None}
+    return {"mse": _mse} if batch[-1].is_floating_point() else {"accuracy": partial(_accuracy, ignored=ignored)}
+
+
+def check_metrics(metrics: Any) -> Metrics:
+    """Return a user's metrics; raise :class:`~anyk.errors.BadInput` if they are not functions by name."""
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
+    if not metrics:
+        raise BadInput("metrics must name at least one function, or be left out")
+    return dict(metrics)
+
+
+def compute_metrics(network: Network, metrics: Metrics, batches: Iterator[tuple[Batch, int]]) -> dict[str, float]:
+    """Return the metrics of a network in evaluation mode, by name.
+
+    Functions of (outputs, targets) receive all samples together; functions of (module, batch) are averaged over the
+    samples, or over the counted terms of the loss.
+    """
+    import torch
+
+    if network.takes_module:
+        return _averages(network, metrics, batches)
+    pairs = [(network.outputs(batch).cpu(), batch[-1].cpu()) for batch, _ in batches]
+    outputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    return {name: float(metric(outputs, targets)) for name, metric in metrics.items() if metric is not None}
+
+
+def _averages(network: Network, metrics: Metrics, batches: Iterator[tuple[Batch, int]]) -> dict[str, float]:
+    totals, count = dict.fromkeys(metrics, 0.0), 0.0
+    for batch, size in batches:
+        terms = network.terms(batch, size)
+        if not terms:
+            continue
+        count += terms
+        for name, metric in metrics.items():
+            if metric is None:
+                totals[name] += float(network.loss_of(batch)) * (terms if network.mean else 1.0)
+            else:
+                totals[name] += float(metric(network.module, batch)) * terms
+    return {name: total / count if count else float("nan") for name, total in totals.items()}
+
+
+def _accuracy(outputs: torch.Tensor, targets: torch.Tensor, ignored: int | None = None) -> float:
+    """Return the share of targets with the largest output; classes are the second axis, as in torch, or the last."""
+    classes = 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else -1
+    right = outputs.argmax(dim=classes) == targets
+    return float((right if ignored is None else right[targets != ignored]).double().mean())
+
+
+def _mse(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    return float(((outputs.double().reshape(targets.shape) - targets) ** 2).mean())

@@ -12,6 +12,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.errors import BadInput, RunFailed, describe_error, explaining
+from anyk.plain import ByName
 from anyk.problems.base import Array, DType, Index, some_rows
 from anyk.problems.data.sample_batches import Arrays, Batch, Rows, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
@@ -123,14 +124,14 @@ class Items(Samples):
     processes = 0  # number of processes that each worker starts to read items
     _readers: Readers | None = None
 
-    def __init__(self, data: Any, reading: Reading) -> None:
+    def __init__(self, data: object, reading: Reading) -> None:
         self.mark, self._reading = data, reading
         self._rows: Index | None = None  # the items of the data set that are samples, if not all
 
     def __len__(self) -> int:
         return len(self.mark) if self._rows is None else len(self._rows)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         return self.__dict__ | {"_readers": None}
 
     def some(self, samples: int, of: str) -> Items:
@@ -201,9 +202,8 @@ class Items(Samples):
         return tuple(parts)
 
 
-def _restarted(data: Any, partition: int, seed: int) -> Any:
+def _restarted(data: object, partition: int, seed: int) -> Any:
     """Return torch's stream itself: it draws from the global generators, if at all."""
-    del partition, seed
     return data
 
 
@@ -217,7 +217,7 @@ def _listed(numbers: Sequence[int]) -> str:
     return few if len(numbers) <= 6 else f"{few}, … ({len(numbers)})"
 
 
-def _described(item: Any) -> str:
+def _described(item: object) -> str:
     """Return an item of a data set in a few words."""
     if isinstance(item, (tuple, list)):
         return f"{type(item).__name__} of {', '.join(type(part).__name__ for part in item) or 'nothing'}"
@@ -225,7 +225,7 @@ def _described(item: Any) -> str:
     return f"{type(item).__name__}{keys}"
 
 
-def _array(array: Any, name: str, dtype: DType) -> Array:
+def _array(array: object, name: str, dtype: DType) -> Array:
     """Return a NumPy array, which is sent once to a machine; floating-point numbers get the parameters' type."""
     import torch
 
@@ -235,7 +235,7 @@ def _array(array: Any, name: str, dtype: DType) -> Array:
     return number_array(array, name, dtype)
 
 
-def samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
+def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Samples:
     """Return a user's training data as samples; raise :class:`~anyk.errors.BadInput` if that is impossible."""
     from torch.utils.data import IterableDataset
 

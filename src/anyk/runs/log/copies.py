@@ -4,70 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import sqlite3
-import tempfile
 import time
-import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 from anyk.errors import BadInput
-from anyk.regular_files import open_plain
+from anyk.regular_files import LockedFolder, open_plain
 
 _DIRECT = 10  # attempts to copy a log that is being written
 _TICK = 0.1  # seconds within which a file may change while its time stays the same
 INSTEAD = "the model may still be intact: start a new run from this one, anyk train --from"
 
 
-_PREFIX = "anyk-copy-"
-
-
-class CopyFolder(tempfile.TemporaryDirectory[str]):
-    """A temporary folder that its process keeps locked, so that :func:`remove_abandoned` leaves it alone."""
-
-    def __init__(self) -> None:
-        self._unlock: Callable[[], object] = int  # does nothing
-        while True:
-            super().__init__(prefix=_PREFIX, ignore_cleanup_errors=True)
-            try:
-                self._unlock = weakref.finalize(self, os.close, _locked(Path(self.name)))
-            except (FileNotFoundError, BlockingIOError):  # another process removes it
-                continue
-            except OSError:  # a file system without locks: other processes cannot lock it, either
-                return
-            if Path(self.name).is_dir():
-                return
-
-    def cleanup(self) -> None:
-        """Remove the folder; safe to call twice."""
-        super().cleanup()
-        self._unlock()
-
-
-def remove_abandoned() -> None:
-    """Remove the copies that killed processes of this user have left."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            lock = _locked(folder)
-            try:
-                if os.fstat(lock).st_uid == os.geteuid():
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
-
-
-def _locked(folder: Path) -> int:
-    """Return a descriptor that locks a folder until it is closed; raises OSError if another process has the lock."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
+COPIES = "anyk-copy-"  # the start of the names of folders with copies
 
 
 class LogCopy:
@@ -111,7 +62,7 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
         with open_plain(path) as file:
             if file.read(16) != b"SQLite format 3\0":
                 raise BadInput(f"the log '{path}' is damaged: it is not an SQLite file")
-        with CopyFolder() as folder:
+        with LockedFolder(COPIES) as folder:
             copy = LogCopy(path, Path(folder))
             copy.refresh()
             db = sqlite3.connect(copy.path, isolation_level=None, check_same_thread=False)

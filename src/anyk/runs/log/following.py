@@ -10,9 +10,10 @@ from typing import Self
 
 from anyk.checks import typed
 from anyk.errors import BadInput
+from anyk.regular_files import LockedFolder
 from anyk.runs.folder.config import NAME, RunConfig, read_config
 from anyk.runs.log import queries
-from anyk.runs.log.copies import CopyFolder, LogCopy
+from anyk.runs.log.copies import COPIES, LogCopy
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.run import Run
 
@@ -38,7 +39,7 @@ class Following:
     @typed
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._place = CopyFolder()
+        self._place = LockedFolder(COPIES)
         self._copy = LogCopy(self.folder / LOG, Path(self._place.name))
         self._run: Run | None = None
         self._config: RunConfig | None = None

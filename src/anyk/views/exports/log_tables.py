@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from anyk.errors import BadInput
+from anyk.errors import on_system_error
 from anyk.runs import Run
 from anyk.runs.log.queries import TABLES
 
@@ -24,7 +24,7 @@ def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = 
     """
     target, counts = Path(folder), {}
     frames = {name: run.to_frame(name) for name in TABLES}  # before a folder is made
-    try:
+    with on_system_error(f"the tables cannot be written to '{folder}'"):
         target.mkdir(parents=True, exist_ok=True)
         for name, frame in frames.items():
             if kind == "csv":
@@ -32,6 +32,4 @@ def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = 
             else:
                 frame.to_parquet(target / f"{name}.parquet", index=False)
             counts[name] = len(frame)
-    except OSError as error:
-        raise BadInput(f"the tables cannot be written to '{folder}' ({error.strerror})") from None
     return counts

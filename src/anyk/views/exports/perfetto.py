@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, on_system_error
+from anyk.plain import ByName
 from anyk.runs import Run, Tasks, tasks_of
 from anyk.runs.log import queries
 from anyk.runs.log.fates import CUT, FATES, LATE, PHASES
@@ -40,28 +41,26 @@ def save_perfetto(run: Run, path: str | Path) -> int:
     if not target.name.endswith((".json", ".json.gz")):
         raise BadInput(f"a Perfetto trace is written as .json or .json.gz, got '{path}'")
     count = 0
-    try:
-        with gzip.open(target, "wt") if target.suffix == ".gz" else target.open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "otherData": ')
-            file.write(json.dumps({key: str(value) for key, value in run.config.plain().items()}))
-            file.write(', "traceEvents": [')
-            for event in _events(run):
-                file.write((",\n" if count else "\n") + json.dumps(event, allow_nan=False))
-                count += 1
-            file.write("\n]}\n")
-    except OSError as error:
-        raise BadInput(f"the trace '{path}' cannot be written ({error.strerror})") from None
+    opened = gzip.open if target.suffix == ".gz" else open
+    with on_system_error(f"the trace '{path}' cannot be written"), opened(target, "wt", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms", "otherData": ')
+        file.write(json.dumps({key: str(value) for key, value in run.config.plain().items()}))
+        file.write(', "traceEvents": [')
+        for event in _events(run):
+            file.write((",\n" if count else "\n") + json.dumps(event, allow_nan=False))
+            count += 1
+        file.write("\n]}\n")
     return count
 
 
-def _events(run: Run) -> Iterator[dict[str, Any]]:
+def _events(run: Run) -> Iterator[ByName]:
     yield _event("M", "process_name", _DRIVER, 0, args={"name": f"driver: {run.config.strategy}"})
     yield _event("M", "process_name", _WORKERS, 0, args={"name": "workers"})
     yield from _steps(run)
     yield from _of_workers(tasks_of(run), run.config.workers)
 
 
-def _event(phase: str, name: str, pid: int, tid: int, **fields: Any) -> dict[str, Any]:
+def _event(phase: str, name: str, pid: int, tid: int, **fields: Any) -> ByName:
     return {"ph": phase, "name": name, "pid": pid, "tid": tid, **fields}
 
 
@@ -69,12 +68,12 @@ def _micro(seconds: float) -> float:
     return round(1e6 * float(seconds), 3)
 
 
-def _slice(name: str, pid: int, tid: int, begin: float, end: float, **fields: Any) -> dict[str, Any]:
+def _slice(name: str, pid: int, tid: int, begin: float, end: float, **fields: Any) -> ByName:
     """Return a complete event; begin and end are in microseconds."""
     return _event("X", name, pid, tid, cat="anyk", ts=begin, dur=round(max(end - begin, 0.0), 3), **fields)
 
 
-def _steps(run: Run) -> Iterator[dict[str, Any]]:
+def _steps(run: Run) -> Iterator[ByName]:
     """Yield the steps of each model, and counters of their values."""
     log = queries.columns(run.log, "steps")
     for number, slot in enumerate(dict.fromkeys(log["slot"])):
@@ -93,7 +92,7 @@ def _steps(run: Run) -> Iterator[dict[str, Any]]:
                 yield _event("C", f"{shown} of {slot}", _DRIVER, 0, ts=now, args={shown: value})
 
 
-def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
+def _of_workers(tasks: Tasks, workers: int) -> Iterator[ByName]:
     """Yield slices of tasks; a task that overlaps another of the same worker is on a further track."""
     order = np.lexsort((tasks.start, tasks.worker))
     ends: dict[int, list[float]] = {}
@@ -122,10 +121,10 @@ def _of_workers(tasks: Tasks, workers: int) -> Iterator[dict[str, Any]]:
             yield _event("M", "thread_sort_index", _WORKERS, tid, args={"sort_index": worker * widest + lane})
 
 
-def _facts(tasks: Tasks, i: int) -> dict[str, Any]:
+def _facts(tasks: Tasks, i: int) -> ByName:
     """Return the properties of a task besides its times."""
     step, version = int(tasks.step[i]), int(tasks.version[i])
-    arguments: dict[str, Any] = {"task": int(tasks.task[i]), "model": tasks.slots[tasks.slot[i]], "version": version}
+    arguments: ByName = {"task": int(tasks.task[i]), "model": tasks.slots[tasks.slot[i]], "version": version}
     if tasks.fate[i] <= LATE:
         arguments |= {"step": step, "weight": float(tasks.weight[i]), "staleness": step - 1 - version}
     elif step > 0:

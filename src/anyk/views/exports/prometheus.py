@@ -9,7 +9,8 @@ from typing import Annotated, Any, Self
 from msgspec import Meta
 
 from anyk.checks import typed
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, needing
+from anyk.plain import values_of
 from anyk.runs.callbacks import Callback, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -36,10 +37,8 @@ class Metrics(Callback):
 
     @typed
     def __init__(self, port: Port, host: str = "127.0.0.1") -> None:
-        try:
+        with needing("prometheus_client", "metrics", "serving metrics"):
             from prometheus_client import CollectorRegistry, start_http_server
-        except ImportError:
-            raise MissingPackage("prometheus_client", "metrics", "serving metrics") from None
         self._info: RunInfo | None = None
         self._steps: dict[str, StepInfo] = {}
         self._evaluated: dict[str, tuple[int, float | None, float | None]] = {}
@@ -134,12 +133,10 @@ class Metrics(Callback):
     def _of(self, slot: str, step: StepInfo) -> dict[str, float | None]:
         _, loss, metric = self._evaluated.get(slot, (0, step.loss, step.metric))
         return {
+            **values_of(step, "seconds", "residual", "staleness"),
             "steps": self._taken[slot],
             "version": step.step,
-            "seconds": step.seconds,
             "workers_used": step.workers,
-            "residual": step.residual,
-            "staleness": step.staleness,
             "loss": loss,
             "metric": metric,
         }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import BadInput, MissingPackage, on_system_error
 from anyk.fleet.explanation.sentences import percent
 from anyk.runs import Race, Run
 from anyk.views.prose import duration
@@ -48,10 +48,8 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
     if not target.parent.is_dir():
         raise BadInput(f"the report '{path}' cannot be written: there is no folder '{target.parent}'")
     text = page(runs, [title for item in items if isinstance(item, Race) for title in item.waiting])
-    try:
+    with on_system_error(f"the report '{path}' cannot be written"):
         target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"the report '{path}' cannot be written ({error.strerror})") from None
     return target
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from anyk.plain import ByName
 from anyk.runs import Run, Tasks, grouped, tasks_of
 from anyk.runs.log import queries
 from anyk.runs.log.fates import FATES, LOST
@@ -27,10 +28,10 @@ _WORKS = 100_000  # most partitions, over all kinds of work, whose weights are i
 _WIDE = 8.0  # if runs differ in length by a larger factor, seconds are logarithmic at first
 
 
-def content(runs: Sequence[Run], waiting: Sequence[str]) -> dict[str, Any]:
+def content(runs: Sequence[Run], waiting: Sequence[str]) -> ByName:
     """Return values for the page's template: ``figures`` are named, ``about`` is for the page's script."""
     groups = grouped(runs)
-    figures_by_name: dict[str, Any] = {}
+    figures_by_name: ByName = {}
     sections = [_section(group[0], f"run{i}", figures_by_name) for i, group in enumerate(groups[:_MANY])]
     several = len(runs) > 1
     about = {
@@ -70,11 +71,11 @@ def _packages() -> list[str]:
     return packages
 
 
-def _as_table(columns: Columns) -> dict[str, Any]:
+def _as_table(columns: Columns) -> ByName:
     return {"titles": [title.strip() for title in columns.titles], "rows": columns.rows, "dim": columns.dim}
 
 
-def _curves(groups: Sequence[Sequence[Run]], drawn: dict[str, Any]) -> list[str]:
+def _curves(groups: Sequence[Sequence[Run]], drawn: ByName) -> list[str]:
     """Draw metrics and loss of all runs; return the names of the figures."""
     runs = [run for group in groups for run in group]
     clock = "virtual seconds" if all(map(on_virtual_clock, runs)) else "seconds"
@@ -103,11 +104,11 @@ def _line(group: Sequence[Run], column: str) -> figures.Line:
 # ------------------------------------------------------------------------------------------------ one run
 
 
-def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
+def _section(run: Run, name: str, drawn: ByName) -> ByName:
     tasks = tasks_of(run)
     spent = account(run, tasks)
     about = {"name": name, "slots": list(tasks.slots), "partitions": run.config.partitions}
-    section: dict[str, Any] = {
+    section: ByName = {
         "name": name,
         "run": run,
         "title": run.config.strategy,
@@ -132,7 +133,7 @@ def _section(run: Run, name: str, drawn: dict[str, Any]) -> dict[str, Any]:
     return section
 
 
-def _panels(run: Run, tasks: Tasks, name: str, drawn: dict[str, Any]) -> list[dict[str, Any]]:
+def _panels(run: Run, tasks: Tasks, name: str, drawn: ByName) -> list[ByName]:
     """Return the registered figures, as the template shows them."""
     shown = []
     for entry in report_figures:
@@ -147,7 +148,7 @@ def _panels(run: Run, tasks: Tasks, name: str, drawn: dict[str, Any]) -> list[di
     return shown
 
 
-def _steps(run: Run, tasks: Tasks) -> dict[str, Any]:
+def _steps(run: Run, tasks: Tasks) -> ByName:
     """Return the steps that were taken, for lines in the timeline and for receipts."""
     log = queries.columns(run.log, "steps")
     trained = np.isin(log["slot"].astype(str), tasks.slots) & np.isfinite(log["replies"])
@@ -160,9 +161,9 @@ def _steps(run: Run, tasks: Tasks) -> dict[str, Any]:
     }
 
 
-def _for_receipts(run: Run, tasks: Tasks) -> dict[str, Any]:
+def _for_receipts(run: Run, tasks: Tasks) -> ByName:
     """Return data of receipts that the timeline lacks: kinds of work, which ``tasks.work`` then indexes, and reuses."""
-    data: dict[str, Any] = {}
+    data: ByName = {}
     works = queries.columns(run.log, "works")
     texts = [f"[{lists[0]}, {lists[1]}]" for lists in zip(works["partitions"], works["coefficients"], strict=True)]
     kinds, place = np.unique(texts, return_inverse=True)

@@ -37,6 +37,7 @@ from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 
+from anyk.plain import ByName
 from anyk.runs import Run, Tasks
 from anyk.runs.log.fates import FATES, LATE, LOST, PHASES
 from anyk.views.page.account import Heat, Share
@@ -63,7 +64,7 @@ class Line(NamedTuple):
 
 
 def new_figure(
-    x_label: str, y_label: str, height: int, *, drag: Any = "both", whole: Literal["", "x", "y"] = "", **given: Any
+    x_label: str, y_label: str, height: int, *, drag: object = "both", whole: Literal["", "x", "y"] = "", **given: Any
 ) -> Any:
     """Return an empty figure in the style of the page; lines and areas in colours of :data:`LIGHT` also get a dark one.
 
@@ -262,7 +263,7 @@ def columns(tasks: Tasks, which: NDArray[np.bool_], kind: str) -> dict[str, NDAr
 
 def _timeline_hover(bars: Sequence[Any], kind: str) -> HoverTool:
     tips = [("worker", "@worker, task @task"), ("model", "version @version")]
-    formatters: dict[str, Any] = {}
+    formatters: ByName = {}
     if kind == "used":
         tips.append(("used", "in step @step, weight @weight{0.[000]}"))
     else:
@@ -318,7 +319,7 @@ def heat_map(heat: Heat) -> Any:
     return plot
 
 
-def worker_bars(rows: Sequence[Share]) -> Any:
+def worker_bars(rows: Sequence[Share]) -> object:
     """Return the figure of the endings of tasks, as shares, with a bar for each worker."""
     fates = np.array([row.fates for row in rows], dtype=float)
     total = np.maximum(fates.sum(axis=1), 1)
@@ -327,7 +328,7 @@ def worker_bars(rows: Sequence[Share]) -> Any:
         "worker", "share of its tasks", 230, drag="width", whole="x", x_range=workers, y_range=Range1d(0, 1)
     )
     top = np.cumsum(fates, axis=1) / total[:, None]
-    data: dict[str, Any] = {"worker": np.arange(len(rows)), "total": total}
+    data: ByName = {"worker": np.arange(len(rows)), "total": total}
     shown = np.flatnonzero(fates.any(axis=0)).tolist()
     for i in shown:
         data |= {f"b{i}": top[:, i] - fates[:, i] / total, f"t{i}": top[:, i], f"n{i}": fates[:, i]}
@@ -356,7 +357,7 @@ def lateness(rows: Sequence[Share]) -> Any:
     plot = new_figure("worker", "seconds late", 190, drag=None, whole="x", x_range=Range1d(-0.6, len(rows) - 0.4))
     late, latest = [row.late for row in rows], [row.latest for row in rows]
     source = ColumnDataSource({"worker": np.arange(len(rows)), "late": late, "latest": latest})
-    look: dict[str, Any] = {"source": source, "line_color": COLOURS[1]}
+    look: ByName = {"source": source, "line_color": COLOURS[1]}
     plot.segment("worker", "late", "worker", "latest", line_width=1.5, **look)
     dots = plot.scatter("worker", "late", size=7, fill_color=COLOURS[1], **look)
     plot.scatter("worker", "latest", size=8, marker="dash", **look)

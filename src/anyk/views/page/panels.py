@@ -14,8 +14,7 @@ from anyk.runs.log.fates import FATES
 from anyk.specs import Registry
 from anyk.views.columns import Columns
 from anyk.views.page.account import heat, shares
-from anyk.views.result_tables import number
-from anyk.views.staleness import mean_staleness
+from anyk.views.result_tables import mean_staleness, number
 
 
 class Panel(NamedTuple):

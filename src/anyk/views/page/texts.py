@@ -20,8 +20,7 @@ from anyk.runs.log.fates import CUT, LATE, LOST, SPARE
 from anyk.views.page.account import Account
 from anyk.views.plots import on_virtual_clock
 from anyk.views.prose import count_steps, duration
-from anyk.views.result_tables import ratio_to_floor
-from anyk.views.staleness import mean_staleness
+from anyk.views.result_tables import mean_staleness, ratio_to_floor
 
 _CELLS = 20_000  # times that are explained, at the most, because more take seconds
 _WHERE = {

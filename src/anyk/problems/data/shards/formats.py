@@ -9,7 +9,7 @@ from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from anyk.errors import BadInput, MissingPackage, describe_error
+from anyk.errors import BadInput, describe_error, needing
 from anyk.problems.base import is_sparse
 from anyk.problems.data.shards.sources import Shards, open_shard
 from anyk.problems.data.user_files import target_column
@@ -70,12 +70,10 @@ class _Custom(Format):
         self._address, self._read = address, read
 
     def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
-        del deep
         content = self.read(0, 0, text)
         yield Piece(0, 0, content.rows, content)
 
     def read(self, at: int, size: int, text: set[int]) -> Table:
-        del at, size, text
         where = shown(self._address)
         try:
             content = self._read(self._address)
@@ -103,10 +101,8 @@ class _Parquet(Format):
         self._allowed = Limit(address, _UNLIMITED, "")
 
     def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
-        try:
+        with needing("pyarrow", "data", "reading a Parquet file"):
             from pyarrow import parquet, types
-        except ImportError:
-            raise MissingPackage("pyarrow", "data", "reading a Parquet file") from None
         with open_shard(self._address) as file:
             with reading(self._address, "Parquet"), parquet.ParquetFile(file, pre_buffer=False) as parquet_file:
                 facts, schema = parquet_file.metadata, parquet_file.schema_arrow
@@ -121,7 +117,6 @@ class _Parquet(Format):
                     yield Piece(group, 1, count, self._group(file, group) if wanted else None)
 
     def read(self, at: int, size: int, text: set[int]) -> Table:
-        del size, text
         with open_shard(self._address) as file:
             return self._group(file, at)
 
@@ -139,7 +134,6 @@ class _Csv(Format):
         self._names: tuple[str, ...] = ()
 
     def walk(self, deep: bool, text: set[int]) -> Iterator[Piece]:
-        del deep  # only reading separates rows
         with reading(self._address, "CSV"), open_shard(self._address) as file:
             position = _Position(file)
             rows = csv_rows(position, self._address)

@@ -6,14 +6,14 @@ import glob
 import hashlib
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
-from anyk.checks import PositiveNumber, typed
-from anyk.errors import BadInput, MissingPackage
+from anyk.checks import PositiveNumber, value_class
+from anyk.errors import BadInput, needing
 from anyk.named import admit_address
+from anyk.plain import ByName
 from anyk.regular_files import open_plain
 from anyk.tables import listed, reading, shown
 
@@ -35,8 +35,7 @@ class File(NamedTuple):
             raise BadInput(f"{shown(self.address)} has changed since the run began: {how}")
 
 
-@typed
-@dataclass(frozen=True)
+@value_class
 class Shards:
     """Training data in files, which workers read block by block if they need the rows; the driver never opens them.
 
@@ -89,7 +88,7 @@ class Shards:
                 f"rows must be one number for each of the {len(self.resolved_files)} files, got {len(self.rows)}"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> ByName:
         return {name: value for name, value in self.__dict__.items() if name != "surveyed"}
 
     def __repr__(self) -> str:
@@ -180,10 +179,8 @@ def _remote_file(address: str) -> File:
 
 def _filesystem(address: str) -> tuple[Any, str]:
     """Return the fsspec file system of an address, and the path within it."""
-    try:
+    with needing("fsspec", "data", f"reading '{shown(address)}'"):
         from fsspec.core import url_to_fs
-    except ImportError:
-        raise MissingPackage("fsspec", "data", f"reading '{shown(address)}'") from None
     try:
         system, path = url_to_fs(address)
     except Exception as error:  # each kind of file system has its own exceptions

@@ -50,14 +50,14 @@ class Moments(NamedTuple):
         """Return the moments of some rows, dense (NaN for a missing value) or sparse."""
         if not is_sparse(X):
             there = ~np.isnan(X)
-            values, present = np.where(there, X, 0.0), there.sum(axis=0, dtype=np.float64)
+            values, present = np.where(there, X, 0.0), there.sum(axis=0, dtype=float)
             mean = values.sum(axis=0) / np.maximum(present, 1.0)
             deviation = (np.where(there, X - mean, 0.0) ** 2).sum(axis=0)
             low, high = np.where(there, X, np.inf).min(axis=0), np.where(there, X, -np.inf).max(axis=0)
-            return cls(present, np.count_nonzero(values, axis=0).astype(np.float64), mean, deviation, low, high)
+            return cls(present, np.count_nonzero(values, axis=0).astype(float), mean, deviation, low, high)
         rows, columns = X.shape
-        count = np.bincount(X.indices, minlength=columns).astype(np.float64)
-        nonzero: Floats = np.bincount(X.indices, weights=X.data != 0, minlength=columns).astype(np.float64)
+        count = np.bincount(X.indices, minlength=columns).astype(float)
+        nonzero: Floats = np.bincount(X.indices, weights=X.data != 0, minlength=columns).astype(float)
         mean = np.bincount(X.indices, weights=X.data, minlength=columns) / rows
         apart = np.bincount(X.indices, weights=(X.data - mean[X.indices]) ** 2, minlength=columns)
         low, high = (extreme.toarray().ravel() for extreme in (X.min(axis=0), X.max(axis=0)))
@@ -231,8 +231,8 @@ def plain(shards: Shards, content: Table, where: str) -> tuple[Any, Array]:
 
         matrix = sparse.csr_array(X)
         matrix.sum_duplicates()
-        return matrix.astype(np.float64), y.astype(np.float64)
-    return X.astype(np.float64), y.astype(np.float64)
+        return matrix.astype(float), y.astype(float)
+    return X.astype(float), y.astype(float)
 
 
 def arrays_of(shards: Shards, content: Table, where: str) -> dict[str, Array]:

@@ -1,0 +1,104 @@
+"""The command that trains under faults: chaos."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from anyk.cli.fields import as_field, option, takes
+from anyk.cli.group import main
+from anyk.cli.options import ProblemOptions, json_option
+from anyk.cli.output import check_page, people, say, warn, write_json
+from anyk.errors import RunFailed
+
+_OWN = ("optimizer", "delays")  # options whose default differs from that of train
+
+
+def _rate(text: str) -> Any:
+    return option(metavar="RATE", default="", show_default=False, help=f"{text}, such as 2/s, 30/min or 5/h.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosOptions(ProblemOptions):
+    """The options of ``chaos``."""
+
+    strategy: str = option(default="frc:load=2", metavar="SPEC", help="Strategy; see 'anyk strategies'.")
+    cluster: str = option(default="processes", metavar="SPEC", help="processes or ray.")
+    workers: int = option(default=6, help="Number of workers, n.")
+    delays: str = option(default="exp:mean=0.01", metavar="SPEC", help="Injected delays; see 'anyk delays'.")
+    optimizer: str | None = option(default="gd", metavar="SPEC", help="Optimiser, as for train; gd forgets no error.")
+    kill: str = _rate("Kill a random worker at this rate (SIGKILL)")
+    stop: str = _rate("Stop a random worker for up to 2 seconds at this rate (SIGSTOP)")
+    freeze: int = option(default=0, help="Number of workers that are stopped all the time.")
+    slow: str = option(default="", show_default=False, metavar="FACTOR", help="Slow one worker by a factor, as 3x.")
+    corrupt: str = _rate("Alter finite numbers of a message at this rate; needs draco or check=1")
+    nan: str = _rate("Have a worker send a message that is not a number at this rate")
+    driver: str = _rate("Kill the process that trains at this rate, and resume the run")
+    disk_full: bool = option(is_flag=True, help="Once, let nothing more be written to files; then resume the run.")
+    seconds: float = option(default=60.0, help="Seconds of training under faults.")
+    seed: int = option(default=0, help="Seed of the times and victims of the faults.")
+    least: float = option(default=1.0, metavar="NUMBER", help="Least updates per second, in every 30 seconds.")
+    out: str | None = option(metavar="FOLDER", help="New folder for the run; default: it is not kept.")
+    page: str | None = option(metavar="FILE.html", help="Write a self-contained page about the result.")
+    json_file: str | None = as_field(json_option)
+
+
+@main.command()
+@takes(ChaosOptions)
+@click.pass_context
+def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
+    """Train for real while workers and the driver are killed, stopped and made to lie; check all that is promised.
+
+    The run must take steps all the time, end with the right model, replay, be intact and leave nothing behind. Each
+    fault that is named must occur. Exit codes: 0 all holds, 1 something does not, 2 bad input.
+
+    \b
+    anyk chaos --kill 2/s --stop 1/s --driver 2/min
+    anyk chaos --strategy frc:load=3,check=1 --freeze 1 --corrupt 3/min --nan 3/min --page chaos.html
+    """
+    from anyk.testing import FaultPlan
+    from anyk.testing import chaos as run_chaos
+    from anyk.views import chaos_page, chaos_table
+
+    if options.page is not None:
+        check_page(options.page, folder=Path(options.page).parent)
+    values = vars(options)
+    faults = FaultPlan(**{field.name: values[field.name] for field in fields(FaultPlan)})
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        result = run_chaos(
+            options.strategy,
+            options.cluster,
+            faults,
+            workers=options.workers,
+            least=options.least,
+            options=tuple(_forwarded(ctx, options)),
+            out=options.out,
+            tell=lambda text: click.echo(text, err=True),
+        )
+    except KeyboardInterrupt:
+        warn("interrupted; all processes of the run have been ended")
+        ctx.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    findings = [f"{'ok    ' if each.holds else 'FAILED'} {each.name}: {each.text}" for each in result.findings]
+    say(people(options.json_file), chaos_table(result), *findings)
+    write_json(result.report(), options.json_file)
+    if options.page is not None:
+        click.echo(f"page: {chaos_page(result, options.page)}", err=True)
+    if not result.passed:
+        raise RunFailed("; ".join(f"{each.name}: {each.text}" for each in result.findings if not each.holds))
+
+
+def _forwarded(ctx: click.Context, options: ChaosOptions) -> Iterator[str]:
+    """Yield those options that the training takes as they are."""
+    default = click.core.ParameterSource.DEFAULT
+    for name in (*(field.name for field in fields(ProblemOptions)), "delays"):
+        value = vars(options)[name]
+        if value is not None and (name in _OWN or ctx.get_parameter_source(name) != default):
+            yield from (f"--{name.replace('_', '-')}", str(value))

@@ -1,0 +1,295 @@
+"""Chaos runs: real training under faults, and checks that all promises hold afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyk.checks import AtLeastOne, Nonnegative, typed
+from anyk.errors import BadInput, RunFailed
+from anyk.optimizers import Optimizer
+from anyk.problems import Problem
+from anyk.protocol import Strategy
+from anyk.runs import Run, replay, train, verify
+from anyk.runs.folder.rebuilding import rebuild
+from anyk.runs.log import queries
+from anyk.specs import parse
+from anyk.strategies import strategy as build
+from anyk.testing.chaos_faults import PROMISES, FaultPlan
+from anyk.testing.chaos_processes import FINDERS
+from anyk.testing.chaos_training import DisturbedTraining
+
+_WINDOW = 30.0  # seconds in each of which the run must be fast enough
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The number of faults of a kind that were injected, and the effects that were observed."""
+
+    kind: str
+    amount: str
+    promise: str
+    injected: int
+    observed: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A promise that must hold after a chaos run, and whether it does."""
+
+    name: str
+    holds: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class ChaosResult:
+    """The result of :func:`chaos`.
+
+    ``steps``: of the finished run. ``samples``: seconds since the first step, and updates in the log, which become
+    fewer when a run is resumed. ``marks``: seconds and kinds of the faults. ``environment``: versions of packages.
+    """
+
+    strategy: str
+    cluster: str
+    workers: int
+    faults: FaultPlan
+    options: tuple[str, ...]
+    steps: int
+    effects: tuple[Effect, ...]
+    findings: tuple[Finding, ...]
+    samples: tuple[tuple[float, int], ...]
+    marks: tuple[tuple[float, str], ...]
+    environment: dict[str, str]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything holds that must."""
+        return all(finding.holds for finding in self.findings)
+
+    @property
+    def command(self) -> str:
+        """The command that repeats the chaos run."""
+        words = ["--strategy", self.strategy, "--cluster", self.cluster, "--workers", str(self.workers), *self.options]
+        for kind, amount in self.faults.amounts.items():
+            if amount:
+                words += [f"--{kind}"] if kind == "disk-full" else [f"--{kind}", amount]
+        words += ["--seconds", f"{self.faults.seconds:g}", "--seed", str(self.faults.seed)]
+        return shlex.join(["anyk", "chaos", *words])
+
+    def report(self) -> dict[str, Any]:
+        """Return the result as plain data, in the form that ``--json`` writes."""
+        return {"command": self.command, "passed": self.passed} | asdict(self)
+
+
+@typed
+def chaos(
+    strategy: str,
+    cluster: str,
+    faults: FaultPlan,
+    *,
+    workers: AtLeastOne = 6,
+    least: Nonnegative = 1.0,
+    options: Sequence[str] = (),
+    out: str | Path | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> ChaosResult:
+    """Train on real processes while faults are injected, and check all that was promised.
+
+    A process of its own trains (``anyk train``), for the seconds that ``faults`` states. Each kind of fault must occur
+    and have an effect. In every 30 seconds the run must take at least ``least`` updates per second, not counting the
+    time until it has resumed after a death of its driver. The final model must equal the model of a run without faults,
+    up to rounding, if the strategy computes exact sums; else its loss must be lower than the first. The run must replay
+    and be intact, and nothing may be left behind.
+
+    ``cluster``: the spec of a cluster ``processes`` or ``ray``. ``options``: further options of ``anyk train``, such as
+    ``("--data", "digits", "--delays", "exp:mean=0.01")``. ``out``: a new folder for the run; by default it is not kept.
+    ``tell`` is called with lines on the progress.
+
+    Raises :class:`~anyk.errors.BadInput` for faults that the cluster or the strategy cannot take, and on other systems
+    than Linux; :class:`~anyk.errors.RunFailed` if the training does not start.
+    """
+    plan = build(strategy, workers=workers)
+    _check_possible(plan, cluster, faults)
+    scratch = Path(tempfile.mkdtemp(prefix="anyk-chaos-"))
+    folder = scratch / "run" if out is None else Path(out)
+    shared = ["--cluster", cluster, "--workers", str(workers), "--seconds", str(faults.seconds), *options]
+    problem = [word for pair in pairwise(options) if pair[0] == "--problem" for word in pair]
+    descriptors = _descriptors()
+    training = DisturbedTraining(
+        ["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
+        ["resume", str(folder), "--trust", "--quiet", *problem],
+        folder,
+        parse(cluster)[0],
+        faults,
+        scratch,
+        tell or (lambda _: None),
+    )
+    try:
+        training.run()
+        (tell or str)("comparing the model, replaying and verifying the run")
+        effects = tuple(_effect(kind, amount, training, plan) for kind, amount in faults.amounts.items() if amount)
+        steps, environment, of_run = _of_run(folder, plan)
+        findings = (
+            _happened(effects),
+            _ended(training),
+            _fast_enough(training.samples, training.outages, least),
+            *of_run,
+            _nothing_left(descriptors, training, folder),
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return ChaosResult(
+        strategy,
+        cluster,
+        workers,
+        faults,
+        tuple(options),
+        steps,
+        effects,
+        findings,
+        tuple(training.samples),
+        tuple(training.marks),
+        environment,
+    )
+
+
+def _check_possible(strategy: Strategy, cluster: str, faults: FaultPlan) -> None:
+    """Raise BadInput for faults that cannot be injected, or whose effects are not promised to be noticed."""
+    name = parse(cluster)[0]
+    if not sys.platform.startswith("linux"):
+        raise BadInput(f"chaos runs need Linux, whose /proc shows the workers; this is {sys.platform}")
+    if name not in FINDERS:
+        raise BadInput(f"faults are injected into workers of {' and '.join(FINDERS)}, not of cluster '{name}'")
+    if faults.corrupt and not strategy.layout.voting and float(parse(strategy.spec)[1].get("check", 0)) < 1:
+        raise BadInput(
+            f"corrupt needs a strategy that compares every message, such as draco or frc:load=3,check=1; "
+            f"'{strategy.spec}' would use wrong numbers"
+        )
+
+
+# ------------------------------------------------------------------------------------------- findings
+
+_EFFECTS = {
+    "kill": "{} deaths in the log",
+    "stop": "{} continued",
+    "freeze": "seen stopped {} times",
+    "slow": "{} continued",
+    "corrupt": "{} messages refused as contradictory",
+    "nan": "{} messages refused as not finite",
+    "driver": "{} resumed and took steps",
+    "disk-full": "{} resumed and took steps",
+}
+
+
+def _effect(kind: str, amount: str, training: DisturbedTraining, strategy: Strategy) -> Effect:
+    observed = _EFFECTS[kind].format(training.observed[kind])
+    if kind == "corrupt" and strategy.layout.voting:
+        observed = "outvoted"  # without an event: the model shows it
+    elif not training.observed[kind]:
+        observed = ""
+    return Effect(kind, amount, PROMISES[kind], training.injected[kind], observed)
+
+
+def _happened(effects: Sequence[Effect]) -> Finding:
+    never = [effect.kind for effect in effects if not effect.injected]
+    unseen = [effect.kind for effect in effects if effect.injected and not effect.observed]
+    text = "every kind of fault occurred and had its effect"
+    if never or unseen:
+        text = "; ".join(
+            f"{' and '.join(kinds)} {what}"
+            for kinds, what in ((never, "never occurred"), (unseen, "occurred without an effect"))
+            if kinds
+        )
+    return Finding("faults", not never and not unseen, text)
+
+
+def _ended(training: DisturbedTraining) -> Finding:
+    text = "; ".join(training.defects) or "the training ended by itself"
+    return Finding("end", not training.defects, text)
+
+
+def _fast_enough(samples: Sequence[tuple[float, int]], outages: Sequence[tuple[float, float]], least: float) -> Finding:
+    """Return whether enough updates were added to the log in every window, without the driver's outages.
+
+    Updates that a resumed run takes again count again.
+    """
+    seconds, updates = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
+    added = np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
+    times = seconds - sum((np.clip(seconds, start, end) - start for start, end in outages), np.zeros(len(seconds)))
+    window = min(_WINDOW, float(times[-1] - times[0]))
+    starts = times[times <= times[-1] - window + 1e-9]
+    rates = (np.interp(starts + window, times, added) - np.interp(starts, times, added)) / max(window, 1e-9)
+    slowest, mean = float(rates.min()), float(added[-1]) / max(float(times[-1]), 1e-9)
+    text = f"{mean:.1f} updates per second, {slowest:.1f} in the slowest {window:.0f} s; {least:g} are required"
+    if outages:
+        text += f"; after a death of the driver at most {max(end - start for start, end in outages):.1f} s without one"
+    return Finding("speed", slowest >= least, text)
+
+
+def _of_run(folder: Path, strategy: Strategy) -> tuple[int, dict[str, str], Sequence[Finding]]:
+    """Return the steps and the environment of a run that has ended, and findings on its model, replay and folder."""
+    try:
+        with contextlib.closing(Run.open(folder)) as run:
+            rebuilt = rebuild(folder, run.config, f"the run '{folder}'", call="chaos", trust=True)
+            replayed = replay(run, problem=rebuilt.problem, trust=True)
+            verified = verify(folder)
+            damaged = [str(check) for check in verified.checks if check.whole is False]
+            findings = (
+                _right_model(run, rebuilt.problem, rebuilt.optimizer, strategy),
+                Finding("replay", replayed.decisions and replayed.model is True, str(replayed)),
+                Finding("folder", verified.whole, "; ".join(damaged) or "log, checkpoints and ledger are intact"),
+            )
+            return run.steps, run.config.environment, findings
+    except (BadInput, RunFailed) as error:
+        return 0, {}, [Finding("run", False, str(error))]
+
+
+def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Strategy) -> Finding:
+    """Compare the model of exact sums with a run without faults; else compare its loss with the first."""
+    history, model = run.history["loss"], run.model
+    losses = history[np.isfinite(history)]
+    if not strategy.facts.exact or any(queries.columns(run.log, "works")["compress"]):
+        falls = bool(np.isfinite(model).all() and len(losses) > 1 and losses[-1] < losses[0])
+        text = f"{run.steps:,} steps; not an exact sum, so only the loss is compared: "
+        return Finding("model", falls, f"{text}{losses[0]:.4g} at first, {losses[-1]:.4g} at the end")
+    reference, workers = ("uncoded", 1) if not strategy.layout.minibatches else (strategy.spec, run.config.workers)
+    undisturbed = train(
+        problem, reference, "simulated", workers=workers, optimizer=optimizer, steps=run.steps, evaluate=None
+    )
+    with contextlib.closing(undisturbed):
+        distance = float(np.linalg.norm(undisturbed.model - model) / max(float(np.linalg.norm(model)), 1e-300))
+    tolerance = float(np.finfo(model.dtype).eps) ** 0.5
+    text = f"{run.steps:,} steps: differs by {distance:.1e} of its norm from a run without faults ('{reference}' on "
+    text += f"{workers} simulated workers); {tolerance:.1e} is allowed for rounding"
+    return Finding("model", distance <= tolerance, text)
+
+
+def _descriptors() -> int:
+    """Return the number of open files of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _nothing_left(descriptors: int, training: DisturbedTraining, folder: Path) -> Finding:
+    """Return whether there are files that should be gone, or more open files than ``descriptors``, as before the run.
+
+    Processes that were left are among the training's defects.
+    """
+    paths = [*map(Path, sorted(training.named)), *training.temporary.rglob("*"), *folder.glob("*.part")]
+    remains = [str(path) for path in paths if path.exists()]
+    if (opened := _descriptors() - descriptors) > 0:
+        remains.append(f"{opened} open files")
+    text = (
+        f"left behind: {', '.join(remains)}" if remains else "no process, file, socket or shared memory is left behind"
+    )
+    return Finding("remains", not remains, text)

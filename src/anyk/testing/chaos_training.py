@@ -1,0 +1,274 @@
+"""A training in a process of its own, which is disturbed from outside: by signals, a limit on files, and requests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from anyk import keyed
+from anyk.errors import RunFailed
+from anyk.testing.chaos_faults import FaultPlan, slowness
+from anyk.testing.chaos_processes import FINDERS, is_stopped, marked, named_files
+
+MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, which names the folder for requests
+_TICK, _LOOK, _TELL = 0.02, 0.25, 5.0  # seconds between faults, looks at workers and log, and lines of progress
+_STOPPED = 0.1, 2.0  # the least and the most seconds for which a worker is stopped
+_CYCLE = 0.2  # seconds of which a slowed worker spends a part stopped
+_VANISH = 20.0  # seconds after which all processes must have ended with the driver
+_END = 120.0  # seconds that a training may take beyond twice its own
+
+
+class DisturbedTraining:
+    """A training and its faults, from the first process to the last.
+
+    ``train``, ``resume``: arguments of the program ``anyk``. ``injected``, ``observed``: the number of faults of each
+    kind, and of effects that were seen. ``samples``: seconds since the first step, and updates in the log. ``marks``:
+    seconds and kinds of faults. ``outages``: from each death of the driver to the next update. ``named``: files and
+    folders outside of the folder ``temporary`` that were used. ``defects``: sentences on what should not have happened.
+    """
+
+    def __init__(
+        self,
+        train: Sequence[str],
+        resume: Sequence[str],
+        folder: Path,
+        cluster: str,
+        faults: FaultPlan,
+        scratch: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._arguments, self._resume, self._faults, self._tell = train, resume, faults, tell
+        self._log, self._find = folder / "log.sqlite", FINDERS[cluster]
+        self._requests, self.temporary = scratch / "requests", scratch / "temporary"
+        self._mark = str(self._requests)  # in the environment of all processes
+        self.injected, self.observed = Counter[str](), Counter[str]()
+        self.samples: list[tuple[float, int]] = []
+        self.marks: list[tuple[float, str]] = []
+        self.outages: list[tuple[float, float]] = []
+        self.named: set[str] = set()
+        self.defects: list[str] = []
+        self._first = 0.0  # time of the first step
+        self._workers: list[int] = []
+        self._held: dict[int, tuple[str, float]] = {}  # stopped workers: the fault, and when they continue
+        self._slow, self._slow_next = 0, 0.0  # the worker that is slowed, and when it is stopped again
+        self._asked: set[str] = set()  # kinds of spoiled messages that no worker has sent yet
+        self._ending = self._resumed = ""  # the fault of which the driver is dying; after which no update was seen yet
+        self._died = 0.0  # when the driver died
+        self._seen: set[tuple[float, str]] = set()  # events in the log, some of which disappear when it is resumed
+        self._random = keyed.generator(faults.seed, "chaos", "victims")
+
+    def run(self) -> None:
+        """Train under faults until the training has ended; in any case end all its processes."""
+        for folder in (self._requests, self.temporary):
+            folder.mkdir()
+        self._process = self._start()
+        due, waiting = deque(self._faults.schedule()), set[str]()
+        looked = reported = 0.0
+        try:
+            while not self.samples:
+                if self._process.poll() is not None:
+                    raise RunFailed(f"the training took no step: {self._last_words()}")
+                time.sleep(_TICK)
+                self._first = time.monotonic()
+                self._read_log()
+            while self._running():
+                now = self._now()
+                if now >= looked + _LOOK:
+                    looked = now
+                    self._read_log()
+                    self._look()
+                if now >= reported + _TELL:
+                    reported = now
+                    self.named |= named_files(self._mark)
+                    counts = ", ".join(f"{self.injected[kind]} {kind}" for kind in self._faults.kinds)
+                    self._tell(f"{now:.0f} s: {self.samples[-1][1]:,} updates; {counts}")
+                while due and due[0][0] <= now < self._faults.seconds:
+                    waiting.add(due.popleft()[1])
+                waiting = {kind for kind in waiting if not self._inject(kind)}
+                self._hold_and_release(now)
+                for kind in [kind for kind in self._asked if not (self._requests / kind).exists()]:
+                    self._asked.remove(kind)  # a worker has removed it and spoiled its message
+                    self._note(kind)
+                if now > 2 * self._faults.seconds + _END:
+                    self.defects.append(f"the training did not end within {now:.0f} s")
+                    break
+                time.sleep(_TICK)
+            self._read_log()
+        finally:
+            self._stop_all()
+
+    def _now(self) -> float:
+        return time.monotonic() - self._first
+
+    # ------------------------------------------------------------------------------------------- the driver
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._workers, self._output = [], b""
+        self._lowest, self._read = sys.maxsize, 0  # the fewest updates in the log since the start, and the last event
+        process = subprocess.Popen(
+            [sys.executable, "-m", "anyk", *self._arguments],
+            env=os.environ | {MARK: self._mark, "TMPDIR": str(self.temporary)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            process_group=0,  # Ctrl-C reaches only this process, which then ends the other
+        )
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        return process
+
+    def _running(self) -> bool:
+        """Return whether the training goes on; if a fault has ended its driver, resume it."""
+        code = self._process.poll()
+        if code is None:
+            return True
+        words = self._last_words()
+        fault, self._ending = self._ending, ""
+        if not fault:
+            if code:
+                self.defects.append(f"the training ended with status {code}: {words}")
+            return False
+        if code != -signal.SIGKILL if fault == "driver" else code != 1 or "free some space" not in words:
+            self.defects.append(f"after {fault} the driver ended with status {code}: {words}")
+        self._died, self._resumed, self._arguments = self._now(), fault, self._resume
+        self._await_vanishing()
+        self._process = self._start()
+        return True
+
+    def _last_words(self) -> str:
+        """Return the last line that the driver has printed so far, and make room for more."""
+        assert self._process.stderr is not None
+        self._output += self._process.stderr.read() or b""
+        return (self._output.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+
+    def _await_vanishing(self) -> None:
+        """Wait until all processes have ended with the driver; end those that have not."""
+        end = time.monotonic() + _VANISH
+        while (there := marked(self._mark)) and time.monotonic() < end:
+            time.sleep(_TICK)
+        if there:
+            self.defects.append(f"{len(there)} processes were left {_VANISH:.0f} s after the driver")
+        for pid in there:
+            _send(pid, signal.SIGKILL)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def _stop_all(self) -> None:
+        """End the driver as Ctrl-C does if it is still running, and whatever is left."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_VANISH)
+        self._process.kill()
+        self._process.wait()
+        self._await_vanishing()
+
+    # ------------------------------------------------------------------------------------------- faults
+
+    def _look(self) -> None:
+        """Look for the workers, and make room for what the driver prints."""
+        self._last_words()
+        self._workers = self._find(self._process.pid)
+        for worker in self._held.keys() - set(self._workers):
+            del self._held[worker]
+        frozen = [worker for worker, (kind, _) in self._held.items() if kind == "freeze"]
+        self.observed["freeze"] += sum(map(is_stopped, frozen))
+
+    def _inject(self, kind: str) -> bool:
+        """Inject a fault that occurs at some time; return whether that is possible now."""
+        self._look()
+        free = [worker for worker in self._workers if worker not in self._held and worker != self._slow]
+        victim = free[self._random.integers(len(free))] if free else 0
+        if kind in ("nan", "corrupt"):
+            if kind in self._asked:
+                return False
+            (self._requests / kind).touch()
+            self._asked.add(kind)
+            return True
+        if not victim or (kind in ("driver", "disk-full") and (self._ending or self._resumed)):
+            return False
+        if kind == "stop":
+            self._hold(victim, kind, float(self._random.uniform(*_STOPPED)))
+            return True
+        self._note(kind)
+        if kind == "kill":
+            _send(victim, signal.SIGKILL)
+            return True
+        self._ending = kind
+        self.named |= named_files(self._mark)
+        if kind == "driver":
+            self._process.kill()
+        else:
+            resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        return True
+
+    def _hold(self, worker: int, kind: str, seconds: float) -> None:
+        """Stop a worker for some time."""
+        _send(worker, signal.SIGSTOP)
+        self._held[worker] = kind, self._now() + seconds
+        self._note(kind)
+
+    def _hold_and_release(self, now: float) -> None:
+        """Freeze and slow workers, and let others continue."""
+        for worker, (kind, until) in list(self._held.items()):
+            if until <= now:
+                self.observed[kind] += is_stopped(worker)
+                _send(worker, signal.SIGCONT)
+                del self._held[worker]
+        if now >= self._faults.seconds or self._resumed:
+            return  # a driver that starts waits until all workers are ready
+        free = [worker for worker in self._workers if worker not in self._held]
+        frozen = sum(kind == "freeze" for kind, _ in self._held.values())
+        while free and frozen < self._faults.freeze:
+            self._hold(free.pop(), "freeze", float("inf"))
+            frozen += 1
+        if self._faults.slow and self._slow not in self._workers:
+            self._slow = free[-1] if free else 0
+        if self._slow and self._slow not in self._held and now >= self._slow_next:
+            self._slow_next = now + _CYCLE
+            self._hold(self._slow, "slow", _CYCLE * (1 - 1 / slowness(self._faults.slow)))
+
+    def _note(self, kind: str) -> None:
+        self.injected[kind] += 1
+        self.marks.append((self._now(), kind))
+
+    # ------------------------------------------------------------------------------------------- effects
+
+    def _read_log(self) -> None:
+        """Sample the number of updates, and count deaths and refused messages."""
+        address = f"{self._log.absolute().as_uri()}?mode=ro"
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(address, uri=True, timeout=1.0)) as log,
+        ):
+            updates = log.execute("SELECT max(rowid) FROM updates").fetchone()[0] or 0
+            if updates:
+                self.samples.append((self._now(), updates))
+            self._lowest = min(self._lowest, updates)
+            if updates > self._lowest and self._resumed:
+                self.outages.append((self._died, self._now()))
+                self.observed[self._resumed] += 1
+                self._resumed = ""
+            query = "SELECT seq, time, kind, worker, info FROM events WHERE seq > ? AND kind IN ('Lost', 'Failed')"
+            for seq, at, kind, worker, info in log.execute(query, (self._read,)):
+                self._read = seq
+                event = at, f"{kind} {worker}"
+                if event not in self._seen:
+                    self._seen.add(event)
+                    wrong = "nan" if str(json.loads(info)[0]).startswith("not finite") else "corrupt"
+                    self.observed["kill" if kind == "Lost" else wrong] += 1
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process, unless it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

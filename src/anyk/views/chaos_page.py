@@ -1,0 +1,62 @@
+"""The result of a chaos run, as a table and as a self-contained page."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from anyk.errors import BadInput
+from anyk.views.columns import Columns
+
+if TYPE_CHECKING:
+    from anyk.testing import ChaosResult
+
+_BINS = 240  # most columns of the picture
+_LEAST = 1.0  # least seconds of a column
+
+
+def chaos_table(result: ChaosResult) -> Columns:
+    """Return the table of the faults: how often each was to occur, and did."""
+    rows = [[each.kind, each.amount, f"{each.injected:,}", each.observed or "nothing"] for each in result.effects]
+    return Columns(["fault", "rate", "injected", "observed"], rows)
+
+
+def chaos_page(result: ChaosResult, path: str | Path) -> Path:
+    """Write a self-contained page about a chaos run, and return its path.
+
+    It shows what was promised, injected and observed, and updates per second over time with the faults. Raises
+    :class:`~anyk.errors.BadInput` if the file cannot be written, and :class:`~anyk.errors.MissingPackage` without
+    Jinja2 (``anyk[report]``).
+    """
+    from markupsafe import Markup
+
+    from anyk.views.page import check_packages, style, template
+
+    check_packages()
+    times, updates = (np.array(column, dtype=float) for column in zip(*result.samples, strict=True))
+    added = np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
+    end = max(float(times[-1]), _LEAST)
+    edges = np.linspace(0.0, end, min(_BINS, max(1, int(end / _LEAST))) + 1)
+    rates = np.diff(np.interp(edges, times, added)) / np.diff(edges)
+    lanes = {
+        kind: [round(1000 * at / end, 1) for at, each in result.marks if each == kind] for kind in result.faults.kinds
+    }
+    text = template("chaos.html.jinja").render(
+        result=result,
+        version=version("anyk"),
+        css=Markup(style()),
+        rates=rates.tolist(),
+        highest=max(float(rates.max()), 1e-9),
+        mean=float(added[-1]) / end,
+        end=end,
+        lanes=lanes,
+    )
+    target = Path(path)
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"the page '{path}' cannot be written ({error.strerror})") from None
+    return target

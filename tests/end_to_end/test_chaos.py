@@ -1,0 +1,255 @@
+"""``anyk chaos`` trains while it kills, stops and corrupts, and fails if anything that is promised does not hold."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from anyk.cli import main
+from anyk.clusters.messages import checked, spoil
+from anyk.errors import BadInput, RunFailed
+from anyk.testing import FaultPlan, chaos, chaos_outcome
+from anyk.testing.chaos_faults import PROMISES, per_second, slowness
+from anyk.testing.chaos_training import MARK
+
+SMALL = ("--data", "synthetic:rows=120,features=6", "--delays", "exp:mean=0.01", "--optimizer", "gd", "--lr", "0.01")
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def of_this_test() -> list[psutil.Process]:
+    """The processes that a chaos run of this test has marked in their environment."""
+    marked = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK, "").startswith(f"{tempfile.gettempdir()}/"):
+                marked.append(process)
+    return marked
+
+
+# ------------------------------------------------------------------------------------------------ arguments
+
+
+@pytest.mark.in_process
+@pytest.mark.parametrize(("text", "rate"), [("2/s", 2.0), ("30/min", 0.5), ("1.5/min", 0.025), ("36/h", 0.01)])
+def test_rates_have_a_number_and_a_unit(text: str, rate: float) -> None:
+    assert per_second("kill", text) == pytest.approx(rate)
+
+
+@pytest.mark.in_process
+@pytest.mark.parametrize("text", ["2", "0/s", "-1/s", "2/day", "/s", "1e3/s", "2 / s", "nan/s"])
+def test_other_rates_are_refused(text: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(f"kill must be a rate such as 2/s, 30/min or 5/h, got '{text}'")):
+        FaultPlan(kill=text)
+
+
+@pytest.mark.in_process
+def test_slowness_is_a_factor_above_1() -> None:
+    assert (slowness("2.5x"), slowness("")) == (2.5, 1.0)
+    for text in ("3", "1x", "0.5x", "x"):
+        with pytest.raises(BadInput, match="slow must be a factor above 1 such as 3x"):
+            FaultPlan(slow=text)
+
+
+@pytest.mark.in_process
+def test_times_depend_on_the_seed_and_each_period_has_one_fault() -> None:
+    one, other = (FaultPlan(kill="2/s", driver="6/min", disk_full=True, seconds=60, seed=seed) for seed in (7, 8))
+    schedule = one.schedule()
+    assert schedule == one.schedule() != other.schedule()
+    assert schedule == sorted(schedule)
+    assert Counter(kind for _, kind in schedule) == {"kill": 120, "driver": 6, "disk-full": 1}
+    assert [int(at * 2) for at, kind in schedule if kind == "kill"] == list(range(120))
+    assert all(20 <= at <= 40 for at, kind in schedule if kind == "disk-full")
+    without = FaultPlan(kill="2/s", seconds=60, seed=7).schedule()
+    assert without == [each for each in schedule if each[1] == "kill"], "one kind's times depend on other kinds"
+
+
+@pytest.mark.in_process
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "a chaos run needs a fault: one or several of kill, stop"),
+        (["--kill", "1/s", "--cluster", "simulated"], "not of cluster 'simulated'"),
+        (["--kill", "1/s", "--cluster", "mpi"], "not of cluster 'mpi'"),
+        (["--corrupt", "1/min"], "such as draco or frc:load=3,check=1; 'frc:load=2' would use wrong numbers"),
+        (["--corrupt", "1/min", "--strategy", "frc:load=3,check=0.5"], "'frc:load=3,check=0.5' would use wrong"),
+        (["--freeze", "-1"], "freeze must be a whole number of at least 0"),
+        (["--kill", "often"], "kill must be a rate"),
+        (["--kill", "1/s", "--seconds", "0.5"], "seconds"),
+        (["--kill", "1/s", "--strategy", "frc:load=4"], "frc"),
+        (["--kill", "1/s", "--page", "page.txt"], "a report is written as .html"),
+    ],
+)
+def test_what_cannot_be_tested_is_refused_in_a_sentence(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(main, ["chaos", *arguments])
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.in_process
+@pytest.mark.parametrize("strategy", ["draco", "frc:load=3,check=1", "cyclic:stragglers=1,check=1"])
+def test_strategies_that_compare_every_message_may_be_sent_wrong_numbers(strategy: str) -> None:
+    plan = chaos_outcome.build(strategy, workers=6)
+    chaos_outcome._check_possible(plan, "processes", FaultPlan(corrupt="1/s"))
+
+
+@pytest.mark.slow
+def test_a_training_that_does_not_start_is_named() -> None:
+    with pytest.raises(RunFailed, match=r"the training took no step: anyk: .*'nonsense'"):
+        chaos("frc:load=2", "processes", FaultPlan(kill="1/s"), options=["--data", "nonsense"])
+    assert not of_this_test()
+
+
+# ------------------------------------------------------------------------------------------------ the worker's part
+
+
+@pytest.mark.in_process
+def test_a_request_spoils_one_message_only(tmp_path: Path) -> None:
+    for kind, finite in (("nan", False), ("corrupt", True)):
+        (tmp_path / kind).touch()
+        messages = [np.linspace(-5.0, 3.0, 9) for _ in range(2)]
+        for message in messages:
+            spoil(message, tmp_path)
+        assert (checked(messages[0])[0] is None) == finite
+        assert np.isfinite(messages[0]).all() == finite
+        assert sum(messages[0] != np.linspace(-5.0, 3.0, 9)) == 1, "more than one number was altered"
+        assert np.array_equal(messages[1], np.linspace(-5.0, 3.0, 9))
+        assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------ whole runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "exact"), [("frc:load=2", True), ("k-sync:k=4", False)])
+def test_promises_hold_while_workers_and_the_driver_die(tmp_path: Path, strategy: str, exact: bool) -> None:
+    files = {name: tmp_path / name for name in ("result.json", "page.html")}
+    command = [
+        "chaos",
+        "--strategy",
+        strategy,
+        "--kill",
+        "2/s",
+        "--stop",
+        "2/s",
+        "--nan",
+        "30/min",
+        "--driver",
+        "6/min",
+    ]
+    command += ["--seconds", "12", "--seed", "3", "--least", "0", *SMALL]
+    command += ["--json", str(files["result.json"]), "--page", str(files["page.html"])]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    report = json.loads(files["result.json"].read_text())
+    assert report["passed"] is True
+    injected = {effect["kind"]: effect["injected"] for effect in report["effects"]}
+    assert injected.keys() == {"kill", "stop", "nan", "driver"}
+    assert min(injected.values()) >= 1
+    assert injected == Counter(kind for _, kind in report["marks"])
+    findings = {finding["name"]: finding["text"] for finding in report["findings"]}
+    assert findings.keys() == {"faults", "end", "speed", "model", "replay", "folder", "remains"}
+    assert ("differs by" in findings["model"]) == exact
+    assert "the same bits of model" in findings["replay"]
+    page = files["page.html"].read_text()
+    assert "Everything held." in page
+    assert all(PROMISES[kind] in page for kind in injected)
+    assert not re.search(r"(?:src|href)=\"(?!data:)", page), "the page is not self-contained"
+    assert "host" not in page and str(tmp_path) not in page
+    assert report["command"].startswith(f"anyk chaos --strategy {strategy} --cluster processes --workers 6 ")
+    assert not of_this_test()
+
+
+@pytest.mark.slow
+def test_broken_promises_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # nothing compares the messages of this strategy, so that wrong numbers reach its model
+    monkeypatch.setattr(chaos_outcome, "_check_possible", lambda *_: None)
+    faults = FaultPlan(corrupt="2/s", driver="1/h", seconds=4, seed=1)
+    assert not [kind for _, kind in faults.schedule() if kind == "driver"]
+    result = chaos("uncoded", "processes", faults, least=1e9, options=SMALL)
+    assert not result.passed
+    failed = {finding.name: finding.text for finding in result.findings if not finding.holds}
+    assert failed.keys() == {"faults", "speed", "model", "replay"}
+    assert failed["faults"] == "driver never occurred; corrupt occurred without an effect"
+    assert "from a run without faults ('uncoded' on 1 simulated workers)" in failed["model"]
+
+
+@pytest.mark.slow
+def test_a_failed_chaos_run_ends_with_1_and_a_sentence() -> None:
+    arguments = ["--stop", "2/s", "--nan", "1/h", "--seconds", "3", "--least", "0", *SMALL]
+    result = CliRunner().invoke(main, ["chaos", "--strategy", "async", *arguments])
+    assert result.exit_code == 1
+    assert result.stderr.strip().splitlines()[-1] == "anyk: faults: nan never occurred"
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_all() -> None:
+    command = [sys.executable, "-m", "anyk", "chaos", "--kill", "1/s", "--stop", "1/s", "--freeze", "1", *SMALL]
+    process = subprocess.Popen([*command, "--seconds", "300"], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert "updates; " in process.stderr.readline()
+        while len(of_this_test()) < 4:
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert errors.strip().splitlines()[-1] == "anyk: interrupted; all processes of the run have been ended"
+    assert not of_this_test()
+    assert not list(Path(tempfile.gettempdir()).glob("anyk-chaos-*"))
+
+
+# ------------------------------------------------------------------------------------------------ findings
+
+
+@pytest.mark.in_process
+def test_every_window_must_be_fast_and_a_rollback_is_no_progress() -> None:
+    steady = [(float(t), 10 * t) for t in range(101)]
+    assert chaos_outcome._fast_enough(steady, [], 9.9).holds
+    assert not chaos_outcome._fast_enough(steady, [], 10.1).holds
+    stalled = [(t, min(updates, 600)) for t, updates in steady]
+    finding = chaos_outcome._fast_enough(stalled, [], 1.0)
+    assert not finding.holds
+    assert "0.0 in the slowest 30 s" in finding.text
+    finding = chaos_outcome._fast_enough(stalled, [(60.0, 100.0)], 9.0)
+    assert finding.holds, "an outage of the driver is left out"
+    assert "at most 40.0 s without one" in finding.text
+    resumed = [(t, updates - 400 * (t > 50)) for t, updates in steady]
+    assert chaos_outcome._fast_enough(resumed, [], 9.0).holds, "updates that were repeated do not count"
+
+
+@pytest.mark.in_process
+def test_what_is_left_behind_is_listed(tmp_path: Path) -> None:
+    before = chaos_outcome._descriptors()
+    training = SimpleNamespace(temporary=tmp_path / "temporary", named={str(tmp_path / "memory")})
+    training.temporary.mkdir()
+    assert chaos_outcome._nothing_left(before, training, tmp_path).holds  # type: ignore[arg-type]
+    for left in (training.temporary / "socket", tmp_path / "memory"):
+        left.touch()
+    (tmp_path / "checkpoint.safetensors.part").touch()
+    with open(tmp_path / "log", "x"):
+        finding = chaos_outcome._nothing_left(before, training, tmp_path)  # type: ignore[arg-type]
+    assert not finding.holds
+    assert all(word in finding.text for word in ("socket", "memory", "checkpoint.safetensors.part", "1 open files"))
