@@ -423,6 +423,25 @@ def test_while_workers_start_one_interrupt_is_enough(monkeypatch):
     interrupt.join()
 
 
+def test_an_interrupt_while_a_worker_is_restarted_closes_the_cluster(monkeypatch):
+    spawn = anyk.clusters.Processes.spawn
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def spawn_twice(cluster, worker):
+        spawn(cluster, worker)
+        monkeypatch.setattr(os, "pipe", interrupted)
+        try:
+            spawn(cluster, worker)
+        finally:
+            monkeypatch.undo()
+
+    monkeypatch.setattr(anyk.clusters.Processes, "spawn", spawn_twice)
+    with pytest.raises(KeyboardInterrupt):
+        anyk.train(Squares(3), "uncoded", anyk.clusters.Processes(3), steps=3)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_a_frozen_helper_ends_with_its_driver():
     script = "import anyk, os, signal; cluster = anyk.clusters.Processes(2); cluster.prepare(); "

@@ -60,7 +60,7 @@ def shrink(failure: Failure, runs: int = 300) -> Failure:
     """Return the failure with as few deviations as ``runs`` further runs find."""
     best, size = failure, len(failure.deviations)
     while size and runs > 0:
-        start = 0
+        start, before = 0, len(best.deviations)
         while start < len(best.deviations) and runs > 0:
             kept = list(best.deviations.items())
             again = attempt(failure.seed, failure.options, dict(kept[:start] + kept[start + size :]))
@@ -69,7 +69,8 @@ def shrink(failure: Failure, runs: int = 300) -> Failure:
                 best = again
             else:
                 start += size
-        size //= 2
+        if size > 1 or len(best.deviations) == before:  # single ones until none can be left out
+            size //= 2
     return best
 
 

@@ -395,6 +395,7 @@ class World:
             if not any(why in str(error) for why in _EXPLAINED) or not self._faults_so_far():
                 raise auditors.Broken("progress", f"the run failed: {error}") from error
             self.explained = str(error)
+            self._happens(cluster, driver)
         except KeyboardInterrupt:
             self.happened["interrupted at once"] += 1
             if not self._closing and self._raised < 2:

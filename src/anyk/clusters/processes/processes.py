@@ -77,6 +77,12 @@ class _ProcessHandle(WorkerHandle):
         self.box: MailBox | None = None
         self.doorbell = -1
 
+    def close_doorbell(self) -> None:
+        """Close the doorbell, if there is one; Ctrl-C at any time does not have it closed twice."""
+        doorbell, self.doorbell = self.doorbell, -1
+        if doorbell >= 0:
+            os.close(doorbell)
+
 
 @typed
 class Processes(Remote[_ProcessHandle]):
@@ -255,8 +261,7 @@ class Processes(Remote[_ProcessHandle]):
         handle.incarnation += 1
         assert handle.box is not None
         handle.box.put(NOTHING)  # instead of its predecessor's orders
-        if handle.doorbell >= 0:
-            os.close(handle.doorbell)
+        handle.close_doorbell()
         assert self._link is not None
         theirs, handle.doorbell = os.pipe()
         try:
@@ -297,9 +302,7 @@ class Processes(Remote[_ProcessHandle]):
 
     def close(self) -> None:
         for handle in self.handles:
-            if handle.doorbell >= 0:
-                os.close(handle.doorbell)
-                handle.doorbell = -1
+            handle.close_doorbell()
             handle.present = False
         if self._link is not None:
             self._link.close()  # the helper ends the workers and itself
