@@ -31,7 +31,7 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
     for worker in workers:
         if not 0 <= worker < config.workers:
             raise BadInput(f"the run has workers 0 to {config.workers - 1}, got {worker}")
-    if config.cluster.partition(":")[0] not in ("processes", "ray"):
+    if workers and config.cluster.partition(":")[0] not in ("processes", "ray"):
         raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
     if workers and not _is_going_on(folder):
         raise BadInput(f"the run '{folder}' is not going on; resume it first")
