@@ -139,7 +139,7 @@ class AdaptingSteps:
         rate = event.rate / own.origin[1]
         stalled = loss > self.guard * own.last_loss
         tau = adapted_tau(
-            self._first_tau(s),
+            self.probe[own.tried.index(min(own.tried))] if self.probe else s.work.first_tau,
             own.origin[0],
             loss,
             s.work.tau,
@@ -153,10 +153,6 @@ class AdaptingSteps:
         notes: list[Command] = [Note(f"tau = {tau} at an excess loss of {loss:.4g}")] if tau != s.work.tau else []
         s.work.tau = tau
         return notes
-
-    def _first_tau(self, s: RoundState) -> int:
-        tried = s.adapt.tried
-        return int(self.probe[tried.index(min(tried))]) if self.probe else int(s.work.first_tau)
 
     def _probed(self, s: RoundState, loss: float) -> list[Command]:
         """Try the next number after an interval with one, or choose the best after the last."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from anyk.checks import typed
 from anyk.codes.base import Row
@@ -80,6 +79,7 @@ class GradientCodingRounds(OneCode):
 
     name = "gc"
     T = 0
+    _own_settings = ("stragglers",), ("strict",)
     _past_rounds = 0
 
     stragglers: int
@@ -89,10 +89,6 @@ class GradientCodingRounds(OneCode):
     @property
     def tolerated(self) -> int:
         return self.stragglers
-
-    @property
-    def _own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {"stragglers": self.stragglers}, {"strict": self.strict}
 
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
         return gradient_coding(

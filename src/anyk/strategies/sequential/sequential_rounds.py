@@ -110,6 +110,7 @@ class SequentialRounds(CrewStrategy):
 
     State: ClassVar[type[Any]] = SequentialState
     name: ClassVar[str]
+    _own_settings: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]  # before and after those of waiting in the spec
 
     workers: int
     _: KW_ONLY
@@ -165,14 +166,9 @@ class SequentialRounds(CrewStrategy):
     def tolerated(self) -> int:
         """Number of workers that may be missing from a sum, whichever they are."""
 
-    @property
-    @abstractmethod
-    def _own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Settings of the scheme that precede and follow the settings of waiting in the spec."""
-
     @cached_property
     def spec(self) -> str:
-        first, then = self._own_settings
+        first, then = ({name.rstrip("_"): vars(self)[name] for name in names} for names in self._own_settings)
         values = {**first, "end": self.end, "mu": self.mu, "wait": self.waits, **then, "inner": self.inner}
         values |= {"models": self.trained, "jobs": self.jobs, "batch": self.batch}
         usual = {"end": type(self).end, "mu": 1.0, "wait": self.usual_wait, "strict": False, "late": "drop"}
