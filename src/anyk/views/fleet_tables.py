@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import numpy as np
 from anyk.fleet import Advice, Checked, Choice, Explanation, Part, Plan, pareto
 from anyk.fleet.explanation.attribution import lower_median
 from anyk.fleet.explanation.sentences import seconds_text
-from anyk.fleet.plans.judging import headline
+from anyk.fleet.plans.judging import gain_text, headline
 from anyk.fleet.records import Record
 from anyk.plain import ByName
 from anyk.runs.folder.promise import Estimate
@@ -96,16 +95,13 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
     to_target = any(one.arrival is not None for one in choices)
     rows = []
     for one in choices:
-        seconds, gain = one.arrival or one.seconds_per_step, one.gain
-        text = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
-        if math.isnan(gain.median) or not today.measured:
-            text = "not known"
+        seconds = one.arrival or one.seconds_per_step
         more = "" if abs(one.memory - one.load) < 1e-9 else f" ({one.memory:.3g})"
         rows.append(
             [
                 f"{'> ' if one.spec == today.spec else '  '}{one.spec}",
                 f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
-                "today's" if one.spec == today.spec else text,
+                gain_text(one, today),
                 f"{one.load:.3g}{more}",
             ]
         )

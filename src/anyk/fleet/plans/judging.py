@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -301,7 +301,7 @@ class Judgement:
         gain = Estimate(1.0 - ratio.median, 1.0 - ratio.high, 1.0 - ratio.low)
         arrival, goal = self._arrivals.get(spec), self._goal
         to_target = self._estimate(total.deviations(i), total.center[i] + shift, unsure)
-        return Choice(
+        choice = Choice(
             spec,
             spec.partition(":")[0],
             one.exact,
@@ -319,10 +319,11 @@ class Judgement:
             residual=quality.residual,
             staleness=quality.staleness,
             samples_per_step=quality.samples,
-            learning_rate=None if arrival is None else arrival.learning_rate,
-            steps_to_target=None if arrival is None else float(np.median(arrival.steps)),
-            arrival=None if arrival is None else to_target,
         )
+        if arrival is None:
+            return choice
+        steps = float(np.median(arrival.steps))
+        return replace(choice, learning_rate=arrival.learning_rate, steps_to_target=steps, arrival=to_target)
 
     def _estimate(self, deviations: Floats, center: float, unsure: float) -> Estimate:
         """Return an interval of seconds (or a ratio) from logarithms."""
@@ -387,6 +388,16 @@ def in_short(judged: Judgement) -> str:
     """Return the advice and the reason for it."""
     verdict, why, _ = judged.verdict()
     return why if verdict == "change" else f"{headline(verdict, judged.today)}, {why}"
+
+
+def gain_text(choice: Choice, today: Choice) -> str:
+    """Return the gain of a choice with its 90 % interval in words."""
+    gain = choice.gain
+    if choice.spec == today.spec:
+        return "today's"
+    if math.isnan(gain.median) or not today.measured:
+        return "not known"
+    return f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:

@@ -10,7 +10,7 @@ from anyk.codes.base import Row
 from anyk.errors import BadInput
 from anyk.protocol import Layout
 from anyk.strategies.sequential.inner import Flags
-from anyk.strategies.sequential.replay import Decided, End, KnownRounds, gradient_coding
+from anyk.strategies.sequential.replay import Decided, End, KnownRounds, Tolerance, replay
 from anyk.strategies.sequential.sequential_rounds import Place, SequentialRounds, SequentialState
 
 
@@ -91,9 +91,8 @@ class GradientCodingRounds(OneCode):
         return self.stragglers
 
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
-        return gradient_coding(
-            known, known.count, stragglers=self.stragglers, end=self.end, groups=groups, strict=self.strict
-        )
+        model = Tolerance(self.stragglers - 1, []) if self.strict else Tolerance(self.stragglers, groups)
+        return replay(known, known.count, model, self.end)
 
     def _assign(self, s: OneCodeState, t: int) -> list[list[tuple[int, int]]]:
         return [[(t, 0)]] * self.workers
