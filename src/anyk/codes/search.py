@@ -54,8 +54,7 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
     (0, 1, 2)
     """
     n = code.workers
-    if not 0 <= whole("stragglers", stragglers) < n:
-        raise BadInput(f"stragglers must be at least 0 and below {n}, got {stragglers}")
+    check_count(stragglers, n)
     how = method(decoder)
 
     def decode_without(lost: Indices) -> Decoding:
@@ -87,6 +86,12 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
             worst = tuple(sets[at].tolist()), decoding
     assert worst
     return worst
+
+
+def check_count(stragglers: int, workers: int) -> None:
+    """Raise :class:`~anyk.errors.BadInput` unless ``stragglers`` is at least 0 and below ``workers``."""
+    if not 0 <= whole("stragglers", stragglers) < workers:
+        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}")
 
 
 def replies_of(code: Code, workers: Indices) -> Indices:
