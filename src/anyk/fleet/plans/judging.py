@@ -294,7 +294,10 @@ class Judgement:
         gap = total.center[i] - total.center[at] + shift
         ratio = self._estimate(total.deviations(i) - total.deviations(at), gap, unsure)
         if self._goal is None:
-            ratio = _capped(ratio, float((self._table[i] / self._table[at]).max()) * math.exp(shift))
+            # a ratio of sums lies between the ratios of their terms; logarithms of means that rare stalls dominate are
+            # skewed, and widened by Student's t they would reach 20 times as long although no round took longer
+            most = float((self._table[i] / self._table[at]).max()) * math.exp(shift)
+            ratio = Estimate(ratio.median, ratio.low, max(ratio.median, min(ratio.high, most)))
         if min(one.measured_share, today.measured_share) < _SEEN:
             means = one.means(len(today.imputed))
             seconds, ratio = _between(seconds, means), _between(ratio, means / today.means(len(one.imputed)))
@@ -360,15 +363,6 @@ class Judgement:
             gain = f"would gain {100 * first.gain.median:.0f} %{to_target} ({interval}), which is {doubt}"
             why = f"the best, '{first.spec}', {gain}"
         return "nothing", why, evidence
-
-
-def _capped(ratio: Estimate, most: float) -> Estimate:
-    """Return a ratio of two runs' seconds with an upper end of at most ``most``, the ratio in the worst round.
-
-    A ratio of sums lies between the ratios of their terms. Logarithms of means that rare stalls dominate are skewed;
-    widened by Student's t they would reach 20 times as long although no round took longer.
-    """
-    return Estimate(ratio.median, ratio.low, max(ratio.median, min(ratio.high, most)))
 
 
 def _between(estimate: Estimate, values: Floats) -> Estimate:

@@ -153,11 +153,7 @@ class _Passes(Recorder, ABC):
         self._ready = self._now(self._ready)
         if not self._under_way:
             self._under_way = True
-            self._queue(self._queue_end)
-
-    def _queue_end(self) -> None:
-        """Queue :meth:`_end_pass` behind DDP's own work, which has been queued by now."""
-        self._queue(self._end_pass)
+            self._queue(lambda: self._queue(self._end_pass))  # behind DDP's own work, which has been queued by then
 
     def _end_pass(self) -> None:
         """Note the end of a backward pass, or of a part of it: checkpointed modules have their own passes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from math import nextafter
 from typing import Any, ClassVar, Literal
@@ -171,8 +171,8 @@ class SequentialRounds(CrewStrategy):
         first, then = ({name.rstrip("_"): vars(self)[name] for name in names} for names in self._own_settings)
         values = {**first, "end": self.end, "mu": self.mu, "wait": self.waits, **then, "inner": self.inner}
         values |= {"models": self.trained, "jobs": self.jobs, "batch": self.batch}
-        usual = {"end": type(self).end, "mu": 1.0, "wait": self.usual_wait, "strict": False, "late": "drop"}
-        return show(self.name, values, usual | {"inner": "auto", "models": self.T + 1, "jobs": 0, "batch": 0})
+        usual = {f.name: f.default for f in fields(self)} | {"wait": self.usual_wait, "models": self.T + 1}
+        return show(self.name, values, usual)
 
     @property
     def waits(self) -> Waiting:
