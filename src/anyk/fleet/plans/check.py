@@ -119,9 +119,9 @@ def check(
     else:
         interval = Estimate(expected.median * steps, expected.low * steps, expected.high * steps)
         promised = Figures(expected.median, steps, _exact(interval.median))
-    held, sentence = interval.holds(measured.seconds), _sentence(promise, measured, interval)
+    within, sentence = interval.holds(measured.seconds), _sentence(promise, measured, interval)
     remarks = _remarks(promise, steps, arrived is not None)
-    outcome = Checked(promised, interval, measured, held, None, None, None, None, sentence, remarks)
+    outcome = Checked(promised, interval, measured, within, None, None, None, None, sentence, remarks)
     if outcome.held:
         return outcome
     try:
