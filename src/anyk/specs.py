@@ -120,24 +120,29 @@ def with_files(text: str, change: Callable[[str], str], *registries: Registry[An
     return spec
 
 
-def _depths(text: str) -> list[int]:
+def bracket_depths(text: str) -> list[int]:
     """Return the number of open brackets after each character."""
     return list(accumulate((character == "(") - (character == ")") for character in text))
 
 
 def _unbracketed(value: str) -> str:
     """Return a value without brackets that enclose all of it."""
-    depths = _depths(value)
+    depths = bracket_depths(value)
     return value[1:-1] if value.startswith("(") and depths.index(0) == len(value) - 1 else value
 
 
 def _items(keys: str, text: str) -> list[str]:
     """Return the parts between commas outside of brackets."""
-    depths = _depths(keys)
+    depths = bracket_depths(keys)
     if keys and (depths[-1] or min(depths) < 0):
         raise BadInput(f"the brackets in '{text}' do not match")
-    commas = [place for place, depth in enumerate(depths) if keys[place] == "," and not depth]
-    return [keys[a + 1 : b] for a, b in pairwise([-1, *commas, len(keys)])] if keys else []
+    return split_outside(keys, ",") if keys else []
+
+
+def split_outside(text: str, sign: str) -> list[str]:
+    """Return the parts of a text between signs outside of brackets."""
+    signs = [place for place, depth in enumerate(bracket_depths(text)) if text[place] == sign and not depth]
+    return [text[a + 1 : b] for a, b in pairwise([-1, *signs, len(text)])]
 
 
 def _number(text: str, kind: type[float] | type[int], where: str) -> float | int:
@@ -314,8 +319,7 @@ class Registry(Generic[T]):
 
 def _enclosed(key: str, value: str) -> str:
     """Return the value, in brackets if a comma, as in the name of a file, would end it."""
-    splits = any(character == "," and not depth for character, depth in zip(value, _depths(value), strict=True))
-    return f"({value})" if splits and key != "wait" else value
+    return f"({value})" if len(split_outside(value, ",")) > 1 and key != "wait" else value
 
 
 def show(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> str:

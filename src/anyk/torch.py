@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from anyk.clusters import Cluster
 from anyk.codes import Code
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _ENDLESS = 10**9  # steps: the loop ends the run
 
 
-class Optimizer:
+class Optimizer(AbstractContextManager["Optimizer"]):
     """Wraps a PyTorch optimiser so that ``step()`` first computes the gradient on a cluster, by :func:`anyk.rounds`.
 
     ``optimizer`` has the parameters of ``problem.module``, the module from which the problem was made; its groups,
@@ -98,9 +99,6 @@ class Optimizer:
         steps, self._over = self._steps, True
         if steps is not None:
             steps.close()  # type: ignore[attr-defined]  # the iterator of rounds is a generator
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -462,21 +462,23 @@ def test_a_screen_without_our_signs_gets_plain_ones(tmp_path):
 
 
 @pytest.mark.parametrize("of", ["metric", "loss"])
-def test_the_picture_names_each_strategy_where_it_ends(of, tmp_path):
+def test_the_picture_names_each_strategy_with_its_result(of, tmp_path):
     runs = raced("uncoded", "frc:load=3", "async:lr_scale=0.1", "dpsgd", "bgc:load=2", target=0.9).runs
     figure = anyk.views.plot(runs, tmp_path / "a.png", of=of)
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"  # the slowest takes several times as long as the fastest
-    words = [text.get_text() for text in axes.texts]
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    words = [*names, *(text.get_text() for text in axes.texts)]
     for part in ("uncoded", "async:lr_scale=0.1", "injected delay, exp:mean=1", "speed compared with uncoded"):
         assert any(part in text for text in words), part
     frc = next(text for text in words if text.startswith("frc:load=3"))
     assert "times as fast" in frc and ("loss" in frc) == (of == "loss")
     figure.draw_without_rendering()
-    frame = axes.get_window_extent()
-    for text in axes.texts:
+    assert not legend.get_window_extent().overlaps(axes.get_tightbbox())
+    for text in (*axes.texts, legend):
         box = text.get_window_extent()
-        assert frame.x0 - 1 <= box.x0 and box.x1 <= frame.x1 + 1, text.get_text()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, text
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -499,8 +501,9 @@ def luminance(colour):
     return float(np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
 
 
-def test_many_runs_get_a_legend_and_alike_ones_a_linear_axis(tmp_path):
+def test_many_runs_can_be_told_apart_and_alike_ones_get_a_linear_axis(tmp_path):
     runs = raced("uncoded", delays="constant:1").runs
     assert anyk.views.plot(runs).axes[0].get_xscale() == "linear"
-    (axes,) = anyk.views.plot(list(runs) * 7, tmp_path / "a.png").axes
-    assert len(axes.get_legend().get_texts()) == 7
+    figure = anyk.views.plot(list(runs) * 17, tmp_path / "a.png")
+    handles = figure.legends[0].legend_handles
+    assert len({(line.get_color(), line.get_linestyle()) for line in handles}) == 17

@@ -105,8 +105,8 @@ def test_a_target_that_some_seeds_miss_is_reported_and_counts():
     assert table.rows[3][-1] == f"> {median(bounds):.1f}x" and table.rows[1][-1] == "–"
     text = f"uncoded reached 0.99 with 2 of 4 seeds, not with {missed[0]}, {missed[1]}; "
     assert any(line.startswith(text) for line in race_notes(result.runs))
-    (axes,) = anyk.views.plot(result.runs).axes
-    assert any("target reached with 2 of 4 seeds" in words.get_text() for words in axes.texts)
+    (legend,) = anyk.views.plot(result.runs).legends
+    assert any("target reached with 2 of 4 seeds" in words.get_text() for words in legend.get_texts())
 
 
 def test_the_picture_draws_medians_in_bands(raced, tmp_path):

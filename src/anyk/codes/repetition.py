@@ -331,7 +331,7 @@ class BatchedCoupons(RegisteredCode, RepetitionCode):
         batches = self.batches
         if batches is None:
             batches = 1
-            while (batches + 1) * _harmonic(batches + 1) <= 0.75 * n:
+            while (batches + 1) * harmonic(batches + 1) <= 0.75 * n:
                 batches += 1
         if not 1 <= batches <= n:
             raise BadInput(f"bcc:batches={batches} does not exist for {n} workers; batches must be 1 to {n}")
@@ -345,7 +345,7 @@ class BatchedCoupons(RegisteredCode, RepetitionCode):
     @property
     def expected_replies(self) -> float:
         """Mean number of replies needed if there are many workers: ``b H_b``."""
-        return self.groups * _harmonic(self.groups)
+        return self.groups * harmonic(self.groups)
 
     @fixed_property
     def members(self) -> tuple[tuple[int, ...], ...]:
@@ -360,5 +360,6 @@ class BatchedCoupons(RegisteredCode, RepetitionCode):
         return tuple(tuple(np.flatnonzero(picks == batch).tolist()) for batch in range(b))
 
 
-def _harmonic(n: int) -> float:
+def harmonic(n: int) -> float:
+    """Return the n-th harmonic number."""
     return float((1.0 / np.arange(1, n + 1)).sum())

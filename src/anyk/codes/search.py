@@ -53,14 +53,12 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
     >>> worst_stragglers(anyk.code("frc:load=3", workers=6), 3)[0]
     (0, 1, 2)
     """
-    n, c = code.workers, code.messages
-    if not 0 <= whole("stragglers", stragglers) < n:
-        raise BadInput(f"stragglers must be at least 0 and below {n}, got {stragglers}")
+    n = code.workers
+    check_count(stragglers, n)
     how = method(decoder)
 
     def decode_without(lost: Indices) -> Decoding:
-        here = np.setdiff1d(np.arange(n), lost)
-        return code.decode((here[:, None] * c + np.arange(c)).ravel(), decoder=how)
+        return code.decode(replies_of(code, np.setdiff1d(np.arange(n), lost)), decoder=how)
 
     if not stragglers:
         return (), decode_without(np.empty(0, dtype=np.int64))
@@ -88,6 +86,17 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
             worst = tuple(sets[at].tolist()), decoding
     assert worst
     return worst
+
+
+def check_count(stragglers: int, workers: int) -> None:
+    """Raise :class:`~anyk.errors.BadInput` unless ``stragglers`` is at least 0 and below ``workers``."""
+    if not 0 <= whole("stragglers", stragglers) < workers:
+        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}")
+
+
+def replies_of(code: Code, workers: Indices) -> Indices:
+    """Return the indices of all replies of some workers."""
+    return (workers[:, None] * code.messages + np.arange(code.messages)).ravel()
 
 
 def _is_dense(code: Code, how: Method) -> bool:

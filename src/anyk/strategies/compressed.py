@@ -9,7 +9,7 @@ from typing import Any
 from anyk.checks import typed
 from anyk.compression import Compressor, compressor
 from anyk.errors import BadInput
-from anyk.plain import part
+from anyk.plain import ByName, part
 from anyk.protocol import (
     Cancel,
     Combine,
@@ -137,13 +137,10 @@ class Compressed(Strategy):
         return changed
 
     def _dispatched(self, s: CompressedState, command: Dispatch) -> Dispatch:
-        spec = self.compressor.spec
-        if not self.compressor.feedback:
-            tasks = [tuple(chunk._replace(compress=spec) for chunk in task) for task in command.chunks]
-            return command._replace(chunks=tasks)
-        tasks = []
+        tasks, changes = [], ByName(compress=self.compressor.spec)
         for task, (worker, chunks) in enumerate(zip(command.workers, command.chunks, strict=True), command.task):
-            state = s.last.get(worker, -1)
-            s.tasks[task] = worker, state
-            tasks.append(tuple(chunk._replace(compress=spec, state=state) for chunk in chunks))
+            if self.compressor.feedback:
+                changes["state"] = s.last.get(worker, -1)
+                s.tasks[task] = worker, changes["state"]
+            tasks.append(tuple(chunk._replace(**changes) for chunk in chunks))
         return command._replace(chunks=tasks)

@@ -134,7 +134,7 @@ class CrewStrategy(Strategy):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        cls.handlers = {event: getattr(cls, name, _ignore) for event, name in _METHODS.items()}
+        cls.handlers = {event: getattr(cls, name, lambda *_: ()) for event, name in _METHODS.items()}
 
     def on(self, state: Any, event: Event) -> Commands:
         return self.handlers[type(event)](self, state, event)
@@ -160,7 +160,3 @@ class CrewStrategy(Strategy):
         """Return the commands that follow when a worker has been lost."""
         commands: Commands = state.crew.stop_if_hopeless()
         return commands
-
-
-def _ignore(strategy: Strategy, state: Any, event: Event) -> Commands:
-    return ()

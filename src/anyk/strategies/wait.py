@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import accumulate
 from statistics import median
 from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
@@ -13,7 +12,7 @@ from msgspec import Meta
 
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.specs import Registry, show
+from anyk.specs import Registry, bracket_depths, show, split_outside
 from anyk.strategies.ranges import Finite, FiniteOrZero
 
 Rule = TypeVar("Rule", bound="Wait")
@@ -395,7 +394,7 @@ def wait_rule(wait: WaitLike, *, replies: int) -> Wait:
     if callable(wait):
         return Predicate(wait)
     text = str(wait).replace(" ", "")
-    depths = [0, *accumulate((character == "(") - (character == ")") for character in text)]
+    depths = [0, *bracket_depths(text)]
     if min(depths) < 0 or depths[-1]:
         raise BadInput(f"the brackets of wait='{wait}' do not match; wait should be {_FORMS}")
     return _parse(text, replies)
@@ -404,19 +403,7 @@ def wait_rule(wait: WaitLike, *, replies: int) -> Wait:
 def _parse(text: str, replies: int) -> Wait:
     """Return the rule of ``a | b & (c | d)``, in which ``&`` binds tighter."""
     for sign, join in (("|", AnyOf), ("&", AllOf)):
-        parts = _split(text, sign)
+        parts = split_outside(text, sign)
         if len(parts) > 1:
             return join(*(_parse(part, replies) for part in parts))
     return _parse(text[1:-1], replies) if text[:1] + text[-1:] == "()" else _rule(text, replies)
-
-
-def _split(text: str, sign: str) -> list[str]:
-    """Return the parts between signs outside of brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character == "(") - (character == ")")
-        if character == sign and not depth:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts

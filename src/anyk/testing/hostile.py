@@ -54,20 +54,17 @@ class Play:
     def __init__(self, strategy: Strategy, seed: int, name: str = "") -> None:
         self.pristine, self.seed = strategy, seed
         self.random = keyed.generator(seed, "hostile", name or strategy.spec, strategy.layout.workers)
-        self.fleet = self._fleet()
+        workers = strategy.layout.workers
+        present = tuple(range(workers))
+        if self.random.random() < 0.3:
+            present = tuple(worker for worker in present if self.random.random() < 0.6)
+        self.fleet = Fleet(workers, present, *((12.5, 7) if self.random.random() < 0.2 else (0.0, 0)))
         self.world = World(strategy, self.fleet, seed)
         self.fate = Fate(self.world)
         self.subject, self.twin = Running(copy.deepcopy(strategy)), Running(copy.deepcopy(strategy))
         self.transcript: list[Any] = []  # events, and the commands in answer to them
         self.done: list[Action] = []  # the actions that happened
         self.ended = False  # whether all actions are over
-
-    def _fleet(self) -> Fleet:
-        workers = self.pristine.layout.workers
-        present = tuple(range(workers))
-        if self.random.random() < 0.3:
-            present = tuple(worker for worker in present if self.random.random() < 0.6)
-        return Fleet(workers, present, *((12.5, 7) if self.random.random() < 0.2 else (0.0, 0)))
 
     # ------------------------------------------------------------------------------------------- strategy and twin
 

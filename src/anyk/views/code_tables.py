@@ -102,17 +102,16 @@ def plot_code(code: Code, path: str | Path | None = None) -> Figure:
         shown = np.ma.masked_equal(dense, 0.0)
         alike = np.ptp(dense[dense != 0.0]) == 0.0
         colours = "Blues" if alike else "RdBu_r"
-        image = axes.imshow(shown, cmap=colours, vmin=-most, vmax=most, aspect="auto")
+        edges = LIGHT["line"] if max(dense.shape) <= _COLUMNS else "none"
+        image = axes.pcolormesh(
+            *map(np.arange, dense.shape[::-1]), shown, cmap=colours, vmin=-most, vmax=most, edgecolors=edges, lw=0.6
+        )
+        axes.invert_yaxis()
         axes.grid(False)
         if alike:
             axes.text(1.0, 1.01, f"stored, coefficient {most:g}", transform=axes.transAxes, ha="right", fontsize=9)
         else:
             figure.colorbar(image, ax=axes, label="coefficient", shrink=0.8)
-        if max(dense.shape) <= _COLUMNS:
-            for edge in range(1, dense.shape[0]):
-                axes.axhline(edge - 0.5, color=LIGHT["line"], lw=0.6)
-            for edge in range(1, dense.shape[1]):
-                axes.axvline(edge - 0.5, color=LIGHT["line"], lw=0.6)
         axes.set_xlabel("partition" if code.blocks == 1 else "partition x block")
         axes.set_ylabel("worker" if code.messages == 1 else "message (worker by worker)")
         axes.set_title(f"{code.spec}, {code.workers} workers")

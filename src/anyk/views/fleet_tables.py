@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyk.fleet import Advice, Checked, Choice, Explanation, Part, Plan, pareto
 from anyk.fleet.explanation.attribution import lower_median
 from anyk.fleet.explanation.sentences import seconds_text
-from anyk.fleet.plans.judging import headline
+from anyk.fleet.plans.judging import gain_text, headline
 from anyk.fleet.records import Record
+from anyk.plain import ByName
 from anyk.runs.folder.promise import Estimate
 from anyk.strategies import strategy
 from anyk.views.columns import Columns
-from anyk.views.style import COLOURS, LIGHT, picture
+from anyk.views.style import COLOURS, LIGHT, name_ticks, picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _ROWS = 10  # workers in the table
 _BARS = 20  # workers in the picture
 _WORTH = 0.01  # gain of a change of the fleet that is worth a word
+_MARKERS = "osD^v"  # of strategies that share a colour
 _HIGHEST = 2.0  # times today's seconds, beyond which a strategy is not drawn
 
 
@@ -94,16 +95,13 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
     to_target = any(one.arrival is not None for one in choices)
     rows = []
     for one in choices:
-        seconds, gain = one.arrival or one.seconds_per_step, one.gain
-        text = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
-        if math.isnan(gain.median) or not today.measured:
-            text = "not known"
+        seconds = one.arrival or one.seconds_per_step
         more = "" if abs(one.memory - one.load) < 1e-9 else f" ({one.memory:.3g})"
         rows.append(
             [
                 f"{'> ' if one.spec == today.spec else '  '}{one.spec}",
                 f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
-                "today's" if one.spec == today.spec else text,
+                gain_text(one, today),
                 f"{one.load:.3g}{more}",
             ]
         )
@@ -216,51 +214,29 @@ def parts_table(parts: Sequence[Part]) -> Columns:
 def draw_plan(plan: Plan, path: str | Path | None) -> Figure:
     """Draw seconds of a step, or to the target, against load, with intervals; a line joins the Pareto front."""
     with picture(path, (8.6, 5.0), "drawing a plan") as (figure, axes):
-        from matplotlib.ticker import LogLocator, NullFormatter
-
         front = pareto(plan.candidates)
 
         def of(one: Choice) -> Estimate:
             return one.arrival or one.seconds_per_step
 
+        named = {one.spec: one for one in (plan.best, plan.today, *front)}  # the legend has these
         most = _HIGHEST * of(plan.today).median
-        near = [one for one in plan.candidates if of(one).median <= most]
-        shown = {one.spec: one for one in (*near, plan.today)}.values()
-        for one in shown:
-            first = one in front
-            colour = COLOURS[1] if one.spec == plan.best.spec else COLOURS[0] if first else LIGHT["spare"]
+        near = {one.spec: one for one in plan.candidates if of(one).median <= most or one.spec in named}
+        for spec, one in (near | named).items():
             seconds = of(one)
-            axes.plot(
-                [one.load, one.load], [seconds.low, seconds.high], color=colour, lw=1.2, alpha=0.7, zorder=2 + first
-            )
-            axes.plot(one.load, seconds.median, "o", color=colour, ms=6, zorder=2 + first)
-        axes.plot([one.load for one in front], [of(one).median for one in front], color=COLOURS[0], lw=1.0)
+            look: ByName = {"color": LIGHT["spare"], "fmt": "o"}
+            if spec in named:
+                turn, place = divmod(list(named).index(spec), len(COLOURS))
+                look = {"color": COLOURS[place], "fmt": _MARKERS[turn % len(_MARKERS)], "zorder": 3}
+                look["label"] = spec + " (today's)" * (spec == plan.today.spec)
+            interval = [[seconds.median - seconds.low], [seconds.high - seconds.median]]
+            axes.errorbar(one.load, seconds.median, interval, ms=6, **look)
+        axes.plot([one.load for one in front], [of(one).median for one in front], color=LIGHT["dim"], lw=1.0)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.margins(x=0.14, y=0.08)
-        boxes: list[Any] = []
-        for one in {choice.spec: choice for choice in (plan.best, plan.today, *front)}.values():
-            label = axes.annotate(  # nothing is below and left of the front
-                one.spec,
-                (one.load, of(one).median),
-                xytext=(-7, -4),
-                textcoords="offset points",
-                fontsize=8,
-                ha="right",
-                va="top",
-            )
-            place = label.get_window_extent()
-            if place.x0 < axes.get_window_extent().x0:
-                label.set_horizontalalignment("left")
-                place = label.get_window_extent()
-            if any(place.overlaps(other) for other in boxes):
-                label.remove()  # the table has it
-            else:
-                boxes.append(place)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-            axis.set_major_formatter(lambda value, _: f"{value:g}")
-            axis.set_minor_formatter(NullFormatter())
+            name_ticks(axis)
+        figure.legend(loc="outside lower left", ncols=2)
         axes.set_xlabel("load: share of the data that a worker computes in a step")
         what = "seconds a step" if plan.target is None else "seconds to the target"
         axes.set_ylabel(f"{what} (90 % prediction interval)")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +14,15 @@ from anyk.runs import Run, Spread, compare, compare_seeds, grouped, spread
 from anyk.runs.folder.config import Recipe
 from anyk.strategies import strategy as build_strategy
 from anyk.views.columns import shortened
-from anyk.views.style import COLOURS, DARK, LIGHT, picture
+from anyk.views.style import COLOURS, DARK, LIGHT, name_ticks, picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Floats = NDArray[np.float64]
 _WIDE = 4.0  # ratio of the longest to the shortest run from which on the axis is logarithmic
-_LABELS = 6  # runs that are labelled at their ends; more get a legend
-_ROW, _HEIGHT, _AROUND = 0.26, 3.4, 1.2  # inches: label of a run, curves, titles with the axis
-_DECADES = 4  # of a logarithmic axis from which on only powers of ten are named
-_TINY = 1e-300
+_ROW, _HEIGHT = 0.23, 4.6  # inches: a line of the legend, the rest of the picture
+_DASHES = ("-", "--", ":", "-.")  # for curves that share a colour
 _LONG = 115  # characters of the subtitle's first line
 _FEW = 40  # versions that are shown as points
 
@@ -42,10 +40,10 @@ def plot(
 ) -> Figure:
     """Draw the metric (or the loss, on request or without held-out data) against the seconds of each version.
 
-    There is one line for each run, labelled where it reached the target or ended. With several seeds there is one line
-    for each strategy, the median, in a band from the least to the largest value; a run that has ended counts with its
-    last value. The axis of seconds is logarithmic if runs took very different times. ``path`` saves the picture; its
-    ending chooses the format. ``dark``: for a dark page.
+    There is one line for each run, with a ring where it reached the target or ended; the legend has its result. With
+    several seeds there is one line for each strategy, the median, in a band from the least to the largest value; a run
+    that has ended counts with its last value. The axis of seconds is logarithmic if runs took very different times.
+    ``path`` saves the picture; its ending chooses the format. ``dark``: for a dark page.
 
     Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` if nothing was evaluated.
     """
@@ -53,8 +51,6 @@ def plot(
     if not groups:
         raise BadInput("there is no run to draw")
     first = [group[0] for group in groups]
-    rows = len(groups) if len(groups) <= _LABELS else 0
-    height = _HEIGHT + _ROW * rows  # inches
     metric = next((run.metric_name for group in groups for run in group if run.metric), None)
     name = metric if metric and of == "metric" else "loss"
     falls = name in ("mse", "loss")
@@ -65,11 +61,17 @@ def plot(
     wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
     target = first[0].config.target if of == "metric" else None
     look = DARK if dark else LIGHT
-    with picture(path, (8.6, height + _AROUND), "drawing a picture", look=look) as (figure, axes):
+    with picture(path, (8.6, _HEIGHT + _ROW * len(groups)), "drawing a picture", look=look) as (figure, axes):
+        faster = _faster(groups)
         for i, curve in enumerate(curves):
             shown = curve.times > 0.0 if wide else curve.times >= 0.0
-            colour, times, mark = _colour(i, look), curve.times[shown], "o" if shown.sum() < _FEW else None
-            axes.plot(times, curve.values[shown], color=colour, lw=2.0, marker=mark, ms=3)
+            turn, place = divmod(i, len(COLOURS))
+            colour, dash = look[f"curve-{place}"], _DASHES[turn % len(_DASHES)]
+            times, mark = curve.times[shown], "o" if shown.sum() < _FEW else None
+            spec = shortened(first[i].config.strategy, _LONG // 2)
+            label = f"{spec}   {_result(groups[i], curve, name, target)}{faster[i]}" if shown.any() else None
+            axes.plot(times, curve.values[shown], color=colour, lw=2.0, ls=dash, marker=mark, ms=3, label=label)
+            axes.plot(curve.end, curve.height, "o", ms=8, mfc=look["paper"], mec=colour, mew=2, zorder=4, clip_on=False)
             if curve.band is not None:
                 low, high = curve.band
                 axes.fill_between(times, low[shown], high[shown], color=colour, alpha=0.18, lw=0)
@@ -81,48 +83,23 @@ def plot(
         if not wide:
             axes.set_xlim(left=0)
         if target is not None:
-            _draw_target(axes, target, falls, look["dim"])
-        texts = []
-        if rows:
-            texts = _label(axes, groups, curves, name, target, _ROW / height, look)
-        else:
-            for run, line in zip(first, axes.lines, strict=False):
-                line.set_label(run.config.strategy)
-            axes.legend(fontsize=8, loc="upper right" if falls else "lower right")
+            axes.axhline(target, color=look["dim"], lw=0.9, ls="--", zorder=0, label=f"target {target:g}")
+        figure.legend(loc="outside lower left")
         clock = "virtual seconds" if on_virtual_clock(first[0]) else "wall-clock seconds"
         axes.set_xlabel(clock + ", logarithmic" * wide)
         axes.set_ylabel({"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name))
-        if wide:
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        for axis, logarithmic in ((axes.xaxis, wide), (axes.yaxis, falls)):
+            if logarithmic:
+                name_ticks(axis)
         axes.set_title(_title(first, name, target) + "\n" * 2, fontsize=13, fontweight="bold")
         below = axes.text(0.0, 1.015, _subtitle(groups), transform=axes.transAxes, fontsize=9, color=look["dim"])
         below.set_in_layout(False)  # the title leaves room for it; long names must not squeeze the curves
-        _keep_inside(figure, axes, texts)
     return figure
-
-
-def _draw_target(axes: Any, target: float, falls: bool, colour: str) -> None:
-    """Draw a line at the target, with a label on the side from which the curves do not come."""
-    axes.axhline(target, color=colour, lw=0.9, ls="--", zorder=0)
-    axes.annotate(
-        f"target {target:g}",
-        (0.0, target),
-        xycoords=("axes fraction", "data"),
-        xytext=(5, -4 if falls else 4),
-        textcoords="offset points",
-        va="top" if falls else "bottom",
-        color=colour,
-        fontsize=9,
-    )
 
 
 def on_virtual_clock(run: Run) -> bool:
     """Return whether a run's seconds are virtual."""
     return run.config.cluster.startswith("simulated")
-
-
-def _colour(number: int, look: Mapping[str, str]) -> str:
-    return look[f"curve-{number % len(COLOURS)}"]
 
 
 class _Curve(NamedTuple):
@@ -184,77 +161,6 @@ def evaluated(run: Run, name: str, against: str = "seconds") -> tuple[_Floats, _
     column = history.get(name, np.full(len(history[against]), np.nan))  # a run that failed may have no metric
     good = np.isfinite(column)
     return history[against][good].astype(float), column[good]
-
-
-def _label(
-    axes: Any,
-    groups: Sequence[Sequence[Run]],
-    curves: Sequence[_Curve],
-    name: str,
-    target: float | None,
-    each: float,
-    look: Mapping[str, str],
-) -> list[Any]:
-    """Draw a line from the end of each curve to its name, in rows above the curves (below falling curves).
-
-    ``each``: the share of the height that a row takes.
-    """
-    order = sorted((i for i, curve in enumerate(curves) if curve.times.size), key=lambda i: curves[i].end)
-    space, falls = each * len(order), axes.get_yscale() == "log"
-    low, high = axes.get_ylim()
-    if falls:
-        first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
-        every, within = max(1, (last - first) // 6), (1, 2, 5) if last - first < _DECADES else (1,)
-        ticks = [m * 10.0**e for e in range(first, last + 1, every) for m in within]
-        axes.set_yticks([tick for tick in ticks if low <= tick <= high])
-        axes.set_yticks([], minor=True)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        low = max(high * (low / high) ** (1.0 / (1.0 - space)), _TINY)
-    else:
-        ceiling = min(high, 1.0) if name in ("auc", "accuracy") else high
-        axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= ceiling])
-        high = low + (ceiling - low) / (1.0 - space)
-    axes.set_ylim(low, high)
-    texts = []
-    faster = _faster(groups)
-    start, end = axes.get_xlim()
-    wide = axes.get_xscale() == "log"
-    both = ("data", "axes fraction")
-    for row, i in enumerate(order):
-        run, curve, colour = groups[i][0], curves[i], _colour(i, look)
-        at = 1.0 - each * (row + 0.45)
-        at = 1.0 - at if falls else at
-        place = np.log(curve.end / start) / np.log(end / start) if wide else (curve.end - start) / (end - start)
-        side = "left" if place < 0.5 else "right"
-        axes.annotate(
-            "",
-            (curve.end, curve.height),
-            xytext=(curve.end, at),
-            textcoords=both,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.9, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3},
-        )
-        axes.plot(curve.end, curve.height, "o", ms=8, mfc=look["paper"], mec=colour, mew=2, zorder=4)
-        head = f"{shortened(run.config.strategy, _LONG // 2)}   {_result(groups[i], curve, name, target)}"
-        head += faster[i]
-        text = {"xycoords": both, "textcoords": "offset points", "ha": side, "zorder": 5}
-        shift = 5 if side == "left" else -5
-        back = {"boxstyle": "square,pad=0.12", "fc": look["paper"], "ec": "none"}
-        font = {"fontsize": 9.5, "fontweight": "bold", "color": colour}
-        texts.append(axes.annotate(head, (curve.end, at), xytext=(shift, 0), va="center", bbox=back, **font, **text))
-    return texts
-
-
-def _keep_inside(figure: Figure, axes: Any, texts: Sequence[Any]) -> None:
-    """Move labels that stick out of the axes back into them."""
-    for text in texts:
-        text.set_in_layout(False)
-    figure.draw_without_rendering()
-    frame = axes.get_window_extent()
-    for text in texts:
-        box = text.get_window_extent()
-        out = max(0.0, frame.x0 + 4 - box.x0) - max(0.0, box.x1 - frame.x1)
-        x, y = text.get_position()
-        text.set_position((x + out * 72 / figure.dpi, y))
 
 
 def _faster(groups: Sequence[Sequence[Run]]) -> list[str]:

@@ -33,6 +33,7 @@ _COLOURS = {  # light and dark; colour-blind readers can distinguish the curves 
     "lost": ("#b91c1c", "#f87171"),
     "open": ("#f2f2f2", "#262e36"),
 }
+_DECADES = 1e4  # ratio of the ends of a logarithmic axis from which on only powers of ten are named
 LIGHT, DARK = ({name: both[i] for name, both in _COLOURS.items()} for i in (0, 1))
 COLOURS = tuple(colour for name, colour in LIGHT.items() if name.startswith("curve"))
 
@@ -85,6 +86,16 @@ def picture(
                 figure.savefig(path, dpi=140)
             except (OSError, ValueError) as error:
                 raise BadInput(f"the picture '{path}' cannot be written ({error})") from None
+
+
+def name_ticks(axis: Any) -> None:
+    """Name the ticks of a logarithmic axis 0.1, 0.2, 0.5 and 1; over many decades only powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < _DECADES * low else (1.0,)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def picture_formats() -> list[str]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from anyk.delays import Fit, fit
 from anyk.errors import BadInput
-from anyk.fleet.explanation.sentences import rounded
+from anyk.fleet.explanation.sentences import rounded, spans
 from anyk.graphs import Mixing
 from anyk.plain import ByName
 from anyk.strategies import stragglers
@@ -54,11 +54,7 @@ def _fits(times: Floats, censored: NDArray[np.bool_] | None) -> list[Fit]:
 
 def _runs(late: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return the lengths of all runs of rounds in which a worker straggles."""
-    lengths: list[int] = []
-    for column in late.T:
-        edges = np.flatnonzero(np.diff(np.concatenate(([0], column.astype(np.int8), [0]))))
-        lengths += (edges[1::2] - edges[::2]).tolist()
-    return np.array(lengths, dtype=np.int64)
+    return np.array([end - start for column in late.T for start, end in spans(column)], dtype=np.int64)
 
 
 def trace_text(found: ByName, mu: float) -> str:

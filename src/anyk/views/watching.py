@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 from anyk.checks import typed
@@ -38,7 +38,7 @@ _POLICY = (
 _State = tuple[str, str]  # the class in the style sheet, and the state in words
 
 
-class Watch:
+class Watch(contextlib.AbstractContextManager["Watch"]):
     """Serves a live page for each run and race in some folders, at :attr:`url`.
 
     ``folders``: of runs, of races, or with such folders inside; runs that start later in them are added. A page is the
@@ -85,9 +85,6 @@ class Watch:
         self._server.daemon_threads = False  # closing waits for answers that are under way
         self.url = f"http://{_HOST}:{self._server.server_port}/"
         self._served = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

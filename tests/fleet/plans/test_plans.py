@@ -226,17 +226,16 @@ def test_files_are_written_before_anything_is_printed(tmp_path: Path, monkeypatc
     assert all(Path(name).stat().st_size for name in written)
 
 
-def test_names_in_the_picture_of_a_dense_front_can_be_read() -> None:
-    """They cover neither each other nor a point."""
+def test_strategies_in_the_picture_of_a_dense_front_can_be_told_apart() -> None:
     found = anyk.plan(record(1.0 + exponential(40, workers=30)), slope=1.5)
-    (axes,) = draw_plan(found, None).axes
-    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
-    assert {found.best.spec, "uncoded"} <= set(boxes) and len(boxes) >= 4
-    names = sorted(boxes)
-    assert not [(a, b) for i, a in enumerate(names) for b in names[:i] if boxes[a].overlaps(boxes[b])]
-    points = axes.transData.transform([(one.load, one.seconds_per_step.median) for one in found.candidates])
-    assert not [name for name in names for point in points if boxes[name].contains(*point)]
-    assert all(axes.get_window_extent().x0 <= box.x0 for box in boxes.values())
+    figure = draw_plan(found, None)
+    (legend,), (axes,) = figure.legends, figure.axes
+    names = [text.get_text() for text in legend.get_texts()]
+    assert {found.best.spec, "uncoded (today's)"} <= set(names) and len(names) == len(set(names)) >= 4
+    points = [drawn[0] for drawn in axes.containers if drawn.get_label() in names]
+    assert len({(point.get_color(), point.get_marker()) for point in points}) == len(names)
+    figure.draw_without_rendering()
+    assert not legend.get_window_extent().overlaps(axes.get_tightbbox())
 
 
 def test_leaving_out_a_worker_is_not_told_where_todays_strategy_does_not_exist_without_it() -> None:

@@ -225,8 +225,7 @@ def _together(record: Record, explanation: Explanation) -> Iterator[str]:
         )
     medians = lower_median(record.seconds)
     slow = medians > _SLOW_ROUND * np.median(medians)
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], slow.astype(int), [0]))))
-    waves = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b - a >= _LONG]
+    waves = [(start, end) for start, end in spans(slow) if end - start >= _LONG]
     if waves:
         where = ", ".join(f"{record.rounds[a]} to {record.rounds[b - 1]}" for a, b in waves[:4])
         more = f" and {len(waves) - 4} more times" if len(waves) > 4 else ""
@@ -243,6 +242,16 @@ def _stages(explanation: Explanation) -> Iterator[str]:
                 f"pipeline stage {name} computes {factor:.3g} times as long as the median stage of the same replica: "
                 "layers are divided unevenly, or it holds more (embedding, loss)"
             )
+
+
+def spans(flags: Flags) -> list[tuple[int, int]]:
+    """Return the start and the end of each run of flags that are true.
+
+    >>> spans(np.array([True, True, False, True]))
+    [(0, 2), (3, 4)]
+    """
+    edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def seconds_text(value: float) -> str:

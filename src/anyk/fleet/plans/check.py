@@ -119,18 +119,9 @@ def check(
     else:
         interval = Estimate(expected.median * steps, expected.low * steps, expected.high * steps)
         promised = Figures(expected.median, steps, _exact(interval.median))
-    outcome = Checked(
-        promised=promised,
-        interval=interval,
-        measured=measured,
-        held=interval.holds(measured.seconds),
-        parts=None,
-        broke=None,
-        replan=None,
-        added=None,
-        sentence=_sentence(promise, measured, interval),
-        remarks=_remarks(promise, steps, arrived is not None),
-    )
+    within, sentence = interval.holds(measured.seconds), _sentence(promise, measured, interval)
+    remarks = _remarks(promise, steps, arrived is not None)
+    outcome = Checked(promised, interval, measured, within, None, None, None, None, sentence, remarks)
     if outcome.held:
         return outcome
     try:

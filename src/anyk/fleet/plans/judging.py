@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -294,14 +294,17 @@ class Judgement:
         gap = total.center[i] - total.center[at] + shift
         ratio = self._estimate(total.deviations(i) - total.deviations(at), gap, unsure)
         if self._goal is None:
-            ratio = _capped(ratio, float((self._table[i] / self._table[at]).max()) * math.exp(shift))
+            # a ratio of sums lies between the ratios of their terms; logarithms of means that rare stalls dominate are
+            # skewed, and widened by Student's t they would reach 20 times as long although no round took longer
+            most = float((self._table[i] / self._table[at]).max()) * math.exp(shift)
+            ratio = Estimate(ratio.median, ratio.low, max(ratio.median, min(ratio.high, most)))
         if min(one.measured_share, today.measured_share) < _SEEN:
             means = one.means(len(today.imputed))
             seconds, ratio = _between(seconds, means), _between(ratio, means / today.means(len(one.imputed)))
         gain = Estimate(1.0 - ratio.median, 1.0 - ratio.high, 1.0 - ratio.low)
         arrival, goal = self._arrivals.get(spec), self._goal
         to_target = self._estimate(total.deviations(i), total.center[i] + shift, unsure)
-        return Choice(
+        choice = Choice(
             spec,
             spec.partition(":")[0],
             one.exact,
@@ -319,10 +322,11 @@ class Judgement:
             residual=quality.residual,
             staleness=quality.staleness,
             samples_per_step=quality.samples,
-            learning_rate=None if arrival is None else arrival.learning_rate,
-            steps_to_target=None if arrival is None else float(np.median(arrival.steps)),
-            arrival=None if arrival is None else to_target,
         )
+        if arrival is None:
+            return choice
+        steps = float(np.median(arrival.steps))
+        return replace(choice, learning_rate=arrival.learning_rate, steps_to_target=steps, arrival=to_target)
 
     def _estimate(self, deviations: Floats, center: float, unsure: float) -> Estimate:
         """Return an interval of seconds (or a ratio) from logarithms."""
@@ -361,15 +365,6 @@ class Judgement:
         return "nothing", why, evidence
 
 
-def _capped(ratio: Estimate, most: float) -> Estimate:
-    """Return a ratio of two runs' seconds with an upper end of at most ``most``, the ratio in the worst round.
-
-    A ratio of sums lies between the ratios of their terms. Logarithms of means that rare stalls dominate are skewed;
-    widened by Student's t they would reach 20 times as long although no round took longer.
-    """
-    return Estimate(ratio.median, ratio.low, max(ratio.median, min(ratio.high, most)))
-
-
 def _between(estimate: Estimate, values: Floats) -> Estimate:
     """Return an interval that covers several possible values, each with the width of an estimate."""
     low, high = estimate.low / estimate.median, estimate.high / estimate.median
@@ -387,6 +382,16 @@ def in_short(judged: Judgement) -> str:
     """Return the advice and the reason for it."""
     verdict, why, _ = judged.verdict()
     return why if verdict == "change" else f"{headline(verdict, judged.today)}, {why}"
+
+
+def gain_text(choice: Choice, today: Choice) -> str:
+    """Return the gain of a choice with its 90 % interval in words."""
+    gain = choice.gain
+    if choice.spec == today.spec:
+        return "today's"
+    if math.isnan(gain.median) or not today.measured:
+        return "not known"
+    return f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:

@@ -19,7 +19,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import at_median, explain
 from anyk.fleet.plans.candidates import Request
-from anyk.fleet.plans.judging import Choice, Judgement, headline, in_short, pareto
+from anyk.fleet.plans.judging import Choice, Judgement, gain_text, headline, in_short, pareto
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, sample_record, slowness, typical_value
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
@@ -177,14 +177,9 @@ class Plan:
         """Return the verdict and the strategies that none beats in both time and load, with 90 % intervals, as HTML."""
         rows = []
         for choice in pareto([*self.candidates, self.today]):
-            seconds, gain = choice.arrival or choice.seconds_per_step, choice.gain
-            better = f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
-            if choice.spec == self.today.spec:
-                better = "today's"
-            elif not self.today.measured:
-                better = "not known"
+            seconds = choice.arrival or choice.seconds_per_step
             interval = f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})"
-            rows.append([choice.spec, interval, better, f"{choice.load:.3g}"])
+            rows.append([choice.spec, interval, gain_text(choice, self.today), f"{choice.load:.3g}"])
         advice = headline(self.verdict, self.today)
         text = f"{advice}: {self.why}; for a run of {self.horizon:,} steps; evidence: {self.evidence}"
         title = "seconds a step" if self.target is None else "seconds to the target"

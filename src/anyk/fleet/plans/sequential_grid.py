@@ -22,9 +22,9 @@ from anyk.strategies.sequential.replay import (
     LEAST,
     Decided,
     KnownRounds,
+    Tolerance,
     bits_of,
-    gradient_coding,
-    multiplexed,
+    replay,
     selective,
 )
 
@@ -112,9 +112,8 @@ class TraceGrid:
     ) -> Candidate:
         """Return ``gc`` with any s stragglers."""
         groups, load = self._inner(s, end, inner)
-        decided = gradient_coding(
-            self._known, self.jobs, stragglers=s, end=end, groups=groups, strict=strict, shift=self._shift(load)
-        )
+        model = Tolerance(s - 1, []) if strict else Tolerance(s, groups)
+        decided = replay(self._known, self.jobs, model, end, self._shift(load))
         spec = f"gc:stragglers={s}{',strict=true' * strict}{self._keys(end, 'decodable', inner)}"
         return self._added(spec, load, 0, decided)
 
@@ -129,9 +128,8 @@ class TraceGrid:
         else:
             groups, load = [], (W - 1 + B) / (n * (W - 1))
         T = W - 2 + B
-        decided = multiplexed(
-            self._known, self._needs(spec, T), B=B, W=W, most=lambda_, end=end, groups=groups, shift=self._shift(load)
-        )
+        model = Tolerance(lambda_, groups, B, W)
+        decided = replay(self._known, self._needs(spec, T), model, end, self._shift(load))
         return self._added(spec, load, T, decided)
 
     def selective(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:

@@ -7,10 +7,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from anyk.checks import AtLeastZero, typed
 from anyk.errors import BadInput, needing, on_system_error
@@ -22,7 +22,7 @@ HEADER = "round,worker,seconds"
 _EVERY = 1.0  # seconds between writes
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """Writes the seconds of each step of one worker into a folder that :func:`anyk.fleet.read` reads.
 
     All workers share ``folder``, and each writes ``worker-<number>.csv``. A step must end before any waiting for other
@@ -91,9 +91,6 @@ class Recorder:
         self.flush()
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
@@ -156,11 +153,7 @@ class _Passes(Recorder, ABC):
         self._ready = self._now(self._ready)
         if not self._under_way:
             self._under_way = True
-            self._queue(self._queue_end)
-
-    def _queue_end(self) -> None:
-        """Queue :meth:`_end_pass` behind DDP's own work, which has been queued by now."""
-        self._queue(self._end_pass)
+            self._queue(lambda: self._queue(self._end_pass))  # behind DDP's own work, which has been queued by then
 
     def _end_pass(self) -> None:
         """Note the end of a backward pass, or of a part of it: checkpointed modules have their own passes."""

@@ -19,8 +19,7 @@ from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import incidence
 from anyk.codes.biregular import second_singular
 from anyk.codes.decoders import Decoding, Indices, Method, Own, method
-from anyk.codes.search import is_exhaustive, is_optimal
-from anyk.errors import BadInput
+from anyk.codes.search import check_count, is_exhaustive, is_optimal, replies_of
 
 Knowledge = Literal["code", "overlaps", "nothing"]
 SETS = 101  # random orders of the workers, by default
@@ -55,17 +54,6 @@ def chosen_stragglers(
         searched = worst_stragglers(code, stragglers, decoder=decoder)
         return max(searched, decoded, key=lambda choice: choice[1].residual)
     return decoded
-
-
-def check_count(stragglers: int, workers: int) -> None:
-    """Raise :class:`~anyk.errors.BadInput` unless ``stragglers`` is at least 0 and below ``workers``."""
-    if not 0 <= stragglers < workers:
-        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}")
-
-
-def replies_of(code: Code, workers: Indices) -> Indices:
-    """Return the indices of all replies of some workers."""
-    return (workers[:, None] * code.messages + np.arange(code.messages)).ravel()
 
 
 def _community(code: Code, size: int) -> Indices:

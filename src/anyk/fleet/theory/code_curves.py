@@ -14,9 +14,8 @@ from anyk.checks import AtLeastOne, typed
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import check_workers
 from anyk.codes.decoders import Floats, Indices, method
-from anyk.codes.search import is_exhaustive
+from anyk.codes.search import check_count, is_exhaustive, replies_of
 from anyk.errors import BadInput
-from anyk.fleet.theory.adversaries import check_count, replies_of
 from anyk.problems.base import Tell
 from anyk.specs import parse, show
 

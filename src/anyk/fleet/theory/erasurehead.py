@@ -15,6 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 from msgspec import Meta
 
 from anyk.checks import PositiveNumber, typed
+from anyk.codes.repetition import harmonic
 from anyk.errors import BadInput
 
 Scheme = Literal["uncoded", "exact", "approximate"]
@@ -118,11 +119,11 @@ def step_seconds(
     if printed and n != workers:
         raise BadInput(f"the formula is printed for as many partitions as workers, {workers}, got {n}")
     if replies is not None:
-        beyond = load * (_harmonic(workers) - _harmonic(workers - replies)) / n
+        beyond = load * (harmonic(workers) - harmonic(workers - replies)) / n
     elif printed:
-        beyond = (_harmonic(workers) - _harmonic(load)) / workers
+        beyond = (harmonic(workers) - harmonic(load)) / workers
     else:
-        beyond = _harmonic(n // load) / workers
+        beyond = harmonic(n // load) / workers
     return load / n + beyond / rate
 
 
@@ -164,10 +165,6 @@ def seconds_bound(
     if scheme == "uncoded":
         return steps * (c * log(workers) + c + 1) / workers
     return steps * (c * log(workers / c) + (c + 1 if printed else 2 * c)) / workers
-
-
-def _harmonic(n: int) -> float:
-    return sum(1.0 / i for i in range(1, n + 1))
 
 
 def _check(workers: int, load: int, replies: int, partitions: int | None) -> int:

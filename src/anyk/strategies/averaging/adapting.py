@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from math import ceil, floor, sqrt
 from typing import Annotated, Any
 
@@ -107,10 +107,8 @@ class AdaptingSteps:
 
     def show(self, work: LocalSteps, rounds: Mapping[str, Any]) -> str:
         """Return the spec of rounds of this work with the rule."""
-        values: dict[str, Any] = {"tau": work.tau, "interval": self.interval, "gamma": self.gamma}
-        values |= {"guard": self.guard, "loss_floor": self.loss_floor, "least": self.least, "probe": self.probe}
-        usual = {"gamma": 0.5, "guard": 0.99, "loss_floor": 0.0, "least": 1, "probe": ()}
-        return show("adacomm", values | work.values(rounds), LOCAL_DEFAULTS | usual)
+        usual = {f.name: f.default for f in fields(self) if f.name != "interval"}
+        return show("adacomm", {"tau": work.tau, **vars(self), **work.values(rounds)}, LOCAL_DEFAULTS | usual)
 
     def start(self, s: RoundState) -> tuple[AdaptingState, list[Command]]:
         """Return the state at the start of a run, and the request for the loss."""
@@ -139,7 +137,7 @@ class AdaptingSteps:
         rate = event.rate / own.origin[1]
         stalled = loss > self.guard * own.last_loss
         tau = adapted_tau(
-            self._first_tau(s),
+            self.probe[own.tried.index(min(own.tried))] if self.probe else s.work.first_tau,
             own.origin[0],
             loss,
             s.work.tau,
@@ -153,10 +151,6 @@ class AdaptingSteps:
         notes: list[Command] = [Note(f"tau = {tau} at an excess loss of {loss:.4g}")] if tau != s.work.tau else []
         s.work.tau = tau
         return notes
-
-    def _first_tau(self, s: RoundState) -> int:
-        tried = s.adapt.tried
-        return int(self.probe[tried.index(min(tried))]) if self.probe else int(s.work.first_tau)
 
     def _probed(self, s: RoundState, loss: float) -> list[Command]:
         """Try the next number after an interval with one, or choose the best after the last."""

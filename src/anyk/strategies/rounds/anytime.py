@@ -20,7 +20,6 @@ from anyk.protocol import (
     Commands,
     DelayLaw,
     Failed,
-    Fleet,
     Layout,
     Note,
     Pace,
@@ -30,7 +29,6 @@ from anyk.protocol import (
     Task,
 )
 from anyk.specs import show
-from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
 from anyk.strategies.wait import Adaptive, Deadline, wait_rule
 
@@ -41,7 +39,6 @@ _ROUNDS_SEEN = 10  # steps whose times an adapting deadline uses
 class AnytimeState(RequestState):
     """The progress of the present step, and the times from which a deadline is adapted."""
 
-    before: int = 0  # steps that an earlier run took
     arrivals: list[float] = field(default_factory=list)  # seconds that workers took for all their parts in this step
     recent: tuple[float, ...] = ()  # the same for the last steps, if the deadline adapts
     noted: str = ""  # the last note in the log about an adapting deadline
@@ -129,20 +126,12 @@ class Anytime(RequestRounds):
         """Return the deadline of a step in seconds; None if too few times are known to adapt it."""
         return self.rule.seconds if isinstance(self.rule, Deadline) else self.rule.after(s.recent)
 
-    def _sample_orders(self, s: AnytimeState) -> list[tuple[int, ...]]:
-        """Return each worker's partitions in the order of this step."""
-        random = keyed.generator(self.seed, "anytime", s.before + s.version)
-        orders = random.random((self.workers, self.parts)).argsort(axis=1)
-        return [tuple(i * self.parts + j for j in order) for i, order in enumerate(orders.tolist())]
-
     # ------------------------------------------------------------------------------------------- events
 
-    def start(self, fleet: Fleet) -> tuple[AnytimeState, Commands]:
-        s = AnytimeState(Crew.of(fleet), fleet.time, before=fleet.rounds)
-        return s, self._begin(s)
-
     def rebuild(self, state: AnytimeState) -> None:
-        state.orders = self._sample_orders(state)
+        random = keyed.generator(self.seed, "anytime", state.before + state.version)
+        orders = random.random((self.workers, self.parts)).argsort(axis=1)
+        state.orders = [tuple(i * self.parts + j for j in order) for i, order in enumerate(orders.tolist())]
 
     def on_progress(self, state: AnytimeState, event: Progress) -> Commands:
         s, worker = state, event.worker

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from anyk.checks import AtLeastOne, typed
 from anyk.codes import Code
 from anyk.codes.bernoulli import BernoulliCode
-from anyk.codes.elastic import GroupedRepetition, Lists, PartialBernoulli, check_elastic, first_groups, follow
+from anyk.codes.changing import GroupedRepetition, Lists, PartialBernoulli, check_elastic, first_groups, follow
 
 PARTITIONS = 4  # for each worker of the largest fleet, by default
 
@@ -28,7 +28,7 @@ class Elastic:
     """A fleet of ``fewest`` workers and more, with ``partitions`` whatever their number.
 
     Between rounds, and in a round whose sum can no longer be obtained, the code follows the workers that are present
-    (:func:`anyk.codes.elastic.follow`). With fewer than ``fewest`` workers the run waits for others.
+    (:func:`anyk.codes.changing.follow`). With fewer than ``fewest`` workers the run waits for others.
     """
 
     fewest: AtLeastOne

@@ -17,6 +17,7 @@ from anyk.protocol import (
     Dispatch,
     Event,
     Failed,
+    Fleet,
     Progress,
     Reply,
     RequestMessage,
@@ -32,6 +33,7 @@ class RequestState:
     crew: Crew
     now: float
     version: int = 0
+    before: int = 0  # rounds that an earlier run took
     first: int = 0  # the round's first task
     began: float = 0.0
     task_of: dict[int, int] = field(default_factory=dict)  # the newest task of each worker in this round
@@ -59,6 +61,10 @@ class RequestRounds(CrewStrategy):
     @abstractmethod
     def _combine(self, s: Any) -> Combine:
         """Return the step made of the requested messages."""
+
+    def start(self, fleet: Fleet) -> tuple[Any, Commands]:
+        s = self.State(Crew.of(fleet), fleet.time, before=fleet.rounds)
+        return s, self._begin(s)
 
     def on(self, state: Any, event: Event) -> Commands:
         state.now = event.time

@@ -20,7 +20,6 @@ from anyk.protocol import (
     Command,
     Commands,
     Failed,
-    Fleet,
     Layout,
     Progress,
     SetAlarm,
@@ -28,7 +27,7 @@ from anyk.protocol import (
     Task,
 )
 from anyk.specs import with_keys
-from anyk.strategies.crew import RETRIES, Crew
+from anyk.strategies.crew import RETRIES
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
 from anyk.strategies.rounds.state import Seen
 from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
@@ -154,10 +153,6 @@ class ProgressRounds(RequestRounds):
         return self.code.ready_times(seconds, whole / self.code.partitions)
 
     # ------------------------------------------------------------------------------------------- events
-
-    def start(self, fleet: Fleet) -> tuple[ProgressState, Commands]:
-        s = ProgressState(Crew.of(fleet), fleet.time)
-        return s, self._begin(s)
 
     def rebuild(self, state: ProgressState) -> None:
         watch: ProgressWatch = self.code.watch()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -254,8 +254,7 @@ class RoundSettings(CrewStrategy):
         decoder = next((name for name, method in METHODS.items() if method == self.method), None)
         values: dict[str, Any] = {"wait": wait, "scaling": self.scaling_used, "decoder": decoder, "batch": self.batch}
         values |= {"models": self.models, "snapshot": self.snapshot, "cancel": self.cancel, "check": self.check}
-        usual: dict[str, Any] = {"wait": None, "scaling": self._default_scaling, "decoder": "own", "batch": 0}
-        usual |= {"models": 1, "snapshot": 0, "cancel": "preempt", "check": 0.0}
+        usual = {f.name: f.default for f in fields(self)} | {"scaling": self._default_scaling}
         changed = {key: value for key, value in values.items() if value not in (None, usual[key])}
         changed |= {"order": "epoch"} if self.order == "epoch" else {}
         return with_keys(self.code.spec, changed | self._fleet_keys | ({"balance": "auto"} if self.balance else {}))

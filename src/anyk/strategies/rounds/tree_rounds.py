@@ -17,7 +17,6 @@ from anyk.protocol import (
     Command,
     Commands,
     Failed,
-    Fleet,
     Layout,
     Progress,
     Reply,
@@ -26,7 +25,6 @@ from anyk.protocol import (
     Task,
 )
 from anyk.specs import with_keys
-from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
 
 
@@ -98,10 +96,6 @@ class TreeRounds(RequestRounds):
         )
 
     # ------------------------------------------------------------------------------------------- events
-
-    def start(self, fleet: Fleet) -> tuple[TreeState, Commands]:
-        s = TreeState(Crew.of(fleet), fleet.time)
-        return s, self._begin(s)
 
     def on_progress(self, state: TreeState, event: Progress) -> Commands:
         worker = event.worker

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from anyk.errors import BadInput
 from anyk.strategies.sequential.sequential_rounds import Late, SequentialRounds
@@ -12,6 +11,8 @@ from anyk.strategies.sequential.sequential_rounds import Late, SequentialRounds
 @dataclass(frozen=True, repr=False, kw_only=True)
 class ForBursts(SequentialRounds):
     """Schemes for bursty stragglers: in any W rounds at most lambda workers straggle, each for at most B in a row."""
+
+    _own_settings = ("B", "W", "lambda_"), ("late",)
 
     B: int
     W: int
@@ -25,10 +26,6 @@ class ForBursts(SequentialRounds):
         if not 0 <= self.lambda_ <= self.workers:
             raise BadInput(f"lambda of '{self.name}' must be 0 to {self.workers} workers, got {self.lambda_}")
         super().__post_init__()
-
-    @property
-    def _own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {"B": self.B, "W": self.W, "lambda": self.lambda_}, {"late": self.late}
 
     @property
     def _past_rounds(self) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.errors import BadInput
 from anyk.protocol import Layout
 from anyk.strategies.sequential.inner import Flags
-from anyk.strategies.sequential.replay import Decided, End, KnownRounds, gradient_coding
+from anyk.strategies.sequential.replay import Decided, End, KnownRounds, Tolerance, replay
 from anyk.strategies.sequential.sequential_rounds import Place, SequentialRounds, SequentialState
 
 
@@ -80,6 +79,7 @@ class GradientCodingRounds(OneCode):
 
     name = "gc"
     T = 0
+    _own_settings = ("stragglers",), ("strict",)
     _past_rounds = 0
 
     stragglers: int
@@ -90,14 +90,9 @@ class GradientCodingRounds(OneCode):
     def tolerated(self) -> int:
         return self.stragglers
 
-    @property
-    def _own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {"stragglers": self.stragglers}, {"strict": self.strict}
-
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
-        return gradient_coding(
-            known, known.count, stragglers=self.stragglers, end=self.end, groups=groups, strict=self.strict
-        )
+        model = Tolerance(self.stragglers - 1, []) if self.strict else Tolerance(self.stragglers, groups)
+        return replay(known, known.count, model, self.end)
 
     def _assign(self, s: OneCodeState, t: int) -> list[list[tuple[int, int]]]:
         return [[(t, 0)]] * self.workers

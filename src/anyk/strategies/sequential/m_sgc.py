@@ -14,7 +14,7 @@ from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
 from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.inner import Flags, Inner
-from anyk.strategies.sequential.replay import Decided, KnownRounds, multiplexed
+from anyk.strategies.sequential.replay import Decided, KnownRounds, Tolerance, replay
 from anyk.strategies.sequential.sequential_rounds import Place, SequentialState
 
 
@@ -106,7 +106,7 @@ class Multiplexed(ForBursts):
         return tuple(map(tuple, rows))
 
     def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
-        return multiplexed(known, known.count, B=self.B, W=self.W, most=self.lambda_, end=self.end, groups=groups)
+        return replay(known, known.count, Tolerance(self.lambda_, groups, self.B, self.W), self.end)
 
     def rebuild(self, state: MultiplexedState) -> None:
         state.own = {job: np.array(own, dtype=np.int64) for job, own in state.own.items()}

@@ -28,9 +28,9 @@ class StragglerModel(ABC):
     name: str = ""
 
     @property
-    @abstractmethod
     def spec(self) -> str:
         """Text from which :data:`registry` builds the model again."""
+        return show(self.name, vars(self))
 
     def load_bound(self, workers: int) -> float | None:
         """Return the least relative load of any code that completes a job per round under all patterns of the model.
@@ -94,10 +94,6 @@ class PerRound(StragglerModel):
     s: AtLeastZero
     name = "per-round"
 
-    @property
-    def spec(self) -> str:
-        return show(self.name, {"s": self.s})
-
     def _busiest(self, workers: int) -> tuple[int, int]:
         return 1, max(0, workers - self.s)
 
@@ -122,10 +118,6 @@ class Bursty(StragglerModel):
         if self.burst > self.window - 1:
             raise BadInput(f"burst of 'bursty' must be 1 to window - 1 = {self.window - 1}, got {self.burst}")
 
-    @property
-    def spec(self) -> str:
-        return show(self.name, {"burst": self.burst, "window": self.window, "most": self.most})
-
     def _busiest(self, workers: int) -> tuple[int, int]:
         """Return the facts of bursts of ``most`` workers with window - 1 rounds between them."""
         quiet = self.window - 1
@@ -147,10 +139,6 @@ class Arbitrary(StragglerModel):
     window: AtLeastOne
     most: AtLeastZero
     name = "arbitrary"
-
-    @property
-    def spec(self) -> str:
-        return show(self.name, {"times": self.times, "window": self.window, "most": self.most})
 
     def _busiest(self, workers: int) -> tuple[int, int]:
         times = min(self.times, self.window)
@@ -177,10 +165,6 @@ class GilbertElliott(StragglerModel):
     fail: Chance
     recover: Chance
     name = "gilbert-elliott"
-
-    @property
-    def spec(self) -> str:
-        return show(self.name, {"fail": self.fail, "recover": self.recover})
 
     @property
     def share(self) -> float:

@@ -48,41 +48,12 @@ class KnownRounds:
         return times[k - 1] + shift, slower[k], not fitting
 
 
-def gradient_coding(
-    known: KnownRounds,
-    count: int,
-    *,
-    stragglers: int,
-    end: End,
-    groups: list[int],
-    strict: bool = False,
-    shift: float = 0.0,
-) -> Decided:
-    """Replay ``gc``; ``groups``: the groups of the code within a job as bits, none if they do not count."""
-    model = Tolerance(stragglers - 1, []) if strict else Tolerance(stragglers, groups)
-    for t in range(count):
-        seconds, _, waited = known.round(t, shift, end, model)
-        yield seconds, waited
-
-
-def multiplexed(
-    known: KnownRounds,
-    count: int,
-    *,
-    B: int,
-    W: int,
-    most: int,
-    end: End,
-    groups: list[int],
-    shift: float = 0.0,
-) -> Decided:
-    """Replay ``m-sgc``; ``most`` is lambda."""
-    past: list[int] = []
-    model = Tolerance(most, groups, past, B, W)
+def replay(known: KnownRounds, count: int, model: Tolerance, end: End, shift: float = 0.0) -> Decided:
+    """Replay ``gc`` or ``m-sgc``; ``model``: the sets of workers that may straggle."""
     for t in range(count):
         seconds, late, waited = known.round(t, shift, end, model)
         yield seconds, waited
-        past.append(late)
+        model.note(late)
 
 
 def selective(
@@ -99,10 +70,9 @@ def selective(
     shift: float = 0.0,
 ) -> Decided:
     """Replay ``sr-sgc``; rounds after ``jobs`` without work are skipped (None: no end of jobs)."""
-    past: list[int] = []  # stragglers, 0 in rounds that do not count
     lates: list[int] = []
     missing: list[int] = []
-    model = Tolerance(tolerated, groups) if groups else Tolerance(most, [], past, B, W)
+    model = Tolerance(tolerated, groups) if groups else Tolerance(most, [], B, W)
     for t in range(count):
         miss = missing[t - B] if t >= B else 0
         if groups:
@@ -115,7 +85,7 @@ def selective(
                 model.union, model.among = miss & ~again, again
             seconds, late, waited = known.round(t, shift, end, model)
             yield seconds, waited
-        past.append(0 if late.bit_count() <= tolerated and not again & ~late else late)
+        model.note(0 if late.bit_count() <= tolerated and not again & ~late else late)
         lates.append(late)
         missing.append(late | again)
 
@@ -125,19 +95,18 @@ class Tolerance:
 
     No worker of ``again`` may straggle. The others and ``union`` together must leave one worker of each of ``groups``,
     or number at most ``most``; only workers in ``among`` count here. With B and W, ``again`` and ``union`` follow from
-    the stragglers in the last rounds of ``past``, a list that grows. Sets of workers are the bits of integers.
+    the stragglers noted in the last rounds. Sets of workers are the bits of integers.
     """
 
-    __slots__ = ("_B", "_W", "_known", "_past", "again", "among", "groups", "most", "union")
+    __slots__ = ("_B", "_W", "_past", "again", "among", "groups", "most", "union")
 
-    def __init__(self, most: int, groups: list[int], past: Sequence[int] = (), B: int = 0, W: int = 1) -> None:
+    def __init__(self, most: int, groups: list[int], B: int = 0, W: int = 1) -> None:
         self.most, self.groups, self.union, self.again, self.among = most, groups, 0, 0, -1
-        self._past, self._B, self._W, self._known = past, B, W, 0
+        self._past: list[int] = []
+        self._B, self._W = B, W
 
     def fits(self, late: int) -> bool:
         """Return whether these workers may straggle."""
-        if len(self._past) != self._known:
-            self._look_back()
         if late & self.again:
             return False
         missing = self.union | (late & self.among)
@@ -145,9 +114,12 @@ class Tolerance:
             return True
         return bool(self.groups) and all(group & ~missing for group in self.groups)
 
-    def _look_back(self) -> None:
+    def note(self, late: int) -> None:
+        """Note the stragglers of a round that is over, 0 if it does not count."""
         past, B, W = self._past, self._B, self._W
-        self._known = len(past)
+        if W == 1:
+            return
+        past.append(late)
         union = again = 0
         for mask in past[-(W - 1) :]:
             union |= mask

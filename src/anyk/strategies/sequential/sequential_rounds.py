@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from math import nextafter
 from typing import Any, ClassVar, Literal
@@ -110,6 +110,7 @@ class SequentialRounds(CrewStrategy):
 
     State: ClassVar[type[Any]] = SequentialState
     name: ClassVar[str]
+    _own_settings: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]  # before and after those of waiting in the spec
 
     workers: int
     _: KW_ONLY
@@ -165,18 +166,13 @@ class SequentialRounds(CrewStrategy):
     def tolerated(self) -> int:
         """Number of workers that may be missing from a sum, whichever they are."""
 
-    @property
-    @abstractmethod
-    def _own_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Settings of the scheme that precede and follow the settings of waiting in the spec."""
-
     @cached_property
     def spec(self) -> str:
-        first, then = self._own_settings
+        first, then = ({name.rstrip("_"): vars(self)[name] for name in names} for names in self._own_settings)
         values = {**first, "end": self.end, "mu": self.mu, "wait": self.waits, **then, "inner": self.inner}
         values |= {"models": self.trained, "jobs": self.jobs, "batch": self.batch}
-        usual = {"end": type(self).end, "mu": 1.0, "wait": self.usual_wait, "strict": False, "late": "drop"}
-        return show(self.name, values, usual | {"inner": "auto", "models": self.T + 1, "jobs": 0, "batch": 0})
+        usual = {f.name: f.default for f in fields(self)} | {"wait": self.usual_wait, "models": self.T + 1}
+        return show(self.name, values, usual)
 
     @property
     def waits(self) -> Waiting:

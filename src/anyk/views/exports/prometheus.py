@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Any, Self
+from contextlib import AbstractContextManager
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -16,7 +17,7 @@ from anyk.runs.callbacks import Callback, EvaluationInfo, LostInfo, RunInfo, Ste
 Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
-class Metrics(Callback):
+class Metrics(Callback, AbstractContextManager["Metrics"]):
     """Serves steps, seconds, loss, residual, staleness, and the share of steps that used each worker.
 
     A callback for :func:`anyk.train` and others. ``port``: 0 takes a free port (see :attr:`url`); ``host``: the address
@@ -54,9 +55,6 @@ class Metrics(Callback):
                 f"metrics cannot be served at {host}:{port} ({error.strerror}); choose another port"
             ) from None
         self.url = f"http://{host}:{self._server.server_port}/metrics"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

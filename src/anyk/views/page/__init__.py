@@ -16,7 +16,6 @@ from anyk.views.style import css
 
 if TYPE_CHECKING:
     import jinja2
-    from bokeh.document import Document
 
 _HERE = Path(__file__).parent
 
@@ -84,13 +83,16 @@ def page(runs: Sequence[Run], waiting: Sequence[str], *, live: str | None = None
             filled["about"]["roots"][figure.id] = roots[name]
     if live is not None:
         filled["about"]["live"] = live
+    plain = json.dumps(document.to_json(deferred=False), separators=(",", ":"))
+    for sign in "<>&":  # so that no text can end the surrounding script
+        plain = plain.replace(sign, f"\\u{ord(sign):04x}")
     return template("page.html.jinja").render(
         **filled,
         roots=roots,
         live=live is not None,
         css=Markup(style()),
         scripts=[] if live is not None else [Markup(script) for script in (*bokeh_scripts(), script("page.js"))],
-        document=Markup(_plain_json(document)),
+        document=Markup(plain),
     )
 
 
@@ -120,11 +122,3 @@ def script(name: str) -> str:
 def style() -> str:
     """Return the style sheet of all pages."""
     return css() + script("page.css")
-
-
-def _plain_json(document: Document) -> str:
-    """Return a document as JSON in which no text can end the surrounding script."""
-    text = json.dumps(document.to_json(deferred=False), separators=(",", ":"))
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text

@@ -47,7 +47,7 @@ def content(runs: Sequence[Run], waiting: Sequence[str]) -> ByName:
         "verdict": texts.race_verdict(runs) if several else sections[0]["verdict"],
         "comparison": _as_table(race_table(runs)) if several else None,
         "remarks": race_notes(runs) if several else [],
-        "legend": [_legend(group[0]) for group in groups],
+        "legend": [": ".join(filter(None, (run.config.strategy, purpose(run)))) for run, *_ in groups],
         "several_seeds": any(len(group) > 1 for group in groups),
         "log_seconds": len(ends) > 1 and max(ends) > _WIDE * min(ends),
         "waiting": waiting,
@@ -56,11 +56,6 @@ def content(runs: Sequence[Run], waiting: Sequence[str]) -> ByName:
         "packages": _packages(),
         "about": about,
     }
-
-
-def _legend(run: Run) -> str:
-    what = purpose(run)
-    return run.config.strategy + f": {what}" * bool(what)
 
 
 def _packages() -> list[str]:

@@ -109,7 +109,10 @@ def race_verdict(runs: Sequence[Run]) -> list[str]:
     took = [(t, i) for i, each in enumerate(comparison.strategies) if (t := _took(each, comparison)) is not None]
     ranked = [comparison.strategies[i] for _, i in sorted(took)]
     if not ranked:
-        return [what, _none_reached(comparison), "Each run's own account is below."]
+        none = "They cannot be compared by speed: no two came equally far."
+        if comparison.by == "target":
+            none = "None of them reached the target."
+        return [what, none, "Each run's own account is below."]
     best = ranked[0]
     ending = _fastest(best, comparison)
     return [what, ending, _caveat(best, ranked, comparison)]
@@ -129,12 +132,6 @@ def _took(strategy: OverSeeds, comparison: SeedsComparison) -> float | None:
         return strategy.spread(lambda run: None if run.asynchronous else run.seconds_a_job).median
     speed = strategy.speed_up and strategy.speed_up.median
     return 1.0 / speed if speed else None
-
-
-def _none_reached(comparison: SeedsComparison) -> str:
-    if comparison.by == "target":
-        return "None of them reached the target."
-    return "They cannot be compared by speed: no two came equally far."
 
 
 def _fastest(best: OverSeeds, comparison: SeedsComparison) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import anyk
 from anyk import keyed
 from anyk.codes import BernoulliCode, FractionalRepetition, Uncoded
-from anyk.codes.elastic import GroupedRepetition, PartialBernoulli, first_groups, follow
+from anyk.codes.changing import GroupedRepetition, PartialBernoulli, first_groups, follow
 
 pytestmark = pytest.mark.in_process
 
