@@ -155,7 +155,7 @@ class SharedStore(RemoteStore):
     def _copy_out(self, worker: int) -> bool:
         """Free a buffer of a worker: move its oldest message that no task reads to the driver's memory.
 
-        Return False if tasks are reading all of them.
+        Return False if tasks are reading all its messages.
         """
         read = {place for ask in self.requests.values() for place in ask.messages}
         for key, message in self.arrived.items():

@@ -155,7 +155,7 @@ class Remote(Cluster, Transport, Generic[H]):
 
     def start_workers(self) -> tuple[int, ...]:
         """Spawn the workers, wait until they are ready, and start the run's clock; some may join later."""
-        begun = last = time.monotonic()
+        start = last = time.monotonic()
         for worker in range(self.workers):
             self.spawn(worker)
         while (count := sum(handle.present for handle in self.handles)) < self.workers:
@@ -168,7 +168,7 @@ class Remote(Cluster, Transport, Generic[H]):
                     last = time.monotonic()
                 if isinstance(event, Lost) and event.gone:
                     raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
-            if time.monotonic() > begun + self.patience_at_start:
+            if time.monotonic() > start + self.patience_at_start:
                 late = [i for i, handle in enumerate(self.handles) if not handle.present]
                 raise RunFailed(f"workers {late} did not load their partitions within {self.patience_at_start:.0f} s")
         self._start = time.monotonic()
