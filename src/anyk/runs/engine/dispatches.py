@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -85,3 +86,8 @@ class Batch:
         batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
         batch.cancelled = dict(cancelled)
         return batch
+
+
+def plain_weight(weight: Any) -> float | str:
+    """Return the weight of a message as the log stores it: JSON if there is one for each block."""
+    return weight if isinstance(weight, (int, float)) else json.dumps(list(weight))

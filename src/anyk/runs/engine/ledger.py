@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Progress, Reply, RequestMessage, Timing
 from anyk.runs.engine.counts import Counts, Used
-from anyk.runs.engine.dispatches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch
+from anyk.runs.engine.dispatches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch, plain_weight
 from anyk.runs.engine.versions import Versions
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import Ended, Reuse
@@ -305,7 +304,7 @@ class Ledger:
                     oldest = staleness
             if batch.status[place] == KEPT:
                 if self._log is not None:
-                    self._log.reuse(Reuse(slot, version + 1, task, chunk, _plain(weight)))
+                    self._log.reuse(Reuse(slot, version + 1, task, chunk, plain_weight(weight)))
                 continue
             replies += 1
             stays = (task, chunk) in keep
@@ -321,7 +320,7 @@ class Ledger:
             else:
                 used.add(batch.workers[task - batch.first])
                 ending = "late_counted" if staleness else "counted"
-                self._end(batch, place, ending, (slot, version + 1, _plain(weight)), kept=stays)
+                self._end(batch, place, ending, (slot, version + 1, plain_weight(weight)), kept=stays)
         return _UNSEEN if quick else Used(replies, len(used), total / max(len(command.messages), 1), oldest, used)
 
     def settle(self, now: float) -> None:
@@ -479,8 +478,3 @@ class Ledger:
                 self._cluster.hold(batch.workers[item], task, chunk, ids, value)
         chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
         return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}
-
-
-def _plain(weight: Any) -> float | str:
-    """Return a weight as the log stores it."""
-    return weight if isinstance(weight, (int, float)) else json.dumps(list(weight))
