@@ -403,12 +403,13 @@ class Driver:
 
     def _heed(self, event: Event) -> None:
         """Update the driver after a failure, a loss or an arrival of a worker."""
-        if isinstance(event, Failed):
-            self._unusable(event)
-        elif isinstance(event, Lost):
-            self._lose(event)
-        elif isinstance(event, Joined):
-            self.present.add(event.worker)
+        match event:
+            case Failed():
+                self._unusable(event)
+            case Lost():
+                self._lose(event)
+            case Joined():
+                self.present.add(event.worker)
 
     def _failed(self, event: Failed) -> Failed | Lost:
         """Return the failure, or the loss of its worker after too many failures in a row."""
