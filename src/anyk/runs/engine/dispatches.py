@@ -6,7 +6,7 @@ import json
 from collections.abc import Container, Sequence
 from typing import Any
 
-from anyk.protocol import Chunk, Task, Timing
+from anyk.protocol import Chunk, Cut, Failed, Progress, Reply, Task, Timing
 
 # status of a chunk; CUT: cancelled, but its end is not yet known; KEPT: counted, but its message is still stored
 OPEN, ARRIVED, ENDED, CUT, KEPT = range(5)
@@ -51,6 +51,10 @@ class Batch:
         self.cancelled: dict[int, float] = {}
         self.timing: dict[int, tuple[Timing | None, float]] = {}
         self.done: dict[int, int] = {}  # partitions that workers have reported as finished
+
+    def place_of(self, event: Reply | Failed | Progress | Cut) -> int:
+        """Return the place of the chunk of an event."""
+        return (event.task - self.first) * self.width + event.chunk
 
     def chunk(self, place: int) -> Chunk:
         """Return the chunk of a place."""

@@ -143,12 +143,12 @@ class Ledger:
         """Record the number of finished partitions of a chunk that is sent on request."""
         batch = self._given.get(event.task)
         if batch is not None:
-            batch.done[(event.task - batch.first) * batch.width + event.chunk] = event.done
+            batch.done[batch.place_of(event)] = event.done
 
     def _late(self, event: Reply) -> None:
         """Free a message that arrived after its task was cancelled, and record its end."""
         batch = self._cut.get(event.task)
-        place = (event.task - batch.first) * batch.width + event.chunk if batch is not None else 0
+        place = batch.place_of(event) if batch is not None else 0
         self._cluster.free(event.task, event.chunk)
         if batch is None or batch.status[place] != CUT:
             return
@@ -159,7 +159,7 @@ class Ledger:
     def fail(self, event: Failed) -> tuple[str, int]:
         """Record an unusable message; return the slot and the version that it was computed on."""
         batch = self._given[event.task]
-        place = (event.task - batch.first) * batch.width + event.chunk
+        place = batch.place_of(event)
         slot = batch.chunk(place).slot
         version = batch.versions[slot]
         self.counts.unusable += 1
@@ -173,7 +173,7 @@ class Ledger:
         """Record the failure of a cancelled task, which is no fault: its model may have been overwritten meanwhile."""
         batch = self._cut.get(event.task)
         if batch is not None:
-            place = (event.task - batch.first) * batch.width + event.chunk
+            place = batch.place_of(event)
             if batch.status[place] == CUT:
                 self._end(batch, place, "discarded", due=event.time)
 
@@ -181,7 +181,7 @@ class Ledger:
         """Record the number of partitions that a worker finished of a cancelled chunk."""
         batch = self._cut.get(event.task)
         if batch is not None:
-            place = (event.task - batch.first) * batch.width + event.chunk
+            place = batch.place_of(event)
             if batch.status[place] == CUT:
                 self._end(batch, place, "cancelled", done=event.done, due=event.due)
         self._overtake(event.worker, event.task)
@@ -225,7 +225,7 @@ class Ledger:
         for cut in cuts:
             batch = batches[cut.task]
             batch.cancelled[cut.task] = now
-            place = (cut.task - batch.first) * batch.width + cut.chunk
+            place = batch.place_of(cut)
             if batch.status[place] == OPEN:
                 self._end(batch, place, "cancelled", done=cut.done, due=cut.due)
         while tasks:

@@ -127,9 +127,7 @@ def _checks(folder: Path) -> Iterator[Check]:
 
 
 def _of_log(log: RunLog) -> Iterator[Check]:
-    why = log.check_file()
-    if why is None and log.lost:
-        why = LOST
+    why = log.check_file() or (LOST if log.lost else None)
     yield Check("log", why is None, f"{_LOG} is an SQLite file with the tables of a run" if why is None else why)
     if why is None:
         why = log.check_seals()
@@ -202,12 +200,10 @@ def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
             elif saved is not None:
                 step = min(saved.state["versions"].values())
                 yield Check(label, True, f"{name}, step {step}, its digest and the log agree")
-            elif name == checkpoints.NAME and last is not None:
+            elif len(written) > (name == checkpoints.OLDER):
                 yield Check(label, False, f"{name} is gone, though the log says that it was written")
             elif name == checkpoints.NAME:
                 yield Check(label, True, "none was written yet")
-            elif len(written) > 1:
-                yield Check(label, False, f"{name} is gone, though the log says that it was written")
     except (BadInput, KeyError, ValueError, TypeError) as error:
         yield Check("checkpoints", None, f"not compared with a damaged log ({error})")
 

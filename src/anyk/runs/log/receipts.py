@@ -100,13 +100,7 @@ _CANCELLED = (
 
 
 def logged_receipt(
-    log: RunLog,
-    slot: str,
-    version: int,
-    *,
-    workers: int,
-    partitions: int,
-    stopped: Mapping[int, Batch] | None = None,
+    log: RunLog, slot: str, version: int, *, workers: int, partitions: int, stopped: Mapping[int, Batch] | None = None
 ) -> Receipt | None:
     """Return the receipt of a version from the log, or None without such a version.
 
