@@ -78,9 +78,8 @@ class Injection:
         self.delays = NoDelay() if options.delays is None else parse(options.delays)
         self.communication = parse_communication(NoDelay() if options.communication is None else options.communication)
         self.seed = seed
-        self.messages: Messages | None = (
-            None  # whose lengths determine transfer times; None if only times are simulated
-        )
+        # whose lengths determine transfer times; None if only times are simulated
+        self.messages: Messages | None = None
         self.stream = DelayStream(self.delays, seed, workers)
         self.links = None if self.communication.silent else self.communication.stream(seed, workers)
         self._shares: tuple[int, ...] | None = None  # relative sizes of the partitions, if they differ

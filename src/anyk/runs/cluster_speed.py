@@ -68,15 +68,12 @@ class _ConstantGradients:
         self._gradient: Vector | None = None
 
     def load(self, partitions: Sequence[int]) -> None:
-        del partitions
         self._gradient = np.ones(self.dimension)
 
     def support(self, partition: int) -> Index | None:
-        del partition
         return None
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        del partition, w, rows
         assert self._gradient is not None
         return self._gradient
 
@@ -93,7 +90,6 @@ class _Weightless:
         self.dtype: np.dtype[np.floating[Any]] = np.dtype(np.float64)
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> _ConstantGradients:
-        del shares
         return _ConstantGradients(partitions, self.dimension)
 
     def initial(self) -> Vector:
@@ -103,7 +99,6 @@ class _Weightless:
         return float(w[0])
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        del w
         return {}
 
     def recipe(self) -> dict[str, Any] | None:

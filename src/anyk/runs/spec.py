@@ -21,27 +21,11 @@ from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callbacks, check_callbacks
 from anyk.runs.defaults import usual_cluster, usual_optimizer, workers_of
 from anyk.runs.engine.warm_start import WarmStart
-from anyk.runs.evaluation.evaluate import (
-    USUAL,
-    Evaluate,
-    check_evaluate,
-    check_held_out,
-    evaluating,
-    read_evaluate,
-)
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate
 from anyk.runs.folder.config import Origin, RunConfig
 from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.rebuilding import describe
-from anyk.runs.limits import (
-    LIMIT,
-    STEPS,
-    Limits,
-    check_clock,
-    check_launcher,
-    check_limits,
-    check_rows,
-    plan,
-)
+from anyk.runs.limits import LIMIT, STEPS, Limits, check_clock, check_launcher, check_limits, check_rows, plan
 from anyk.runs.run import Run
 from anyk.strategies import complete_spec, for_fleet, resolve_paths, with_fleet
 from anyk.strategies import strategy as build_strategy

@@ -78,7 +78,6 @@ class _HandOver(Optimizer):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        del state
         model = self.rounds.hand_over(
             Step(t, gradient.astype(w.dtype), w.copy(), scale, self.rounds.receipt)  # the user may store both
         )
