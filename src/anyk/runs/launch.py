@@ -22,9 +22,8 @@ from anyk.runs.callbacks import EndInfo, EvaluationInfo, Hooks, LostInfo, RunInf
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 from anyk.runs.evaluation.by_workers import Asking, by_workers
-from anyk.runs.evaluation.divergence import divergence
 from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss, resolve_data
-from anyk.runs.evaluation.evaluator import Evaluator
+from anyk.runs.evaluation.evaluator import Evaluator, divergence
 from anyk.runs.floor import floor_seconds
 from anyk.runs.folder import callback_states, checkpoints
 from anyk.runs.folder.digests import file_digest

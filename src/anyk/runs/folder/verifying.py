@@ -120,9 +120,10 @@ def _checks(folder: Path) -> Iterator[Check]:
         yield Check("mirror", True, "a copy of log and settings; models are in the folder of the run itself")
     else:
         if settings.begin is not None:
-            yield _checked("beginning", lambda: _beginning(folder))
-        if settings.digests.predictor is not None:
-            yield _checked("predictor", lambda: _predictor(folder, settings.digests.predictor))
+            yield _checked("beginning", lambda: f"{warm_start.NAME}, step {warm_start.WarmStart.load(folder).step}")
+        if (digest := settings.digests.predictor) is not None:
+            load = predictors.load_predictor
+            yield _checked("predictor", lambda: f"{predictors.NAME}, {load(folder, digest).features:,} columns")
     yield from _of_digests(folder, settings)
 
 
@@ -223,16 +224,6 @@ def _of_models(folder: Path, log: RunLog) -> Iterator[Check]:
                 yield Check("model", None, f"{name} is not compared: the log has no digest of it before the run ends")
     except (BadInput, TypeError, ValueError) as error:
         yield Check("model", None, f"not compared with a damaged log ({error})")
-
-
-def _beginning(folder: Path) -> str:
-    step = warm_start.WarmStart.load(folder).step
-    return f"{warm_start.NAME}, step {step}"
-
-
-def _predictor(folder: Path, digest: str | None) -> str:
-    predictor = predictors.load_predictor(folder, digest)
-    return f"{predictors.NAME}, {predictor.features:,} columns"
 
 
 def _of_digests(folder: Path, settings: config.RunConfig) -> Iterator[Check]:
