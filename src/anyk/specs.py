@@ -187,14 +187,15 @@ def read(text: str, annotation: object, where: str) -> Any:
 
 
 def _show(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return "/".join(map(_show, value))
-    if isinstance(value, numbers.Integral):
-        return str(int(value))
-    if isinstance(value, numbers.Real):
-        return repr(float(value)).removesuffix(".0")
+    match value:
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return "/".join(map(_show, value))
+        case numbers.Integral():
+            return str(int(value))
+        case numbers.Real():
+            return repr(float(value)).removesuffix(".0")
     return str(value)
 
 

@@ -18,8 +18,7 @@ import anyk
 from anyk.clusters import Compute, Outage, Simulated
 from anyk.runs.callbacks import Watching
 from anyk.runs.engine.counts import ENDINGS
-from anyk.runs.evaluation.divergence import divergence
-from anyk.runs.evaluation.evaluator import Evaluator
+from anyk.runs.evaluation.evaluator import Evaluator, divergence
 from anyk.runs.log.delay_trace import task_seconds
 from anyk.runs.log.schema import Evaluation
 from anyk.testing import Squares

@@ -15,7 +15,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def option(*names: str, **settings: Any) -> Any:
     """Return a dataclass field whose value comes from a command-line option.
 
-    ``names``: the option's flags, by default the field's name. ``settings``: those of :func:`click.option`.
+    ``names``: the option's flags, by default the field's name. ``settings``: the settings of :func:`click.option`.
     """
 
     def make_decorator(name: str) -> Callable[[Any], Any]:

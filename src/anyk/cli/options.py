@@ -16,7 +16,7 @@ import click
 
 from anyk.checks import check
 from anyk.cli.fields import LIMITS, Command, as_field, option
-from anyk.cli.output import check_file, check_picture, exit_interrupted
+from anyk.cli.output import check_file, check_picture, claimed_folder, exit_interrupted
 from anyk.errors import BadInput, describe_error, suggest
 from anyk.named import names_in_folder, plugged_in
 from anyk.plain import values_of
@@ -482,39 +482,12 @@ def tell_delays(spec: str, workers: int) -> None:
         click.echo(model.summary_for(workers), err=True)
 
 
-def free_folder(kind: str) -> Path:
-    """Return the first folder runs/KIND-1, runs/KIND-2, … that does not exist yet."""
-    number = 1
-    while (folder := Path("runs") / f"{kind}-{number}").exists():
-        number += 1
-    return folder
-
-
 def new_folder(options: TrainingOptions, kind: str) -> Path:
     """Return the folder that --out names, or else make a free one under runs/, which no other process can take.
 
     If the command leaves it empty, it is removed in the end. Raise if --json names a file that cannot be written.
     """
     out = options.out
-    folder = Path(out) if out else click.get_current_context().with_resource(_claimed_folder(kind))
+    folder = Path(out) if out else click.get_current_context().with_resource(claimed_folder(kind))
     check_file(options.json_file, "file", folder=folder)
     return folder
-
-
-@contextlib.contextmanager
-def _claimed_folder(kind: str) -> Iterator[Path]:
-    while True:
-        folder = free_folder(kind)
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:
-            continue  # another process was faster
-        except OSError as error:
-            raise BadInput(f"the folder '{folder}' cannot be made ({error.strerror})") from None
-    try:
-        yield folder
-    finally:
-        with contextlib.suppress(OSError):  # only empty folders can be removed in this way
-            folder.rmdir()
-            folder.parent.rmdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,3 +172,31 @@ def exit_interrupted(folder: Path, console: Console) -> None:
                 say(console, race_table(race.runs))
     click.echo(f"anyk: interrupted; go on with: anyk resume {folder}", err=True)
     sys.exit(130)
+
+
+def free_folder(kind: str) -> Path:
+    """Return the first folder runs/KIND-1, runs/KIND-2, … that does not exist yet."""
+    number = 1
+    while (folder := Path("runs") / f"{kind}-{number}").exists():
+        number += 1
+    return folder
+
+
+@contextlib.contextmanager
+def claimed_folder(kind: str) -> Iterator[Path]:
+    """Make the first free folder under runs/; if it is empty in the end, remove it."""
+    while True:
+        folder = free_folder(kind)
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue  # another process was faster
+        except OSError as error:
+            raise BadInput(f"the folder '{folder}' cannot be made ({error.strerror})") from None
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # only empty folders can be removed in this way
+            folder.rmdir()
+            folder.parent.rmdir()

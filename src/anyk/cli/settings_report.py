@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from anyk.cli.fields import FLEET
-from anyk.cli.options import TrainingOptions, free_folder, option_name
+from anyk.cli.options import TrainingOptions, option_name
+from anyk.cli.output import free_folder
 from anyk.plain import values_of
 
 

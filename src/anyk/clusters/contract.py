@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -83,7 +82,6 @@ class Cluster(ABC):
 
         ``lengths``: the length of each worker's longest message.
         """
-        del layout, partitions, lengths
         return 0
 
     @abstractmethod
@@ -93,9 +91,7 @@ class Cluster(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @abstractmethod
@@ -107,7 +103,6 @@ class Cluster(ABC):
 
         Tasks in flight are resumed with their previous delays.
         """
-        del time
         self.injection.restore(state)
 
     def state(self) -> dict[str, Any]:

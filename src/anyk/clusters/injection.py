@@ -78,27 +78,24 @@ class Injection:
         self.delays = NoDelay() if options.delays is None else parse(options.delays)
         self.communication = parse_communication(NoDelay() if options.communication is None else options.communication)
         self.seed = seed
-        self.messages: Messages | None = (
-            None  # whose lengths determine transfer times; None if only times are simulated
-        )
+        # whose lengths determine transfer times; None if only times are simulated
+        self.messages: Messages | None = None
         self.stream = DelayStream(self.delays, seed, workers)
         self.links = None if self.communication.silent else self.communication.stream(seed, workers)
-        self._shares: tuple[int, ...] | None = None  # relative sizes of the partitions, if they differ
-        self._total = 1  # the number of partitions, or the sum of their shares
         self.unit = 1.0  # weight of a partition if delays or costs are per partition
         self.numbers = [0] * workers  # tasks dispatched to each worker so far
-        self._repeats: list[tuple[int, int]] = [(-1, 0)] * workers  # (version, tasks dispatched with it)
 
     def start(self, layout: Layout, messages: Messages | None) -> None:
         """Start a run, with all task counts 0. ``messages``: None to keep the previous lengths."""
         workers = len(self.numbers)
+        # relative sizes of the partitions, if they differ, and their sum or the number of partitions
         self._shares = None if layout.shares is None else tuple(layout.shares)
         self._total = layout.partitions if self._shares is None else sum(self._shares)
         self.unit = layout.unit
         if messages is not None:
             self.messages = messages
         self.numbers = [0] * workers
-        self._repeats = [(-1, 0)] * workers
+        self._repeats = [(-1, 0)] * workers  # (version, tasks dispatched with it)
         if self.links is not None:
             self.links.turns = {}
 

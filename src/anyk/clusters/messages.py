@@ -117,9 +117,8 @@ class Messages:
         self._directions: dict[int, NDArray[np.float64]] = {}
         self._supports: dict[tuple[int, ...], Index | None] = {}
         self._places: dict[tuple[int, ...], list[Index | None]] = {}
-        self.tolerance: float = partition_abilities(
-            partitions
-        ).tolerance  # for comparing replicas; 0: they are not compared
+        # for comparing replicas; 0: they are not compared
+        self.tolerance: float = partition_abilities(partitions).tolerance
         self._rows_to_evaluate: dict[int, Index | None] = {}  # rows to evaluate, by partition
         self._process = os.getpid()
 
@@ -295,9 +294,8 @@ class Messages:
             parts = parts.of(slot)
         if samples is not None and partition not in self._rows_to_evaluate:
             self._rows_to_evaluate[partition] = rows_within(self.partitions.sizes, partition, samples)
-        rows = (
-            () if samples is None or self._rows_to_evaluate[partition] is None else (self._rows_to_evaluate[partition],)
-        )
+        chosen_rows = None if samples is None else self._rows_to_evaluate[partition]
+        rows = () if chosen_rows is None else (chosen_rows,)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 return float(parts.partial_loss(partition, w, *rows))

@@ -50,7 +50,6 @@ class VectorStore:
 
     def blank(self, slot: str) -> Vector:
         """Return a buffer for a slot's next version."""
-        del slot
         return np.empty(self.messages.partitions.dimension, dtype=self.messages.dtype)
 
     def publish(self, slot: str, version: int, w: Vector) -> None:

@@ -87,10 +87,10 @@ class PartialBernoulli(MatrixCode):
         numbers = keyed.generator(self.base.seed, "elastic bgc", self.pieces).random((self.workers, self.pieces))
         absent = np.setdiff1d(np.arange(self.workers), self.present)
         numbers[absent] = np.inf
-        held = numbers < self.base.expected_load / len(self.present)
-        missing = np.flatnonzero(~held.any(axis=0))
-        held[numbers[:, missing].argmin(axis=0), missing] = True
-        return incidence([np.flatnonzero(row).tolist() for row in held], self.pieces)
+        assigned = numbers < self.base.expected_load / len(self.present)
+        missing = np.flatnonzero(~assigned.any(axis=0))
+        assigned[numbers[:, missing].argmin(axis=0), missing] = True
+        return incidence([np.flatnonzero(row).tolist() for row in assigned], self.pieces)
 
 
 def check_elastic(code: Code, fewest: int, partitions: int) -> None:
@@ -137,7 +137,7 @@ def follow(code: Code, members: Lists, blocks: Lists, present: Collection[int], 
     Nothing moves while each group has more than s members, the stragglers that the code tolerates. A group that has
     too few takes a new worker, or a member of the largest group; without any it is dissolved, and its partitions and
     members go to the smallest others. Another group is formed when there are workers for it and a worker's load is more
-    than 1.4 times that of an even layout (immediately without redundancy, as a worker would have nothing to do).
+    than 1.4 times the load of an even layout (immediately without redundancy, as a worker would have nothing to do).
 
     >>> follow(Uncoded(3), [[0], [1]], [[0, 1, 2], [3, 4, 5]], {0, 1, 2}, 6)
     ([[0], [1], [2]], [[0, 1], [3, 4], [2, 5]])

@@ -195,7 +195,7 @@ def differing(one: int, other: int, partition: int, version: int, apart: float) 
 def seed_of_draws(key: int, partition: int, rows: Array | None) -> int:
     """Return the seed, of 63 bits, of random numbers for a partition, or some of its rows.
 
-    ``key``: that of the model version. All workers with the partition draw the same numbers.
+    ``key``: the key of the model version. All workers with the partition draw the same numbers.
     """
     rows_key = -1 if rows is None else crc32(np.asarray(rows, dtype=np.int64).tobytes())
     return int(keyed.generator(key, "module", partition, rows_key).integers(2**63))

@@ -33,7 +33,7 @@ class Layout:
     """The fixed set-up of a strategy: workers, partitions and models.
 
     ``workers``: n. ``partitions``: m. ``assignment``: the partitions that each worker may be asked for. ``slots``: the
-    names of the models; steps of those that are ``auxiliary`` are not counted, nor are they evaluated. ``covers``: the
+    names of the models; ``auxiliary`` models are not evaluated, nor are their steps counted. ``covers``: the
     partitions that each worker's longest message covers, by default those assigned to it. ``shares``: sizes of the
     partitions relative to each other (None: even). ``blocks``: each message is a fraction 1 / ``blocks`` of the vector.
     ``inner``: the spec of the optimiser of local steps, empty for the run's own (None: workers compute gradients).

@@ -20,6 +20,7 @@ from anyk.runs.engine.session import session
 
 SIZES = (100_000, 2_000_000, 50_000_000)  # bytes of a model and of a message
 _EMPTY = 8  # bytes of the smallest vector
+_DTYPE: np.dtype[np.floating[Any]] = np.dtype(np.float64)
 
 
 class Speed(NamedTuple):
@@ -62,21 +63,19 @@ class ClusterSpeed(NamedTuple):
 class _ConstantGradients:
     """Partitions whose gradients are computed before they are requested."""
 
+    dtype = _DTYPE
+
     def __init__(self, workers: int, dimension: int) -> None:
         self.dimension, self.sizes = dimension, (1,) * workers
-        self.dtype: np.dtype[np.floating[Any]] = np.dtype(np.float64)
         self._gradient: Vector | None = None
 
     def load(self, partitions: Sequence[int]) -> None:
-        del partitions
         self._gradient = np.ones(self.dimension)
 
     def support(self, partition: int) -> Index | None:
-        del partition
         return None
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        del partition, w, rows
         assert self._gradient is not None
         return self._gradient
 
@@ -84,16 +83,15 @@ class _ConstantGradients:
 class _Weightless:
     """A problem whose evaluation takes no time."""
 
+    dtype = _DTYPE
     l2 = 0.0
     metric = "loss"
     better: Literal["higher", "lower"] = "lower"
 
     def __init__(self, dimension: int, workers: int) -> None:
         self.dimension, self.samples = dimension, workers
-        self.dtype: np.dtype[np.floating[Any]] = np.dtype(np.float64)
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> _ConstantGradients:
-        del shares
         return _ConstantGradients(partitions, self.dimension)
 
     def initial(self) -> Vector:
@@ -103,7 +101,6 @@ class _Weightless:
         return float(w[0])
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        del w
         return {}
 
     def recipe(self) -> dict[str, Any] | None:

@@ -22,9 +22,8 @@ from anyk.runs.callbacks import EndInfo, EvaluationInfo, Hooks, LostInfo, RunInf
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 from anyk.runs.evaluation.by_workers import Asking, by_workers
-from anyk.runs.evaluation.divergence import divergence
 from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss, resolve_data
-from anyk.runs.evaluation.evaluator import Evaluator
+from anyk.runs.evaluation.evaluator import Evaluator, divergence
 from anyk.runs.floor import floor_seconds
 from anyk.runs.folder import callback_states, checkpoints
 from anyk.runs.folder.digests import file_digest
@@ -47,11 +46,7 @@ class Launch:
     """A run from its start, or from the checkpoint ``saved``, to its summary."""
 
     def __init__(
-        self,
-        prepared: Preparation,
-        log: RunLog,
-        folder: Path | None,
-        saved: checkpoints.Saved | None = None,
+        self, prepared: Preparation, log: RunLog, folder: Path | None, saved: checkpoints.Saved | None = None
     ) -> None:
         self._prepared, self._strategy, self._cluster = prepared, prepared.strategy, prepared.cluster
         self._problem, self._config, self._log = prepared.problem, prepared.config, log
@@ -162,7 +157,8 @@ class Launch:
         driver, saved = self.driver, self._saved
         with contextlib.ExitStack() as driving:
             driving.enter_context(_patient_interrupts(driver, lambda: self._opened))
-            driving.enter_context(_quick_switching())
+            driving.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(_SWITCH)
             if self._evaluate is not None:
                 first_metrics(self._evaluated)  # modules that metrics import are imported before the clock starts
             with session(
@@ -279,9 +275,8 @@ class Launch:
             last, newest = driver.last, evaluator.latest
             assert last is not None
             loss, metric, evaluated = (None,) * 3 if newest is None else (newest.loss, newest.metric, newest.version)
-            decoding = last.residual, last.gain, last.staleness, last.stalest
-            values = loss, metric, evaluated
-            info = StepInfo(slot, version, driver.time, driver.on_time, *decoding, *values, driver, evaluator)
+            head = slot, version, driver.time, driver.on_time, last.residual, last.gain, last.staleness, last.stalest
+            info = StepInfo(*head, loss, metric, evaluated, driver, evaluator)
             self._news.append(("on_step", info))
 
     def _take_evaluations(self) -> None:
@@ -305,7 +300,6 @@ class Launch:
 
     def _tell_news(self, driver: Driver) -> None:
         """Call the hooks that are due."""
-        del driver
         while self._news:
             self._tell(*self._news.pop(0))
 
@@ -468,7 +462,6 @@ def _patient_interrupts(driver: Driver, started: Callable[[], bool]) -> Iterator
         return
 
     def note(number: int, _: Any) -> None:
-        del number
         if driver.interrupted or not started():
             raise KeyboardInterrupt
         driver.interrupt()
@@ -479,13 +472,3 @@ def _patient_interrupts(driver: Driver, started: Callable[[], bool]) -> Iterator
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _quick_switching() -> Iterator[None]:
-    previous = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(previous)

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from anyk.checks import AtLeastOne, typed
 from anyk.clusters import Cluster
-from anyk.errors import BadInput, describe_error
+from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.data.streams import NO_PASS
 from anyk.protocol import Strategy
@@ -20,6 +20,8 @@ from anyk.specs import parse
 Duration = Annotated[float, Meta(gt=0, le=1e15)]  # seconds; longer ones would be infinite for every purpose
 LIMIT = 10_000  # steps at most if a target is the only limit: it may be out of reach
 STEPS = 100  # steps if no limit is specified
+_MOST = 1_000_000  # steps that a limit of seconds may take on a virtual clock; without one of steps
+_EVERY = 1000  # steps between two checks
 
 
 @typed
@@ -43,6 +45,26 @@ class Limits:
     def within(self, steps: int) -> Limits:
         """Return the limits of a run that is certain to end: after ``steps`` steps if it might be endless."""
         return replace(self, steps=steps) if self.endless else self
+
+
+class ClockLimit:
+    """Checks the virtual clock at regular steps; ``begun``: the step at which the run began."""
+
+    def __init__(self, seconds: float, begun: int) -> None:
+        self._seconds, self._begun = seconds, begun
+        self._look = _EVERY
+
+    def check(self, step: int, now: float) -> None:
+        """Raise :class:`~anyk.errors.RunFailed` if too little time has passed for the steps taken."""
+        steps = step - self._begun
+        if steps < self._look:
+            return
+        if now * _MOST < self._seconds * steps:
+            raise RunFailed(
+                f"{steps:,} steps took {now:.3g} s of the virtual clock; at this pace a limit of {self._seconds:g} "
+                f"seconds takes more than {_MOST:,} steps; give steps as well, or longer delays"
+            )
+        self._look = steps + _EVERY
 
 
 def check_launcher() -> None:

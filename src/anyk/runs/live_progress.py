@@ -6,7 +6,6 @@ import contextlib
 import sys
 import time as clock
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from anyk import html
@@ -44,11 +43,9 @@ class Progress(Callback):
             self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+            self._live.__exit__(*error)
 
     def on_begin(self, info: RunInfo) -> None:
         self._run, self._first = info, True

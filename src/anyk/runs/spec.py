@@ -21,27 +21,11 @@ from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callbacks, check_callbacks
 from anyk.runs.defaults import usual_cluster, usual_optimizer, workers_of
 from anyk.runs.engine.warm_start import WarmStart
-from anyk.runs.evaluation.evaluate import (
-    USUAL,
-    Evaluate,
-    check_evaluate,
-    check_held_out,
-    evaluating,
-    read_evaluate,
-)
+from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate
 from anyk.runs.folder.config import Origin, RunConfig
 from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.rebuilding import describe
-from anyk.runs.limits import (
-    LIMIT,
-    STEPS,
-    Limits,
-    check_clock,
-    check_launcher,
-    check_limits,
-    check_rows,
-    plan,
-)
+from anyk.runs.limits import LIMIT, STEPS, Limits, check_clock, check_launcher, check_limits, check_rows, plan
 from anyk.runs.run import Run
 from anyk.strategies import complete_spec, for_fleet, resolve_paths, with_fleet
 from anyk.strategies import strategy as build_strategy
@@ -132,16 +116,22 @@ class RunSpec:
             parts = strategy, cluster, problem, optimizer, config, warm_start, evaluate, evaluated
             yield Preparation(*parts, spec.checkpoint_every, callbacks)
 
+    @property
+    def _strategy(self) -> Strategy | str:
+        """The strategy, or its spec."""
+        assert not isinstance(self.strategy, Promise)
+        return self.strategy if isinstance(self.strategy, str) else build_strategy(self.strategy)
+
     def _for_fleet(self) -> RunSpec:
         """Return the request with a range of workers, or a number of partitions, as settings of its strategy."""
-        if not isinstance(self.workers, tuple) and self.partitions is None:
-            return self
-        assert not isinstance(self.strategy, Promise)
-        strategy = self.strategy if isinstance(self.strategy, str) else build_strategy(self.strategy)
-        if isinstance(self.workers, tuple):
-            fewest, workers = self.workers
-        else:
-            fewest = workers = self.workers or workers_of(self.cluster, strategy)
+        strategy = self._strategy
+        match self.workers:
+            case (fewest, workers):
+                pass
+            case _ if self.partitions is None:
+                return self
+            case count:
+                fewest = workers = count or workers_of(self.cluster, strategy)
         if isinstance(strategy, str):
             strategy = with_fleet(strategy, fewest, workers, self.partitions)
         else:
@@ -152,8 +142,8 @@ class RunSpec:
 
     def _as_promised(self, promise: Promise) -> RunSpec:
         """Return the request with the plan's choices; raise if it asks for another number of workers."""
-        ready = isinstance(self.cluster, Cluster)
-        workers = self.cluster.workers if isinstance(self.cluster, Cluster) else self.workers
+        ready = self.cluster if isinstance(self.cluster, Cluster) else None
+        workers = self.workers if ready is None else ready.workers
         if (workers is not None and workers != promise.workers) or self.partitions is not None:
             raise BadInput(
                 f"the plan is for {promise.workers} workers, got {workers}; plan for the fleet that is to train"
@@ -161,16 +151,15 @@ class RunSpec:
         return replace(
             self,
             strategy=promise.strategy,
-            workers=None if ready else promise.workers,
+            workers=promise.workers if ready is None else None,
             optimizer=promise.optimizer if self.optimizer is None and self.begin is None else self.optimizer,
             limits=self.limits or Limits(target=promise.target),
         )
 
     def _build(self) -> tuple[Strategy, Cluster]:
         """Return the strategy and the cluster."""
-        assert not isinstance(self.strategy, Promise)
         assert not isinstance(self.workers, tuple)
-        strategy = self.strategy if isinstance(self.strategy, str) else build_strategy(self.strategy)
+        strategy = self._strategy
         cluster = usual_cluster(
             self.cluster,
             strategy,

@@ -78,7 +78,6 @@ class _HandOver(Optimizer):
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
-        del state
         model = self.rounds.hand_over(
             Step(t, gradient.astype(w.dtype), w.copy(), scale, self.rounds.receipt)  # the user may store both
         )
@@ -350,18 +349,11 @@ def rounds(
         problem = _WithInitial(problem, _matching(into, problem))
     if go_on and out is None:
         raise BadInput("go_on resumes the run in a folder; give out=…")
-    options: dict[str, Any] = {
-        "steps": steps,
-        "seconds": seconds,
-        "evaluate": evaluate,
-        "checkpoint_every": checkpoint_every,
-    }
-    start: Callable[..., Run]
+    start: Callable[..., Run] = partial(train, problem, built, cluster, out=out)
     if resumed := go_on and out is not None and (Path(out) / NAME).exists():
         _check_same(Path(out), built, cluster)
-        start = partial(resume, Path(out), problem=problem, **options)
-    else:
-        start = partial(train, problem, built, cluster, out=out, **options)
+        start = partial(resume, Path(out), problem=problem)
+    start = partial(start, steps=steps, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
     return Rounds(problem, start, into, _with_states(keep), check_callbacks(callbacks), resumed=resumed)
 
 

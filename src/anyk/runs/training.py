@@ -72,7 +72,7 @@ def train(
     ``strategy``: a strategy, a code, a spec, or a plan's ``promise``. With a promise the run has the plan's strategy,
     workers, learning rate, optimiser and, without a limit, target or steps, and stores it for :func:`anyk.check`.
     ``cluster``: a cluster or a spec, to which ``workers`` (by default the strategy's, or 30), ``delays``, ``seed`` and
-    ``communication`` belong. ``workers=(4, 16)``: workers join and leave, and the run goes on with 4 to 16; the data
+    ``communication`` belong. ``workers=(4, 16)``: workers join and leave, and the run continues with 4 to 16; the data
     have a fixed number of ``partitions``, by default 4 for each of the most workers, so that the gradient does not
     depend on who is there. ``optimizer``: an optimiser or a spec, with learning rate 1 / smoothness of the problem; by
     default as in ``begin``, or Nesterov momentum. ``out``: a new folder, in which a checkpoint is written every
@@ -99,22 +99,9 @@ def train(
     (10, [10, 11, 12, 13, 14, 15])
     """
     limits = Limits(steps, seconds, target)
-    spec = RunSpec(
-        problem,
-        strategy,
-        cluster,
-        workers,
-        delays,
-        seed,
-        communication,
-        optimizer,
-        limits,
-        begin,
-        evaluate,
-        checkpoint_every,
-        callbacks,
-        partitions,
-    )
+    fleet = workers, delays, seed, communication
+    options = evaluate, checkpoint_every, callbacks, partitions
+    spec = RunSpec(problem, strategy, cluster, *fleet, optimizer, limits, begin, *options)
     with spec.prepare() as prepared:
         return _start(prepared, None if out is None else Path(out), progress=progress)
 

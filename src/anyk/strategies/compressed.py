@@ -111,28 +111,30 @@ class Compressed(Strategy):
 
     def on(self, state: CompressedState, event: Event) -> Commands:
         s = state
-        if isinstance(event, Lost):
-            s.last.pop(event.worker, None)  # the part that it had omitted is lost
-            s.tasks = {task: at for task, at in s.tasks.items() if at[0] != event.worker}
-        elif isinstance(event, Failed):
-            s.tasks.pop(event.task, None)
-        elif isinstance(event, Reply) and event.task in s.tasks and event.task > s.last.get(event.worker, -1):
-            s.last[event.worker] = event.task
+        match event:
+            case Lost(worker=worker):
+                s.last.pop(worker, None)  # the part that it had omitted is lost
+                s.tasks = {task: at for task, at in s.tasks.items() if at[0] != worker}
+            case Failed(task=task):
+                s.tasks.pop(task, None)
+            case Reply(worker=worker, task=task) if task in s.tasks and task > s.last.get(worker, -1):
+                s.last[worker] = task
         return self._compressed(s, self.of.on(s.of, event))
 
     def _compressed(self, s: CompressedState, commands: Commands) -> Commands:
         changed: list[Command] = []
         for command in commands:
-            if isinstance(command, Dispatch):
-                command = self._dispatched(s, command)
-            elif isinstance(command, (Combine, Mix)):
-                for task, _ in command.messages:
-                    s.tasks.pop(task, None)
-            elif isinstance(command, Cancel) and s.tasks:
-                for task in command.tasks:
-                    worker, before = s.tasks.pop(task, (-1, -1))
-                    if s.last.get(worker) == task:  # it had arrived and is not used
-                        s.last[worker] = before
+            match command:
+                case Dispatch():
+                    command = self._dispatched(s, command)
+                case Combine(messages=messages) | Mix(messages=messages):
+                    for task, _ in messages:
+                        s.tasks.pop(task, None)
+                case Cancel(tasks=tasks) if s.tasks:
+                    for task in tasks:
+                        worker, before = s.tasks.pop(task, (-1, -1))
+                        if s.last.get(worker) == task:  # it had arrived and is not used
+                            s.last[worker] = before
             changed.append(command)
         return changed
 

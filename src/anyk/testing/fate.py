@@ -88,7 +88,7 @@ class Fate:
         ]
 
     def _advance(self, kind: str, worker: int, pick: int, at: float) -> Event | None:
-        """Return an event of an open chunk; one that is started again is that of a worker of a resumed run."""
+        """Return an event of an open chunk; a worker of a resumed run starts its chunk again."""
         places = self.open(worker)
         if not places:
             return None

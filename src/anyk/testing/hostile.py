@@ -221,12 +221,13 @@ def _schedule(transcript: Sequence[Any]) -> Iterator[str]:
 
 def explained(error: Exception) -> Broken:
     """Return the broken rule, or the exception that a strategy raised and its place."""
-    if isinstance(error, Broken):
-        return error
-    if isinstance(error, AssertionError):
-        return Broken("assertion", str(error))
-    if isinstance(error, RunFailed):
-        return Broken("run", f"the run failed: {error}")
+    match error:
+        case Broken():
+            return error
+        case AssertionError():
+            return Broken("assertion", str(error))
+        case RunFailed():
+            return Broken("run", f"the run failed: {error}")
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = (
         f"it raised {type(error).__name__}: {error} ({Path(frame.filename).name}, line {frame.lineno}, in {frame.name})"

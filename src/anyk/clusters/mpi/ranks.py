@@ -90,12 +90,7 @@ class Ranks:
         atexit.register(self.end)
 
     def send(
-        self,
-        rank: Rank,
-        kind: int,
-        values: Sequence[Any] = (),
-        body: bytes = b"",
-        vectors: Sequence[NDArray[Any]] = (),
+        self, rank: Rank, kind: int, values: Sequence[Any] = (), body: bytes = b"", vectors: Sequence[NDArray[Any]] = ()
     ) -> None:
         """Send a parcel."""
         if not rank.dead:

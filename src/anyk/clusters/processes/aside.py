@@ -34,10 +34,8 @@ _BOOT = "import json, sys; s = json.loads(sys.argv[1]); sys.path[:] = s['path'];
 _BOOT += "from anyk.clusters.processes.aside import main; main(s)"
 _DYING = 5.0  # seconds that a process may take to end after it has closed its output
 _BEAT = 1.0  # seconds between two signs of life of the process
-_START, _SILENCE = (
-    120.0,
-    60.0,
-)  # seconds without the first, and without a further sign of life, after which the process is ended
+# seconds without the first, and without a further sign of life, after which the process is ended
+_START, _SILENCE = 120.0, 60.0
 _INTERRUPTED = 5.0  # the same, while a run is being interrupted
 _TRIES = 2  # the most processes that may end at one model, and the most such models in a row
 _TELLING = threading.Lock()

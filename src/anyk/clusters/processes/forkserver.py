@@ -106,13 +106,7 @@ class ForkServer:
         return True
 
     def _become(
-        self,
-        shared: Shared,
-        worker: int,
-        incarnation: int,
-        doorbell: int,
-        own: tuple[int, int],
-        forkserver: int,
+        self, shared: Shared, worker: int, incarnation: int, doorbell: int, own: tuple[int, int], forkserver: int
     ) -> None:
         """Run the worker in the child, and never return into the fork server's code."""
         status = 1

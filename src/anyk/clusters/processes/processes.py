@@ -24,14 +24,7 @@ from anyk.clusters.available import available_memory
 from anyk.clusters.contract import PINNED, Report
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
-from anyk.clusters.processes.memory import (
-    ERROR_BOX,
-    RECORD,
-    MailBox,
-    MemoryLayout,
-    Segment,
-    place_buffers,
-)
+from anyk.clusters.processes.memory import ERROR_BOX, RECORD, MailBox, MemoryLayout, Segment, place_buffers
 from anyk.clusters.processes.shared_store import SharedStore
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle
 from anyk.clusters.remote.orders import NOTHING

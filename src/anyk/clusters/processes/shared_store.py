@@ -61,14 +61,12 @@ class SharedStore(RemoteStore):
         for copy in self._free_copies[-3 * len(plan.slots) :]:
             model_view(self._memory, plan, copy)[:] = 0.0
         for worker in range(plan.workers):
-            size = min(2, plan.buffers) * plan.buffer_bytes(
-                worker
-            )  # further buffers are rarely used, and reading them takes memory
+            # further buffers are rarely used, and reading them takes memory
+            size = min(2, plan.buffers) * plan.buffer_bytes(worker)
             self._replies.array(plan.buffer_at(worker, 0), size // 8, np.dtype(np.int64))[:: 4096 // 8].max(initial=0)
 
     def blank(self, slot: str) -> Vector:
-        del slot  # only one version is being written at a time
-        plan = self._plan
+        plan = self._plan  # only one version is being written at a time, whatever its slot
         if not self._free_copies:  # more versions are in use than expected
             first = self._memory.size // plan.model_bytes
             self._memory.grow((first + plan.workers) * plan.model_bytes)
@@ -155,7 +153,7 @@ class SharedStore(RemoteStore):
     def _copy_out(self, worker: int) -> bool:
         """Free a buffer of a worker: move its oldest message that no task reads to the driver's memory.
 
-        Return False if tasks are reading all of them.
+        Return False if tasks are reading all its messages.
         """
         read = {place for ask in self.requests.values() for place in ask.messages}
         for key, message in self.arrived.items():

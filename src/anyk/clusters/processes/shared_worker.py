@@ -82,7 +82,6 @@ class SharedMemoryWorker(Worker[int]):
             raise Disconnected
 
     def model(self, slot: str, place: int) -> Vector:
-        del slot
         w = model_view(self._shared.models, self._layout, place)
         w.flags.writeable = False  # other workers read it, too
         return w

@@ -193,9 +193,8 @@ class Ray(Networked[_ActorHandle]):
                     logging_level="ERROR",
                     _temp_dir=self._folder.name,
                     _node_ip_address="127.0.0.1",
-                    _system_config={
-                        "worker_niceness": 0
-                    },  # with Ray's default, 15, workers would starve if other programs run
+                    # with Ray's default, 15, workers would starve if other programs run
+                    _system_config={"worker_niceness": 0},
                 )
         except Exception as error:
             self.close()
@@ -214,9 +213,8 @@ class Ray(Networked[_ActorHandle]):
     def ship(self, partitions: Partitions) -> None:
         each = parcels(partitions, self.assignment)
         own, shared = sum(parcel[0].nbytes for parcel in each), sum(part.nbytes for part in each[0][1:])
-        if (
-            own > shared and own > each[0][0].nbytes
-        ):  # data for all workers, such as frozen parameters, outweighs partitions
+        # data for all workers, such as frozen parameters, outweighs partitions
+        if own > shared and own > each[0][0].nbytes:
             each = [ship(partitions)] * self.workers
         self.prepare()
         ray = ray_module()

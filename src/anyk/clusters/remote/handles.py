@@ -10,10 +10,8 @@ from anyk.clusters.contract import Report
 from anyk.clusters.remote.worker import NO_TASK
 from anyk.protocol import Task
 
-_PAUSE, _LONGEST_PAUSE = (
-    0.1,
-    5.0,
-)  # seconds before a worker that has died twice in a row is restarted, and the longest such pause
+# seconds before a worker that has died twice in a row is restarted, and the longest such pause
+_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 class Notice(NamedTuple):
@@ -55,9 +53,8 @@ class WorkerHandle:
         self.gone = False  # abandoned for good
         self.preempt = False  # whether the worker is to stop its current task
         self.clock = 0.0  # its clock minus the driver's, in seconds
-        self.question: list[Any] | None = (
-            None  # question about losses: number, place of the model, slot, partitions, samples
-        )
+        # question about losses: number, place of the model, slot, partitions, samples
+        self.question: list[Any] | None = None
         self.forget()
 
     def forget(self) -> None:

@@ -22,10 +22,8 @@ from anyk.errors import RunFailed
 from anyk.problems.base import Vector, rows_within
 
 _SOON, _LATE = 0.1, 3.0  # seconds, and multiples of the expected duration, after which other workers are asked, too
-_SILENCE, _NEVER = (
-    60.0,
-    10.0,
-)  # seconds, and multiples of the other losses' duration, after which missing losses are abandoned
+# seconds, and multiples of the other losses' duration, after which missing losses are abandoned
+_SILENCE, _NEVER = 60.0, 10.0
 _NOTHING = 600.0  # seconds to wait for the first loss
 _INTERRUPTED = 5.0  # seconds, instead of all these, while the run is being interrupted
 _DEATHS = 2  # deaths during one question after which a worker is excluded from some questions
@@ -94,9 +92,8 @@ class Losses:
         self._waiting: deque[Question] = deque()  # questions of other threads, not yet asked
         self._lock = threading.Lock()
         self._closed = False
-        self._excluded: dict[
-            int, tuple[int, str]
-        ] = {}  # number of the first question to ask a worker again, and why it is excluded
+        # number of the first question to ask a worker again, and why it is excluded
+        self._excluded: dict[int, tuple[int, str]] = {}
         self._strikes = Counter[int]()  # exclusions of a worker since its last answer
         self._questions = 0
         self._open: Question | None = None
@@ -194,10 +191,8 @@ class Losses:
         self._strikes[worker] = self._deaths[worker] = 0
         if not self._missing:
             self._end(None)
-        took, share = (
-            self._answered_at - self._put_at,
-            len(question.losses) / (len(question.losses) + len(self._missing)),
-        )
+        took = self._answered_at - self._put_at
+        share = len(question.losses) / (len(question.losses) + len(self._missing))
         self._late = self._put_at + max(_SOON, _LATE * took / share)
 
     def died(self, worker: int) -> None:

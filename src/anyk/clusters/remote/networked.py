@@ -121,7 +121,7 @@ class NetworkedWorker(Worker[None], WorkerTransport):
         self.begin(partitions, self._assigned, np.zeros(partitions.dimension, dtype=partitions.dtype))
 
     def changed(self) -> bool:
-        """Return whether there is an envelope with all its vectors, some of which an older one may yet bring."""
+        """Return whether there is an envelope whose vectors are all there, also vectors that older ones bring."""
         envelope = self._envelope
         return envelope is not None and all(key in self._vectors for key in envelope.needs)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -23,17 +22,7 @@ from anyk.clusters.remote.handles import Departure, Died, Notice, WorkerHandle, 
 from anyk.clusters.remote.losses import Losses
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.tasks import Comparisons, OpenTasks
-from anyk.clusters.remote.worker import (
-    COMPARED,
-    EVALUATED,
-    FAILED,
-    LEAVING,
-    PROGRESS,
-    READY,
-    REPLY,
-    STOPPED,
-    RunSetup,
-)
+from anyk.clusters.remote.worker import COMPARED, EVALUATED, FAILED, LEAVING, PROGRESS, READY, REPLY, STOPPED, RunSetup
 from anyk.clusters.store import Message
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions, Vector
@@ -144,18 +133,15 @@ class Remote(Cluster, Transport, Generic[H]):
 
     def new_store(self, messages: Messages, layout: Layout) -> RemoteStore:
         """Return the store of a run's vectors."""
-        del layout
         return RemoteStore(messages)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self._opened = False  # another run may use the cluster
 
     def start_workers(self) -> tuple[int, ...]:
         """Spawn the workers, wait until they are ready, and start the run's clock; some may join later."""
-        begun = last = time.monotonic()
+        start = last = time.monotonic()
         for worker in range(self.workers):
             self.spawn(worker)
         while (count := sum(handle.present for handle in self.handles)) < self.workers:
@@ -168,7 +154,7 @@ class Remote(Cluster, Transport, Generic[H]):
                     last = time.monotonic()
                 if isinstance(event, Lost) and event.gone:
                     raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
-            if time.monotonic() > begun + self.patience_at_start:
+            if time.monotonic() > start + self.patience_at_start:
                 late = [i for i, handle in enumerate(self.handles) if not handle.present]
                 raise RunFailed(f"workers {late} did not load their partitions within {self.patience_at_start:.0f} s")
         self._start = time.monotonic()

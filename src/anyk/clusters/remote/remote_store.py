@@ -27,7 +27,6 @@ class RemoteStore(VectorStore):
 
     def place(self, slot: str, version: int) -> int:
         """Return the place at which workers find a model version."""
-        del slot
         return version
 
     def locate(self, key: Place) -> tuple[int, int]:

@@ -52,10 +52,8 @@ class OpenTasks:
 
     def _placed(self, chunk: Chunk) -> Chunk:
         """Return a chunk whose ``mix`` refers to messages by their places instead of their tasks."""
-        places = []
-        for worker, task, index, weight in chunk.mix:
-            first, second = self._store.locate((task, index))
-            places.append((worker, first, second, weight))
+        locate = self._store.locate
+        places = ((worker, *locate((task, index)), weight) for worker, task, index, weight in chunk.mix)
         return chunk._replace(mix=tuple(places))
 
     def request(self, order: RequestMessage) -> bool:

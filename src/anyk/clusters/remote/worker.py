@@ -48,9 +48,7 @@ class Orders(NamedTuple):
     places: Sequence[int]  # the place of each chunk's model
     versions: Sequence[int]  # the version of each chunk's model
     requests: Sequence[Any]
-    question: Sequence[Any] | None = (
-        None  # question about losses: number, place of the model, slot, partitions, samples
-    )
+    question: Sequence[Any] | None = None  # about losses: number, place of the model, slot, partitions, samples
 
 
 class RunSetup(NamedTuple):

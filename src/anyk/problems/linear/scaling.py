@@ -62,7 +62,7 @@ _UNEVEN = 1e3  # ratio of the sizes of columns above which training without scal
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """The conversion of columns into those of a model, ``z = (x - center) / scale``; both of shape (columns,).
+    """The conversion of columns into a model's columns, ``z = (x - center) / scale``; both of shape (columns,).
 
     ``units``, of the same shape: the regulariser acts on the weights of ``x / units``, by default on the weights of
     ``x``. In sparse data only columns with entries in half of the rows or more have a center, so that they stay sparse.

@@ -188,12 +188,12 @@ class TorchPartitions(Batches):
         import torch
 
         network, _, _ = self._ready(w)
-        chosen = chosen._replace(data=chosen.data.evaluated)
+        evaluated = chosen._replace(data=chosen.data.evaluated)
         total = 0.0
         network.module.eval()
         try:
             with torch.no_grad(), _threads(network.threads), kept_buffers(network.module):
-                for part in chosen.parts(self.most or AT_ONCE):
+                for part in evaluated.parts(self.most or AT_ONCE):
                     batch = self._on_device(part.batch)
                     if times := network.times(batch, part.size):
                         total += float(network.loss_of(batch)) * times

@@ -76,9 +76,10 @@ def checked_arrays(arrays: Sequence[Any], name: str, dtype: DType, keys: Sequenc
 
 def labels_of(data: Samples) -> Array | None:
     """Return the targets if they are in memory and one integer each, shape (samples,), else None."""
-    form = data.form if isinstance(data, Arrays) else None
-    places = form.target_places(len(data.arrays)) if isinstance(form, Tensors) else []
-    targets = [data.arrays[place] for place in places]
+    targets: list[Array] = []
+    match data:
+        case Arrays(form=Tensors() as form, arrays=arrays):
+            targets = [arrays[place] for place in form.target_places(len(arrays))]
     whole = len(targets) == 1 and targets[0].dtype.kind in "biu" and targets[0].ndim == 1
     return targets[0] if whole else None
 

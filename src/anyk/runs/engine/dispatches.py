@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Sequence
 from typing import Any
 
-from anyk.protocol import Chunk, Task, Timing
+from anyk.protocol import Chunk, Cut, Failed, Progress, Reply, Task, Timing
 
 # status of a chunk; CUT: cancelled, but its end is not yet known; KEPT: counted, but its message is still stored
 OPEN, ARRIVED, ENDED, CUT, KEPT = range(5)
@@ -51,6 +52,10 @@ class Batch:
         self.timing: dict[int, tuple[Timing | None, float]] = {}
         self.done: dict[int, int] = {}  # partitions that workers have reported as finished
 
+    def place_of(self, event: Reply | Failed | Progress | Cut) -> int:
+        """Return the place of the chunk of an event."""
+        return (event.task - self.first) * self.width + event.chunk
+
     def chunk(self, place: int) -> Chunk:
         """Return the chunk of a place."""
         return self.chunks[place // self.width][place % self.width]
@@ -85,3 +90,8 @@ class Batch:
         batch.timing = {p: (None if t is None else Timing(*t), received) for p, (t, received) in timing}
         batch.cancelled = dict(cancelled)
         return batch
+
+
+def plain_weight(weight: Any) -> float | str:
+    """Return the weight of a message as the log stores it: JSON if there is one for each block."""
+    return weight if isinstance(weight, (int, float)) else json.dumps(list(weight))

@@ -40,7 +40,6 @@ from anyk.protocol import (
     Strategy,
 )
 from anyk.runs.engine.agreement import Agreement, tolerance_of
-from anyk.runs.engine.clock_limit import ClockLimit
 from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.questions import Questions
@@ -49,6 +48,7 @@ from anyk.runs.engine.updates import Updates
 from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.engine.workers_start import local_of, partitions_of, replicated
+from anyk.runs.limits import ClockLimit
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import KINDS, Update
 
@@ -147,13 +147,9 @@ class Driver:
             partitions = partitions_of(self.problem, self.layout, compared=not self.cluster.recorded)
             self.ledger.sizes = partitions.sizes
             tolerance = partition_abilities(partitions).tolerance
-            exact = not tolerance and not self.layout.voting
-            self.equal_bits = exact and replicated(self.layout)
-            if (
-                replicated(self.layout)
-                and self.layout.blocks == 1
-                and not (self.layout.voting or self.cluster.recorded)
-            ):
+            comparable = replicated(self.layout) and not self.layout.voting
+            self.equal_bits = comparable and not tolerance
+            if comparable and self.layout.blocks == 1 and not self.cluster.recorded:
                 tolerance = tolerance_of(self.cluster, tolerance, partitions.dtype)
                 note = None if self.log is None else self.log.note
                 self._agreement = Agreement(self.layout, self.cluster, self.ledger, tolerance, note)
@@ -403,12 +399,13 @@ class Driver:
 
     def _heed(self, event: Event) -> None:
         """Update the driver after a failure, a loss or an arrival of a worker."""
-        if isinstance(event, Failed):
-            self._unusable(event)
-        elif isinstance(event, Lost):
-            self._lose(event)
-        elif isinstance(event, Joined):
-            self.present.add(event.worker)
+        match event:
+            case Failed():
+                self._unusable(event)
+            case Lost():
+                self._lose(event)
+            case Joined():
+                self.present.add(event.worker)
 
     def _failed(self, event: Failed) -> Failed | Lost:
         """Return the failure, or the loss of its worker after too many failures in a row."""

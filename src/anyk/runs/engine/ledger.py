@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Progress, Reply, RequestMessage, Timing
 from anyk.runs.engine.counts import Counts, Used
-from anyk.runs.engine.dispatches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch
+from anyk.runs.engine.dispatches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch, plain_weight
 from anyk.runs.engine.versions import Versions
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import Ended, Reuse
@@ -144,12 +143,12 @@ class Ledger:
         """Record the number of finished partitions of a chunk that is sent on request."""
         batch = self._given.get(event.task)
         if batch is not None:
-            batch.done[(event.task - batch.first) * batch.width + event.chunk] = event.done
+            batch.done[batch.place_of(event)] = event.done
 
     def _late(self, event: Reply) -> None:
         """Free a message that arrived after its task was cancelled, and record its end."""
         batch = self._cut.get(event.task)
-        place = (event.task - batch.first) * batch.width + event.chunk if batch is not None else 0
+        place = batch.place_of(event) if batch is not None else 0
         self._cluster.free(event.task, event.chunk)
         if batch is None or batch.status[place] != CUT:
             return
@@ -160,7 +159,7 @@ class Ledger:
     def fail(self, event: Failed) -> tuple[str, int]:
         """Record an unusable message; return the slot and the version that it was computed on."""
         batch = self._given[event.task]
-        place = (event.task - batch.first) * batch.width + event.chunk
+        place = batch.place_of(event)
         slot = batch.chunk(place).slot
         version = batch.versions[slot]
         self.counts.unusable += 1
@@ -174,7 +173,7 @@ class Ledger:
         """Record the failure of a cancelled task, which is no fault: its model may have been overwritten meanwhile."""
         batch = self._cut.get(event.task)
         if batch is not None:
-            place = (event.task - batch.first) * batch.width + event.chunk
+            place = batch.place_of(event)
             if batch.status[place] == CUT:
                 self._end(batch, place, "discarded", due=event.time)
 
@@ -182,7 +181,7 @@ class Ledger:
         """Record the number of partitions that a worker finished of a cancelled chunk."""
         batch = self._cut.get(event.task)
         if batch is not None:
-            place = (event.task - batch.first) * batch.width + event.chunk
+            place = batch.place_of(event)
             if batch.status[place] == CUT:
                 self._end(batch, place, "cancelled", done=event.done, due=event.due)
         self._overtake(event.worker, event.task)
@@ -226,7 +225,7 @@ class Ledger:
         for cut in cuts:
             batch = batches[cut.task]
             batch.cancelled[cut.task] = now
-            place = (cut.task - batch.first) * batch.width + cut.chunk
+            place = batch.place_of(cut)
             if batch.status[place] == OPEN:
                 self._end(batch, place, "cancelled", done=cut.done, due=cut.due)
         while tasks:
@@ -305,7 +304,7 @@ class Ledger:
                     oldest = staleness
             if batch.status[place] == KEPT:
                 if self._log is not None:
-                    self._log.reuse(Reuse(slot, version + 1, task, chunk, _plain(weight)))
+                    self._log.reuse(Reuse(slot, version + 1, task, chunk, plain_weight(weight)))
                 continue
             replies += 1
             stays = (task, chunk) in keep
@@ -321,7 +320,7 @@ class Ledger:
             else:
                 used.add(batch.workers[task - batch.first])
                 ending = "late_counted" if staleness else "counted"
-                self._end(batch, place, ending, (slot, version + 1, _plain(weight)), kept=stays)
+                self._end(batch, place, ending, (slot, version + 1, plain_weight(weight)), kept=stays)
         return _UNSEEN if quick else Used(replies, len(used), total / max(len(command.messages), 1), oldest, used)
 
     def settle(self, now: float) -> None:
@@ -479,8 +478,3 @@ class Ledger:
                 self._cluster.hold(batch.workers[item], task, chunk, ids, value)
         chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
         return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}
-
-
-def _plain(weight: Any) -> float | str:
-    """Return a weight as the log stores it."""
-    return weight if isinstance(weight, (int, float)) else json.dumps(list(weight))

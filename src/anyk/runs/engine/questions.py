@@ -16,9 +16,9 @@ from anyk.protocol import DriftMeasured, EvaluateLoss, LossEvaluated, MeasureDri
 from anyk.runs.engine.buckets import parts_of
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.versions import Versions
+from anyk.runs.log.schema import KINDS
 
 Answer = LossEvaluated | NoiseMeasured | DriftMeasured
-_KINDS = {kind.__name__: kind for kind in (LossEvaluated, DriftMeasured, NoiseMeasured)}
 
 
 class Questions:
@@ -104,4 +104,4 @@ class Questions:
 
     def restore(self, state: list[Any]) -> None:
         """Continue from :meth:`state`."""
-        self.answers.extend(_KINDS[name](*plain) for name, *plain in state)
+        self.answers.extend(KINDS[name](*plain) for name, *plain in state)

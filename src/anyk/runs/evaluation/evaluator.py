@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import threading
 import time as clock
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from anyk.problems.many import problem_of
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.log.schema import Evaluation
 
+_TIMES = 1e3  # factor by which a loss may grow before a model counts as diverged
 _POINTS = 256  # versions stored of a slot before every second one is omitted
 _AFTER = 0.01  # seconds after a new version in which the driver, which distributes it, needs the processor
 _APART = 0.05  # least seconds on a real clock between two versions that are stored: storing one costs a copy
@@ -251,3 +254,32 @@ def _copy(w: Vector) -> Vector:
             return np.asarray(np.memmap(file, dtype=w.dtype, mode="c", shape=w.shape))
     except OSError:  # no space on the disk
         return w.copy()
+
+
+def divergence(evaluations: Sequence[Evaluation], lr: str, metric: str = "", better: str = "higher") -> str | None:
+    """Return a sentence on a model that has diverged, or None.
+
+    A model has diverged if the loss of its last version is not finite, or is above 1,000 times the loss of the first
+    version (or above 1,000, if that loss is less than 1). A metric that is to be minimised takes the place of a loss
+    that is not evaluated. ``evaluations``: of all slots, oldest first.
+
+    >>> first, last = Evaluation("model", 0, 0.0, 0.7, None), Evaluation("model", 5, 1.0, 2e63, None)
+    >>> divergence([first, last], "1e+09")
+    'diverged: the loss was 0.7 at step 0 and is 2e+63 at step 5; lower the learning rate (1e+09)'
+    """
+    by_slot: dict[str, list[Evaluation]] = defaultdict(list)
+    for evaluation in evaluations:
+        by_slot[evaluation.slot].append(evaluation)
+    for own in by_slot.values():
+        first, last = own[0], own[-1]
+        what, before, after = "loss", first.loss, last.loss
+        if before is None and better == "lower":
+            what, before, after = metric, first.metric, last.metric
+        if before is None or after is None or not math.isfinite(before):
+            continue
+        if not after <= _TIMES * max(before, 1.0):
+            return (
+                f"diverged: the {what} was {before:.3g} at step {first.version} and is {after:.3g} at step "
+                f"{last.version}; lower the learning rate ({lr})"
+            )
+    return None

@@ -41,20 +41,21 @@ def _stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any, place: str, arrays: dict[str, Vector]) -> Any:
-    if isinstance(value, Mapping):  # keys need not be texts
-        return {"dict": [[key, _plain(part, f"{place}/{key}", arrays)] for key, part in value.items()]}
-    if isinstance(value, (list, tuple)):
-        parts = [_plain(part, f"{place}/{number}", arrays) for number, part in enumerate(value)]
-        return {"tuple" if isinstance(value, tuple) else "list": parts}
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         arrays[place] = value.detach().cpu().numpy()
         return {"tensor": place, "shape": list(value.shape)}
-    if isinstance(value, (np.ndarray, np.generic)):
-        arrays[place] = np.asarray(value)
-        return {"array": place, "shape": list(value.shape)}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+    match value:
+        case Mapping():  # keys need not be texts
+            return {"dict": [[key, _plain(part, f"{place}/{key}", arrays)] for key, part in value.items()]}
+        case list() | tuple():
+            parts = [_plain(part, f"{place}/{number}", arrays) for number, part in enumerate(value)]
+            return {"tuple" if isinstance(value, tuple) else "list": parts}
+        case np.ndarray() | np.generic():
+            arrays[place] = np.asarray(value)
+            return {"array": place, "shape": list(value.shape)}
+        case None | bool() | int() | float() | str():
+            return value
     raise BadInput(f"the state of a callback has a {type(value).__name__} at {place}, which cannot be saved")
 
 

@@ -120,16 +120,15 @@ def _checks(folder: Path) -> Iterator[Check]:
         yield Check("mirror", True, "a copy of log and settings; models are in the folder of the run itself")
     else:
         if settings.begin is not None:
-            yield _checked("beginning", lambda: _beginning(folder))
-        if settings.digests.predictor is not None:
-            yield _checked("predictor", lambda: _predictor(folder, settings.digests.predictor))
+            yield _checked("beginning", lambda: f"{warm_start.NAME}, step {warm_start.WarmStart.load(folder).step}")
+        if (digest := settings.digests.predictor) is not None:
+            load = predictors.load_predictor
+            yield _checked("predictor", lambda: f"{predictors.NAME}, {load(folder, digest).features:,} columns")
     yield from _of_digests(folder, settings)
 
 
 def _of_log(log: RunLog) -> Iterator[Check]:
-    why = log.check_file()
-    if why is None and log.lost:
-        why = LOST
+    why = log.check_file() or (LOST if log.lost else None)
     yield Check("log", why is None, f"{_LOG} is an SQLite file with the tables of a run" if why is None else why)
     if why is None:
         why = log.check_seals()
@@ -202,12 +201,10 @@ def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
             elif saved is not None:
                 step = min(saved.state["versions"].values())
                 yield Check(label, True, f"{name}, step {step}, its digest and the log agree")
-            elif name == checkpoints.NAME and last is not None:
+            elif len(written) > (name == checkpoints.OLDER):
                 yield Check(label, False, f"{name} is gone, though the log says that it was written")
             elif name == checkpoints.NAME:
                 yield Check(label, True, "none was written yet")
-            elif len(written) > 1:
-                yield Check(label, False, f"{name} is gone, though the log says that it was written")
     except (BadInput, KeyError, ValueError, TypeError) as error:
         yield Check("checkpoints", None, f"not compared with a damaged log ({error})")
 
@@ -227,16 +224,6 @@ def _of_models(folder: Path, log: RunLog) -> Iterator[Check]:
                 yield Check("model", None, f"{name} is not compared: the log has no digest of it before the run ends")
     except (BadInput, TypeError, ValueError) as error:
         yield Check("model", None, f"not compared with a damaged log ({error})")
-
-
-def _beginning(folder: Path) -> str:
-    step = warm_start.WarmStart.load(folder).step
-    return f"{warm_start.NAME}, step {step}"
-
-
-def _predictor(folder: Path, digest: str | None) -> str:
-    predictor = predictors.load_predictor(folder, digest)
-    return f"{predictors.NAME}, {predictor.features:,} columns"
 
 
 def _of_digests(folder: Path, settings: config.RunConfig) -> Iterator[Check]:

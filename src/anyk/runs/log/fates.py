@@ -14,14 +14,7 @@ from anyk.runs.log import queries
 from anyk.runs.run import Run
 
 Column = NDArray[Any]
-FATES = (
-    "used",
-    "used late",
-    "not needed",
-    "cut off",
-    "lost",
-    "unfinished at the end",
-)
+FATES = ("used", "used late", "not needed", "cut off", "lost", "unfinished at the end")
 USED, LATE, SPARE, CUT, LOST, OPEN = range(len(FATES))
 PHASES = ("waiting", "computing", "idle", "sending")  # of a finished chunk, in this order
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.protocol import Cancel, Combine
-from anyk.runs.engine.dispatches import ARRIVED, CUT, OPEN, Batch
+from anyk.runs.engine.dispatches import ARRIVED, CUT, OPEN, Batch, plain_weight
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
 
@@ -100,13 +100,7 @@ _CANCELLED = (
 
 
 def logged_receipt(
-    log: RunLog,
-    slot: str,
-    version: int,
-    *,
-    workers: int,
-    partitions: int,
-    stopped: Mapping[int, Batch] | None = None,
+    log: RunLog, slot: str, version: int, *, workers: int, partitions: int, stopped: Mapping[int, Batch] | None = None
 ) -> Receipt | None:
     """Return the receipt of a version from the log, or None without such a version.
 
@@ -164,10 +158,9 @@ def receipt_of_step(driver: Driver) -> Receipt:
     for (task, place), weight in zip(combine.messages, combine.weights, strict=True):
         batch = tasks[task]
         chunk = batch.chunks[task - batch.first][place]
-        plain = weight if isinstance(weight, (int, float)) else json.dumps(list(weight))
         work = queries.Work(list(chunk.partitions), list(chunk.coefficients), chunk.batch)
         worker = batch.workers[task - batch.first]
-        used.append(_Message(worker, task, place, plain, version - batch.versions[combine.slot], work))
+        used.append(_Message(worker, task, place, plain_weight(weight), version - batch.versions[combine.slot], work))
     used.sort(key=lambda message: message[:3])  # as in the log
     ended = [task for command in driver.obeying if isinstance(command, Cancel) for task in command.tasks]
     batches = [(task, tasks[task]) for task in ended if task in tasks]

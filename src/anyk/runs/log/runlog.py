@@ -22,17 +22,7 @@ from typing import Any, Self
 import msgspec
 
 from anyk.errors import BadInput, RunFailed
-from anyk.protocol import (
-    Alarm,
-    Chunk,
-    Event,
-    Joined,
-    Leaving,
-    LossEvaluated,
-    Lost,
-    NoiseMeasured,
-    Reply,
-)
+from anyk.protocol import Alarm, Chunk, Event, Joined, Leaving, LossEvaluated, Lost, NoiseMeasured, Reply
 from anyk.runs.log.copies import INSTEAD, copied
 from anyk.runs.log.schema import (
     INSERT,

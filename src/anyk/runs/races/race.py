@@ -29,15 +29,7 @@ from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
 from anyk.runs.limits import Limits, check_launcher, check_rows
 from anyk.runs.live_progress import showing
 from anyk.runs.many_models import combine
-from anyk.runs.races.race_folder import (
-    NAME,
-    RaceConfig,
-    is_race,
-    name_folders,
-    read_race,
-    run_folders,
-    titled,
-)
+from anyk.runs.races.race_folder import NAME, RaceConfig, is_race, name_folders, read_race, run_folders, titled
 from anyk.runs.races.seeds import compare_seeds, grouped
 from anyk.runs.run import Run, result_cells, setup
 from anyk.runs.training import resume, train
