@@ -51,7 +51,9 @@ COMMANDS = {
     "decompile function.py:f --args f32[3]": "jax",
 }  # fmt: skip
 if "--installed" in sys.argv:  # it takes too long to be tried with each extra
-    COMMANDS["chaos --strategy frc:stragglers=1 --stop 3/s --seconds 3 --workers 3 --least 0 --data synthetic:rows=100,features=3"] = ""
+    COMMANDS[
+        "chaos --strategy frc:stragglers=1 --stop 3/s --seconds 3 --workers 3 --least 0 --data synthetic:rows=100,features=3"
+    ] = ""
 
 
 class Finder(PathFinder):
