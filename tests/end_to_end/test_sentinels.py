@@ -97,7 +97,14 @@ NEEDS = {
 }
 NEEDS["race"] = [*NEEDS["train"], "--strategy", "uncoded"]
 ARGUMENTS = {"run": "run", "runs": "run", "sources": "times.csv", "source": "times.csv", "file": "rows.csv"}
-ARGUMENTS |= {"folders": ".", "spec": "frc:load=2", "specs": "frc:load=2", "function": "math:sqrt", "name": "?"}
+ARGUMENTS |= {
+    "workers": "1",
+    "folders": ".",
+    "spec": "frc:load=2",
+    "specs": "frc:load=2",
+    "function": "math:sqrt",
+    "name": "?",
+}
 INSTEAD = {
     "delays": ["--data"], "data": ["--data"], "data-file": ["--data"], "cluster": ["--cluster"],
     "strategy": ["--strategy"], "report": ["-o"], "out": ["-o", "--out"],
@@ -155,6 +162,7 @@ class Guard:
             event == "open"
             and isinstance(arguments[0], str)
             and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+            and "__pycache__" not in arguments[0]
             and not os.path.realpath(arguments[0]).startswith(self.places)
         ):
             self.noted.append(f"{event} {arguments[0]} for writing")

@@ -185,7 +185,7 @@ def test_what_a_torch_optimiser_cannot_be_is_said():
         (lambda: fitted_to_tree(optax.masked(optax.sgd(0.1), {"a": True, "c": False})), "like these: .* key path"),
         (lambda: fitted_to_tree(optax.partition({"x": optax.sgd(0.1)}, {"a": "x", "b": "z"})), r"like these: .*\['x', 'z'\]"),
         (lambda: OptaxOptimizer("lbfgs").start(np.zeros(3, np.float32)), "cannot step parameters like these: .*value"),
-        (lambda: Clip(norm=0.0), "norm must be a number above 0 and of at most 1e.100, got 0.0"),
+        (lambda: Clip(norm=0.0), "norm must be a finite number above 0, got 0.0"),
         (lambda: optimizer("clip:of=adma", lr=1.0), "no optimizer 'adma'; did you mean 'adam'?"),
     ]  # fmt: skip
     for make, sentence in bad:

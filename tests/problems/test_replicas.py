@@ -72,8 +72,10 @@ def test_items_draw_alike_for_all_and_leave_everybodys_draws_alone(noise, rows):
     assert global_draws() == expected
     other.partial_gradient(0, w)  # another past
     assert np.array_equal(other.partial_gradient(1, w, rows), first)
-    moved = one.partial_gradient(1, w + 1e-12, rows)
-    assert np.linalg.norm(moved - first) > 0.01 * np.linalg.norm(first)  # drawn anew at another model
+    assert np.array_equal(one.partial_gradient(1, w + 1e-12, rows) > 0, first > 0)  # not keyed by the model's bits
+    one.key = 1
+    moved = one.partial_gradient(1, w, rows)
+    assert np.linalg.norm(moved - first) > 0.01 * np.linalg.norm(first)  # drawn anew at another version
     assert problem.loss(w) == problem.loss(w)
 
 

@@ -568,7 +568,7 @@ def test_kept_states_count_their_own_steps() -> None:
             "easgd:alpha=0.6667",
             r"alpha of 'easgd' must be above 0 and below 2 / \(n \+ 1\) = 0.4 for 4 workers.*best is",
         ),
-        ("matcha:budget=0", r"budget \(the share of matchings that are active\) must be above 0 and at most 1, got 0"),
+        ("matcha:budget=0", "budget must be a number above 0 and of at most 1, got 0"),
         (
             "compressed:of=(frc:load=2),by=top-k",
             "'top-k:share=0.01' keeps what it leaves out, which replicas of 'frc:load=2'",

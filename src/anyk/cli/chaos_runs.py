@@ -59,7 +59,7 @@ def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
 
     \b
     anyk chaos --kill 2/s --stop 1/s --driver 2/min
-    anyk chaos --strategy frc:load=3,check=1 --freeze 1 --corrupt 3/min --nan 3/min --page chaos.html
+    anyk chaos --strategy frc:load=3,check=1 --corrupt 3/min --page chaos.html
     """
     from anyk.testing import FaultPlan
     from anyk.testing import chaos as run_chaos

@@ -33,6 +33,7 @@ from anyk.runs.log.schema import (
     Ended,
     Evaluation,
     Reuse,
+    Summary,
     Totals,
     Update,
     wrong_rows,
@@ -140,7 +141,8 @@ class RunLog:
             for name in TABLES:
                 if self._db.execute(f"SELECT 1 FROM {name} WHERE {wrong_rows(name)} LIMIT 1").fetchone():
                     return f"{name} has a row that no run writes"
-        except (sqlite3.Error, OverflowError) as error:
+            msgspec.convert(self.summary, Summary)
+        except (sqlite3.Error, OverflowError, ValueError, RecursionError) as error:
             return str(error)
         return None
 

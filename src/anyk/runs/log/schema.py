@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from anyk.protocol import (
     Alarm,
     DriftMeasured,
@@ -59,6 +61,7 @@ _MAY_LACK = {  # columns whose values may be missing; numbers that are not finit
     "updates": {"residual", "gain", "staleness", "scale"},
     "evaluations": {"loss", "metric"},
 }
+_TIMES = {"time", "dispatched", "started", "computing", "computed", "sent", "received", "cancelled", "due"}
 _JSON = {"partitions", "coefficients", "mix", "info", "value"}
 
 
@@ -70,11 +73,13 @@ def wrong_rows(table: str) -> str:
         number = f"typeof({name}) != 'integer' OR {name} NOT BETWEEN"
         wrong = {
             "INTEGER": f"{number} -1 AND {1_000_000 if name == 'worker' else 1 << 53}",
-            "REAL": f"typeof({name}) NOT IN ('real', 'integer') OR abs({name}) > 1e300",
+            "REAL": f"typeof({name}) NOT IN ('real', 'integer')",
             "TEXT": f"typeof({name}) != 'text'",
         }[kind]
         if name == "digest" and kind == "INTEGER":
             wrong = f"typeof({name}) != 'integer'"
+        elif name in _TIMES:
+            wrong += f" OR abs({name}) > 1e300"
         elif name == "weight":  # of a message, or of each block
             wrong = f"({wrong}) AND coalesce(typeof({name}) != 'text' OR json_type({name}) != 'array', 1)"
         elif name in _JSON:
@@ -107,6 +112,20 @@ KINDS: dict[str, type[Any]] = {
         NoiseMeasured,
     )
 }
+
+
+class Summary(msgspec.Struct):
+    """The values of a summary, by name, with their types."""
+
+    floor_seconds: float | None = None
+    loss: float | None = None
+    metric: dict[str, str | float | None] | None = None
+    metrics: dict[str, float | None] = {}
+    time_to_target: float | None = None
+    ledger: dict[str, int] = {}
+    stopped: str | None = None
+    models: dict[str, str] = {}
+    messages: dict[str, int] = {}
 
 
 class Ended(NamedTuple):
