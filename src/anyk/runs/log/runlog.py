@@ -141,7 +141,7 @@ class RunLog:
             for name in TABLES:
                 if self._db.execute(f"SELECT 1 FROM {name} WHERE {wrong_rows(name)} LIMIT 1").fetchone():
                     return f"{name} has a row that no run writes"
-            msgspec.convert(self.summary, Summary)
+            msgspec.convert(self.summary(), Summary)
         except (sqlite3.Error, OverflowError, ValueError, RecursionError) as error:
             return str(error)
         return None
