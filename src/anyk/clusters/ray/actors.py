@@ -318,7 +318,8 @@ class Ray(Networked[_ActorHandle]):
             self._look_at = time.monotonic() + _LOOKS
             self._find_departures()
         questioned = {worker for worker, handle in enumerate(self.handles) if handle.question is not None}
-        self._ask_for_news({entry.worker for entry in self._tasks.in_flight.values()} | questioned)
+        busy = {entry.worker for entry in self._tasks.in_flight.values()}
+        self._ask_for_news(busy | questioned | self._leaving.keys())  # who leaves may have been ended
         calls = list(self._calls)
         if not calls:
             time.sleep(min(timeout, 0.01))

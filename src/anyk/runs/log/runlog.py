@@ -196,7 +196,7 @@ class RunLog:
         """Return whether the log has all rows up to a seal."""
         return not seal or bool(self.rows("SELECT 1 FROM seals WHERE seal = ?", (seal,)))
 
-    def _unreadable(self, error: sqlite3.Error) -> BadInput:
+    def _unreadable(self, error: Exception) -> BadInput:
         if not self._closing.alive:
             return BadInput("the run is closed; open it again: anyk.Run.open(path)")
         return BadInput(f"the log '{self.path}' cannot be read ({error}); it is damaged")
@@ -323,7 +323,11 @@ class RunLog:
 
     def summary(self) -> dict[str, Any]:
         """Return the summary that :meth:`summarise` wrote."""
-        return {name: json.loads(value) for name, value in self.rows("SELECT name, value FROM summary ORDER BY rowid")}
+        rows = self.rows("SELECT name, value FROM summary ORDER BY rowid")
+        try:
+            return {name: json.loads(value) for name, value in rows}
+        except RecursionError as error:
+            raise self._unreadable(error) from None
 
     def truncate(self, seq: int, seal: str = "") -> None:
         """Remove all rows after event ``seq``, when the log had ``seal``, as the run is resumed from there."""

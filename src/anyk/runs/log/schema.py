@@ -81,7 +81,8 @@ def wrong_rows(table: str) -> str:
         elif name in _TIMES:
             wrong += f" OR abs({name}) > 1e300"
         elif name == "weight":  # of a message, or of each block
-            wrong = f"({wrong}) AND coalesce(typeof({name}) != 'text' OR json_type({name}) != 'array', 1)"
+            single = f"({wrong} OR abs({name}) > 1e30)"
+            wrong = f"{single} AND coalesce(typeof({name}) != 'text' OR json_type({name}) != 'array', 1)"
         elif name in _JSON:
             wrong += f" OR NOT json_valid(replace(replace({name}, 'NaN', '0'), 'Infinity', '0'))"
         if name in ("partitions", "coefficients"):
