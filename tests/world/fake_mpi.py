@@ -7,7 +7,7 @@ sender changes before shows. Messages of one rank to another do not overtake eac
 from __future__ import annotations
 
 import contextlib
-import os as real_os
+import io
 import signal
 import sys
 from collections import defaultdict, deque
@@ -221,11 +221,10 @@ def installed(kernel: Kernel, time: Any, os: Any, crashed: Callable[[], None]) -
         (link, {"time": time, "Pause": pause}),
         (mpi, {"time": time, "Pause": pause, "join": lambda: None, "shared_ranks": program.ranks}),
         (ranks, {"time": time, "Pause": pause, "atexit": SimpleNamespace(register=lambda end: None),
-                 "sys": SimpleNamespace(stderr=open(real_os.devnull, "w"), stdout=sys.stdout)}),
+                 "sys": SimpleNamespace(stderr=io.StringIO(), stdout=sys.stdout)}),
         (rank_worker, {"time": time, "Pause": pause, "os": os}),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:
-        stack.callback(replaced[2][1]["sys"].stderr.close)
         before = sys.modules.get("mpi4py")  # patching the dictionary would forget what is imported meanwhile
         sys.modules["mpi4py"] = SimpleNamespace(MPI=fake)
         stack.callback(lambda: sys.modules.update(mpi4py=before) if before else sys.modules.pop("mpi4py"))
