@@ -9,6 +9,7 @@ import pytest
 
 import anyk
 from anyk.clusters import Outage, Simulated
+from anyk.runs.floor import absences
 from anyk.testing import check_strategy
 
 pytestmark = pytest.mark.in_process
@@ -174,3 +175,13 @@ def test_the_floor_has_the_workers_that_the_run_had(tmp_path) -> None:
     run = anyk.train(PROBLEM, "frc:stragglers=1,fewest=3", cluster, steps=120)
     assert run.seconds > 60
     assert run.floor_seconds == pytest.approx(run.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("back", [None, 1000.0])
+def test_a_run_that_has_all_its_steps_has_succeeded(back: float | None) -> None:
+    """Workers 0 and 1 are lost after their last reply, so that there are too few for another step."""
+    delays = "bimodal:fast=1,slow=3,probability=0.001/0.001/0.999"
+    cluster = Simulated(3, delays=delays, outages=[Outage(2.0, 0, back), Outage(2.0, 1, back)])
+    run = anyk.train(PROBLEM, "uncoded:fewest=2", cluster, steps=1)
+    assert (run.steps, run.seconds, run.floor_seconds) == (1, 3.0, 3.0)
+    assert {outage.back for outage in absences(run.log, 3)} == {3.0}

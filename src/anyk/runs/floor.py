@@ -17,7 +17,7 @@ SHOWN_FROM = 1e-3  # least seconds per step of a floor to which a ratio is meani
 
 
 def absences(log: RunLog, workers: int) -> list[Outage]:
-    """Return when each worker was absent from a run, with the notice that there was."""
+    """Return when each worker was absent from a run, at most until its last step, with the notice that there was."""
     present = log.started()[1]
     gone = {worker: Outage(0.0, worker, inf) for worker in range(workers) if worker not in present}
     told: dict[int, float] = {}
@@ -30,7 +30,8 @@ def absences(log: RunLog, workers: int) -> list[Outage]:
             gone.setdefault(event.worker, Outage(event.time, event.worker, inf, notice))
         elif isinstance(event, Joined) and event.worker in gone:
             outages.append(gone.pop(event.worker)._replace(back=event.time))
-    return [*outages, *gone.values()]
+    last = max((time for (time,) in log.rows("SELECT max(time) FROM updates")), default=0.0)
+    return [*outages, *(outage._replace(back=last) for outage in gone.values())]
 
 
 def floor_seconds(

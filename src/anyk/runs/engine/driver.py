@@ -325,7 +325,8 @@ class Driver:
             if method is not None:
                 method(command)
             elif isinstance(command, Stop):
-                self.stopped = command
+                if not self.finished():  # by the step before it
+                    self.stopped = command
                 break
             else:
                 raise RunFailed(f"'{self.strategy.spec}' gave {command!r}, which is not a command")
