@@ -6,8 +6,10 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import anyk
+from anyk.cli import main
 from anyk.clusters import Outage, Simulated
 from anyk.runs.floor import absences
 from anyk.testing import check_strategy
@@ -185,3 +187,28 @@ def test_a_run_that_has_all_its_steps_has_succeeded(back: float | None) -> None:
     run = anyk.train(PROBLEM, "uncoded:fewest=2", cluster, steps=1)
     assert (run.steps, run.seconds, run.floor_seconds) == (1, 3.0, 3.0)
     assert {outage.back for outage in absences(run.log, 3)} == {3.0}
+
+
+TRAIN = ["train", "--data", "synthetic:rows=64,features=3", "--cluster", "simulated", "--steps", "2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--workers", "0..4"], "fewest must be a whole number of at least 1, got 0"),
+        (["--workers", "4..8", "--partitions", "0"], "partitions must be a whole number of at least 1, got 0"),
+        (["--workers", "8", "--strategy", "uncoded:fewest=4,partitions=0"], "at least 1, got 0"),
+        (["--workers", "4..8", "--strategy", "uncoded:fewest=3"], "'uncoded:fewest=3' has its own range of workers"),
+        (["--workers", "4..8", "--partitions", "16", "--strategy", "bgc:partitions=8"], "'bgc:partitions=8' has its"),
+    ],
+)
+def test_ranges_that_cannot_be(tmp_path, arguments, sentence) -> None:
+    done = CliRunner().invoke(main, [*TRAIN, "--out", str(tmp_path / "run"), *arguments])
+    assert done.exit_code == 2
+    assert sentence in done.output + done.stderr
+
+
+def test_the_range_ends_at_the_number_of_workers_of_the_cluster() -> None:
+    for more in ({"workers": (3, 5)}, {"workers": 5, "partitions": 16}):
+        with pytest.raises(anyk.BadInput, match="the cluster has 4 workers, got 5 as the largest number"):
+            anyk.train(PROBLEM, "uncoded", Simulated(4), steps=2, **more)

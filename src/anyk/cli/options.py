@@ -384,7 +384,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
             return spec
         if spec.partition(":")[0] == "auto":
             raise BadInput("--strategy auto plans for a fixed number of workers; give one number, or name a strategy")
-        return with_fleet(spec, fewest or self.workers, self.workers, self.partitions)
+        return with_fleet(spec, self.workers if fewest is None else fewest, self.workers, self.partitions)
 
     def make_problems(self) -> list[Problem]:
         """Return the problem of each model: the same data, with different random starts."""
