@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import anyk
 from anyk.cli import main
 from anyk.clusters import Outage, Simulated
+from anyk.protocol import Dispatch, Failed, Fleet, Joined, Leaving, Lost, Reply, Running, Stop
 from anyk.runs.floor import absences
 from anyk.testing import check_strategy
 
@@ -212,3 +213,32 @@ def test_the_range_ends_at_the_number_of_workers_of_the_cluster() -> None:
     for more in ({"workers": (3, 5)}, {"workers": 5, "partitions": 16}):
         with pytest.raises(anyk.BadInput, match="the cluster has 4 workers, got 5 as the largest number"):
             anyk.train(PROBLEM, "uncoded", Simulated(4), steps=2, **more)
+
+
+def running(spec: str, present: tuple[int, ...]) -> Running:
+    """Return a strategy for 4 workers whose first round has begun with those present, as tasks 0, 1, …"""
+    started = Running(anyk.strategy(spec, workers=4))
+    started.start(Fleet(4, present))
+    return started
+
+
+def dispatched(commands) -> list[int]:
+    assert not [command for command in commands if isinstance(command, Stop)]
+    return [worker for command in commands if isinstance(command, Dispatch) for worker in command.workers]
+
+
+@pytest.mark.parametrize("spec", ["uncoded:fewest=2", "uncoded:wait=all,fewest=2"])
+def test_others_take_over_from_a_leaving_worker_whose_message_is_unusable(spec: str) -> None:
+    fleet = running(spec, (0, 1, 2))
+    fleet.on(Leaving(0.5, 0, 30.0))
+    fleet.on(Reply(1.0, 1, 1, 0))
+    fleet.on(Reply(1.0, 2, 2, 0))
+    assert dispatched(fleet.on(Failed(1.0, 0, 0, 0, "not finite"))) == [1, 2]
+
+
+@pytest.mark.parametrize("spec", ["uncoded:wait=5s,fewest=2", "pasgd:tau=3,fewest=2", "uncoded:wait=5%,fewest=2"])
+def test_those_who_joined_go_on_if_all_who_began_the_round_are_lost(spec: str) -> None:
+    fleet = running(spec, (0, 1))
+    assert [dispatched(fleet.on(Joined(0.5, worker))) for worker in (2, 3)] == [[], []]
+    assert dispatched(fleet.on(Lost(0.6, 0, "preempted"))) == []
+    assert dispatched(fleet.on(Lost(0.7, 1, "preempted"))) == [2, 3]

@@ -188,6 +188,8 @@ class Rounds(RoundSettings):
             s.decoder.measure(worker, float("nan"))
             if s.decoder.add(worker):
                 return self._step(s)
+        if self.elastic is not None and self._uncovered(s):  # it is leaving, and cannot be asked again
+            return self._take_over(s)
         return self._waited(s)
 
     def on_alarm(self, state: RoundState, event: Alarm) -> Commands:
@@ -375,11 +377,13 @@ class Rounds(RoundSettings):
 
     def _uncovered(self, s: RoundState) -> bool:
         """Return whether this round lacks messages of workers that have left, whoever else replies."""
-        if self.work is not None or s.decoder.decodable:
+        if s.decoder.decodable:
             return False
-        coming = {*s.task_of, *s.open.values(), *s.crew.failures}
+        coming = {*s.task_of, *s.open.values(), *filter(s.crew.able, s.crew.failures)}
+        if self.work is not None:
+            return not coming
         if self.enough.approximate:
-            return s.count is not None and len(coming) < int(s.count)
+            return len(coming) < (s.count or 1)
         groups, count = s.code.group_of, int(s.code.groups)
         return len({groups[worker] for worker in coming}) < count
 
