@@ -125,3 +125,23 @@ def test_only_a_run_that_is_going_on_is_drained(tmp_path) -> None:
         drain(folder, [1])
     (folder / "drained.json").write_text('{"not": "a list"}')
     assert drain(folder) == []
+
+
+def test_who_was_leaving_when_the_driver_ended_takes_part_in_the_resumed_run(tmp_path) -> None:
+    """Notice of worker 1 came, and the driver was stopped before the worker had left."""
+    folder, cluster = tmp_path / "run", Processes(3, delays="constant:0.02", seed=1)
+
+    class Stopped(anyk.Callback):
+        def on_step(self, info):
+            cluster.end_worker = lambda worker: info.driver.interrupt()
+            os.kill(cluster.pids[1], signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        anyk.train(PROBLEM, "uncoded", cluster, workers=(2, 3), seconds=60.0, out=folder, callbacks=[Stopped()])
+    with anyk.Run.open(folder) as cut:
+        assert events(cut, "Leaving", "Lost") == [("Leaving", 1)]
+        steps = cut.steps
+    run = anyk.resume(folder, steps=steps + 5, seconds=120.0)
+    assert {cut[0] for cut in run.log.rows("SELECT worker FROM chunks WHERE version = ?", (steps + 4,))} == {0, 1, 2}
+    assert "the same decisions" in str(anyk.replay(folder))
+    run.close()

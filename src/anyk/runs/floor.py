@@ -28,8 +28,10 @@ def absences(log: RunLog, workers: int) -> list[Outage]:
         elif isinstance(event, Lost):
             notice = event.time - told.pop(event.worker, event.time)
             gone.setdefault(event.worker, Outage(event.time, event.worker, inf, notice))
-        elif isinstance(event, Joined) and event.worker in gone:
-            outages.append(gone.pop(event.worker)._replace(back=event.time))
+        elif isinstance(event, Joined):
+            told.pop(event.worker, None)
+            if event.worker in gone:
+                outages.append(gone.pop(event.worker)._replace(back=event.time))
     last = max((time for (time,) in log.rows("SELECT max(time) FROM updates")), default=0.0)
     return [*outages, *(outage._replace(back=last) for outage in gone.values())]
 

@@ -475,7 +475,9 @@ class Driver:
         if self.cluster.virtual:
             return
         events: list[Event] = [Lost(self._now, worker, "absent on resume") for worker in sorted(self.present - here)]
-        events += [Joined(self._now, worker) for worker in sorted(here - self.present)]
+        # to a fleet that changes also those who were leaving, who have been replaced
+        joined = here if self.layout.fewest else here - self.present
+        events += [Joined(self._now, worker) for worker in sorted(joined)]
         for event in events:
             if self.log is not None:
                 self.log.event(event)
