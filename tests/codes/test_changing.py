@@ -11,6 +11,7 @@ import anyk
 from anyk import keyed
 from anyk.codes import BernoulliCode, FractionalRepetition, Uncoded
 from anyk.codes.changing import GroupedRepetition, PartialBernoulli, first_groups, follow
+from anyk.codes.decoders import method
 
 pytestmark = pytest.mark.in_process
 
@@ -100,6 +101,16 @@ def test_a_bernoulli_code_keeps_the_samples_of_workers_that_stay() -> None:
     assert fewer.replication == pytest.approx(4.0, rel=0.05)
     assert fewer.encoding[15].nnz == 0
     assert (np.asarray(fewer.encoding.sum(axis=0)) >= 1).all()
+
+
+def test_absent_workers_do_not_make_the_sum_larger() -> None:
+    """The mean coefficient of one-step decoding is 1 when all who are there have replied."""
+    present = (1, 4, 5, 8, 13)
+    groups = tuple((tuple(own), tuple(block)) for own, block in zip(*first_groups(Uncoded(MOST), present, 64)))
+    bernoulli = PartialBernoulli(MOST, 64, BernoulliCode(MOST), present)
+    for code in (bernoulli, GroupedRepetition(MOST, Uncoded(MOST), groups)):
+        weights = method("one-step").weights(code, np.array(present))
+        assert (weights @ code.encoding).mean() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ class GroupedRepetition(RepetitionCode):
         return sum(self.sizes)
 
     @property
+    def expected(self) -> int:
+        return sum(map(len, self.members))
+
+    @property
     def groups(self) -> int:
         return len(self.members)
 
@@ -82,6 +86,10 @@ class PartialBernoulli(MatrixCode):
     @property
     def partitions(self) -> int:
         return self.pieces
+
+    @property
+    def expected(self) -> int:
+        return len(self.present)
 
     def _matrix(self) -> SparseMatrix:
         numbers = keyed.generator(self.base.seed, "elastic bgc", self.pieces).random((self.workers, self.pieces))

@@ -332,7 +332,7 @@ class Rounds(RoundSettings):
         else:
             combine = self.work.averaged(s, used)
         if self.enough.remembers:  # a worker that is cut off takes at least as long as the round
-            late = [s.now - s.began] * (self.code.replies - len(s.arrivals))
+            late = [s.now - s.began] * (s.expected - len(s.arrivals))
             s.recent = (*s.recent, *s.arrivals, *late)[-_ROUNDS_SEEN * self.code.replies :]
         s.version += 1
         policy = self.policy
@@ -416,7 +416,7 @@ class Rounds(RoundSettings):
         s.code = code
         s.tasks = self._tasks if code is self.first_code else self._tasks_of(code)
         s.row_sums = np.asarray(code.encoding.sum(axis=1), dtype=np.float64).ravel()
-        s.expected = code.replies if self.elastic is None else len(s.elastic.present)
+        s.expected = code.expected
         s.count = self._count_of(s.expected)
 
     @cached_property
