@@ -106,7 +106,9 @@ def test_a_bernoulli_code_keeps_the_samples_of_workers_that_stay() -> None:
 def test_absent_workers_do_not_make_the_sum_larger() -> None:
     """The mean coefficient of one-step decoding is 1 when all who are there have replied."""
     present = (1, 4, 5, 8, 13)
-    groups = tuple((tuple(own), tuple(block)) for own, block in zip(*first_groups(Uncoded(MOST), present, 64)))
+    groups = tuple(
+        (tuple(own), tuple(block)) for own, block in zip(*first_groups(Uncoded(MOST), present, 64), strict=True)
+    )
     bernoulli = PartialBernoulli(MOST, 64, BernoulliCode(MOST), present)
     for code in (bernoulli, GroupedRepetition(MOST, Uncoded(MOST), groups)):
         weights = method("one-step").weights(code, np.array(present))

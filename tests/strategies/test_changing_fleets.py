@@ -178,6 +178,9 @@ def test_the_floor_has_the_workers_that_the_run_had(tmp_path) -> None:
     run = anyk.train(PROBLEM, "frc:stragglers=1,fewest=3", cluster, steps=120)
     assert run.seconds > 60
     assert run.floor_seconds == pytest.approx(run.seconds, rel=1e-9)
+    cluster = Simulated(8, delays="exp:mean=1", seed=3, outages=away(1000, 2000, 0, 1, 2, notice=990.0))
+    run = anyk.train(PROBLEM, "uncoded:fewest=3", cluster, steps=40)  # who had notice has not left yet
+    assert run.floor_seconds == pytest.approx(run.seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize("back", [None, 1000.0])

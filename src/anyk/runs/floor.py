@@ -33,7 +33,8 @@ def absences(log: RunLog, workers: int) -> list[Outage]:
             if event.worker in gone:
                 outages.append(gone.pop(event.worker)._replace(back=event.time))
     last = max((time for (time,) in log.rows("SELECT max(time) FROM updates")), default=0.0)
-    return [*outages, *(outage._replace(back=last) for outage in gone.values())]
+    leaving = [Outage(last + 1.0, worker, last + 1.0, last + 1.0 - time) for worker, time in told.items()]
+    return [*outages, *leaving, *(outage._replace(back=last) for outage in gone.values())]
 
 
 def floor_seconds(

@@ -147,10 +147,8 @@ class RunSpec:
         ready = self.cluster if isinstance(self.cluster, Cluster) else None
         workers = self.workers if ready is None else ready.workers
         if (workers is not None and workers != promise.workers) or self.partitions is not None:
-            raise BadInput(
-                f"the plan is for {promise.workers} workers, got "
-                f"{f'{self.partitions} partitions' if self.partitions else workers}; plan for the fleet that is to train"
-            )
+            got = f"{self.partitions} partitions" if self.partitions else workers
+            raise BadInput(f"the plan is for {promise.workers} workers, got {got}; plan for the fleet that is to train")
         return replace(
             self,
             strategy=promise.strategy,
