@@ -133,7 +133,7 @@ def test_what_cannot_follow_is_refused_by_name(spec: str, sentence: str) -> None
         anyk.strategies.for_fleet(anyk.strategy(spec, workers=MOST), 4)
 
 
-@pytest.mark.parametrize(("fewest", "partitions"), [(0, None), (17, None), (4, 15)])
+@pytest.mark.parametrize(("fewest", "partitions"), [(0, None), (17, None), (4, 15), (4, 10**12)])
 def test_sizes_that_do_not_exist_are_refused(fewest: int, partitions: int | None) -> None:
     with pytest.raises(anyk.BadInput, match="must be"):
         anyk.strategies.for_fleet(anyk.strategy("uncoded", workers=MOST), fewest, partitions)

@@ -34,7 +34,7 @@ def absences(log: RunLog, workers: int) -> list[Outage]:
                 outages.append(gone.pop(event.worker)._replace(back=event.time))
     last = max((time for (time,) in log.rows("SELECT max(time) FROM updates")), default=0.0)
     leaving = [Outage(last + 1.0, worker, last + 1.0, last + 1.0 - time) for worker, time in told.items()]
-    return [*outages, *leaving, *(outage._replace(back=last) for outage in gone.values())]
+    return [*outages, *leaving, *(outage._replace(back=max(last, outage.time)) for outage in gone.values())]
 
 
 def floor_seconds(
