@@ -212,6 +212,15 @@ def test_ranges_that_cannot_be(tmp_path, arguments, sentence) -> None:
     assert sentence in done.output + done.stderr
 
 
+@pytest.mark.parametrize("more", [[], ["--models", "2"]])
+def test_a_race_of_a_range_has_strategies_by_default(tmp_path, more) -> None:
+    done = CliRunner().invoke(main, ["race", *TRAIN[1:], "--workers", "2..4", "--out", str(tmp_path / "race"), *more])
+    assert done.exit_code == 0, done.output + done.stderr
+    with anyk.Race.open(tmp_path / "race") as race:
+        assert [run.config.workers for run in race.runs] == [4, 4, 4]
+        assert all("fewest=2" in run.config.strategy for run in race.runs)
+
+
 def test_the_range_ends_at_the_number_of_workers_of_the_cluster() -> None:
     for more in ({"workers": (3, 5)}, {"workers": 5, "partitions": 16}):
         with pytest.raises(anyk.BadInput, match="the cluster has 4 workers, got 5 as the largest number"):
