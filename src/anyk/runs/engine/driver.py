@@ -325,7 +325,7 @@ class Driver:
             if method is not None:
                 method(command)
             elif isinstance(command, Stop):
-                if not self.finished():  # by the step before it
+                if not (command.failed and self.finished()):  # by the step before it
                     self.stopped = command
                 break
             else:
