@@ -12,7 +12,8 @@ import anyk
 from anyk.cli import main
 from anyk.clusters import Outage, Simulated
 from anyk.protocol import Dispatch, Failed, Fleet, Joined, Leaving, Lost, Reply, Running, Stop
-from anyk.runs.floor import absences
+from anyk.runs.floor import floor_seconds
+from anyk.runs.log import queries
 from anyk.testing import check_strategy
 
 pytestmark = pytest.mark.in_process
@@ -51,7 +52,7 @@ def train(strategy: str, outages=(), *, steps: int = 200, problem=PROBLEM, **mor
 def test_the_model_does_not_depend_on_who_is_there(strategy: str) -> None:
     spec = anyk.strategies.with_fleet(strategy, 3, MOST, None)
     changing, fixed = train(spec, FLEET), train(spec)
-    counts = {int(text.split()[0]) for (text,) in changing.log.rows("SELECT text FROM notes WHERE kind = 'strategy'")}
+    counts = {int(text.split()[0]) for (text,) in changing.log.rows("SELECT text FROM notes WHERE kind = 'fleet'")}
     assert {3, 7, 16} <= counts
     np.testing.assert_allclose(changing.model, fixed.model, rtol=0, atol=1e-12)
     few = anyk.train(PROBLEM, strategy, Simulated(12, delays="exp:mean=1", seed=3), partitions=64, steps=200)
@@ -190,7 +191,8 @@ def test_a_run_that_has_all_its_steps_has_succeeded(back: float | None) -> None:
     cluster = Simulated(3, delays=delays, outages=[Outage(2.0, 0, back), Outage(2.0, 1, back)])
     run = anyk.train(PROBLEM, "uncoded:fewest=2", cluster, steps=1)
     assert (run.steps, run.seconds, run.floor_seconds) == (1, 3.0, 3.0)
-    assert {outage.back for outage in absences(run.log, 3)} == {3.0}
+    slower = floor_seconds(anyk.strategy("uncoded:fewest=2", workers=3), Simulated(3, delays="constant:9"), 1, run.log)
+    assert slower == 12.0  # they are there again after the run's last step, at 3 s
 
 
 TRAIN = ["train", "--data", "synthetic:rows=64,features=3", "--cluster", "simulated", "--steps", "2"]
@@ -254,3 +256,26 @@ def test_those_who_joined_go_on_if_all_who_began_the_round_are_lost(spec: str) -
     assert [dispatched(fleet.on(Joined(0.5, worker))) for worker in (2, 3)] == [[], []]
     assert dispatched(fleet.on(Lost(0.6, 0, "preempted"))) == []
     assert dispatched(fleet.on(Lost(0.7, 1, "preempted"))) == [2, 3]
+
+
+def test_receipts_state_the_fleet_of_their_step() -> None:
+    """Who is there when a round starts decides; the numbers are those of the messages that were handed out."""
+    run = train(anyk.strategies.with_fleet("frc:stragglers=2", 3, MOST, None), FLEET)
+    starts = [0.0, *(time for (time,) in run.log.rows("SELECT time FROM updates ORDER BY version"))]
+    handed = "SELECT worker, work FROM chunks WHERE version = ? ORDER BY task"
+    works = queries.works(run.log)
+    checked = set()
+    for step in range(1, run.steps + 1):
+        present = sum(
+            not any(o.worker == w and o.time <= starts[step - 1] < o.back for o in FLEET) for w in range(MOST)
+        )
+        loads = {worker: len(works[work].partitions) for worker, work in run.log.rows(handed, (step - 1,))}
+        if any(starts[step - 1] <= change <= starts[step] for o in FLEET for change in (o.time, o.back)):
+            continue
+        assert len(loads) == present
+        text = run.receipt(step).fleet
+        uneven = 100.0 * (max(loads.values()) * present / sum(loads.values()) - 1.0)
+        assert text.startswith(f"{present} workers from step ") and f" {uneven:.0f} % above the mean" in text, step
+        checked.add(present)
+    assert {3, 7, 12, 16} <= checked
+    assert train("frc:stragglers=2", steps=3).receipt(2).fleet == ""
