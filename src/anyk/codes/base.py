@@ -129,7 +129,7 @@ class _CodeRows(ReadOnly, metaclass=CodeType):
 
     @property
     def expected(self) -> int:
-        """Number of messages in a step if no worker is late: without those of workers that are absent."""
+        """Number of messages in a step if no worker is late; absent workers send none."""
         return self.replies
 
     @fixed_property
