@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import anyk
 from anyk.cli import main
 from anyk.clusters import Processes
 from anyk.runs import drain
+from anyk.runs.folder.folders import locked
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=240,features=4")
 
@@ -125,3 +127,37 @@ def test_only_a_run_that_is_going_on_is_drained(tmp_path) -> None:
         drain(folder, [1])
     (folder / "drained.json").write_text('{"not": "a list"}')
     assert drain(folder) == []
+
+
+def test_who_was_leaving_when_the_driver_ended_takes_part_in_the_resumed_run(tmp_path) -> None:
+    """Notice of worker 1 came, and the driver was stopped before the worker had left."""
+    folder, cluster = tmp_path / "run", Processes(3, delays="constant:0.02", seed=1)
+
+    class Stopped(anyk.Callback):
+        def on_step(self, info):
+            cluster.end_worker = lambda worker: info.driver.interrupt()
+            os.kill(cluster.pids[1], signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        anyk.train(PROBLEM, "uncoded", cluster, workers=(2, 3), seconds=60.0, out=folder, callbacks=[Stopped()])
+    with anyk.Run.open(folder) as cut:
+        assert events(cut, "Leaving", "Lost") == [("Leaving", 1)]
+        steps = cut.steps
+    run = anyk.resume(folder, steps=steps + 5, seconds=120.0)
+    assert {cut[0] for cut in run.log.rows("SELECT worker FROM chunks WHERE version = ?", (steps + 4,))} == {0, 1, 2}
+    assert "the same decisions" in str(anyk.replay(folder))
+    run.close()
+
+
+def test_calls_at_the_same_time_drain_all_their_workers(tmp_path) -> None:
+    """As scripts on several machines do when these are taken away together; what cannot be written is one sentence."""
+    folder = tmp_path / "run"
+    anyk.train(PROBLEM, "uncoded", Processes(8), steps=1, out=folder).close()
+    with locked(folder):  # as if the run were going on
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda worker: drain(folder, [worker]), range(8)))
+        assert drain(folder) == list(range(8))
+        (folder / "drained.json").unlink()
+        (folder / "drained.json").mkdir()
+        with pytest.raises(anyk.BadInput, match=r"drained.json' cannot be written \(Is a directory\)"):
+            drain(folder, [1])

@@ -5,7 +5,9 @@ import pickle
 import numpy as np
 import pytest
 
+import anyk
 from anyk.clusters.messages import Messages, checked
+from anyk.protocol import Chunk
 from anyk.testing import Squares
 
 
@@ -33,3 +35,16 @@ def test_digests_of_messages_notice_signs_and_order_and_what_is_not_finite(size:
         wrong[place] = value
         assert checked(wrong)[0] == f"not finite ({why})"
     assert checked(np.full(size, np.finfo(dtype).max))[0] is None  # though its sums are not finite
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_each_sample_counts_alike_in_an_epoch(batch: int) -> None:
+    """Partitions have 3 or 4 rows, and parts of them 0 to 3; an epoch's mean gradient is that of all samples."""
+    problem = anyk.problems.from_data("synthetic:rows=203,features=3")
+    partitions = problem.split(50)
+    messages, w = Messages(partitions, epochs=True), problem.initial() + 0.1
+    chunk = Chunk((0,), (1.0,), batch=batch)
+    steps = -(-max(partitions.sizes) // batch)
+    for j in (0, 49):
+        total = sum(messages.partial_gradient(j, w, chunk, version) for version in range(steps))
+        np.testing.assert_allclose(total / steps, messages.partial_gradient(j, w), rtol=1e-12, atol=1e-12)

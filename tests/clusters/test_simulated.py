@@ -188,3 +188,9 @@ def test_nothing_is_remembered_of_tasks_that_have_ended(spec, logged):
     with session(driver):
         driver.run()
     assert seen[{"m": "delivered", "f": "unwanted", "t": "requests"}[spec[0]]] or (spec[0] == "t" and not logged)
+
+
+@pytest.mark.parametrize("outage", [(5.0, 1, 4.0), (-1.0, 1, 4.0), (1.0, 1, 2.0, -1.0), (float("nan"), 1)])
+def test_outages_that_cannot_be(outage):
+    with pytest.raises(anyk.BadInput, match="an outage has time, worker, back"):
+        Simulated(3, outages=[outage])

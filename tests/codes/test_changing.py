@@ -11,6 +11,7 @@ import anyk
 from anyk import keyed
 from anyk.codes import BernoulliCode, FractionalRepetition, Uncoded
 from anyk.codes.changing import GroupedRepetition, PartialBernoulli, first_groups, follow
+from anyk.codes.decoders import method
 
 pytestmark = pytest.mark.in_process
 
@@ -102,6 +103,18 @@ def test_a_bernoulli_code_keeps_the_samples_of_workers_that_stay() -> None:
     assert (np.asarray(fewer.encoding.sum(axis=0)) >= 1).all()
 
 
+def test_absent_workers_do_not_make_the_sum_larger() -> None:
+    """The mean coefficient of one-step decoding is 1 when all who are there have replied."""
+    present = (1, 4, 5, 8, 13)
+    groups = tuple(
+        (tuple(own), tuple(block)) for own, block in zip(*first_groups(Uncoded(MOST), present, 64), strict=True)
+    )
+    bernoulli = PartialBernoulli(MOST, 64, BernoulliCode(MOST), present)
+    for code in (bernoulli, GroupedRepetition(MOST, Uncoded(MOST), groups)):
+        weights = method("one-step").weights(code, np.array(present))
+        assert (weights @ code.encoding).mean() == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
@@ -120,7 +133,7 @@ def test_what_cannot_follow_is_refused_by_name(spec: str, sentence: str) -> None
         anyk.strategies.for_fleet(anyk.strategy(spec, workers=MOST), 4)
 
 
-@pytest.mark.parametrize(("fewest", "partitions"), [(0, None), (17, None), (4, 15)])
+@pytest.mark.parametrize(("fewest", "partitions"), [(0, None), (17, None), (4, 15), (4, 10**12)])
 def test_sizes_that_do_not_exist_are_refused(fewest: int, partitions: int | None) -> None:
     with pytest.raises(anyk.BadInput, match="must be"):
         anyk.strategies.for_fleet(anyk.strategy("uncoded", workers=MOST), fewest, partitions)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,3 +181,43 @@ def test_messages_of_local_work_are_changes() -> None:
     payload = pack(0, chunk, 2, 1, base + [1e-3, 2e-3], base, {})
     back = unpack(chunk, 2, 1, payload, 2, np.dtype("float64"), base)
     assert back - base == pytest.approx([1e-3, 2e-3], rel=1e-3)
+
+
+def test_what_is_left_out_goes_only_to_the_same_coordinates() -> None:
+    """A worker's partitions may change; messages about sparse data then have other coordinates, and dense ones not."""
+    base, x = np.zeros(9), np.array([1.0, 2.0, 4.0])
+
+    def packed(partitions: tuple[int, ...], base: Any) -> list[float]:
+        states: dict[int, Any] = {}
+        chunks = [
+            Chunk(p, (1.0,) * len(p), compress="top-k:share=0.3", state=s) for p, s in (((0, 1), -1), (partitions, 0))
+        ]
+        for task, chunk in enumerate(chunks):
+            payload = pack(task, chunk, 0, 0, x, base, states)
+        return unpack(chunks[1], 0, 0, payload, 3, x.dtype, base).tolist()
+
+    assert packed((0, 1), base) == [0.0, 4.0, 0.0]
+    assert packed((2, 3), base[:3]) == [0.0, 4.0, 0.0]
+    assert packed((2, 3), base) == [0.0, 0.0, 4.0]
+
+
+@pytest.mark.parametrize("cluster", ["simulated", "processes"])
+def test_compressed_messages_about_sparse_data_follow_a_fleet(cluster: str) -> None:
+    X = scipy.sparse.random(120, 200, density=0.01, random_state=1, format="csr")
+    problem = anyk.problems.LogisticRegression(X, np.sign(np.arange(120) % 2 - 0.5), l2=0.01)
+    spec = "compressed:of=(uncoded:fewest=2,partitions=12),by=(top-k:share=0.3)"
+    fleet: Any = anyk.cluster(cluster, workers=4, delays="exp:mean=0.01")
+    if fleet.virtual:
+        away = [anyk.clusters.Outage(0.1 * i, i % 4, 0.1 * i + 0.05) for i in range(8)]
+        fleet = anyk.clusters.Simulated(4, delays="exp:mean=0.01", outages=away)
+
+    class Killing(anyk.Callback):
+        def on_step(self, info: Any) -> None:
+            if info.step == 10 and not fleet.virtual:
+                os.kill(fleet.pids[1], signal.SIGKILL)
+
+    gd = anyk.optimizers.GD(lr=1.0)
+    run = anyk.train(problem, spec, fleet, steps=60, optimizer=gd, callbacks=[Killing()])
+    assert run.loss < 0.69
+    assert [note for note in run.notes if note["kind"] == "lost"]
+    assert not run.ledger["unusable"]

@@ -152,6 +152,7 @@ def test_what_needs_an_end_takes_a_sample_or_is_refused():
     one = of_jax()
     for refused, sentence in [
         (lambda: anyk.train(problem, "uncoded", **train), "no full batch; give the strategy a mini-batch"),
+        (lambda: anyk.train(problem, "uncoded:batch=2,order=epoch", **train), "a stream, which has no epochs"),
         (lambda: problem.split(2).partial_gradient(0, w), "no full batch"),
         (lambda: anyk.train(one, "uncoded:batch=4", evaluate="on=train", **train), "whose loss can only be estimated"),
         (lambda: one.loss(one.initial()), "whose loss can only be estimated"),

@@ -6,9 +6,13 @@ import json
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import anyk
+from anyk.cli import main
 from anyk.clusters import Outage, Simulated
+from anyk.protocol import Dispatch, Failed, Fleet, Joined, Leaving, Lost, Reply, Running, Stop
+from anyk.runs.floor import floor_seconds
 from anyk.runs.log import queries
 from anyk.testing import check_strategy
 
@@ -175,6 +179,83 @@ def test_the_floor_has_the_workers_that_the_run_had(tmp_path) -> None:
     run = anyk.train(PROBLEM, "frc:stragglers=1,fewest=3", cluster, steps=120)
     assert run.seconds > 60
     assert run.floor_seconds == pytest.approx(run.seconds, rel=1e-9)
+    cluster = Simulated(8, delays="exp:mean=1", seed=3, outages=away(1000, 2000, 0, 1, 2, notice=990.0))
+    run = anyk.train(PROBLEM, "uncoded:fewest=3", cluster, steps=40)  # who had notice has not left yet
+    assert run.floor_seconds == pytest.approx(run.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("back", [None, 1000.0])
+def test_a_run_that_has_all_its_steps_has_succeeded(back: float | None) -> None:
+    """Workers 0 and 1 are lost after their last reply, so that there are too few for another step."""
+    delays = "bimodal:fast=1,slow=3,probability=0.001/0.001/0.999"
+    cluster = Simulated(3, delays=delays, outages=[Outage(2.0, 0, back), Outage(2.0, 1, back)])
+    run = anyk.train(PROBLEM, "uncoded:fewest=2", cluster, steps=1)
+    assert (run.steps, run.seconds, run.floor_seconds) == (1, 3.0, 3.0)
+    slower = floor_seconds(anyk.strategy("uncoded:fewest=2", workers=3), Simulated(3, delays="constant:9"), 1, run.log)
+    assert slower == 12.0  # they are there again after the run's last step, at 3 s
+
+
+TRAIN = ["train", "--data", "synthetic:rows=64,features=3", "--cluster", "simulated", "--steps", "2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--workers", "0..4"], "fewest must be a whole number of at least 1, got 0"),
+        (["--workers", "4..8", "--partitions", "0"], "partitions must be a whole number of at least 1, got 0"),
+        (["--workers", "8", "--strategy", "uncoded:fewest=4,partitions=0"], "at least 1, got 0"),
+        (["--workers", "4..8", "--strategy", "uncoded:fewest=3"], "'uncoded:fewest=3' has its own range of workers"),
+        (["--workers", "4..8", "--partitions", "16", "--strategy", "bgc:partitions=8"], "'bgc:partitions=8' has its"),
+    ],
+)
+def test_ranges_that_cannot_be(tmp_path, arguments, sentence) -> None:
+    done = CliRunner().invoke(main, [*TRAIN, "--out", str(tmp_path / "run"), *arguments])
+    assert done.exit_code == 2
+    assert sentence in done.output + done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--models", "2"]])
+def test_a_race_of_a_range_has_strategies_by_default(tmp_path, more) -> None:
+    done = CliRunner().invoke(main, ["race", *TRAIN[1:], "--workers", "2..4", "--out", str(tmp_path / "race"), *more])
+    assert done.exit_code == 0, done.output + done.stderr
+    with anyk.Race.open(tmp_path / "race") as race:
+        assert [run.config.workers for run in race.runs] == [4, 4, 4]
+        assert all("fewest=2" in run.config.strategy for run in race.runs)
+
+
+def test_the_range_ends_at_the_number_of_workers_of_the_cluster() -> None:
+    for more in ({"workers": (3, 5)}, {"workers": 5, "partitions": 16}):
+        with pytest.raises(anyk.BadInput, match="the cluster has 4 workers, got 5 as the largest number"):
+            anyk.train(PROBLEM, "uncoded", Simulated(4), steps=2, **more)
+
+
+def running(spec: str, present: tuple[int, ...]) -> Running:
+    """Return a strategy for 4 workers whose first round has begun with those present, as tasks 0, 1, …"""
+    started = Running(anyk.strategy(spec, workers=4))
+    started.start(Fleet(4, present))
+    return started
+
+
+def dispatched(commands) -> list[int]:
+    assert not [command for command in commands if isinstance(command, Stop)]
+    return [worker for command in commands if isinstance(command, Dispatch) for worker in command.workers]
+
+
+@pytest.mark.parametrize("spec", ["uncoded:fewest=2", "uncoded:wait=all,fewest=2"])
+def test_others_take_over_from_a_leaving_worker_whose_message_is_unusable(spec: str) -> None:
+    fleet = running(spec, (0, 1, 2))
+    fleet.on(Leaving(0.5, 0, 30.0))
+    fleet.on(Reply(1.0, 1, 1, 0))
+    fleet.on(Reply(1.0, 2, 2, 0))
+    assert dispatched(fleet.on(Failed(1.0, 0, 0, 0, "not finite"))) == [1, 2]
+
+
+@pytest.mark.parametrize("spec", ["uncoded:wait=5s,fewest=2", "pasgd:tau=3,fewest=2", "uncoded:wait=5%,fewest=2"])
+def test_those_who_joined_go_on_if_all_who_began_the_round_are_lost(spec: str) -> None:
+    fleet = running(spec, (0, 1))
+    assert [dispatched(fleet.on(Joined(0.5, worker))) for worker in (2, 3)] == [[], []]
+    assert dispatched(fleet.on(Lost(0.6, 0, "preempted"))) == []
+    assert dispatched(fleet.on(Lost(0.7, 1, "preempted"))) == [2, 3]
 
 
 def test_receipts_state_the_fleet_of_their_step() -> None:

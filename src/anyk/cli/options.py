@@ -375,16 +375,21 @@ class TrainingOptions(ProblemOptions, RunOptions):
     out: str | None = option(metavar="FOLDER", help="Folder for the run; default: a new one under runs/.")
     settings: bool = option(is_flag=True, help="Show every setting and where it comes from, and exit.")
 
+    @property
+    def fewest(self) -> int | None:
+        """The smallest number of workers, if a range of workers or a number of partitions is given."""
+        fewest: int | None = click.get_current_context().meta.get(_FEWEST)
+        return self.workers if fewest is None and self.partitions is not None else fewest
+
     def for_fleet(self, spec: str) -> str:
         """Return a strategy's spec for the range of workers and the number of partitions, if they are given."""
         from anyk.strategies import with_fleet
 
-        fewest = click.get_current_context().meta.get(_FEWEST)
-        if fewest is None and self.partitions is None:
+        if self.fewest is None:
             return spec
         if spec.partition(":")[0] == "auto":
             raise BadInput("--strategy auto plans for a fixed number of workers; give one number, or name a strategy")
-        return with_fleet(spec, fewest or self.workers, self.workers, self.partitions)
+        return with_fleet(spec, self.fewest, self.workers, self.partitions)
 
     def make_problems(self) -> list[Problem]:
         """Return the problem of each model: the same data, with different random starts."""

@@ -95,7 +95,7 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
 
     from anyk.runs.races.race import charged, racers
 
-    strategies = options.strategies or racers(options.workers, options.models)
+    strategies = options.strategies or racers(options.workers, options.models, fewest=options.fewest)
     options = replace(options, strategies=tuple(map(options.for_fleet, strategies)))
     changed = any(
         ctx.get_parameter_source(name) != ParameterSource.DEFAULT

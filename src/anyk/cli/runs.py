@@ -163,6 +163,8 @@ def _read_promise(ctx: click.Context, options: TrainOptions) -> Promise | None:
             f"the plan '{file}' is for {promise.workers} workers, got --workers {options.workers}; plan for the fleet "
             "that is to train"
         )
+    if options.fewest is not None:
+        raise BadInput(f"the plan '{file}' is for a fixed fleet; leave out --partitions and the range of --workers")
     return promise
 
 

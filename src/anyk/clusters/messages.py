@@ -227,11 +227,14 @@ class Messages:
         if not 0 < chunk.batch < (max(sizes) if self._epochs else size):
             return None
         if self._epochs:
-            epoch, part = divmod(version, parts := -(-max(sizes) // chunk.batch))
+            epoch, part = divmod(version, parts := self._steps_of_epoch(chunk))
             order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size)
             return np.sort(order[part * size // parts : (part + 1) * size // parts]).astype(np.intp)
         random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
+
+    def _steps_of_epoch(self, chunk: Chunk) -> int:
+        return -(-max(self.partitions.sizes) // chunk.batch)
 
     def parts(self, chunk: Chunk) -> list[tuple[int, ...]]:
         """Return a chunk's partitions, in groups whose gradients are computed together."""
@@ -270,7 +273,10 @@ class Messages:
                     gradient = np.zeros(self.length((partition,)), dtype=self.dtype)
                 else:
                     gradient = _real(partition, parts.partial_gradient(partition, w, rows))
-                    gradient = gradient * gradient.dtype.type(self.partitions.sizes[partition] / len(rows))
+                    assert chunk is not None
+                    # parts of a permutation may differ in size, and each sample counts alike in an epoch
+                    share = self._steps_of_epoch(chunk) if self._epochs else parts.sizes[partition] / len(rows)
+                    gradient = gradient * gradient.dtype.type(share)
         finally:
             self._stop_if_forked()
         own = parts.support(partition) if isinstance(self.partitions, ManyPartitions) else None

@@ -15,6 +15,7 @@ from anyk.problems.base import Vector
 from anyk.protocol import Chunk
 
 RESIDUAL = "residual"  # the part that compression omitted, stored like an optimiser's state
+COVERED = "covered"  # the partitions of that part
 
 
 @lru_cache(maxsize=64)
@@ -32,18 +33,24 @@ def pack(
 ) -> Payload:
     """Return a message's payload; for a model (``steps``) the payload encodes its change from ``base``.
 
-    ``states``: the worker's states, by task; the part that this message omits is added to them.
+    ``states``: the worker's states, by task; the part that this message omits is added to them. It is dropped when the
+    worker's partitions change, if messages have only the coordinates that these touch.
     """
     scheme_, state = scheme(chunk.compress), states.get(chunk.state, {})
     if chunk.steps:
         vector = vector - base
-    if scheme_.feedback and RESIDUAL in state:
+    covered = np.array(chunk.partitions)
+    if (
+        scheme_.feedback
+        and RESIDUAL in state
+        and (vector.size == base.size or np.array_equal(state.get(COVERED, ()), covered))
+    ):
         vector = vector + state[RESIDUAL]
     key = _key(seed, chunk, version)
     payload = scheme_.pack(vector, key)
     residual: State = {}
     if scheme_.feedback:
-        residual = {RESIDUAL: vector - scheme_.unpack(payload, vector.size, vector.dtype, key)}
+        residual = {RESIDUAL: vector - scheme_.unpack(payload, vector.size, vector.dtype, key), COVERED: covered}
     keep_state(states, task, chunk, residual)
     return payload
 

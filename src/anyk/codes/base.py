@@ -127,6 +127,11 @@ class _CodeRows(ReadOnly, metaclass=CodeType):
         """Largest number of messages in a step, workers x messages."""
         return self.workers * self.messages
 
+    @property
+    def expected(self) -> int:
+        """Number of messages in a step if no worker is late; absent workers send none."""
+        return self.replies
+
     @fixed_property
     def assignment(self) -> tuple[tuple[int, ...], ...]:
         """Partitions of each worker, sorted."""

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyk import keyed
+from anyk.checks import MOST_WORKERS
 from anyk.codes.base import Code, MatrixCode, Row, incidence
 from anyk.codes.bernoulli import BernoulliCode
 from anyk.codes.made import SparseMatrix, fixed_property
 from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded, cut_evenly
 from anyk.errors import BadInput
 
+_PARTITIONS = 4 * MOST_WORKERS  # at most
 _MOST = 1.4  # times an even load, above which another group is formed
 
 Lists = list[list[int]]
@@ -46,6 +48,10 @@ class GroupedRepetition(RepetitionCode):
     @property
     def partitions(self) -> int:
         return sum(self.sizes)
+
+    @property
+    def expected(self) -> int:
+        return sum(map(len, self.members))
 
     @property
     def groups(self) -> int:
@@ -83,6 +89,10 @@ class PartialBernoulli(MatrixCode):
     def partitions(self) -> int:
         return self.pieces
 
+    @property
+    def expected(self) -> int:
+        return len(self.present)
+
     def _matrix(self) -> SparseMatrix:
         numbers = keyed.generator(self.base.seed, "elastic bgc", self.pieces).random((self.workers, self.pieces))
         absent = np.setdiff1d(np.arange(self.workers), self.present)
@@ -97,8 +107,11 @@ def check_elastic(code: Code, fewest: int, partitions: int) -> None:
     """Raise :class:`~anyk.errors.BadInput` for a code that cannot follow a fleet of ``fewest`` workers and more."""
     if not 1 <= fewest <= code.workers:
         raise BadInput(f"the smallest number of workers must be 1 to {code.workers}, the largest, got {fewest}")
-    if partitions < code.workers:
-        raise BadInput(f"partitions must be at least the largest number of workers ({code.workers}), got {partitions}")
+    if not code.workers <= partitions <= _PARTITIONS:  # a typing error would fill the memory
+        raise BadInput(
+            f"partitions must be at least the largest number of workers ({code.workers}) and at most {_PARTITIONS:,}, "
+            f"got {partitions}"
+        )
     if isinstance(code, RepetitionCode) and code.shares:
         raise BadInput("shares belong to a fixed fleet; leave them out, or give one number of workers")
     if isinstance(code, FractionalRepetition) and code.stragglers is None:

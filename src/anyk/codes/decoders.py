@@ -246,7 +246,7 @@ class OneStep(Method):
             total = float(code.encoding.sum())
             if total == 0.0:
                 raise BadInput(f"one-step decoding needs coefficients that do not cancel; '{code.spec}' has sum 0")
-            weights[replies] = code.partitions * code.replies / (len(replies) * total)
+            weights[replies] = code.partitions * code.expected / (len(replies) * total)
         return weights
 
 

@@ -18,6 +18,11 @@ SHOWN_FROM = 1e-3  # least seconds per step of a floor to which a ratio is meani
 
 def absences(log: RunLog, workers: int) -> list[Outage]:
     """Return when each worker was absent from a run, with the notice that there was."""
+    return _absences(log, workers)[0]
+
+
+def _absences(log: RunLog, workers: int) -> tuple[list[Outage], dict[int, float]]:
+    """Return the absences of workers, and the time of notice of those who have not left."""
     present = log.started()[1]
     gone = {worker: Outage(0.0, worker, inf) for worker in range(workers) if worker not in present}
     told: dict[int, float] = {}
@@ -28,9 +33,19 @@ def absences(log: RunLog, workers: int) -> list[Outage]:
         elif isinstance(event, Lost):
             notice = event.time - told.pop(event.worker, event.time)
             gone.setdefault(event.worker, Outage(event.time, event.worker, inf, notice))
-        elif isinstance(event, Joined) and event.worker in gone:
-            outages.append(gone.pop(event.worker)._replace(back=event.time))
-    return [*outages, *gone.values()]
+        elif isinstance(event, Joined):
+            told.pop(event.worker, None)
+            if event.worker in gone:
+                outages.append(gone.pop(event.worker)._replace(back=event.time))
+    return [*outages, *gone.values()], told
+
+
+def _absences_in_floor(log: RunLog, workers: int) -> list[Outage]:
+    """Return the absences of workers; after the run's last step they are there, so that a later floor has an end."""
+    outages, told = _absences(log, workers)
+    last = log.rows("SELECT max(time) FROM updates")[0][0] or 0.0
+    leaving = [Outage(last + 1.0, worker, last + 1.0, last + 1.0 - time) for worker, time in told.items()]
+    return [*leaving, *(o._replace(back=max(last, o.time)) if o.back == inf else o for o in outages)]
 
 
 def floor_seconds(
@@ -62,7 +77,7 @@ def floor_seconds(
         seed=cluster.seed,
         byzantine=cluster.byzantine,
         communication=cluster.communication,
-        outages=() if log is None or not strategy.layout.fewest else absences(log, cluster.workers),
+        outages=() if log is None or not strategy.layout.fewest else _absences_in_floor(log, cluster.workers),
     )
     # without a problem nothing is computed, but messages still have their sizes
     virtual.injection.messages = cluster.injection.messages

@@ -344,7 +344,7 @@ class Launch:
             self._drained = drained
             self._cluster.drain(drained)
             names = ", ".join(map(str, drained)) or "none"
-            self._log.note(self.driver.now, "drained", f"workers that are to stay away: {names}")
+            self._log.note(self._cluster.now(), "drained", f"workers that are to stay away: {names}")
 
     def _save(self) -> None:
         """Start to write a checkpoint."""

@@ -78,9 +78,11 @@ def check_launcher() -> None:
 
 
 def check_rows(problem: Problem, strategy: Strategy) -> None:
-    """Raise if a partition would have no row, or if a strategy draws full batches from an endless stream."""
+    """Raise if a partition would have no row, or if a strategy draws full batches or epochs from an endless stream."""
     if abilities_of(problem).endless and not strategy.layout.minibatches:
         raise BadInput(NO_PASS)
+    if abilities_of(problem).endless and strategy.layout.epochs:
+        raise BadInput("the training data is a stream, which has no epochs; leave out order=epoch")
     if problem.samples < strategy.layout.partitions:
         raise BadInput(
             f"{problem.samples} rows cannot be cut into {strategy.layout.partitions} partitions of at least one row; "

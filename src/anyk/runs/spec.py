@@ -132,6 +132,8 @@ class RunSpec:
                 return self
             case count:
                 fewest = workers = count or workers_of(self.cluster, strategy)
+        if isinstance(self.cluster, Cluster) and workers != self.cluster.workers:
+            raise BadInput(f"the cluster has {self.cluster.workers} workers, got {workers} as the largest number")
         if isinstance(strategy, str):
             strategy = with_fleet(strategy, fewest, workers, self.partitions)
         else:
@@ -145,9 +147,8 @@ class RunSpec:
         ready = self.cluster if isinstance(self.cluster, Cluster) else None
         workers = self.workers if ready is None else ready.workers
         if (workers is not None and workers != promise.workers) or self.partitions is not None:
-            raise BadInput(
-                f"the plan is for {promise.workers} workers, got {workers}; plan for the fleet that is to train"
-            )
+            got = f"{self.partitions} partitions" if self.partitions else workers
+            raise BadInput(f"the plan is for {promise.workers} workers, got {got}; plan for the fleet that is to train")
         return replace(
             self,
             strategy=promise.strategy,

@@ -119,7 +119,8 @@ def for_fleet(strategy: Strategy, fewest: int, partitions: int | None = None) ->
             f"'{strategy.spec}' is for a fixed number of workers; for a fleet that changes use rounds of uncoded, "
             "frc:stragglers=s, bgc, k-sync or pasgd"
         )
-    return replace(strategy, elastic=Elastic(fewest, partitions or PARTITIONS * strategy.layout.workers))
+    most = strategy.layout.workers
+    return replace(strategy, elastic=Elastic(fewest, PARTITIONS * most if partitions is None else partitions))
 
 
 def with_fleet(spec: str, fewest: int, workers: int, partitions: int | None) -> str:
@@ -130,7 +131,12 @@ def with_fleet(spec: str, fewest: int, workers: int, partitions: int | None) -> 
     """
     if fewest > workers:
         raise BadInput(f"workers must be a range from the smallest to the largest number, got {fewest} to {workers}")
-    return specs.with_keys(spec, {"fewest": fewest, "partitions": partitions or PARTITIONS * workers})
+    given = specs.parse(spec)[1]
+    if "fewest" in given or (partitions is not None and "partitions" in given):
+        raise BadInput(f"'{spec}' has its own range of workers or partitions; leave out either")
+    return specs.with_keys(
+        spec, {"fewest": fewest, "partitions": PARTITIONS * workers if partitions is None else partitions}
+    )
 
 
 def from_spec(spec: str, workers: int) -> Strategy:

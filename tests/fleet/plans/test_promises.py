@@ -118,6 +118,8 @@ def test_train_with_a_plan_on_the_command_line(plan: Any, tmp_path: Path) -> Non
         assert (run.config.strategy, run.config.workers, run.steps) == (plan.best.spec, N, 5)
     for option, why in (
         (("--strategy", "frc:load=2"), "leave out --strategy, or --plan"),
+        (("--workers", f"2..{N}"), "is for a fixed fleet; leave out --partitions and the range of --workers"),
+        (("--partitions", 12), "is for a fixed fleet; leave out --partitions and the range of --workers"),
         (("--workers", 7), "is for 6 workers, got --workers 7"),
         (("--models", 2), "is for one model"),
     ):

@@ -69,9 +69,11 @@ class Simulated(Cluster):
         communication: Communication | DelayModel | str | None = None,
     ) -> None:
         super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication))
-        for outage in outages:
+        for outage in (outages := [Outage(*outage) for outage in outages]):
             if not 0 <= outage.worker < workers:
                 raise BadInput(f"an outage names worker {outage.worker}; workers are 0 to {workers - 1}")
+            if not (0 <= outage.time <= (np.inf if outage.back is None else outage.back) and outage.notice >= 0):
+                raise BadInput(f"an outage has time, worker, back (not before time) and notice, got {tuple(outage)}")
         if compute is not None:
             compute.check_fleet(workers)
         self.compute = compute

@@ -325,7 +325,8 @@ class Driver:
             if method is not None:
                 method(command)
             elif isinstance(command, Stop):
-                self.stopped = command
+                if not (command.failed and self.finished()):  # by the step before it
+                    self.stopped = command
                 break
             else:
                 raise RunFailed(f"'{self.strategy.spec}' gave {command!r}, which is not a command")
@@ -474,7 +475,9 @@ class Driver:
         if self.cluster.virtual:
             return
         events: list[Event] = [Lost(self._now, worker, "absent on resume") for worker in sorted(self.present - here)]
-        events += [Joined(self._now, worker) for worker in sorted(here - self.present)]
+        # to a fleet that changes also those who were leaving, who have been replaced
+        joined = here if self.layout.fewest else here - self.present
+        events += [Joined(self._now, worker) for worker in sorted(joined)]
         for event in events:
             if self.log is not None:
                 self.log.event(event)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -35,12 +37,20 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
         raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
     if workers and not _is_going_on(folder):
         raise BadInput(f"the run '{folder}' is not going on; resume it first")
-    away = set(read_drained(folder))
-    away = away.difference(workers) if back else away.union(workers)
-    if workers:
-        check_plain(folder / NAME)
+    if not workers:
+        return sorted(set(read_drained(folder)))
+    check_plain(folder / NAME)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # other calls wait
+        away = set(read_drained(folder))
+        away = away.difference(workers) if back else away.union(workers)
         with replacing(folder / NAME) as part, part.open("xb") as new:
             new.write(msgspec.json.encode(sorted(away)))
+    except OSError as error:
+        raise BadInput(f"'{folder / NAME}' cannot be written ({error.strerror})") from None
+    finally:
+        os.close(descriptor)
     return sorted(away)
 
 

@@ -299,10 +299,11 @@ def _finished(run: Run) -> bool:
     return not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])
 
 
-def racers(workers: int, models: int = 1) -> tuple[str, ...]:
+def racers(workers: int, models: int = 1, *, fewest: int | None = None) -> tuple[str, ...]:
     """Return the default strategies of a race: waiting for all, an exact code, an approximate one, and ``async``.
 
-    With several models ``async``, which trains one only, is omitted.
+    With several models ``async``, which trains one only, is omitted, as it is for a fleet that changes, of ``fewest``
+    workers and more.
 
     >>> racers(30)
     ('uncoded', 'frc:load=3', 'agc:load=3,wait=11', 'async:lr_scale=0.05')
@@ -311,6 +312,8 @@ def racers(workers: int, models: int = 1) -> tuple[str, ...]:
     >>> racers(30, models=4)
     ('uncoded', 'frc:load=3', 'frc:load=3,wait=11')
     """
+    if fewest is not None:
+        return ("uncoded", *["frc:stragglers=1"] * (fewest > 1), "uncoded:wait=0.75n")
     if workers < 2:
         return ("uncoded", "async:lr_scale=0.05") if models == 1 else ("uncoded",)
     stragglers = min(2, workers - 1)

@@ -190,6 +190,8 @@ class Rounds(RoundSettings):
             s.decoder.measure(worker, float("nan"))
             if s.decoder.add(worker):
                 return self._step(s)
+        if self.elastic is not None and self._uncovered(s):  # it is leaving, and cannot be asked again
+            return self._take_over(s)
         return self._waited(s)
 
     def on_alarm(self, state: RoundState, event: Alarm) -> Commands:
@@ -332,7 +334,7 @@ class Rounds(RoundSettings):
         else:
             combine = self.work.averaged(s, used)
         if self.enough.remembers:  # a worker that is cut off takes at least as long as the round
-            late = [s.now - s.began] * (self.code.replies - len(s.arrivals))
+            late = [s.now - s.began] * (s.expected - len(s.arrivals))
             s.recent = (*s.recent, *s.arrivals, *late)[-_ROUNDS_SEEN * self.code.replies :]
         s.version += 1
         policy = self.policy
@@ -379,11 +381,13 @@ class Rounds(RoundSettings):
 
     def _uncovered(self, s: RoundState) -> bool:
         """Return whether this round lacks messages of workers that have left, whoever else replies."""
-        if self.work is not None or s.decoder.decodable:
+        if s.decoder.decodable:
             return False
-        coming = {*s.task_of, *s.open.values(), *s.crew.failures}
+        coming = {*s.task_of, *s.open.values(), *filter(s.crew.able, s.crew.failures)}
+        if self.work is not None:
+            return not coming
         if self.enough.approximate:
-            return s.count is not None and len(coming) < int(s.count)
+            return len(coming) < (s.count or 1)
         groups, count = s.code.group_of, int(s.code.groups)
         return len({groups[worker] for worker in coming}) < count
 
@@ -416,7 +420,7 @@ class Rounds(RoundSettings):
         s.code = code
         s.tasks = self._tasks if code is self.first_code else self._tasks_of(code)
         s.row_sums = np.asarray(code.encoding.sum(axis=1), dtype=np.float64).ravel()
-        s.expected = code.replies if self.elastic is None else len(s.elastic.present)
+        s.expected = code.expected
         s.count = self._count_of(s.expected)
 
     @cached_property
