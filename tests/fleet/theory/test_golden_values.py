@@ -13,7 +13,7 @@ from scipy import integrate, stats
 import anyk
 from anyk.delays import parse
 from anyk.fleet import discard_seconds, pace, stability_limit
-from anyk.papers.kfamily import error_floor
+from anyk.papers.kfamily_bounds import error_floor
 from anyk.protocol import Dispatch, Running
 from anyk.runs import Driver, session
 from anyk.strategies import adapted_k, k_for_delays, k_for_noise, order_means
