@@ -453,7 +453,7 @@ class Driver:
 
     def vectors(self) -> dict[str, Vector]:
         """Return the vectors that a resumed run needs: models in use, optimiser states and unused messages."""
-        own = {f"cluster/{key}": vector for key, vector in self.cluster.vectors().items()}
+        own = {f"cluster/{key}": vector for key, vector in self.cluster.store.vectors().items()}
         return self.versions.vectors() | self.ledger.vectors() | own
 
     def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> None:
@@ -463,7 +463,7 @@ class Driver:
         self.versions.restore(state["versions"], vectors)
         makers = self.ledger.restore(state, vectors)
         own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
-        self.cluster.take_back(own, makers)
+        self.cluster.store.take_back(own, makers)
         self._faults.restore(state["failing"])
         if self._agreement is not None:
             self._agreement.restore(state["agreement"])
