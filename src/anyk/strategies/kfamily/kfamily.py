@@ -18,7 +18,7 @@ from anyk.protocol import (
     Combine,
     Command,
     Commands,
-    Compressor,
+    CompressorFacts,
     DelayLaw,
     Dispatch,
     DriftMeasured,
@@ -228,7 +228,7 @@ class KFamily(CrewStrategy):
     def facts(self) -> StrategyFacts:
         return StrategyFacts(pace=self._pace, check_compressor=self._check_compressor)
 
-    def _check_compressor(self, by: Compressor) -> None:
+    def _check_compressor(self, by: CompressorFacts) -> None:
         if self.compensate:
             raise BadInput("delay compensation needs uncompressed gradients; leave out compensate")
 
