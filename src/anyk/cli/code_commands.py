@@ -32,7 +32,7 @@ def _print(*things: Any, json_file: str | None) -> None:
 
 @contextlib.contextmanager
 def _counting(label: str, number: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar of a number of parts; yield the function that is told of each by its name."""
+    """Show the progress over a number of parts; yield a function to call with the name of each that is done."""
     with click.progressbar(length=number, label=label, file=sys.stderr, item_show_func=lambda name: name or "") as bar:
         yield lambda name: bar.update(1, name)
 
