@@ -71,19 +71,19 @@ def test_a_pinned_version_stays_until_it_is_unpinned_as_often() -> None:
     cluster.open(layout, problem.split(2))
     versions = Versions(cluster, layout, problem, anyk.optimizers.GD(lr=0.5))
     versions.begin()
-    first = cluster.model("model", 0).copy()
+    first = cluster.store.model("model", 0).copy()
     for _ in range(2):
         versions.pin("model", 0)
     for number in (1, 2):
-        w = cluster.blank("model")
+        w = cluster.store.blank("model")
         w[:] = number
         versions.publish("model", w)
     versions.unpin("model", 0)
-    assert np.array_equal(cluster.model("model", 0), first)
+    assert np.array_equal(cluster.store.model("model", 0), first)
     versions.unpin("model", 0)
     for gone in (0, 1):
         with pytest.raises(KeyError):
-            cluster.model("model", gone)
+            cluster.store.model("model", gone)
     assert versions["model"] == versions.step == 2 and versions.trained["model"][0] == 2.0
 
 

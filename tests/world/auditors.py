@@ -69,7 +69,9 @@ class Auditors:
         def published(slot: str, version: int, w: Any) -> None:
             publish(slot, version, w)
             known = self._history.setdefault((slot, version), np.array(w))
-            self._check("models", np.array_equal(known, cluster.model(slot, version)), f"'{slot}' {version} differs")
+            self._check(
+                "models", np.array_equal(known, cluster.store.model(slot, version)), f"'{slot}' {version} differs"
+            )
 
         def arrived(event: Reply) -> bool:
             usable = arrive(event)
@@ -138,7 +140,7 @@ class Auditors:
         """Compute a message that has arrived anew, and compare."""
         place = event.task, event.chunk
         self._check("messages", event.task not in self._cancelled, f"{place} may be used after its cancellation")
-        vector = np.array(self._cluster.message(*place))
+        vector = np.array(self._cluster.store.arrived[place].vector)
         assert event.timing is not None
         chunk = self._driver.ledger.chunk(*place)
         expected = self._expected(place, chunk, event.worker)
@@ -154,7 +156,9 @@ class Auditors:
     def on_resume(self, states: dict[int, tuple[int, State]]) -> None:
         """Note the messages and the workers' states that a checkpoint has brought."""
         self.states = dict(states)
-        self._arrived |= {place: np.array(self._cluster.message(*place)) for place in self._cluster.store.arrived}
+        self._arrived |= {
+            place: np.array(self._cluster.store.arrived[place].vector) for place in self._cluster.store.arrived
+        }
         self._kept |= self._in_use(self._driver, (KEPT,))
 
     def _expected(self, place: Place, chunk: Any, worker: int) -> Any:
@@ -196,7 +200,7 @@ class Auditors:
             self._check("messages", place not in self._used or place in self._kept, f"{place} is used twice")
             self._check("messages", place[0] not in self._cancelled, f"{place} is used after its cancellation")
             same = place[0] in self._inside(command) or np.array_equal(
-                self._cluster.message(*place), self._arrived[place]
+                self._cluster.store.arrived[place].vector, self._arrived[place]
             )
             self._check("messages", same, f"{place} has changed since it arrived")
             self._used.add(place)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +28,13 @@ def _print(*things: Any, json_file: str | None) -> None:
     """Print things, unless standard output carries JSON."""
     if json_file != "-":
         say(people(None), *things)
+
+
+@contextlib.contextmanager
+def _counting(label: str, number: int) -> Iterator[Callable[[str], None]]:
+    """Show the progress over a number of parts; yield a function to call with the name of each that is done."""
+    with click.progressbar(length=number, label=label, file=sys.stderr, item_show_func=lambda name: name or "") as bar:
+        yield lambda name: bar.update(1, name)
 
 
 @main.group(invoke_without_command=True)
@@ -54,13 +63,8 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     from anyk.fleet.theory.code_curves import MissingCode
     from anyk.views import codes_table
 
-    with click.progressbar(
-        length=len(list(registry)),
-        label=f"looking at codes for {workers} workers",
-        file=sys.stderr,
-        item_show_func=lambda name: name or "",
-    ) as bar:
-        rows = survey(workers, stragglers=stragglers, tell=lambda name: bar.update(1, name))
+    with _counting(f"looking at codes for {workers} workers", len(list(registry))) as tell:
+        rows = survey(workers, stragglers=stragglers, tell=tell)
     judged = next((row.stragglers for row in rows if not isinstance(row, MissingCode)), 0)
     head = f"{workers} workers, {judged} of them stragglers; what a spec leaves out is filled in"
     missing = {row.name: row.why for row in rows if isinstance(row, MissingCode)}
@@ -155,14 +159,12 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     from anyk.views import curves_table, plot_codes
 
     length = len(specs) * len(straggler_counts(options.workers, options.stragglers))
-    with click.progressbar(
-        length=length, label="comparing codes", file=sys.stderr, item_show_func=lambda spec: spec or ""
-    ) as bar:
+    with _counting("comparing codes", length) as tell:
         curves = compare_codes(
             specs,
             **values_of(options, "workers", "decoder", "draws", "sets", "seed"),
             most=options.stragglers,
-            tell=lambda spec: bar.update(1, spec),
+            tell=tell,
         )
     _print(curves_table(curves), json_file=options.json_file)
     if options.picture is not None:
@@ -224,13 +226,9 @@ def threshold(
 
     questions = [(code, each) for code in [build(spec, workers=workers) for spec in specs] for each in knows]
     thresholds: dict[str, ByName] = {}
-    with click.progressbar(
-        questions,
-        label="looking for stragglers",
-        file=sys.stderr,
-        item_show_func=lambda question: question[0].spec if question else "",
-    ) as bar:
-        for code, each in bar:
+    with _counting("looking for stragglers", len(questions)) as tell:
+        for code, each in questions:
+            tell(code.spec)
             thresholds.setdefault(code.spec, {})[each] = adversarial_threshold(
                 code, error, knows=each, decoder=decoder, sets=sets, seed=seed
             )

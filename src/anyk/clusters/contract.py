@@ -8,16 +8,14 @@ and :class:`~anyk.clusters.remote.networked.NetworkedWorker`, and implement :cla
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
 from anyk import html
 from anyk.clusters.injection import ClusterOptions, Injection
 from anyk.clusters.local import Local
-from anyk.clusters.messages import WHOLE
 from anyk.clusters.store import VectorStore
 from anyk.errors import BadInput
 from anyk.problems.base import Partitions, Vector
@@ -111,53 +109,12 @@ class Cluster(ABC):
 
     # ------------------------------------------------------------------------------------------- models and messages
 
-    def blank(self, slot: str) -> Vector:
-        """Return a buffer for a slot's next version; write it, then :meth:`publish` it."""
-        return self.store.blank(slot)
-
     @abstractmethod
     def publish(self, slot: str, version: int, w: Vector | None) -> None:
-        """Announce a version, written to a :meth:`blank`; tasks dispatched later use the newest version.
+        """Announce a version, written to a ``store.blank``; tasks dispatched later use the newest version.
 
         ``w`` is None if only times are simulated: delays may still depend on the version.
         """
-
-    def model(self, slot: str, version: int) -> Vector:
-        """Return a model version that has been published and not released; read-only."""
-        return self.store.model(slot, version)
-
-    def release(self, slot: str, version: int) -> None:
-        """Release a version that is no longer needed."""
-        self.store.release(slot, version)
-
-    def message(self, task: int, chunk: int) -> Vector:
-        """Return a message that has arrived and has not been freed; read-only."""
-        return self.store.arrived[task, chunk].vector
-
-    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """Store a saved message of a worker as if it had just arrived."""
-        self.store.hold(worker, task, chunk, ids, message)
-
-    def combine(
-        self, messages: Sequence[tuple[int, int]], weights: Sequence[Any], part: slice = WHOLE
-    ) -> NDArray[np.float64]:
-        """Return the weighted sum of messages, added in order, at the coordinates in ``part``, as a new array.
-
-        Several threads may call it simultaneously, each for a different part.
-        """
-        return self.store.combine(messages, weights, part)
-
-    def free(self, task: int, chunk: int) -> None:
-        """Free a message, immediately or as soon as the tasks that start from it have ended."""
-        self.store.free(task, chunk)
-
-    def vectors(self) -> dict[str, Vector]:
-        """Return the vectors that belong to :meth:`state`: messages that tasks need, and the workers' states."""
-        return self.store.vectors()
-
-    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
-        """Restore :meth:`vectors`, before :meth:`restore`; ``workers``: the worker of each task."""
-        self.store.take_back(vectors, workers)
 
     # ------------------------------------------------------------------------------------------- commands and events
 

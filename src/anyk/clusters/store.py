@@ -49,7 +49,7 @@ class VectorStore:
         return self._messages
 
     def blank(self, slot: str) -> Vector:
-        """Return a buffer for a slot's next version."""
+        """Return a buffer for a slot's next version, to be written and then published."""
         return np.empty(self.messages.partitions.dimension, dtype=self.messages.dtype)
 
     def publish(self, slot: str, version: int, w: Vector) -> None:
@@ -69,7 +69,10 @@ class VectorStore:
         self.arrived[task, chunk] = Message(ids, message, worker)
 
     def combine(self, messages: Sequence[Place], weights: Sequence[Any], part: slice = WHOLE) -> NDArray[np.float64]:
-        """Return the weighted sum of messages."""
+        """Return the weighted sum of messages, added in order, at the coordinates in ``part``, as a new array.
+
+        Several threads may call it simultaneously, each for a different part.
+        """
         terms = map(self.arrived.__getitem__, messages)
         return self.messages.add_up([(m.ids, m.vector, weight) for m, weight in zip(terms, weights, strict=True)], part)
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
-from msgspec import Meta
 
 from anyk import keyed
-from anyk.checks import value_class
+from anyk.checks import PositiveShare, value_class
 from anyk.codes.base import MatrixCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
@@ -127,7 +124,7 @@ class StochasticBlockCode(_RandomCode):
     workers: int
     expected_load: float = LEFT_OUT
     block: int = LEFT_OUT
-    inside: Annotated[float, Meta(gt=0, le=1)] = 0.8
+    inside: PositiveShare = 0.8
     outside: float = LEFT_OUT
     seed: int = 0
 

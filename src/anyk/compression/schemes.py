@@ -21,7 +21,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.checks import value_class
+from anyk.checks import PositiveShare, value_class
 from anyk.specs import Registry, show
 
 Vector = NDArray[np.floating[Any]]
@@ -83,7 +83,7 @@ class RandomK(Compressor):
     40
     """
 
-    share: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    share: PositiveShare = 0.1
     name = "random-k"
     promise = "linear"
 

@@ -77,13 +77,6 @@ def _read_digests(file: IO[bytes]) -> _Digests | None:
     return _Digests(stated[1].decode(), len(length) + stated.start(1), digest.hexdigest())
 
 
-def write_state(module: torch.nn.Module, file: Path) -> None:
-    """Write a module's parameters and buffers; shared memory is written once, as ``safetensors.torch`` does."""
-    from safetensors.torch import save_model
-
-    write_model_file(file, lambda name, metadata: save_model(module, name, metadata={"format": "pt"} | metadata))
-
-
 def loaded(module: torch.nn.Module, source: object) -> torch.nn.Module:
     """Return a copy of a module with the state in a file, in a run folder, or in a ``state_dict()``.
 

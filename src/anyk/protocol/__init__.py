@@ -42,7 +42,7 @@ from anyk.protocol.events import (
 )
 from anyk.protocol.pace import DelayLaw, Pace
 from anyk.protocol.strategy import Fleet, Layout, Running, Strategy, slot_names
-from anyk.protocol.strategy_facts import Compressor, StrategyFacts, models_trained, share_stored, shares_computed
+from anyk.protocol.strategy_facts import CompressorFacts, StrategyFacts, models_trained, share_stored, shares_computed
 from anyk.protocol.work import Chunk, Task, Timing
 
 __all__ = [
@@ -53,7 +53,7 @@ __all__ = [
     "Combine",
     "Command",
     "Commands",
-    "Compressor",
+    "CompressorFacts",
     "Cut",
     "DelayLaw",
     "Dispatch",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-class Compressor(Protocol):
+class CompressorFacts(Protocol):
     """The properties of a compressor of messages on which a strategy may depend."""
 
     @property
@@ -66,7 +66,7 @@ class StrategyFacts:
     extra_rounds: int = 0
     round_seconds: Callable[[Any], tuple[Sequence[float], int]] | None = None
     check_further: Callable[[Any, int, int], None] | None = None
-    check_compressor: Callable[[Compressor], None] | None = None
+    check_compressor: Callable[[CompressorFacts], None] | None = None
 
 
 def models_trained(strategy: Strategy) -> int:

@@ -168,9 +168,9 @@ class Run(Results, AbstractContextManager["Run"]):
     @property
     def predictor(self) -> Predictor:
         """The predictor of the model; raises :class:`~anyk.errors.BadInput` for models of PyTorch and JAX."""
-        if self._predictor is None and self.path is not None:
+        if self._predictor is None:
             self._predictor = predictors.load_predictor(self.path, self.config.digests.predictor)
-        return predictors.required_predictor(self._predictor)
+        return self._predictor
 
     def predict(
         self, X: Any, *, probabilities: bool = False, tell: Callable[[str], None] | None = None
@@ -225,7 +225,9 @@ class Run(Results, AbstractContextManager["Run"]):
     @property
     def slot(self) -> str:
         """The first slot that is not auxiliary."""
-        return queries.first_slot(self.log, without=self.config.auxiliary)
+        totals = queries.totals(self.log)
+        slots = sorted({*totals.newest, *totals.evaluated} - {*self.config.auxiliary})
+        return slots[0] if slots else "model"
 
     @property
     def comparison(self) -> str:

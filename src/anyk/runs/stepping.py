@@ -117,7 +117,7 @@ class _Loop(Callback):
             each.load_state_dict(state)
 
 
-class Rounds:
+class SteppedRounds:
     """The steps of a run, taken by the loop that iterates over them; the result of :func:`rounds`."""
 
     def __init__(
@@ -304,7 +304,7 @@ def rounds(
     evaluate: Evaluate | str | None = USUAL,
     checkpoint_every: float = 10.0,
     callbacks: Sequence[Any] = (),
-) -> Rounds:
+) -> SteppedRounds:
     """Return gradients for a custom training loop: ``for step in anyk.rounds(…)``.
 
     Each :class:`Step` has the decoded gradient of the objective (regulariser included) and the model, which the loop
@@ -354,7 +354,7 @@ def rounds(
         _check_same(Path(out), built, cluster)
         start = partial(resume, Path(out), problem=problem)
     start = partial(start, steps=steps, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
-    return Rounds(problem, start, into, _with_states(keep), check_callbacks(callbacks), resumed=resumed)
+    return SteppedRounds(problem, start, into, _with_states(keep), check_callbacks(callbacks), resumed=resumed)
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:

@@ -28,16 +28,6 @@ from anyk.strategies.rounds.elastic import Elastic
 from anyk.strategies.rounds.on_demand import ProgressRounds
 from anyk.strategies.rounds.tree_rounds import TreeRounds
 from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
-from anyk.strategies.sequential.patterns import (
-    Arbitrary,
-    Bursty,
-    GilbertElliott,
-    PerRound,
-    StragglerModel,
-    smallest_arbitrary,
-    smallest_bursty,
-    stragglers,
-)
 from anyk.strategies.wait import (
     Adaptive,
     AllOf,
@@ -61,8 +51,6 @@ __all__ = [
     "AllOf",
     "AnyOf",
     "Anytime",
-    "Arbitrary",
-    "Bursty",
     "Compressed",
     "CooperativeSGD",
     "Count",
@@ -74,7 +62,6 @@ __all__ = [
     "Elastic",
     "ElasticSGD",
     "Fraction",
-    "GilbertElliott",
     "Gossip",
     "GradientCodingRounds",
     "Gradual",
@@ -84,14 +71,12 @@ __all__ = [
     "MatchaSGD",
     "Multiplexed",
     "PairwiseGossip",
-    "PerRound",
     "Predicate",
     "ProgressRounds",
     "ResidualBelow",
     "Rounds",
     "SelectiveRepetition",
     "SequentialRounds",
-    "StragglerModel",
     "TreeRounds",
     "Wait",
     "Waiting",
@@ -114,9 +99,6 @@ __all__ = [
     "registry",
     "rounds",
     "resolve_paths",
-    "smallest_arbitrary",
-    "smallest_bursty",
-    "stragglers",
     "strategy",
     "wait_rules",
     "with_fleet",

@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from statistics import median
-from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
-from msgspec import Meta
-
-from anyk.checks import typed
+from anyk.checks import PositiveShare, typed
 from anyk.errors import BadInput
 from anyk.specs import Registry, bracket_depths, show, split_outside
 from anyk.strategies.ranges import Finite, FiniteOrZero
@@ -180,7 +178,7 @@ class Count(Wait):
 class Fraction(Wait):
     """Wait for a ``share`` of the workers that are present, rounded down (``0.75n`` in a spec)."""
 
-    share: Annotated[float, Meta(gt=0, le=1)]
+    share: PositiveShare
 
     def of(self, expected: int) -> int:
         """Return the number of replies to wait for, at least 1."""
@@ -202,7 +200,7 @@ class Fraction(Wait):
 class ResidualBelow(Wait):
     """Wait until the residual is below ``bound`` (0.05 in a spec is ``5%``)."""
 
-    bound: Annotated[float, Meta(gt=0, le=1)]
+    bound: PositiveShare
 
     def enough(self, waiting: Waiting) -> bool:
         return waiting.residual < self.bound

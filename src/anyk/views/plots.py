@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput
+from anyk.problems.base import Floats
 from anyk.runs import Run, Spread, compare, compare_seeds, grouped, spread
 from anyk.runs.folder.config import Recipe
+from anyk.runs.races.speedups import evaluated
 from anyk.strategies import strategy as build_strategy
 from anyk.views.columns import shortened
 from anyk.views.style import COLOURS, DARK, LIGHT, name_ticks, picture
@@ -19,7 +20,6 @@ from anyk.views.style import COLOURS, DARK, LIGHT, name_ticks, picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_Floats = NDArray[np.float64]
 _WIDE = 4.0  # ratio of the longest to the shortest run from which on the axis is logarithmic
 _ROW, _HEIGHT = 0.23, 4.6  # inches: a line of the legend, the rest of the picture
 _DASHES = ("-", "--", ":", "-.")  # for curves that share a colour
@@ -108,12 +108,12 @@ class _Curve(NamedTuple):
     With several seeds: medians at all their times, and the ``band`` from least to largest.
     """
 
-    times: _Floats
-    values: _Floats
+    times: Floats
+    values: Floats
     end: float
     height: float
     reached: Spread | None = None
-    band: tuple[_Floats, _Floats] | None = None
+    band: tuple[Floats, Floats] | None = None
 
 
 def _curve(group: Sequence[Run], name: str, of: str) -> _Curve:
@@ -127,7 +127,7 @@ def _curve(group: Sequence[Run], name: str, of: str) -> _Curve:
     return _Curve(times, values, float(times[at]), float(values[at]), reached if of == "metric" else None, band)
 
 
-def banded(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats, tuple[_Floats, _Floats] | None]:
+def banded(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
     """Return times, the medians of several lines (times and values) and the band from least to largest.
 
     The band is None for a single line; lines without points do not count.
@@ -140,7 +140,7 @@ def banded(lines: Sequence[tuple[_Floats, _Floats]]) -> tuple[_Floats, _Floats, 
     return times, np.median(each, axis=0), (each.min(axis=0), each.max(axis=0))
 
 
-def lower_end(lines: Sequence[tuple[_Floats, _Floats]]) -> float | None:
+def lower_end(lines: Sequence[tuple[Floats, Floats]]) -> float | None:
     """Return the lower end of the axis of a rising value: half of the upper range below the least median of the lines.
 
     It omits a steep rise, which would leave the lines a small part of the figure. None for a single line, or if no line
@@ -153,14 +153,6 @@ def lower_end(lines: Sequence[tuple[_Floats, _Floats]]) -> float | None:
         return None
     start = min(medians) - 0.5 * (max(tops) - min(medians))
     return start if start > min(lows) else None
-
-
-def evaluated(run: Run, name: str, against: str = "seconds") -> tuple[_Floats, _Floats]:
-    """Return seconds (or steps, ``against`` "step") and values of the versions whose column ``name`` is known."""
-    history = run.history
-    column = history.get(name, np.full(len(history[against]), np.nan))  # a run that failed may have no metric
-    good = np.isfinite(column)
-    return history[against][good].astype(float), column[good]
 
 
 def _faster(groups: Sequence[Sequence[Run]]) -> list[str]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import textwrap
 
-_RULE = re.compile(r"=+(?: +=+)+")
-
 
 def plain(text: str, width: int = 100) -> str:
-    """Return a docstring up to its first example, without marks and wrapped; lists and simple tables as points.
+    """Return a docstring up to its first example, without marks and wrapped.
 
-    >>> print(plain("Takes ``k`` of *all*.\\n\\n====  ====\\nkind  does\\n====  ====\\na     waits\\n====  ===="))
+    >>> print(plain("Takes ``k`` of *all*.\\n\\n- a: waits"))
     Takes k of all.
     <BLANKLINE>
     - a: waits
@@ -20,9 +18,7 @@ def plain(text: str, width: int = 100) -> str:
     text = re.sub(r"(?<!\w)\*(\w[^*\n]*\w|\w)\*(?!\w)", r"\1", text)
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip()):
-        lines = block.splitlines()
-        items = _rows(lines) if _RULE.fullmatch(lines[0].strip()) else _items(lines)
-        blocks.append("\n".join(_wrapped(item, width) for item in items))
+        blocks.append("\n".join(_wrapped(item, width) for item in _items(block.splitlines())))
     return "\n\n".join(blocks)
 
 
@@ -35,24 +31,6 @@ def _items(lines: list[str]) -> list[str]:
         else:
             items[-1] += " " + line.strip()
     return [item.strip() for item in items if item]
-
-
-def _rows(lines: list[str]) -> list[str]:
-    """Return the rows of a simple table as points: the first cell, then the others, with their titles if several."""
-    edges = [(match.start(), match.end()) for match in re.finditer(r"=+", lines[0])]
-    last = edges[-1][0]
-    rows = [
-        [line[begin : None if begin == last else end].strip() for begin, end in edges]
-        for line in lines
-        if not _RULE.fullmatch(line.strip())
-    ]
-    titles = rows[0][1:]
-    several = len(titles) > 1
-    return [
-        f"- {row[0]}: "
-        + "; ".join(f"{t}: {cell}" if several else cell for t, cell in zip(titles, row[1:], strict=True))
-        for row in rows[1:]
-    ]
 
 
 def _wrapped(item: str, width: int) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.errors import BadInput
 from anyk.problems import Coefficients
@@ -18,6 +17,7 @@ from anyk.runs.cluster_speed import ClusterSpeed
 from anyk.runs.floor import SHOWN_FROM
 from anyk.runs.limits import LIMIT
 from anyk.runs.log.schema import DIFFERENT
+from anyk.runs.races.speedups import evaluated
 from anyk.views.columns import Columns, shortened
 from anyk.views.style import COLOURS, picture
 
@@ -195,7 +195,7 @@ def falls_fast(run: Run) -> bool:
     The medians of the third and the last quarter of the steps differ by more than a twentieth of the whole fall, or by
     more than a tenth of the last loss (and a thousandth of the whole fall, because of losses that approach 0).
     """
-    steps, losses = _losses(run)
+    steps, losses = evaluated(run, against="step")
     if run.time_to_target is not None or steps.size < 4:
         return False
     share = (steps - steps[0]) / (steps[-1] - steps[0])
@@ -207,16 +207,9 @@ def falls_fast(run: Run) -> bool:
 
 
 def _has_risen(run: Run) -> bool:
-    _, losses = _losses(run)
+    _, losses = evaluated(run)
     failed = any(note["kind"] == "failed" for note in run.notes[-1:])  # for a reason that is printed
     return bool(not failed and losses.size > 1 and losses[-1] > losses[0])
-
-
-def _losses(run: Run) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the steps at which the loss was evaluated, and the losses, both of shape (evaluations,)."""
-    history = run.history
-    finite = np.isfinite(history["loss"])
-    return history["step"][finite], history["loss"][finite]
 
 
 def load_notes(runs: Sequence[Run]) -> list[str]:

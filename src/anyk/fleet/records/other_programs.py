@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,7 @@ from anyk.plain import ByName
 from anyk.tables import Table, limit, lines, open_text, shown
 
 _END = "SparkListenerTaskEnd"
-COLUMNS = ("dp_rank", "stage", "step", "optype", "duration")
-
-
-def is_trace(names: Collection[str]) -> bool:
-    """Return whether a table has the columns of an operation trace."""
-    return all(name in names for name in COLUMNS)
+COLUMNS = {"dp_rank", "stage", "step", "optype", "duration"}  # of an operation trace
 
 
 def read_operations(file: Path, table: Table) -> Record:
@@ -35,7 +30,7 @@ def read_operations(file: Path, table: Table) -> Record:
     kinds = np.char.endswith(columns["optype"].astype(str), "-compute")
     if not kinds.any():
         raise BadInput(f"'{shown(file)}' has no forward-compute or backward-compute operations")
-    numbers = {name: columns[name][kinds] for name in COLUMNS if name != "optype"}
+    numbers = {name: columns[name][kinds] for name in sorted(COLUMNS - {"optype"})}
     for name, values in numbers.items():
         if values.dtype.kind != "f" or not np.isfinite(values).all():
             raise BadInput(f"column '{name}' of '{shown(file)}' must contain finite numbers")

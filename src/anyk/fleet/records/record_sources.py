@@ -20,7 +20,7 @@ from anyk.delays.time_tables import (
     unit_in,
 )
 from anyk.errors import BadInput
-from anyk.fleet.records.other_programs import is_event_log, is_trace, read_event_log, read_operations
+from anyk.fleet.records.other_programs import COLUMNS, is_event_log, read_event_log, read_operations
 from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
 from anyk.matrices import read_npz
@@ -56,7 +56,7 @@ def read(source: Readable, *, unit: str | None = None, max_gb: float | None = No
     if name.endswith((".csv", ".csv.gz", ".parquet")):
         table = (read_parquet if name.endswith(".parquet") else read_csv)(path, limit(path, max_gb))
         names = [column.strip().lower() for column in table.names] if table.header else []
-        if is_trace(names):
+        if set(names) >= COLUMNS:
             return read_operations(path, table)
         if (places := long_columns(names)) is not None:
             return _of_long(path, table, names, places, unit)

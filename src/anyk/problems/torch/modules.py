@@ -26,7 +26,7 @@ from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
 from anyk.problems.linear.scaling import checked_l2
-from anyk.problems.model_files import loaded, write_state
+from anyk.problems.model_files import loaded, write_model_file
 from anyk.problems.network_problem import NetworkProblem
 from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.torch.forward_state import check_forward
@@ -389,7 +389,10 @@ class TorchProblem(NetworkProblem):
 
         If a data set is read item by item, running statistics are computed from 1,024 of its items.
         """
-        write_state(self._at(w)[0].module, file)
+        from safetensors.torch import save_model
+
+        module = self._at(w)[0].module
+        write_model_file(file, lambda name, metadata: save_model(module, name, metadata={"format": "pt"} | metadata))
 
     def load_state_dict(self, source: Any) -> None:
         """Begin with the state of a run, its folder, a safetensors file or a module's ``state_dict()``.

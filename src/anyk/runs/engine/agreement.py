@@ -102,7 +102,7 @@ class Agreement:
         replicas = [replica for replica in sent.get(chunk, ()) if self._ledger.arrived(*replica[1])]
         if replicas:
             counts.compared += 1 + (len(replicas) == 1)
-        if replicas and not self._equal(*(self._cluster.message(*other) for other in (replicas[0][1], place))):
+        if replicas and not self._equal(self._message(replicas[0][1]), self._message(place)):
             if len(replicas) > 1:
                 lost += self._convict(reply.time, reply.worker, f"workers {_and([w for w, _ in replicas])}")
                 return (self._fail(reply.time, reply.worker, place, [replicas[0][0]]), *lost)
@@ -157,11 +157,11 @@ class Agreement:
         if np.linalg.norm(weights @ rows - row) > _DEPENDENT * np.linalg.norm(row):
             return []
         terms = [(w, worker, at) for w, (_, worker, at) in zip(weights, others, strict=True) if abs(w) > _DEPENDENT]
-        combination = self._cluster.combine([at for _, _, at in terms], [float(w) for w, _, _ in terms])
+        combination = self._cluster.store.combine([at for _, _, at in terms], [float(w) for w, _, _ in terms])
         self._ledger.counts.compared += 1 + len(terms)
-        apart = np.linalg.norm(combination - self._cluster.combine([place], [1.0]))
-        message = self._cluster.message(*place)
-        norms = [abs(w) * float(np.linalg.norm(self._cluster.message(*at))) for w, _, at in terms]
+        apart = np.linalg.norm(combination - self._cluster.store.combine([place], [1.0]))
+        message = self._message(place)
+        norms = [abs(w) * float(np.linalg.norm(self._message(at))) for w, _, at in terms]
         rounding = max(_ROUNDING * float(np.finfo(message.dtype).eps), self._tolerance)
         if apart <= rounding * (sum(norms) + float(np.linalg.norm(message))):
             return []
@@ -172,8 +172,11 @@ class Agreement:
         row[list(chunk.partitions)] = chunk.coefficients
         return row
 
+    def _message(self, place: Place) -> Vector:
+        return self._cluster.store.arrived[place].vector
+
     def _read(self, worker: int, place: Place) -> _Sent:
-        vector = np.array(self._cluster.message(*place))
+        vector = np.array(self._message(place))
         return _Sent(worker, keyed.digest(vector), vector)
 
     # ------------------------------------------------------------------------------------------- consequences

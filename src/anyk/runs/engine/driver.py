@@ -189,7 +189,7 @@ class Driver:
             return
         log, on, failing = self.log, self.running.on, self._faults.in_a_row
         agreement = self._agreement
-        arrive = self.ledger.arrive if agreement is None else _accept  # it has been entered before it was compared
+        arrive = self.ledger.arrive if agreement is None else lambda _: True  # it is in the ledger already
         self._answer()  # questions of a resumed run's strategy that were not answered yet
         # an alarm, and not a look at the clock, ends a run at its limit: no event that comes later is taken and lost
         self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
@@ -454,7 +454,7 @@ class Driver:
 
     def vectors(self) -> dict[str, Vector]:
         """Return the vectors that a resumed run needs: models in use, optimiser states and unused messages."""
-        own = {f"cluster/{key}": vector for key, vector in self.cluster.vectors().items()}
+        own = {f"cluster/{key}": vector for key, vector in self.cluster.store.vectors().items()}
         return self.versions.vectors() | self.ledger.vectors() | own
 
     def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> None:
@@ -464,7 +464,7 @@ class Driver:
         self.versions.restore(state["versions"], vectors)
         makers = self.ledger.restore(state, vectors)
         own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
-        self.cluster.take_back(own, makers)
+        self.cluster.store.take_back(own, makers)
         self._faults.restore(state["failing"])
         if self._agreement is not None:
             self._agreement.restore(state["agreement"])
@@ -483,8 +483,3 @@ class Driver:
                 self.log.event(event)
             self._heed(event)
             self._obey(self.running.on(event))
-
-
-def _accept(reply: Reply) -> bool:
-    del reply
-    return True

@@ -132,7 +132,7 @@ class Ledger:
         place = (event.task - batch.first) * batch.width + event.chunk
         if batch.status[place] != OPEN:  # repeated, or its worker was lost before
             if batch.status[place] == ENDED:
-                self._cluster.free(event.task, event.chunk)
+                self._cluster.store.free(event.task, event.chunk)
             return False
         batch.status[place] = ARRIVED
         if self._log is not None:
@@ -149,7 +149,7 @@ class Ledger:
         """Free a message that arrived after its task was cancelled, and record its end."""
         batch = self._cut.get(event.task)
         place = batch.place_of(event) if batch is not None else 0
-        self._cluster.free(event.task, event.chunk)
+        self._cluster.store.free(event.task, event.chunk)
         if batch is None or batch.status[place] != CUT:
             return
         batch.timing[place] = (event.timing, event.time)
@@ -394,7 +394,7 @@ class Ledger:
                 )
             )
         if waiting and self._computes and not kept:
-            self._cluster.free(batch.first + item, index)
+            self._cluster.store.free(batch.first + item, index)
         if not batch.left:
             self._close(batch)
 
@@ -404,7 +404,7 @@ class Ledger:
         batch.left -= 1
         if self._computes:
             item, index = divmod(place, batch.width)
-            self._cluster.free(batch.first + item, index)
+            self._cluster.store.free(batch.first + item, index)
         if not batch.left:
             self._close(batch)
 
@@ -440,11 +440,11 @@ class Ledger:
         for batch in dict.fromkeys(self._given.values()):
             for slot in batch.slots():
                 version = batch.versions[slot]
-                vectors[f"model/{slot}/{version}"] = self._cluster.model(slot, version)
+                vectors[f"model/{slot}/{version}"] = self._cluster.store.model(slot, version)
             for place, status in enumerate(batch.status):
                 if status in (ARRIVED, KEPT):
                     task, chunk = batch.first + place // batch.width, place % batch.width
-                    vectors[f"message/{task}/{chunk}"] = self._cluster.message(task, chunk)
+                    vectors[f"message/{task}/{chunk}"] = self._cluster.store.arrived[task, chunk].vector
         return vectors
 
     def restore(self, state: Mapping[str, Any], vectors: Mapping[str, Vector]) -> dict[int, int]:
@@ -475,6 +475,6 @@ class Ledger:
                 batch = self._given[task]
                 item = task - batch.first
                 ids = () if batch.chunks[item][chunk].steps else self.partitions(task, chunk)
-                self._cluster.hold(batch.workers[item], task, chunk, ids, value)
+                self._cluster.store.hold(batch.workers[item], task, chunk, ids, value)
         chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
         return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}

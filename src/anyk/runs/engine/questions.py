@@ -76,7 +76,7 @@ class Questions:
         for part in parts_of(self._problem.dimension):
             total = np.zeros(len(range(part.start, part.stop)))
             for message, samples in zip(messages, covered, strict=True):
-                mean = self._cluster.combine([message], [1.0], part)
+                mean = self._cluster.store.combine([message], [1.0], part)
                 mean /= samples
                 squares += float(mean @ mean)
                 total += mean
@@ -92,7 +92,7 @@ class Questions:
         batch = self._ledger.batch(command.task)
         if self._problem is not None and batch is not None:
             slot = batch.chunks[command.task - batch.first][command.chunk].slot
-            then, now = self._cluster.model(slot, batch.versions[slot]), self._versions.models[slot]
+            then, now = self._cluster.store.model(slot, batch.versions[slot]), self._versions.models[slot]
             for part in parts_of(now.size):
                 moved = np.subtract(now[part], then[part], dtype=np.float64)
                 value += float(moved @ moved)

@@ -69,7 +69,7 @@ class Updates:
 
     def _stepped(self, command: Combine, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
         """Return the model and its digest after a step by the decoded gradient."""
-        slot, combine = command.slot, self._cluster.combine
+        slot, combine = command.slot, self._cluster.store.combine
         problem = problem_of(self._problem, slot)
         rounding = float(np.finfo(problem.dtype).eps) * command.gain
         if rounding > _AMPLIFIED:
@@ -102,7 +102,7 @@ class Updates:
         scale: float,
     ) -> tuple[Vector, int]:
         """Return the model and its digest after an optimiser's step by a gradient that is computed part by part."""
-        w, out = self._versions.models[slot], self._cluster.blank(slot)
+        w, out = self._versions.models[slot], self._cluster.store.blank(slot)
         with optimizer.stepping(w, state, t, scale, out) as take:
             if take is not None:
 
@@ -135,9 +135,9 @@ class Updates:
         for message, weight in zip(command.messages, command.weights, strict=True):
             base = self._ledger.version(slot, message[0])
             if base != version:
-                g = self._cluster.combine([message], [1.0], part)
+                g = self._cluster.store.combine([message], [1.0], part)
                 g *= g
-                g *= w[part] - self._cluster.model(slot, base)[part]
+                g *= w[part] - self._cluster.store.model(slot, base)[part]
                 total = total + g * (weight * command.compensation / self._ledger.covered([message]))
         return total
 
@@ -153,10 +153,10 @@ class Updates:
             weights = [weight * total / sum(weights) for weight in weights]
 
         def target(part: slice) -> NDArray[np.float64]:
-            mixed = cluster.combine(command.messages, weights, part)
+            mixed = cluster.store.combine(command.messages, weights, part)
             if command.relative:
                 for (task, _), weight in zip(command.messages, weights, strict=True):
-                    mixed -= weight * cluster.model(slot, self._ledger.version(slot, task))[part]
+                    mixed -= weight * cluster.store.model(slot, self._ledger.version(slot, task))[part]
             if command.share:
                 mixed += command.share * w[part]
             for other, weight in command.others:
@@ -164,7 +164,7 @@ class Updates:
             return mixed
 
         if command.outer is None:
-            blank = cluster.blank(slot)
+            blank = cluster.store.blank(slot)
 
             def write(part: slice) -> int:
                 blank[part] = target(part)

@@ -62,7 +62,7 @@ class Versions:
             if self._problem is None or self._optimizer is None:
                 self._cluster.publish(slot, version, None)
                 continue
-            w = self.models[slot] = self._cluster.blank(slot)
+            w = self.models[slot] = self._cluster.store.blank(slot)
             if earlier is None or slot not in earlier.models:
                 w[:] = problem_of(self._problem, slot).initial()
                 self.optimizer_states[slot] = self._optimizer.start(w)
@@ -80,7 +80,7 @@ class Versions:
             self.models[slot] = w
         self._cluster.publish(slot, version + 1, w)
         if self._problem is not None and (slot, version) not in self._pins:
-            self._cluster.release(slot, version)
+            self._cluster.store.release(slot, version)
 
     def pin(self, slot: str, version: int) -> None:
         """Keep a version until it has been unpinned as often as pinned."""
@@ -94,7 +94,7 @@ class Versions:
         if not self._pins[key]:
             del self._pins[key]
             if version < self.newest[slot]:
-                self._cluster.release(slot, version)
+                self._cluster.store.release(slot, version)
 
     def warm_start(self) -> WarmStart:
         """Return a copy of the run's state, from which another can start."""
@@ -124,7 +124,7 @@ class Versions:
         keys: list[Any] = [key.split("/") for key in vectors]
         for version, slot in sorted((int(key[2]), key[1]) for key in keys if key[0] == "model"):
             saved = vectors[f"model/{slot}/{version}"]
-            w = self.models[slot] = self._cluster.blank(slot)
+            w = self.models[slot] = self._cluster.store.blank(slot)
             if saved.size != w.size:
                 raise BadInput(f"the run's models have {saved.size:,} parameters, those of the problem {w.size:,}")
             w[:] = saved

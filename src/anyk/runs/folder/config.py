@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
+from anyk.checks import AtLeastZero, Positive
 from anyk.errors import BadInput
 from anyk.problems.base import Problem
 from anyk.regular_files import read_plain, replacing
@@ -77,7 +78,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     run: str
     strategy: str
-    step: Annotated[int, msgspec.Meta(ge=0)]
+    step: AtLeastZero
 
 
 class SharedConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -93,7 +94,7 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     optimizer: str
     lr: str
     steps: Count | None = None
-    seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    seconds: Positive | None = None
     target: float | None = None
     problem: Recipe | None = None
     evaluate: str = ""

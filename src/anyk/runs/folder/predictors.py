@@ -37,11 +37,13 @@ def save_predictor(problem: Problem, folder: Path) -> str | None:
     return hashlib.sha256(text).hexdigest()
 
 
-def load_predictor(folder: Path, digest: str | None) -> Predictor:
+def load_predictor(folder: Path | None, digest: str | None) -> Predictor:
     """Return the predictor that :func:`save_predictor` wrote, whose SHA-256 is ``digest``.
 
     Raises :class:`~anyk.errors.BadInput` if there is none, or if it is damaged.
     """
+    if folder is None:
+        raise BadInput(f"the run's problem has no predictor: {_NONE}")
     if digest is None:
         raise BadInput(f"the run '{folder}' keeps no predictor: {_NONE}")
     file = folder / NAME
@@ -55,10 +57,3 @@ def load_predictor(folder: Path, digest: str | None) -> Predictor:
         return Predictor.decoded(text)
     except (msgspec.DecodeError, ValueError) as error:
         raise BadInput(f"'{file}' is damaged ({error})") from None
-
-
-def required_predictor(predictor: Predictor | None) -> Predictor:
-    """Return the predictor of a run in memory; raise :class:`~anyk.errors.BadInput` if there is none."""
-    if predictor is None:
-        raise BadInput(f"the run's problem has no predictor: {_NONE}")
-    return predictor

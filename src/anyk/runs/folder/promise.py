@@ -6,19 +6,17 @@ import math
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, Nonnegative, Positive, PositiveShare, typed
 from anyk.errors import BadInput
 from anyk.regular_files import read_plain
 
 VERSION = 1
 _ROUNDING = 1e-6
 _TORCH = re.compile(r"(?:torch:|method=|schedule=\(?)([A-Za-z_][\w.]*\.\w+)")
-_Count = Annotated[int, msgspec.Meta(ge=1)]
-_AtLeast0 = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Estimate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,9 +48,9 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     digest: str
-    load: _AtLeast0
-    block: _Count
-    censored: _AtLeast0
+    load: Nonnegative
+    block: AtLeastOne
+    censored: Nonnegative
     path: str | None = None
     unit: str | None = None
     law: str | None = None
@@ -78,15 +76,15 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     version: int = VERSION
     strategy: str
-    workers: _Count
-    learning_rate: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    horizon: _Count
+    workers: AtLeastOne
+    learning_rate: Positive | None = None
+    horizon: AtLeastOne
     verdict: Literal["change", "nothing"]
     evidence: Literal["enough", "thin", "none"]
     why: str
-    slopes: tuple[_AtLeast0, ...]
-    max_load: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    memory: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    slopes: tuple[Nonnegative, ...]
+    max_load: PositiveShare = 1.0
+    memory: PositiveShare = 1.0
     assumptions: tuple[str, ...] = ()
     seconds_per_step: Estimate
     gain: Estimate
@@ -94,7 +92,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     record: Source
     target: float | None = None
     optimizer: str | None = None
-    steps_to_target: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    steps_to_target: Positive | None = None
     arrival: Estimate | None = None
 
     def plain(self) -> dict[str, Any]:

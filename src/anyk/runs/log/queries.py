@@ -92,12 +92,6 @@ def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
     return {slot: version for slot, version in sorted(totals(log).newest.items()) if slot not in without}
 
 
-def first_slot(log: RunLog, without: Collection[str] = ()) -> str:
-    """Return the first slot, by name, that has been updated or evaluated."""
-    summary = totals(log)
-    return next((slot for slot in sorted({*summary.newest, *summary.evaluated}) if slot not in without), "model")
-
-
 def staleness(log: RunLog) -> dict[str, dict[int, int]]:
     """Return, by slot and staleness, the number of messages that its versions used."""
     rows = log.rows(

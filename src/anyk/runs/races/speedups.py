@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.problems.base import Floats
 from anyk.runs.run import Run
 from anyk.specs import parse
 
@@ -80,7 +80,7 @@ def _by_target(run: Run, reference: Run) -> SpeedUp:
 
 def _by_loss(run: Run, reference: Run) -> SpeedUp:
     """Return the speed-up in seconds to the lowest loss that both reached, if it is below their initial losses."""
-    (mine, losses), (others, theirs) = _losses(run), _losses(reference)
+    (mine, losses), (others, theirs) = evaluated(run), evaluated(reference)
     if not losses.size or not theirs.size:
         return SpeedUp(None)
     at = max(float(losses.min()), float(theirs.min()))
@@ -89,8 +89,9 @@ def _by_loss(run: Run, reference: Run) -> SpeedUp:
     return SpeedUp(float(other / first), at) if first > 0.0 and other > 0.0 else SpeedUp(None)
 
 
-def _losses(run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return seconds and losses of the versions that were evaluated."""
+def evaluated(run: Run, name: str = "loss", against: str = "seconds") -> tuple[Floats, Floats]:
+    """Return seconds (or steps, ``against`` "step") and values of the versions whose column ``name`` is known."""
     history = run.history
-    finite = np.isfinite(history["loss"])
-    return history["seconds"][finite], history["loss"][finite]
+    column = history.get(name, np.full(len(history[against]), np.nan))  # a run that failed may have no metric
+    good = np.isfinite(column)
+    return history[against][good].astype(float), column[good]

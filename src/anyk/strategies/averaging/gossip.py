@@ -18,7 +18,7 @@ from anyk.protocol import (
     Chunk,
     Command,
     Commands,
-    Compressor,
+    CompressorFacts,
     Dispatch,
     Failed,
     Fleet,
@@ -81,7 +81,7 @@ class Gossip(CrewStrategy):
     def facts(self) -> StrategyFacts:
         return StrategyFacts(check_compressor=self._check_compressor)
 
-    def _check_compressor(self, by: Compressor) -> None:
+    def _check_compressor(self, by: CompressorFacts) -> None:
         raise BadInput(f"'{self.spec}' does not compose with compressed messages: workers use each other's models")
 
     @abstractmethod

@@ -18,7 +18,7 @@ from anyk.protocol import (
     Combine,
     Command,
     Commands,
-    Compressor,
+    CompressorFacts,
     DelayLaw,
     Dispatch,
     DriftMeasured,
@@ -84,13 +84,12 @@ class KFamily(CrewStrategy):
 
     Worker i has partition i. A step takes the mean of the ``k`` gradients that come first.
 
-    =============  ==========================================  ==============================================
-    kind           a worker that replied before the step       at the step
-    =============  ==========================================  ==============================================
-    k-async        waits                                       these k workers get the new version, the others continue
-    k-batch-async  gets the current version again              the worker that completed the step gets the new version
-    k-batch-sync   gets the same version again (a new batch)   the others are cancelled, all get the new version
-    =============  ==========================================  ==============================================
+    - k-async: a worker that replied before the step: waits; at the step: these k workers get the new version, the
+      others continue
+    - k-batch-async: a worker that replied before the step: gets the current version again; at the step: the worker
+      that completed the step gets the new version
+    - k-batch-sync: a worker that replied before the step: gets the same version again (a new batch); at the step: the
+      others are cancelled, all get the new version
 
     In the asynchronous kinds nothing is cancelled, and gradients are stale: on average by ``(n - k) / k`` versions
     under k-async and ``(n - 1) / k`` under k-batch-async, whatever the delays, since each step makes n - k or n - 1
@@ -229,7 +228,7 @@ class KFamily(CrewStrategy):
     def facts(self) -> StrategyFacts:
         return StrategyFacts(pace=self._pace, check_compressor=self._check_compressor)
 
-    def _check_compressor(self, by: Compressor) -> None:
+    def _check_compressor(self, by: CompressorFacts) -> None:
         if self.compensate:
             raise BadInput("delay compensation needs uncompressed gradients; leave out compensate")
 

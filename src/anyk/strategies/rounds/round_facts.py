@@ -10,7 +10,7 @@ import numpy as np
 
 from anyk.codes.decoders import Floats
 from anyk.errors import BadInput
-from anyk.protocol import Compressor, DelayLaw, Pace, Strategy, StrategyFacts
+from anyk.protocol import CompressorFacts, DelayLaw, Pace, Strategy, StrategyFacts
 from anyk.strategies.closed_forms import uncoded_pace
 from anyk.strategies.rounds.balance import settled_sizes
 from anyk.strategies.wait import Count, Decodable
@@ -37,7 +37,7 @@ def facts_of(rounds: Rounds) -> StrategyFacts:
     )
 
 
-def _check_compressor(rounds: Rounds, by: Compressor) -> None:
+def _check_compressor(rounds: Rounds, by: CompressorFacts) -> None:
     """Raise :class:`~anyk.errors.BadInput` if these messages must not be compressed by this compressor."""
     spec, code = rounds.spec, rounds.code
     if rounds.policy.projected or rounds.check:

@@ -14,11 +14,12 @@ from anyk.plain import ByName
 from anyk.runs import Run, Tasks, absences, grouped, tasks_of
 from anyk.runs.log import queries
 from anyk.runs.log.fates import FATES, LOST
+from anyk.runs.races.speedups import evaluated
 from anyk.views.columns import Columns
 from anyk.views.page import figures, texts
 from anyk.views.page.account import account
 from anyk.views.page.panels import report_figures
-from anyk.views.plots import banded, evaluated, on_virtual_clock, purpose
+from anyk.views.plots import banded, on_virtual_clock, purpose
 from anyk.views.result_tables import race_notes, race_table, ratio_to_floor
 from anyk.views.style import DARK, LIGHT
 
