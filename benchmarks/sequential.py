@@ -17,7 +17,7 @@ from common import DATA, show
 
 import anyk
 from anyk.fleet import TraceGrid, sequential_candidates
-from anyk.papers.gilbert_elliott import GilbertElliott
+from anyk.strategies import GilbertElliott
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--map", action="store_true")

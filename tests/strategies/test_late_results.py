@@ -17,9 +17,8 @@ from anyk.delays import Table
 from anyk.errors import BadInput
 from anyk.fleet import simulate
 from anyk.protocol import Cancel, Command, Dispatch, Event, Reply
-from anyk.strategies import strategy
+from anyk.strategies import Bursty, strategy
 from anyk.testing import check_strategy
-from straggler_models import Bursty
 
 pytestmark = pytest.mark.slow
 

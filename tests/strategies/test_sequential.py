@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 import anyk
 from anyk.errors import BadInput
 from anyk.fleet import simulate
-from anyk.papers.gilbert_elliott import GilbertElliott
-from anyk.strategies import strategy
+from anyk.strategies import (
+    Arbitrary,
+    Bursty,
+    GilbertElliott,
+    PerRound,
+    smallest_arbitrary,
+    smallest_bursty,
+    strategy,
+)
 from anyk.testing import check_strategy
-from straggler_models import Arbitrary, Bursty, PerRound, smallest_arbitrary, smallest_bursty
 
 GOLDEN = np.array([
     [1, 1, 1, 1, 1, 1, 1, 1],

@@ -17,9 +17,8 @@ from anyk.codes import FractionalRepetition
 from anyk.delays import Table
 from anyk.fleet import simulate
 from anyk.protocol import Combine, Command, Dispatch, Event
-from anyk.strategies import strategy
+from anyk.strategies import Bursty, strategy
 from anyk.testing import check_strategy
-from straggler_models import Bursty
 
 pytestmark = pytest.mark.in_process
 

@@ -28,6 +28,16 @@ from anyk.strategies.rounds.elastic import Elastic
 from anyk.strategies.rounds.on_demand import ProgressRounds
 from anyk.strategies.rounds.tree_rounds import TreeRounds
 from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
+from anyk.strategies.sequential.patterns import (
+    Arbitrary,
+    Bursty,
+    GilbertElliott,
+    PerRound,
+    StragglerModel,
+    smallest_arbitrary,
+    smallest_bursty,
+    stragglers,
+)
 from anyk.strategies.wait import (
     Adaptive,
     AllOf,
@@ -51,6 +61,8 @@ __all__ = [
     "AllOf",
     "AnyOf",
     "Anytime",
+    "Arbitrary",
+    "Bursty",
     "Compressed",
     "CooperativeSGD",
     "Count",
@@ -62,6 +74,7 @@ __all__ = [
     "Elastic",
     "ElasticSGD",
     "Fraction",
+    "GilbertElliott",
     "Gossip",
     "GradientCodingRounds",
     "Gradual",
@@ -71,12 +84,14 @@ __all__ = [
     "MatchaSGD",
     "Multiplexed",
     "PairwiseGossip",
+    "PerRound",
     "Predicate",
     "ProgressRounds",
     "ResidualBelow",
     "Rounds",
     "SelectiveRepetition",
     "SequentialRounds",
+    "StragglerModel",
     "TreeRounds",
     "Wait",
     "Waiting",
@@ -99,6 +114,9 @@ __all__ = [
     "registry",
     "rounds",
     "resolve_paths",
+    "smallest_arbitrary",
+    "smallest_bursty",
+    "stragglers",
     "strategy",
     "wait_rules",
     "with_fleet",

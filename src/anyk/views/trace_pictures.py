@@ -12,6 +12,7 @@ from anyk.errors import BadInput
 from anyk.fleet.explanation.sentences import rounded, spans
 from anyk.graphs import Mixing
 from anyk.plain import ByName
+from anyk.strategies import stragglers
 from anyk.views.style import COLOURS, LIGHT, picture
 
 Floats = NDArray[np.float64]
@@ -19,7 +20,7 @@ Floats = NDArray[np.float64]
 
 def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> ByName:
     """Return facts about seconds (rounds x workers): spread, stragglers, their bursts, and delay models that fit."""
-    late = times > (1.0 + mu) * times.min(axis=1, keepdims=True)
+    late = stragglers(times, mu)
     runs = _runs(late)
     centred = times - times.mean(axis=0)
     power = (centred**2).sum(axis=0)

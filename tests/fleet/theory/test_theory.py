@@ -13,7 +13,7 @@ from anyk.errors import BadInput
 from anyk.fleet import adversarial_threshold, chosen_stragglers, threshold_bound
 from anyk.papers.erasurehead import excess_bound, missing, seconds_bound, step_seconds
 from anyk.papers.kfamily_bounds import best_k, error_after, error_floor
-from straggler_models import Arbitrary, Bursty, PerRound
+from anyk.strategies import Arbitrary, Bursty, PerRound
 
 pytestmark = pytest.mark.in_process
 

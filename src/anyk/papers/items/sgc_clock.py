@@ -8,13 +8,13 @@ import numpy as np
 from anyk.clusters import cluster
 from anyk.fleet import sequential_candidates
 from anyk.optimizers import GD
-from anyk.papers.gilbert_elliott import GilbertElliott
 from anyk.papers.item import Criterion, Item
 from anyk.papers.item_table import Case, Floats, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.problems import from_data
 from anyk.runs import train_many
+from anyk.strategies import GilbertElliott
 
 N, MODELS, SECONDS = 32, 4, 0.3
 RATIOS = {"a pass over the data is dear": 20.0, "a pass over the data is cheap": 0.1}

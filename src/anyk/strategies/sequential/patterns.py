@@ -1,4 +1,4 @@
-"""Straggler models of sequential codes: sets of straggler patterns, as objects that check, sample and fit patterns.
+"""Straggler models: sets of straggler patterns, as objects that check, sample and fit patterns.
 
 A pattern is a boolean array, shape (rounds, workers), true if a worker straggles in a round.
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk import keyed
 from anyk.checks import AtLeastOne, AtLeastZero, typed
 from anyk.errors import BadInput
-from anyk.specs import show
+from anyk.specs import Registry, show
 
 Pattern = NDArray[np.bool_]
+Chance = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class StragglerModel(ABC):
@@ -26,7 +29,7 @@ class StragglerModel(ABC):
 
     @property
     def spec(self) -> str:
-        """Name and numbers of the model."""
+        """Text from which :data:`registry` builds the model again."""
         return show(self.name, vars(self))
 
     def load_bound(self, workers: int) -> float | None:
@@ -146,6 +149,62 @@ class Arbitrary(StragglerModel):
         return bool(np.count_nonzero(counts) <= self.most and counts.max(initial=0) <= self.times)
 
 
+@typed
+@dataclass(frozen=True)
+class GilbertElliott(StragglerModel):
+    """A Markov chain of each worker: it fails with probability ``fail`` per round, and recovers with ``recover``.
+
+    It starts in the stationary distribution: a worker straggles with probability fail / (fail + recover), for
+    1 / recover rounds on average, with lag-1 autocorrelation 1 - fail - recover. All patterns are possible and conform.
+
+    >>> model = GilbertElliott(fail=0.05, recover=0.25)
+    >>> round(model.share, 7), model.burst, round(model.correlation, 3)
+    (0.1666667, 4.0, 0.7)
+    """
+
+    fail: Chance
+    recover: Chance
+    name = "gilbert-elliott"
+
+    @property
+    def share(self) -> float:
+        """Share of rounds in which a worker straggles."""
+        return self.fail / (self.fail + self.recover)
+
+    @property
+    def burst(self) -> float:
+        """Mean number of rounds of a burst."""
+        return 1.0 / self.recover
+
+    @property
+    def correlation(self) -> float:
+        """Correlation between one round and the next."""
+        return 1.0 - self.fail - self.recover
+
+    def _allows(self, pattern: Pattern, row: int) -> bool:
+        return True
+
+    def draw(self, rounds: int, workers: int, *, seed: int = 0, density: float = 0.5) -> Pattern:
+        """Return a pattern sampled from the chain; ``density`` is ignored."""
+        draws = np.stack(
+            [keyed.uniforms(seed, "gilbert-elliott", worker, start=0, count=rounds) for worker in range(workers)],
+            axis=1,
+        )
+        table = np.zeros((rounds, workers), dtype=bool)
+        bad = draws[0] < self.share
+        for row in range(rounds):
+            if row:
+                bad = np.where(bad, draws[row] >= self.recover, draws[row] < self.fail)
+            table[row] = bad
+        return table
+
+
+def stragglers(seconds: ArrayLike, mu: float) -> Pattern:
+    """Return the pattern of workers above ``1 + mu`` times the fastest; ``seconds``: shape (rounds, workers)."""
+    times = np.asarray(seconds, dtype=np.float64)
+    return np.asarray(times > (1.0 + mu) * times.min(axis=1, keepdims=True))
+
+
 def smallest_bursty(pattern: ArrayLike, *, window: int) -> Bursty:
     """Return the bursty model with this window and the smallest ``burst`` and ``most`` to which a pattern conforms.
 
@@ -173,3 +232,8 @@ def smallest_arbitrary(pattern: ArrayLike, *, window: int) -> Arbitrary:
         counts = table[start : start + window].sum(axis=0)
         times, most = max(times, int(counts.max(initial=0))), max(most, int(np.count_nonzero(counts)))
     return Arbitrary(times, window, most)
+
+
+registry: Registry[Any] = Registry("straggler model")
+for _model in (PerRound, Bursty, Arbitrary, GilbertElliott):
+    registry.register(_model.name)(_model)
