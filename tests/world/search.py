@@ -20,7 +20,7 @@ from .world import FAMILIES, Options, World
 # what has to happen in a long series of seeds, besides every family of faults
 STATES = (
     "resumed", "restarted", "abandoned", "helper replaced", "cancelled", "discarded", "late_counted", "lost", "retried",
-    "preempted", "cancelled while sending", "interrupted at once", "reversed",
+    "preempted", "cancelled while sending", "interrupted at once", "reversed", "waited longer",
 )  # fmt: skip
 
 

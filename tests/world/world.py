@@ -54,6 +54,7 @@ _DURATIONS = (1.0, 0.05, 4.0, 20.0, 100.0)  # how many times as long as usual a 
 _CRASHES = (1, 2, 6)  # times in a row that a worker crashes, or sends NaN
 _STOPS = (0.003, 0.05, 1.0, 5.0)  # seconds that a stopped process stands still
 _JUMPS = (0.05, 5.0, 200.0)  # seconds by which the clock jumps, as after a machine has slept
+_RARER = 5  # how many times as rare as reversed replies it is that the driver waits for one reply more
 _AWAY = 2.0  # seconds that a drained worker stays away
 _SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
 _EXPLAINED = (
@@ -431,12 +432,16 @@ class World:
         self._saved = json.dumps(driver.state()), vectors, dict(self._auditors.states)
 
     def _reverse(self, cluster: Processes | Ray) -> None:
-        """Let replies of different workers that arrive together be taken in the other order."""
+        """Let the driver wait for one reply more, and take replies of different workers in the other order."""
         poll, news, rate = cluster.poll, cluster.news, self.options.reversal
 
         def polled(timeout: float) -> None:
             first = len(news)
             poll(timeout)
+            if len(news) > first and self.choices.choose("schedule", "wait", 2, rate / _RARER):
+                known = len(news)
+                poll(timeout)
+                self.happened["waited longer"] += len(news) > known
             for at in range(first, len(news) - 1):
                 one, other = news[at], news[at + 1]
                 notices = isinstance(one, Notice) and isinstance(other, Notice) and one.worker != other.worker
