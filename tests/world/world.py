@@ -62,7 +62,6 @@ _EXPLAINED = (
     "no room for",
     "did not load their partitions",
     "did not start",
-    "ended at once",  # the helper, whose link is half open, before any worker was there
     "is waiting for workers that cannot answer",
     "cannot be taken under",
     "most replies",
