@@ -188,7 +188,7 @@ class Rounds(RoundSettings):
             s.decoder.measure(worker, float("nan"))
             if s.decoder.add(worker):
                 return self._step(s)
-        return self._waited(s)
+        return self._covered(s)
 
     def on_alarm(self, state: RoundState, event: Alarm) -> Commands:
         enough = self._enough_of(state).enough(Seen(state, self.code.messages))
@@ -199,13 +199,13 @@ class Rounds(RoundSettings):
         state.open = {message: other for message, other in state.open.items() if other != worker}
         if self.work is not None:
             self.work.lost(state.work, worker)
-        if self.elastic is not None and self._uncovered(state):
-            return self._take_over(state)
-        return self._waited(state)
+        return self._covered(state)
 
     def on_leaving(self, state: RoundState, event: Leaving) -> Commands:
         if self.elastic is not None:  # its message may still come, and the next round is without it
             state.crew.present.discard(event.worker)
+            if event.worker in state.crew.failures:
+                return self._covered(state)
         return ()
 
     def worker_returned(self, state: RoundState, worker: int) -> Commands:
@@ -373,11 +373,17 @@ class Rounds(RoundSettings):
             )
         ]
 
+    def _covered(self, s: RoundState) -> Commands:
+        """Return the commands that follow if messages of this round are not expected any more."""
+        if self.elastic is not None and self._uncovered(s):
+            return self._take_over(s)
+        return self._waited(s)
+
     def _uncovered(self, s: RoundState) -> bool:
         """Return whether this round lacks messages of workers that have left, whoever else replies."""
         if self.work is not None or s.decoder.decodable:
             return False
-        coming = {*s.task_of, *s.open.values(), *s.crew.failures}
+        coming = {*s.task_of, *s.open.values(), *s.crew.present.intersection(s.crew.failures)}
         if self.enough.approximate:
             return s.count is not None and len(coming) < int(s.count)
         groups, count = s.code.group_of, int(s.code.groups)
