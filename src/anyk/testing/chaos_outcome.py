@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyk.checks import AtLeastOne, Nonnegative, typed
 from anyk.errors import BadInput, RunFailed
@@ -58,6 +59,7 @@ class ChaosResult:
 
     ``steps``: of the finished run. ``samples``: seconds since the first step, and updates in the log, which become
     fewer when a run is resumed. ``marks``: seconds and kinds of the faults. ``environment``: versions of packages.
+    ``least``: updates per second that were required.
     """
 
     strategy: str
@@ -71,11 +73,17 @@ class ChaosResult:
     samples: tuple[tuple[float, int], ...]
     marks: tuple[tuple[float, str], ...]
     environment: dict[str, str]
+    least: float = 1.0
 
     @property
     def passed(self) -> bool:
         """Whether everything holds that must."""
         return all(finding.holds for finding in self.findings)
+
+    @property
+    def progress(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The times of ``samples``, and the updates so far; those that a resumed run takes again count again."""
+        return progress(self.samples)
 
     @property
     def command(self) -> str:
@@ -84,7 +92,7 @@ class ChaosResult:
         for kind, amount in self.faults.amounts.items():
             if amount:
                 words += [f"--{kind}"] if kind == "disk-full" else [f"--{kind}", amount]
-        words += ["--seconds", f"{self.faults.seconds:g}", "--seed", str(self.faults.seed)]
+        words += ["--seconds", f"{self.faults.seconds:g}", "--seed", str(self.faults.seed), "--least", f"{self.least:g}"]
         return shlex.join(["anyk", "chaos", *words])
 
     def report(self) -> dict[str, Any]:
@@ -116,8 +124,8 @@ def chaos(
     ``("--data", "digits", "--delays", "exp:mean=0.01")``. ``out``: a new folder for the run; by default it is not kept.
     ``tell`` is called with lines on the progress.
 
-    Raises :class:`~anyk.errors.BadInput` for faults that the cluster or the strategy cannot take, and on other systems
-    than Linux; :class:`~anyk.errors.RunFailed` if the training does not start.
+    Raises :class:`~anyk.errors.BadInput` for faults that the cluster or the strategy cannot take, for options that the
+    training refuses, and on other systems than Linux; :class:`~anyk.errors.RunFailed` if the training does not start.
     """
     plan = build(strategy, workers=workers)
     _check_possible(plan, cluster, faults)
@@ -161,6 +169,7 @@ def chaos(
         tuple(training.samples),
         tuple(training.marks),
         environment,
+        least,
     )
 
 
@@ -219,13 +228,15 @@ def _ended(training: DisturbedTraining) -> Finding:
     return Finding("end", not training.defects, text)
 
 
-def _fast_enough(samples: Sequence[tuple[float, int]], outages: Sequence[tuple[float, float]], least: float) -> Finding:
-    """Return whether enough updates were added to the log in every window, without the driver's outages.
+def progress(samples: Sequence[tuple[float, int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the times of samples of the log, and the updates so far; those that are taken again count again."""
+    seconds, updates = np.array(samples, dtype=float).T
+    return seconds, np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
 
-    Updates that a resumed run takes again count again.
-    """
-    seconds, updates = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
-    added = np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
+
+def _fast_enough(samples: Sequence[tuple[float, int]], outages: Sequence[tuple[float, float]], least: float) -> Finding:
+    """Return whether enough updates were added to the log in every window, without the driver's outages."""
+    seconds, added = progress(samples)
     times = seconds - sum((np.clip(seconds, start, end) - start for start, end in outages), np.zeros(len(seconds)))
     window = min(_WINDOW, float(times[-1] - times[0]))
     starts = times[times <= times[-1] - window + 1e-9]
@@ -260,12 +271,24 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
     history, model = run.history["loss"], run.model
     losses = history[np.isfinite(history)]
     if not strategy.facts.exact or any(queries.columns(run.log, "works")["compress"]):
-        falls = bool(np.isfinite(model).all() and len(losses) > 1 and losses[-1] < losses[0])
         text = f"{run.steps:,} steps; not an exact sum, so only the loss is compared: "
+        if len(losses) < 2:
+            return Finding("model", False, f"{text}it was evaluated {len(losses)} times, not at first and at the end")
+        falls = bool(np.isfinite(model).all() and losses[-1] < losses[0])
         return Finding("model", falls, f"{text}{losses[0]:.4g} at first, {losses[-1]:.4g} at the end")
-    reference, workers = ("uncoded", 1) if not strategy.layout.minibatches else (strategy.spec, run.config.workers)
+    reference, workers, partitions = "uncoded", 1, strategy.layout.partitions
+    if strategy.layout.minibatches:
+        reference, workers, partitions = strategy.spec, run.config.workers, None
     undisturbed = train(
-        problem, reference, "simulated", workers=workers, optimizer=optimizer, steps=run.steps, evaluate=None
+        problem,
+        reference,
+        "simulated",
+        workers=workers,
+        partitions=partitions,
+        seed=run.config.seed,
+        optimizer=optimizer,
+        steps=run.steps,
+        evaluate=None,
     )
     with contextlib.closing(undisturbed):
         distance = float(np.linalg.norm(undisturbed.model - model) / max(float(np.linalg.norm(model)), 1e-300))
