@@ -82,7 +82,10 @@ def test_workers_share_modules_that_are_preloaded(tmp_path, monkeypatch):
     ("text", "sentence"),
     [
         ("import anyk_missing", r"preload=anyk_heavy: the module cannot be imported \(ModuleNotFoundError: No module"),
-        ("raise SystemExit('no display')", r"preload=anyk_heavy: the module cannot be imported \(SystemExit: no display"),
+        (
+            "raise SystemExit('no display')",
+            r"preload=anyk_heavy: the module cannot be imported \(SystemExit: no display",
+        ),
         (
             "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
             "preload=anyk_heavy: importing it starts 1 threads, which workers cannot share; leave it out",
@@ -435,7 +438,9 @@ def test_a_worker_that_is_stopped_at_the_start_is_named(monkeypatch):
     cluster._read_helper = read_and_stop
     with pytest.raises(anyk.RunFailed) as failure:
         anyk.train(SlowToLoad(3), "uncoded", cluster, steps=3)
-    expected = f"workers [1] did not load their partitions within 3 s; worker 1 is stopped: kill -CONT {cluster.pids[1]}"
+    expected = (
+        f"workers [1] did not load their partitions within 3 s; worker 1 is stopped: kill -CONT {cluster.pids[1]}"
+    )
     assert str(failure.value) == expected
 
 

@@ -55,9 +55,13 @@ def test_rates_have_a_number_and_a_unit(text: str, rate: float) -> None:
 
 
 @pytest.mark.in_process
-@pytest.mark.parametrize("text", ["2", "0/s", "-1/s", "2/day", "/s", "1e3/s", "2 / s", "nan/s", "1000000/s", "3001/min"])
+@pytest.mark.parametrize(
+    "text", ["2", "0/s", "-1/s", "2/day", "/s", "1e3/s", "2 / s", "nan/s", "1000000/s", "3001/min"]
+)
 def test_other_rates_are_refused(text: str) -> None:
-    with pytest.raises(BadInput, match=re.escape(f"kill must be a rate such as 2/s, 30/min or 5/h, at most 50/s, got '{text}'")):
+    with pytest.raises(
+        BadInput, match=re.escape(f"kill must be a rate such as 2/s, 30/min or 5/h, at most 50/s, got '{text}'")
+    ):
         FaultPlan(kill=text)
 
 
@@ -133,7 +137,9 @@ def test_a_training_that_fails_before_its_first_step_is_named(tmp_path: Path) ->
         "def make():\n"
         "    return Broken(6)\n"
     )
-    with pytest.raises(RunFailed, match="the training took no step: .*could not load its partitions: .*division by zero"):
+    with pytest.raises(
+        RunFailed, match="the training took no step: .*could not load its partitions: .*division by zero"
+    ):
         chaos("frc:load=2", "processes", FaultPlan(kill="1/s"), options=["--problem", f"{problem}:make"])
     assert not of_this_test()
 

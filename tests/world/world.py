@@ -57,17 +57,18 @@ _JUMPS = (0.05, 5.0, 200.0)  # seconds by which the clock jumps, as after a mach
 _RARER = 5  # how many times as rare as reversed replies it is that the driver waits for one reply more
 _AWAY = 2.0  # seconds that a drained worker stays away
 _SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
-_EXPLAINED = (
-    "times within 60 s, and they with it",
-    "no room for",
-    "did not load their partitions",
-    "did not start",
-    "is waiting for workers that cannot answer",
-    "cannot be taken under",
-    "most replies",
-    "diverged",
-    "cannot be decided",
-)
+# the ways in which a run may fail, and the faults of which at least one must have occurred
+_EXPLAINED = {
+    "no room for": ("no memory",),  # shared memory cannot be allocated
+    "times within 60 s, and they with it": ("kill helper", "half open", "stop helper"),  # five helpers have ended
+    # the clock is past the time that workers have, or whoever is to report is stopped
+    "did not load their partitions": ("clock jump", "stop helper", "stop worker", "freeze worker"),
+    "did not start": ("lose worker", "crash"),  # given up before it was ready
+    # workers are given up, or were asked again twice in vain
+    "cannot be taken under": ("lose worker", "crash", "nan", "wrong numbers"),
+    "most replies": ("nan",),
+    "cannot be decided": ("wrong numbers",),  # which of two replicas was wrong
+}
 
 
 @dataclass
@@ -392,7 +393,8 @@ class World:
                 self._check_losses(driver)
                 self._closing = True
         except anyk.RunFailed as error:
-            if not any(why in str(error) for why in _EXPLAINED) or not self._faults_so_far():
+            causes = {fault for why, faults in _EXPLAINED.items() if why in str(error) for fault in faults}
+            if not any(self.happened[fault] for fault in causes):
                 raise auditors.Broken("progress", f"the run failed: {error}") from error
             self.explained = str(error)
             self._happens(cluster, driver)

@@ -92,7 +92,14 @@ class ChaosResult:
         for kind, amount in self.faults.amounts.items():
             if amount:
                 words += [f"--{kind}"] if kind == "disk-full" else [f"--{kind}", amount]
-        words += ["--seconds", f"{self.faults.seconds:g}", "--seed", str(self.faults.seed), "--least", f"{self.least:g}"]
+        words += [
+            "--seconds",
+            f"{self.faults.seconds:g}",
+            "--seed",
+            str(self.faults.seed),
+            "--least",
+            f"{self.least:g}",
+        ]
         return shlex.join(["anyk", "chaos", *words])
 
     def report(self) -> dict[str, Any]:
