@@ -141,6 +141,13 @@ def test_hostile_schedules(spec: str) -> None:
         check_strategy(anyk.strategy(spec, workers=7), steps=12, outages=6, seed=seed)
 
 
+@pytest.mark.parametrize("strategy", ["uncoded", anyk.strategy("uncoded", workers=5)])
+def test_a_range_must_be_that_of_the_cluster(strategy) -> None:
+    with pytest.raises(anyk.BadInput, match=r"the cluster has 8 workers, got 5 as the largest number"):
+        anyk.train(PROBLEM, strategy, Simulated(8), workers=(2, 5), steps=3)
+    assert anyk.train(PROBLEM, strategy, Simulated(5), workers=(2, 5), steps=3).steps == 3
+
+
 def test_too_few_workers_are_waited_for_or_the_run_says_so() -> None:
     wait = anyk.train(
         PROBLEM, "uncoded:fewest=3", Simulated(4, delays="exp:mean=1", outages=away(5, 90, 0, 1)), steps=20
