@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import anyk
 from anyk.cli import main
 from anyk.clusters import Processes
 from anyk.runs import drain
+from anyk.runs.folder.folders import locked
 from anyk.testing import Squares
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=240,features=4")
@@ -163,3 +165,14 @@ def test_only_a_run_that_is_going_on_is_drained(tmp_path) -> None:
         drain(folder, [1])
     (folder / "drained.json").write_text('{"not": "a list"}')
     assert drain(folder) == []
+
+
+def test_requests_that_come_together_are_all_heeded(tmp_path) -> None:
+    """As when many machines are taken away at once, each of which runs a command."""
+    folder = tmp_path / "run"
+    anyk.train(PROBLEM, "uncoded", Processes(8), steps=2, out=folder).close()
+    with locked(folder), ThreadPoolExecutor(8) as threads:  # as if the run was going on
+        list(threads.map(lambda worker: drain(folder, [worker]), range(8)))
+        assert drain(folder) == list(range(8))
+        list(threads.map(lambda worker: drain(folder, [worker], back=True), range(2, 8)))
+        assert drain(folder) == [0, 1]

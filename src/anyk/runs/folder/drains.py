@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+import fcntl
+import os
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -35,13 +38,25 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
         raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
     if workers and not _is_going_on(folder):
         raise BadInput(f"the run '{folder}' is not going on; resume it first")
-    away = set(read_drained(folder))
-    away = away.difference(workers) if back else away.union(workers)
-    if workers:
-        check_plain(folder / NAME)
-        with replacing(folder / NAME) as part, part.open("xb") as new:
-            new.write(msgspec.json.encode(sorted(away)))
+    with _one_after_another(folder):
+        away = set(read_drained(folder))
+        away = away.difference(workers) if back else away.union(workers)
+        if workers:
+            check_plain(folder / NAME)
+            with replacing(folder / NAME) as part, part.open("xb") as new:
+                new.write(msgspec.json.encode(sorted(away)))
     return sorted(away)
+
+
+@contextlib.contextmanager
+def _one_after_another(folder: Path) -> Iterator[None]:
+    """Let other requests wait: many machines may be taken away at the same time."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_going_on(folder: Path) -> bool:
