@@ -8,20 +8,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
 
 import anyk
 from anyk.clusters import Cluster, Mpi, Ray
+from anyk.problems.linear.row_partitions import LinearPartitions
 from anyk.regular_files import LockedFolder
 from anyk.runs.callbacks import Watching
 from anyk.testing import Squares
@@ -256,7 +260,21 @@ def on_two_machines(nodes: Any, second: Any) -> None:
         """Of 2 to 6 workers 4 have room; a machine comes for the others, one is drained, and one is killed."""
         from ray._raylet import GcsClient
 
-        problem = anyk.problems.from_data("synthetic:rows=240,features=4")
+        problem, folder = anyk.problems.from_data("synthetic:rows=2400,features=20"), Path(tempfile.mkdtemp())
+
+        class Recorded(LinearPartitions):
+            """Partitions whose workers write down which they load later than at their start."""
+
+            def adopt(self, other: LinearPartitions) -> None:
+                with (folder / os.environ["ANYK_WORKER"]).open("a") as file:
+                    file.writelines(f"{j}\n" for j, part in enumerate(other._parts) if part is not None)
+                super().adopt(other)
+
+        def split(self: Any, partitions: int, shares: Any = None) -> LinearPartitions:
+            divided = type(self).split(self, partitions, shares)
+            divided.__class__ = Recorded
+            return divided
+
         cluster = Ray(6, delays=anyk.delays.Constant(0.02), cpus=1.5)
         made.append(cluster)
         counts: list[int] = []
@@ -276,12 +294,17 @@ def on_two_machines(nodes: Any, second: Any) -> None:
                     driver.end()
 
         callbacks = [Watching(watch)]
-        run = anyk.train(problem, "uncoded", cluster, workers=(2, 6), seconds=120.0, callbacks=callbacks)
+        with mock.patch.object(problem, "split", split.__get__(problem)):
+            run = anyk.train(problem, "uncoded", cluster, workers=(2, 6), seconds=120.0, callbacks=callbacks)
         events = run.log.rows("SELECT kind, worker FROM events WHERE kind IN ('Leaving', 'Lost')")
         assert counts[0] == 4 and 6 in counts and counts[-1] == 2, counts
         assert sum(kind == "Leaving" for kind, _ in events) == 2, events
         fixed = anyk.train(problem, "uncoded", "simulated", workers=6, partitions=24, steps=run.steps)
         np.testing.assert_allclose(run.model, fixed.model, rtol=0, atol=1e-12)
+        loaded = [set(map(int, file.read_text().split())) for file in sorted(folder.iterdir())]
+        shutil.rmtree(folder)
+        assert set(range(1, 24)) <= set().union(*loaded), loaded
+        assert len(loaded) == 6 and all(len(own) < 18 for own in loaded), loaded  # and not the data of all
 
     tell("options", options)
     tell("nodes", come_and_go)

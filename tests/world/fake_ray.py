@@ -220,8 +220,9 @@ class FakeRay:
         self.kernel.wait(lambda: sum(call.done for call in calls) >= num_returns, timeout)
         return [call for call in calls if call.done][:num_returns], None
 
-    def get(self, reference: Reference, timeout: float) -> Any:
-        del timeout
+    def get(self, reference: Reference | list[Reference], timeout: float = 0.0) -> Any:
+        if isinstance(reference, list):
+            return [self.get(each) for each in reference]
         self.kernel.call("get")
         if reference.error is not None:
             raise reference.error
@@ -256,7 +257,16 @@ def installed(kernel: Kernel, time: Any, os: Any, crashed: Callable[[], None]) -
                 "sys": SimpleNamespace(modules={**sys.modules, "ray": ray}),
             },
         ),
-        (ray_actor, {"time": time, "os": os, "threading": threading, "traceback": SimpleNamespace(print_exc=crashed)}),
+        (
+            ray_actor,
+            {
+                "time": time,
+                "os": os,
+                "ray_module": lambda: ray,
+                "threading": threading,
+                "traceback": SimpleNamespace(print_exc=crashed),
+            },
+        ),
         (networked, {"time": time, "os": os, "threading": threading}),
     ]
     with contextlib.ExitStack() as stack:

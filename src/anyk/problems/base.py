@@ -70,6 +70,8 @@ class PartitionAbilities:
     - ``penalty``: the regulariser's factor of each coordinate, shape (d,), for local steps; None: the problem's ``l2``.
     - ``only(partitions)``: the same without the data of all other partitions, for workers that share no memory with the
       driver. The supports of all partitions remain. None: every worker receives all data.
+    - ``adopt(other)``: take over the data of what ``only`` returned for other partitions, for workers to which
+      partitions are assigned during the run. None: such workers receive all data at the start.
     - ``piece(first, last)``: consecutive partitions as an object with one partition, so that a worker computes them
       together. None: it computes one after the other.
     - ``partial_loss(partition, w, rows=None)``: the sum of the partition's sample losses at ``w``, over these rows or
@@ -79,6 +81,7 @@ class PartitionAbilities:
     tolerance: float = 0.0
     penalty: float | Vector | None = None
     only: Callable[[Sequence[int]], Any] | None = None
+    adopt: Callable[[Any], None] | None = None
     piece: Callable[[int, int], Any] | None = None
     partial_loss: Callable[..., float] | None = None
     _custom: object = None  # partitions whose class is not derived from this one

@@ -74,6 +74,10 @@ class Batches(PartitionAbilities):
         part.data = self.data.only([self._bounds[j] for j in sorted(partitions)])
         return part
 
+    def adopt(self, other: Self) -> None:
+        """Take over the samples of another part's partitions."""
+        self.data.adopt(other.data)
+
     def support(self, partition: int) -> Index | None:
         """Return None: a gradient may touch all coordinates."""
         return None  # explicit, as mypy demands

@@ -53,6 +53,12 @@ class ManyPartitions(PartitionAbilities):
         smaller._first = next(iter(smaller._parts.values()))
         return smaller
 
+    def adopt(self, other: ManyPartitions) -> None:
+        """Take over the data of another part's partitions."""
+        for slot, part in self._parts.items():
+            if (adopt := partition_abilities(part).adopt) is not None:
+                adopt(other._parts[slot])
+
     def compare_replicas(self) -> None:
         """Check that replicas of a gradient agree."""
         for part in self._parts.values():

@@ -15,18 +15,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.clusters.contract import Envelope, Key, Report
+from anyk.clusters.ray.connection import ray_module
 from anyk.clusters.remote.networked import NetworkedWorker
+from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.worker import RunSetup
-from anyk.problems.base import Vector
+from anyk.problems.base import Vector, partition_abilities
 
 
 class RayWorker(NetworkedWorker):
     """The worker in an actor, in a separate thread; the actor's threads receive orders and return reports."""
 
-    def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], assigned: Sequence[int]) -> None:
+    def __init__(
+        self,
+        worker: int,
+        setup: RunSetup,
+        shipped: Sequence[memoryview],
+        assigned: Sequence[int],
+        single: Sequence[Sequence[Any]],
+    ) -> None:
         super().__init__(worker, setup, shipped, assigned)
+        self._missing = dict(enumerate(single))  # Ray's references to the bytes of partitions that are not loaded
+        self._missing.pop(0, None)
         self._condition = threading.Condition(self.lock)
         self._news: deque[tuple[Report, NDArray[Any] | None]] = deque()
+
+    def load_missing(self, partitions: Sequence[int]) -> None:
+        missing = [j for j in partitions if j in self._missing]
+        if not missing:
+            return
+        ray, own = ray_module(), self._messages.partitions
+        adopt = partition_abilities(own).adopt
+        assert adopt is not None
+        ray.get([reference for j in missing for reference in self._missing[j]])  # all at once
+        for j in missing:
+            adopt(unship([part.data for part in ray.get(self._missing[j])]))
+        own.load(missing)
+        for j in missing:
+            del self._missing[j]
 
     def transmit(self, report: Report, vector: NDArray[Any] | None) -> None:
         with self._condition:
@@ -55,10 +80,17 @@ class RayWorker(NetworkedWorker):
 class Actor:
     """The class that Ray instantiates, once for each worker."""
 
-    def __init__(self, worker: int, setup: Sequence[Any], assigned: Sequence[int], *shipped: NDArray[np.uint8]) -> None:
+    def __init__(
+        self,
+        worker: int,
+        setup: Sequence[Any],
+        assigned: Sequence[int],
+        single: Sequence[Sequence[Any]],
+        *shipped: NDArray[np.uint8],
+    ) -> None:
         os.environ["ANYK_WORKER"] = str(worker)
         views = [part.data for part in shipped]
-        self._worker = RayWorker(worker, RunSetup(*setup), views, assigned)
+        self._worker = RayWorker(worker, RunSetup(*setup), views, assigned, single)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:

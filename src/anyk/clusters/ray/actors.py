@@ -23,7 +23,7 @@ from anyk.clusters.ray.connection import knock, loopback, machines_drained, one_
 from anyk.clusters.remote.handles import Departure, Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.remote_store import RemoteStore
-from anyk.clusters.remote.shipping import parcels, ship
+from anyk.clusters.remote.shipping import parcels, ship, single_parcels
 from anyk.clusters.store import Message
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
@@ -211,10 +211,11 @@ class Ray(Networked[_ActorHandle]):
         return _ObjectStore(messages)
 
     def ship(self, partitions: Partitions) -> None:
-        each = parcels(partitions, self.assignment)
+        single = single_parcels(partitions) if self.fewest < self.workers else []
+        each = [single[0]] * self.workers if single else parcels(partitions, self.assignment)
         own, shared = sum(parcel[0].nbytes for parcel in each), sum(part.nbytes for part in each[0][1:])
         # data for all workers, such as frozen parameters, outweighs partitions
-        if own > shared and own > each[0][0].nbytes:
+        if not single and own > shared and own > each[0][0].nbytes:
             each = [ship(partitions)] * self.workers
         self.prepare()
         ray = ray_module()
@@ -225,6 +226,7 @@ class Ray(Networked[_ActorHandle]):
         self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **options)(Actor)
         there: dict[tuple[int, int], Any] = {}  # partitions of several workers are stored once
         self._shipped = [[_put(ray, part, there) for part in parcel] for parcel in each]
+        self._single = [[_put(ray, part, there) for part in parcel] for parcel in single]
 
     def _check_resources(self, ray: Any) -> None:
         there = ray.cluster_resources()
@@ -261,7 +263,8 @@ class Ray(Networked[_ActorHandle]):
 
             strategy = PlacementGroupSchedulingStrategy(self._placement_group)
         placed = self._kind.options(scheduling_strategy=strategy)
-        handle.actor = placed.remote(worker, self.setup, list(self.assignment[worker]), *self._shipped[worker])
+        assigned = [0] if self._single else list(self.assignment[worker])
+        handle.actor = placed.remote(worker, self.setup, assigned, self._single, *self._shipped[worker])
         handle.exchange = handle.actor.exchange.options(concurrency_group="news")
         handle.receive = handle.actor.receive.options(concurrency_group="orders")
         handle.news = self._call("news", worker, handle.exchange.remote())
@@ -282,7 +285,7 @@ class Ray(Networked[_ActorHandle]):
             if handle.actor is not None and ray is not None and ray.is_initialized():
                 ray.kill(handle.actor, no_restart=True)
             handle.actor = handle.exchange = handle.receive = handle.news = handle.telling = None
-        self._shipped = []
+        self._shipped, self._single = [], []
         if self._connected and ray is not None:
             ray.shutdown()  # this also stops a Ray cluster that this object started
             self._connected = False

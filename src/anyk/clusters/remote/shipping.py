@@ -46,6 +46,21 @@ def parcels(partitions: Partitions, assignment: Sequence[Sequence[int]]) -> list
     return [by_partitions[tuple(assigned)] for assigned in assignment]
 
 
+def single_parcels(partitions: Partitions) -> list[list[memoryview]]:
+    """Return the bytes of each partition alone, as :func:`ship` does, for workers that adopt partitions when needed.
+
+    The list is empty if partitions cannot be adopted, or if what every parcel contains besides its rows, such as a
+    network, outweighs them.
+    """
+    abilities = partition_abilities(partitions)
+    if abilities.only is None or abilities.adopt is None:
+        return []
+    (description, *_), first = ship(abilities.only(())), ship(abilities.only((0,)))
+    if sum(part.nbytes for part in first) < 2 * description.nbytes:
+        return []
+    return [first, *(ship(abilities.only((j,))) for j in range(1, len(partitions.sizes)))]
+
+
 def unship(buffers: Sequence[memoryview]) -> Any:
     """Return the partitions from their bytes, on a worker; their arrays use the buffers' memory.
 

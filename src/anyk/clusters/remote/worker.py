@@ -124,6 +124,9 @@ class Worker(ABC, Generic[R]):
     def report(self, report: Report, vector: NDArray[Any] | None = None, buffer: R | None = None) -> None:
         """Send a report, and the message in a buffer: its numbers, or its payload of bytes."""
 
+    def load_missing(self, partitions: Sequence[int]) -> None:
+        """Load the data of partitions that are needed for the first time; usually all are there from the start."""
+
     def _tell(self, kind: int, task: int, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
         self.report(Report(kind, task, chunk, done, sent=time.monotonic(), bits=bits, text=text))
 
@@ -210,6 +213,7 @@ class Worker(ABC, Generic[R]):
 
     def _report_loss(self, number: int, slot: str, partition: int, w: Vector, samples: int | None) -> None:
         try:
+            self.load_missing((partition,))
             loss = np.float64(self._messages.loss(slot, partition, w, samples))
         except Exception as error:
             self._tell(EVALUATED, number, chunk=partition, done=1, text=describe(error))
@@ -252,6 +256,7 @@ class Worker(ABC, Generic[R]):
             due += orders.each * len(chunk.partitions)
             buffer = None
             try:
+                self.load_missing(chunk.partitions)
                 if chunk.send == "request":
                     self._keep(orders.task, index, chunk, w, between, version)
                     continue

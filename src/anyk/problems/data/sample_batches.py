@@ -92,6 +92,9 @@ class Samples:
         """Return the data for a worker that uses only these ranges of samples, which keep their numbers."""
         return self
 
+    def adopt(self, other: Samples) -> None:
+        """Take over the samples of other ranges; nothing is missing unless :meth:`only` leaves samples out."""
+
 
 class Arrays(Samples):
     """Rows of arrays with equal first axis, as batches of a ``form``."""
@@ -136,6 +139,10 @@ class ArrayRanges(Samples):
     def __init__(self, complete: Arrays, bounds: Sequence[tuple[int, int]]) -> None:
         self._ranges = {a: [array[a:b] for array in complete.arrays] for a, b in bounds}
         self._form = complete.form
+
+    def adopt(self, other: Samples) -> None:
+        assert isinstance(other, ArrayRanges)
+        self._ranges |= other._ranges
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
         """Return some rows; consecutive rows of a single range are not copied."""

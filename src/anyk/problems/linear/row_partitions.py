@@ -62,6 +62,10 @@ class LinearPartitions(PartitionAbilities):
         smaller._parts = [part if j in loaded else None for j, part in enumerate(self._parts)]
         return smaller
 
+    def adopt(self, other: LinearPartitions) -> None:
+        """Take over the rows of another part's partitions."""
+        self._parts = [own or new for own, new in zip(self._parts, other._parts, strict=True)]
+
     def piece(self, first: int, last: int) -> LinearPartitions:
         """Return consecutive partitions, ``first`` to ``last``, as one."""
         parts = [part for part in self._parts[first : last + 1] if part is not None]
