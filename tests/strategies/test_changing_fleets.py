@@ -10,6 +10,7 @@ import pytest
 import anyk
 from anyk.clusters import Outage, Simulated
 from anyk.protocol import Dispatch, Failed, Fleet, Leaving, Lost, Reply, Stop
+from anyk.runs.log import queries
 from anyk.testing import check_strategy
 
 pytestmark = pytest.mark.in_process
@@ -48,7 +49,7 @@ def train(strategy: str, outages=(), *, steps: int = 200, problem=PROBLEM, **mor
 def test_the_model_does_not_depend_on_who_is_there(strategy: str) -> None:
     spec = anyk.strategies.with_fleet(strategy, 3, MOST, None)
     changing, fixed = train(spec, FLEET), train(spec)
-    counts = {int(text.split()[0]) for (text,) in changing.log.rows("SELECT text FROM notes WHERE kind = 'strategy'")}
+    counts = {int(text.split()[0]) for (text,) in changing.log.rows("SELECT text FROM notes WHERE kind = 'fleet'")}
     assert {3, 7, 16} <= counts
     np.testing.assert_allclose(changing.model, fixed.model, rtol=0, atol=1e-12)
     few = anyk.train(PROBLEM, strategy, Simulated(12, delays="exp:mean=1", seed=3), partitions=64, steps=200)
@@ -218,3 +219,26 @@ def test_the_floor_has_the_workers_that_the_run_had(tmp_path) -> None:
     run = anyk.train(PROBLEM, "frc:stragglers=1,fewest=3", cluster, steps=120)
     assert run.seconds > 60
     assert run.floor_seconds == pytest.approx(run.seconds, rel=1e-9)
+
+
+def test_receipts_state_the_fleet_of_their_step() -> None:
+    """Who is there when a round starts decides; the numbers are those of the messages that were handed out."""
+    run = train(anyk.strategies.with_fleet("frc:stragglers=2", 3, MOST, None), FLEET)
+    starts = [0.0, *(time for (time,) in run.log.rows("SELECT time FROM updates ORDER BY version"))]
+    handed = "SELECT worker, work FROM chunks WHERE version = ? ORDER BY task"
+    works = queries.works(run.log)
+    checked = set()
+    for step in range(1, run.steps + 1):
+        present = sum(
+            not any(o.worker == w and o.time <= starts[step - 1] < o.back for o in FLEET) for w in range(MOST)
+        )
+        loads = {worker: len(works[work].partitions) for worker, work in run.log.rows(handed, (step - 1,))}
+        if any(starts[step - 1] <= change <= starts[step] for o in FLEET for change in (o.time, o.back)):
+            continue
+        assert len(loads) == present
+        text = run.receipt(step).fleet
+        uneven = 100.0 * (max(loads.values()) * present / sum(loads.values()) - 1.0)
+        assert text.startswith(f"{present} workers from step ") and f" {uneven:.0f} % above the mean" in text, step
+        checked.add(present)
+    assert {3, 7, 12, 16} <= checked
+    assert train("frc:stragglers=2", steps=3).receipt(2).fleet == ""

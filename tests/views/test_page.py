@@ -284,3 +284,21 @@ def test_weights_in_receipts_are_found_by_the_number_of_the_work():
         assert len(kinds) == 6 and sorted(set(used.data["work"].tolist())) == list(range(6))
         for worker, work in zip(used.data["worker"], used.data["work"], strict=True):
             assert kinds[work][0] == [worker]
+
+
+def test_absent_workers_are_shown_and_counted(tmp_path):
+    outages = [anyk.clusters.Outage(4.5, 2, 12.5, notice=1.0), anyk.clusters.Outage(8.5, 5, 1e9, notice=1.0)]
+    cluster = anyk.clusters.Simulated(6, delays="constant:1", outages=outages)
+    with anyk.train(PROBLEM, "uncoded", cluster, workers=(3, 6), steps=16) as made:
+        assert made.seconds == 16.0
+        values = content([made], [])
+        verdict = values["runs"][0]["verdict"][0]
+        # 8 s without one worker, 7.5 s without another, of which 4 s together
+        assert verdict.endswith("Between 4 and 6 workers were present, 5.0 on average.")
+        bars = values["figures"]["run0 timeline"].select_one({"name": "absent"}).data_source.data
+        assert list(zip(bars["worker"], bars["left"], bars["back"], strict=True)) == [(2, 4.5, 12.5), (5, 8.5, 16.0)]
+        fleets = [text.partition(" on:")[0] for _, text in values["about"]["runs"][0]["fleet"]]
+        assert fleets == [f"{n} workers from step {step}" for n, step in ((6, 0), (5, 4), (4, 8), (5, 13))]
+    with trained("uncoded") as made:
+        values = content([made], [])
+        assert "present" not in values["runs"][0]["verdict"][0] and not values["runs"][0]["absent"]

@@ -320,6 +320,8 @@ def _expanded(run: Run) -> str:
 def _show_receipt(console: Console, run: Run, step: int) -> None:
     receipt = run.receipt(step)
     say(console, f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}")
+    if receipt.fleet:
+        say(console, receipt.fleet)
     say(console, "partitions counted with weight:")
     say(console, "  " + " ".join(f"{weight:.3g}" for weight in receipt.weights))
     say(console, f"{len(receipt.used)} messages used:")

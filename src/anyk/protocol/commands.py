@@ -141,9 +141,10 @@ class MeasureNoise(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Write a text for readers into the log."""
+    """Write a text for readers into the log; receipts repeat the newest of kind ``fleet``, on who computes what."""
 
     text: str
+    kind: Literal["strategy", "fleet"] = "strategy"
 
 
 class Stop(NamedTuple):

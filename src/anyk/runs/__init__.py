@@ -7,7 +7,7 @@ from anyk.runs.engine.session import session
 from anyk.runs.evaluation.evaluate import Evaluate
 from anyk.runs.evaluation.evaluator import Evaluator
 from anyk.runs.evaluation.predict_file import predict_file
-from anyk.runs.floor import floor_seconds
+from anyk.runs.floor import absences, floor_seconds
 from anyk.runs.folder.drains import drain
 from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.verifying import Check, Verification, verify
@@ -50,6 +50,7 @@ __all__ = [
     "Step",
     "Tasks",
     "Verification",
+    "absences",
     "compare",
     "compare_seeds",
     "drain",

@@ -356,7 +356,7 @@ class Driver:
 
     def _note(self, command: Note) -> None:
         if self.log is not None:
-            self.log.note(self._now, "strategy", command.text)
+            self.log.note(self._now, command.kind, command.text)
 
     def _update(self, command: Combine | Mix) -> None:
         """Make a slot's next version, and write its receipt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -47,7 +47,8 @@ class Receipt:
     ``weights``: the weight of each partition, shape (partitions,). ``used``: worker, task, weight and staleness of each
     message, in versions. ``samples``: the number of samples of each message (of local work in each of its steps; None
     without a problem). ``cut_off``: chunks that were not waited for. ``spare``: workers whose messages had arrived but
-    were not needed. ``rest``: all other workers, still at work or absent.
+    were not needed. ``rest``: all other workers, still at work or absent. ``fleet``: of a fleet that changes, its
+    number of workers, the imbalance of their shares, and how many may leave without moving data.
     """
 
     slot: str
@@ -61,6 +62,7 @@ class Receipt:
     spare: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
     samples: tuple[int | None, ...] = ()
+    fleet: str = ""
 
 
 class _Update(NamedTuple):
@@ -93,6 +95,7 @@ _USED = (
     "UNION ALL SELECT c.worker, r.task, r.chunk, r.weight, ?2 - 1 - c.version, c.work FROM reuses r "
     "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk WHERE r.slot = ?1 AND r.version = ?2 ORDER BY 1, 2, 3"
 )
+_FLEET = "SELECT text FROM notes WHERE kind = 'fleet' AND time < ? ORDER BY seq DESC LIMIT 1"
 _CANCELLED = (
     "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
     "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? AND version < ?"
@@ -130,9 +133,12 @@ def logged_receipt(
         for chunk in _late(task, batch, batch.cancelled[task], CUT)
     ]
     sizes = [samples for (samples,) in log.rows("SELECT samples FROM partitions ORDER BY id")]
-    return _receipt(
+    receipt = _receipt(
         update, (partitions, workers), sizes, used, cut_off + _unused(silent, used), {row[0] for row in cancelled}
     )
+    for (text,) in log.rows(_FLEET, (update.time,)):
+        receipt = replace(receipt, fleet=text)
+    return receipt
 
 
 def receipt_after(driver: Driver, slot: str, version: int) -> Receipt | None:

@@ -109,18 +109,20 @@ class Rounds(RoundSettings):
 
     def start(self, fleet: Fleet) -> tuple[RoundState, Commands]:
         s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds, missed=[0] * fleet.workers)
+        first: list[Command] = []
         if self.elastic is not None:
             s.elastic = self.elastic.start(self.code, fleet.present or range(fleet.workers))
             self._use_code(s, self.elastic.code(s.elastic, self.code))
+            first = [self._fleet_note(s)]
         else:
             self._use_code(s, self.first_code)
-        first: list[Command] = []
         if self.balance is not None:
             s.balance = self.balance.start(self.balanced_code)
         if self.work is not None:
             s.work = self.work.start()
         if self.adapt is not None:
-            s.adapt, first = self.adapt.start(s)
+            s.adapt, probes = self.adapt.start(s)
+            first += probes
         return s, [*first, *self._begin(s)]
 
     def rebuild(self, state: RoundState) -> None:
@@ -364,14 +366,16 @@ class Rounds(RoundSettings):
         old = s.code
         elastic.follow(s.elastic, self.code, present)
         self._use_code(s, elastic.code(s.elastic, self.code))
+        return [self._fleet_note(s, f"{100.0 * moved(old, s.code):.0f} % of the data move, ")]
+
+    def _fleet_note(self, s: RoundState, change: str = "") -> Note:
         loads = [len(partitions) for partitions, _ in s.code.rows if partitions]
-        share, uneven = 100.0 * moved(old, s.code), max(loads) * len(loads) / sum(loads) - 1.0
-        return [
-            Note(
-                f"{len(present)} workers from step {s.version} on: {share:.0f} % of the data move, the largest share "
-                f"is {100.0 * uneven:.0f} % above the mean, {s.code.tolerates} more may leave without moving data"
-            )
-        ]
+        uneven = max(loads) * len(loads) / sum(loads) - 1.0
+        return Note(
+            f"{len(s.elastic.present)} workers from step {s.version} on: {change}the largest share is "
+            f"{100.0 * uneven:.0f} % above the mean, {s.code.tolerates} more may leave without moving data",
+            "fleet",
+        )
 
     def _covered(self, s: RoundState) -> Commands:
         """Return the commands that follow if messages of this round are not expected any more."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyk.plain import ByName
-from anyk.runs import Run, Tasks, grouped, tasks_of
+from anyk.runs import Run, Tasks, absences, grouped, tasks_of
 from anyk.runs.log import queries
 from anyk.runs.log.fates import FATES, LOST
 from anyk.views.columns import Columns
@@ -103,6 +103,7 @@ def _section(run: Run, name: str, drawn: ByName) -> ByName:
     tasks = tasks_of(run)
     spent = account(run, tasks)
     about = {"name": name, "slots": list(tasks.slots), "partitions": run.config.partitions}
+    about["fleet"] = [(note["time"], note["text"]) for note in run.notes if note["kind"] == "fleet"]
     section: ByName = {
         "name": name,
         "run": run,
@@ -113,6 +114,7 @@ def _section(run: Run, name: str, drawn: ByName) -> ByName:
         "chunks": len(tasks),
         "tasks": len(tasks.first),
         "lost": (tasks.fate == LOST).any(),
+        "absent": len(tasks) and absences(run.log, run.config.workers),
         "idle": (tasks.idle > 0.0).any(),
         "slots": tasks.slots,
         "about": about,

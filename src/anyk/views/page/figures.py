@@ -38,7 +38,7 @@ from bokeh.plotting import figure
 from numpy.typing import NDArray
 
 from anyk.plain import ByName
-from anyk.runs import Run, Tasks
+from anyk.runs import Run, Tasks, absences
 from anyk.runs.log.fates import FATES, LATE, LOST, PHASES
 from anyk.views.page.account import Heat, Share
 from anyk.views.plots import lower_end
@@ -202,6 +202,7 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
             bars.append(_draw(plot, bar, source, view=view, name=phase))
         plot.add_tools(_timeline_hover(bars, kind))
         tap += bars
+    _draw_absences(plot, run, end)
     lost = tasks.fate == LOST
     if lost.any():
         plot.scatter(
@@ -224,6 +225,24 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
     )
     plot.add_tools(TapTool(renderers=tap, mode="replace"))
     return plot
+
+
+def _draw_absences(plot: Any, run: Run, end: float) -> None:
+    outages = absences(run.log, run.config.workers)
+    if not outages:
+        return
+    source = ColumnDataSource(
+        {
+            "worker": [outage.worker for outage in outages],
+            "left": [outage.time for outage in outages],
+            "back": [min(outage.back, end) for outage in outages],
+            "notice": [outage.notice for outage in outages],
+        }
+    )
+    looks = {"fill_color": LIGHT["open"], "line_color": LIGHT["line"]}
+    bar = HBar(y="worker", left="left", right="back", height=0.9, **looks)
+    tips = [("", "absent"), ("from", "@left s"), ("to", "@back s"), ("notice", "@notice s")]
+    _add_tips(plot, _draw(plot, bar, source, name="absent"), *tips)
 
 
 def kinds(tasks: Tasks) -> dict[str, tuple[NDArray[np.bool_], float]]:

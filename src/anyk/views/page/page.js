@@ -245,6 +245,8 @@
     const gain = Number(data.gain[at].toPrecision(3)), residual = Number(data.residual[at].toPrecision(3));
     box.append(make("h4", `Receipt of step ${step}${model}, taken at ${seconds(data.seconds[at])}`));
     box.append(make("p", `Residual ${residual}, gain ${gain}.`));
+    const fleet = run.fleet.filter(([time]) => time < data.seconds[at]).pop();
+    if (fleet) box.append(make("p", fleet[1] + "."));
     const found = rows(run, slot, step), total = weights(run, found.used);
     if (total) box.append(make("p", weighed(total)));
     box.append(make("h5", `${found.used.length} message${found.used.length === 1 ? "" : "s"} used`));

@@ -13,7 +13,7 @@ from anyk.errors import BadInput
 from anyk.fleet import explain
 from anyk.fleet.explanation.sentences import percent
 from anyk.fleet.records import Record
-from anyk.runs import OverSeeds, Run, SeedsComparison, Tasks, compare_seeds
+from anyk.runs import OverSeeds, Run, SeedsComparison, Tasks, absences, compare_seeds
 from anyk.runs.folder.config import Recipe, RunConfig
 from anyk.runs.log import queries
 from anyk.runs.log.fates import CUT, LATE, LOST, SPARE
@@ -54,7 +54,19 @@ def run_verdict(run: Run, tasks: Tasks, spent: Account) -> list[str]:
     config = run.config
     what = f"{config.strategy} trained {subject(config)} with {where(config)}: {count_steps(run.steps - run.begun)}"
     what += f" in {duration(run.seconds)}."
-    return [what, _ending(run), _lesson(run, tasks, spent)]
+    return [what + _presence(run) * bool(len(tasks)), _ending(run), _lesson(run, tasks, spent)]
+
+
+def _presence(run: Run) -> str:
+    """Return a sentence about the number of workers, if it changed."""
+    workers, end = run.config.workers, run.seconds
+    outages = [(outage.time, min(outage.back, end)) for outage in absences(run.log, workers) if outage.time < end]
+    if not outages:
+        return ""
+    starts, ends = np.transpose(outages)
+    present = [workers - int(((starts <= time) & (time < ends)).sum()) for time in {0.0, *starts, *ends} - {end}]
+    mean = workers - (ends - starts).sum() / end
+    return f" Between {min(present)} and {max(present)} workers were present, {mean:.1f} on average."
 
 
 def _ending(run: Run) -> str:
