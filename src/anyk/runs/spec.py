@@ -132,25 +132,21 @@ class RunSpec:
                 return self
             case count:
                 fewest = workers = count or workers_of(self.cluster, strategy)
-        if isinstance(self.cluster, Cluster) and self.cluster.workers != workers:
-            raise BadInput(f"the cluster has {self.cluster.workers} workers, got {workers} as the largest number")
         if isinstance(strategy, str):
             strategy = with_fleet(strategy, fewest, workers, self.partitions)
         else:
             strategy = for_fleet(strategy, fewest, self.partitions)
-        return replace(
-            self, strategy=strategy, workers=None if isinstance(self.cluster, Cluster) else workers, partitions=None
-        )
+        fits = isinstance(self.cluster, Cluster) and self.cluster.workers == workers
+        return replace(self, strategy=strategy, workers=None if fits else workers, partitions=None)
 
     def _as_promised(self, promise: Promise) -> RunSpec:
         """Return the request with the plan's choices; raise if it asks for another number of workers."""
         ready = self.cluster if isinstance(self.cluster, Cluster) else None
         workers = self.workers if ready is None else ready.workers
-        if self.partitions is not None:
-            raise BadInput("the plan fixes the partitions of its strategy; leave out partitions=")
-        if workers is not None and workers != promise.workers:
+        wanted = workers if self.partitions is None else f"partitions={self.partitions}"
+        if wanted not in (None, promise.workers):
             raise BadInput(
-                f"the plan is for {promise.workers} workers, got {workers}; plan for the fleet that is to train"
+                f"the plan is for {promise.workers} workers, got {wanted}; plan for the fleet that is to train"
             )
         return replace(
             self,

@@ -27,7 +27,6 @@ _RATED = ("kill", "stop", "corrupt", "nan", "driver")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h)")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _MOST = 50.0  # faults of a kind per second
-_MIDDLE = 1 / 3, 2 / 3  # the part of the run in which the disk fills
 
 
 def per_second(kind: str, text: str) -> float:
@@ -112,7 +111,6 @@ class FaultPlan:
             draws = keyed.uniforms(self.seed, "chaos", kind, start=0, count=int(self.seconds * rate) + 1)
             times += [((i + draw) / rate, kind) for i, draw in enumerate(draws.tolist()) if rate]
         if self.disk_full:
-            low, high = _MIDDLE
-            share = low + (high - low) * keyed.uniform(self.seed, "chaos", "disk-full", number=0)
-            times.append((share * self.seconds, "disk-full"))
+            share = keyed.uniform(self.seed, "chaos", "disk-full", number=0)
+            times.append(((1.0 + share) / 3.0 * self.seconds, "disk-full"))  # in the middle of the run
         return sorted(each for each in times if each[0] < self.seconds)

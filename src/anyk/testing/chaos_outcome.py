@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk.checks import AtLeastOne, Nonnegative, typed
 from anyk.errors import BadInput, RunFailed
@@ -79,11 +78,6 @@ class ChaosResult:
     def passed(self) -> bool:
         """Whether everything holds that must."""
         return all(finding.holds for finding in self.findings)
-
-    @property
-    def progress(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The times of ``samples``, and the updates so far; those that a resumed run takes again count again."""
-        return progress(self.samples)
 
     @property
     def command(self) -> str:
@@ -220,14 +214,9 @@ def _effect(kind: str, amount: str, training: DisturbedTraining, strategy: Strat
 def _happened(effects: Sequence[Effect]) -> Finding:
     never = [effect.kind for effect in effects if not effect.injected]
     unseen = [effect.kind for effect in effects if effect.injected and not effect.observed]
-    text = "every kind of fault occurred and had its effect"
-    if never or unseen:
-        text = "; ".join(
-            f"{' and '.join(kinds)} {what}"
-            for kinds, what in ((never, "never occurred"), (unseen, "occurred without an effect"))
-            if kinds
-        )
-    return Finding("faults", not never and not unseen, text)
+    groups = (never, "never occurred"), (unseen, "occurred without an effect")
+    wrong = "; ".join(f"{' and '.join(kinds)} {what}" for kinds, what in groups if kinds)
+    return Finding("faults", not wrong, wrong or "every kind of fault occurred and had its effect")
 
 
 def _ended(training: DisturbedTraining) -> Finding:
@@ -235,15 +224,13 @@ def _ended(training: DisturbedTraining) -> Finding:
     return Finding("end", not training.defects, text)
 
 
-def progress(samples: Sequence[tuple[float, int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the times of samples of the log, and the updates so far; those that are taken again count again."""
-    seconds, updates = np.array(samples, dtype=float).T
-    return seconds, np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
-
-
 def _fast_enough(samples: Sequence[tuple[float, int]], outages: Sequence[tuple[float, float]], least: float) -> Finding:
-    """Return whether enough updates were added to the log in every window, without the driver's outages."""
-    seconds, added = progress(samples)
+    """Return whether enough updates were added to the log in every window, without the driver's outages.
+
+    Updates that a resumed run takes again count again.
+    """
+    seconds, updates = np.array(samples, dtype=float).T
+    added = np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
     times = seconds - sum((np.clip(seconds, start, end) - start for start, end in outages), np.zeros(len(seconds)))
     window = min(_WINDOW, float(times[-1] - times[0]))
     starts = times[times <= times[-1] - window + 1e-9]
@@ -283,15 +270,14 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
             return Finding("model", False, f"{text}it was evaluated {len(losses)} times, not at first and at the end")
         falls = bool(np.isfinite(model).all() and losses[-1] < losses[0])
         return Finding("model", falls, f"{text}{losses[0]:.4g} at first, {losses[-1]:.4g} at the end")
-    reference, workers, partitions = "uncoded", 1, strategy.layout.partitions
-    if strategy.layout.minibatches:
-        reference, workers, partitions = strategy.spec, run.config.workers, None
+    sampled = strategy.layout.minibatches
+    reference, workers = (strategy.spec, run.config.workers) if sampled else ("uncoded", 1)
     undisturbed = train(
         problem,
         reference,
         "simulated",
         workers=workers,
-        partitions=partitions,
+        partitions=None if sampled else strategy.layout.partitions,
         seed=run.config.seed,
         optimizer=optimizer,
         steps=run.steps,

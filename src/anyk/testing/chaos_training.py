@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anyk import keyed
+from anyk.clusters.remote.handles import is_stopped
 from anyk.errors import BadInput, RunFailed
 from anyk.testing.chaos_faults import FaultPlan, slowness
-from anyk.testing.chaos_processes import FINDERS, is_stopped, marked, named_files
+from anyk.testing.chaos_processes import FINDERS, marked, named_files
 
 MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, which names the folder for requests
 _TICK, _LOOK, _TELL = 0.02, 0.25, 5.0  # seconds between faults, looks at workers and log, and lines of progress
@@ -80,8 +81,8 @@ class DisturbedTraining:
                 self._first = time.monotonic()
                 self._read_log()
                 if code is not None and not self.samples:
-                    kind = BadInput if code == 2 else RunFailed
-                    raise kind(f"the training took no step: {self._last_words().removeprefix('anyk: ')}")
+                    error = BadInput if code == 2 else RunFailed
+                    raise error(f"the training took no step: {self._last_words().removeprefix('anyk: ')}")
                 time.sleep(_TICK)
             while self._running():
                 now = self._now()

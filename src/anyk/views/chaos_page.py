@@ -36,7 +36,8 @@ def chaos_page(result: ChaosResult, path: str | Path) -> Path:
     from anyk.views.page import check_packages, style, template
 
     check_packages()
-    times, added = result.progress
+    times, updates = np.array(result.samples, dtype=float).T
+    added = np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
     end = max(float(times[-1]), _LEAST)
     edges = np.linspace(0.0, end, min(_BINS, max(1, int(end / _LEAST))) + 1)
     rates = np.diff(np.interp(edges, times, added)) / np.diff(edges)

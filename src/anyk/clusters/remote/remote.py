@@ -156,10 +156,10 @@ class Remote(Cluster, Transport, Generic[H]):
                     raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
             if time.monotonic() > start + self.patience_at_start:
                 late = [i for i, handle in enumerate(self.handles) if not handle.present]
-                stopped = {i: self.pids[i] for i in late if i in self.pids and is_stopped(self.pids[i])}
-                advice = "".join(f"; worker {i} is stopped: kill -CONT {pid}" for i, pid in stopped.items())
-                text = f"workers {late} did not load their partitions within {self.patience_at_start:.0f} s"
-                raise RunFailed(text + advice)
+                stopped = [(i, pid) for i, pid in self.pids.items() if i in late and is_stopped(pid)]
+                advice = "".join(f"; worker {i} is stopped: kill -CONT {pid}" for i, pid in stopped)
+                seconds = f"{self.patience_at_start:.0f} s"
+                raise RunFailed(f"workers {late} did not load their partitions within {seconds}{advice}")
         self._start = time.monotonic()
         return tuple(worker for worker, handle in enumerate(self.handles) if handle.present)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.regular_files import read_plain, replacing
+from anyk.regular_files import open_plain, read_plain, replacing
+from anyk.runs.folder.config import NAME as SETTINGS
 from anyk.runs.folder.config import read_config
 from anyk.runs.folder.folders import check_plain, locked
 
@@ -38,7 +37,8 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
         raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
     if workers and not _is_going_on(folder):
         raise BadInput(f"the run '{folder}' is not going on; resume it first")
-    with _one_after_another(folder):
+    with open_plain(folder / SETTINGS) as settings:
+        fcntl.flock(settings, fcntl.LOCK_EX)  # other requests wait: many machines may be taken away at the same time
         away = set(read_drained(folder))
         away = away.difference(workers) if back else away.union(workers)
         if workers:
@@ -46,17 +46,6 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
             with replacing(folder / NAME) as part, part.open("xb") as new:
                 new.write(msgspec.json.encode(sorted(away)))
     return sorted(away)
-
-
-@contextlib.contextmanager
-def _one_after_another(folder: Path) -> Iterator[None]:
-    """Let other requests wait: many machines may be taken away at the same time."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _is_going_on(folder: Path) -> bool:
