@@ -38,7 +38,7 @@ from anyk.protocol import (
 from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.balance import owners
 from anyk.strategies.rounds.corrections import corrected
-from anyk.strategies.rounds.elastic import moved
+from anyk.strategies.rounds.elastic import share_moved
 from anyk.strategies.rounds.round_facts import facts_of
 from anyk.strategies.rounds.round_settings import RoundSettings
 from anyk.strategies.rounds.state import RoundState, Seen
@@ -366,7 +366,7 @@ class Rounds(RoundSettings):
         old = s.code
         elastic.follow(s.elastic, self.code, present)
         self._use_code(s, elastic.code(s.elastic, self.code))
-        return [self._fleet_note(s, f"{100.0 * moved(old, s.code):.0f} % of the data move, ")]
+        return [self._fleet_note(s, f"{100.0 * share_moved(old, s.code):.0f} % of the data move, ")]
 
     def _fleet_note(self, s: RoundState, change: str = "") -> Note:
         loads = [len(partitions) for partitions, _ in s.code.rows if partitions]
