@@ -23,7 +23,7 @@ from anyk.clusters.processes import forkserver, memory, processes, shared_worker
 from anyk.clusters.remote import handles, losses, remote
 from anyk.clusters.remote import worker as remote_worker
 
-from . import fake_ray
+from . import fake_mpi, fake_ray
 from .kernel import EndOf, Kernel, Memory, MemoryFile, Open, Pipe, ReadEnd, SocketEnd, WriteEnd
 
 
@@ -52,6 +52,7 @@ class _Os:
         self._kernel = kernel
         self.fork_fails: Callable[[], bool] = lambda: False
         self.memory_lacks: Callable[[], bool] = lambda: False
+        self.mpi: Any = None
 
     @property
     def environ(self) -> dict[str, str]:
@@ -409,4 +410,5 @@ def installed(kernel: Kernel) -> Iterator[_Os]:
             for name, value in names.items():
                 stack.enter_context(mock.patch.object(module, name, value))
         stack.enter_context(fake_ray.installed(kernel, time, os, crashed))
+        os.mpi = stack.enter_context(fake_mpi.installed(kernel, time, os, crashed))
         yield os

@@ -8,7 +8,7 @@ import pytest
 
 from world.safeguards import SAFEGUARDS, Safeguard
 from world.search import STATES, Failure, attempt, search, shrink
-from world.world import FAMILIES, SYSTEM, Options, World
+from world.world import FAMILIES, SYSTEM, Options, World, on_mpi
 
 pytestmark = pytest.mark.in_process
 
@@ -18,6 +18,14 @@ def test_nothing_breaks_under_faults() -> None:
     failure, happened = search(range(200))
     assert failure is None, str(shrink(failure))
     assert {name for name in (*FAMILIES, *STATES) if not happened[name]} <= {"wrong numbers"}
+
+
+def test_nothing_breaks_on_mpi() -> None:
+    """Also when a rank dies, under libraries that end the program then, and under those that go on."""
+    failure, happened = search(range(60), on_mpi)
+    assert failure is None, str(shrink(failure))
+    expected = {"resumed", "lost", "abandoned", "retried", "kill worker", "kill driver", "interrupt", "reversed"}
+    assert {name for name in expected if not happened[name]} == set()
 
 
 def test_a_seed_determines_every_call() -> None:

@@ -8,7 +8,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 from unittest import mock
@@ -16,9 +16,9 @@ from unittest import mock
 import numpy as np
 
 import anyk
+from anyk.clusters import Cluster, Mpi, Ray
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes import Processes, processes
-from anyk.clusters.ray import Ray
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.losses import Question, Unheld
 from anyk.optimizers import GD
@@ -27,6 +27,7 @@ from anyk.testing import Squares
 
 from . import auditors, system
 from .choices import Choices, Deviations
+from .fake_mpi import Program
 from .kernel import Deadlock, Endless, Kernel, SocketEnd
 
 STRATEGIES = (
@@ -43,6 +44,7 @@ FAMILIES = (
     "stop driver", "kill driver", "checkpoint", "question", "lose worker", "freeze worker", "half open", "clock jump",
     "interrupt", "drain",
 )  # fmt: skip
+NOT_MPI = ("kill helper", "stop helper", "no fork", "no memory", "half open", "lose worker", "drain")
 SYSTEM = ("kill helper", "stop helper", "no fork", "no memory", "half open")  # only of the processes cluster
 TOLERANT = (  # strategies that make progress although one worker never answers, and does not end
     "frc:load=2", "cyclic:stragglers=1", "k-sync:k=3", "async", "k-async:k=2", "k-batch-async:k=3",
@@ -112,6 +114,13 @@ class Options:
             draw.choice((0.0, 0.1, 0.5)),
             draw.choice((4, 4, 2, 1)),
         )
+
+
+def on_mpi(seed: int) -> Options:
+    """Return the circumstances of a seed, on MPI instead of another cluster."""
+    options = Options.draw(seed)
+    families = tuple(family for family in options.families if family not in NOT_MPI)
+    return replace(options, cluster="mpi", families=families)
 
 
 @dataclass
@@ -336,7 +345,7 @@ class World:
                     self._save = self._ask = self._begun = self._closing = False
                     self._interrupts = self._raised = 0
                     self._questions.clear()
-                    process = kernel.start(self._drive, "driver")
+                    process = kernel.start(lambda: self._drive(os.mpi), "driver")
                     kernel.run(process)
                     self._busy = True
                     for left in [each for each in kernel.processes.values() if each.name.startswith(_OURS)]:
@@ -355,14 +364,16 @@ class World:
             raise auditors.Broken("progress", f"{steps} of {self.options.steps} steps, and no reason")
         return Outcome(steps, kernel.calls, self.explained, self.choices.deviations, self.happened, kernel.trace)
 
-    def _drive(self) -> None:
+    def _drive(self, program: Program) -> None:
         options, kernel = self.options, self.kernel
+        if options.cluster == "mpi":
+            program.start(options.workers, lasting=random.Random(f"{self.seed} mpi").random() < 0.5)
         before = {"files": len(kernel.current.files)}
         saved = {} if self._saved is None else json.loads(self._saved[0])["versions"]
         self._history = {key: w for key, w in self._history.items() if key[1] <= saved.get(key[0], -1)}
         strategy = anyk.strategy(options.strategy, workers=options.workers)
-        make = Processes if options.cluster == "processes" else Ray
-        cluster: Processes | Ray = make(options.workers, seed=self.seed)
+        make = {"processes": Processes, "ray": Ray, "mpi": Mpi}[options.cluster]
+        cluster: Cluster = make(options.workers, seed=self.seed)
         driver = self._driver = Driver(
             strategy,
             cluster,
@@ -383,8 +394,8 @@ class World:
                 else:
                     text, vectors, states = self._saved
                     driver.restore(json.loads(text), {key: vector.copy() for key, vector in vectors.items()})
-                    # on Ray the states of workers are lost when the driver ends
-                    self._auditors.on_resume({} if options.cluster == "ray" else states)
+                    # on Ray and MPI the states of workers are lost when the driver ends
+                    self._auditors.on_resume(states if options.cluster == "processes" else {})
                 driver.run()
                 if driver.interrupted:
                     self._keep(driver)
@@ -400,9 +411,17 @@ class World:
             self._happens(cluster, driver)
         except KeyboardInterrupt:
             self.happened["interrupted at once"] += 1
+            if options.cluster == "mpi":
+                program.world.Abort(130)
             if not self._closing and self._raised < 2:
                 auditors.check_ended(kernel, before)
             kernel.exit(130)  # with all that a second Ctrl-C, while the cluster was closed, has left
+        if options.cluster == "mpi":
+            try:
+                program.end()
+            except KeyboardInterrupt:  # which mpiexec passes on to all ranks
+                program.world.Abort(130)
+                kernel.exit(130)
         auditors.check_ended(kernel, before)
         if driver.interrupted and driver.step < options.steps and self.explained is None:
             kernel.exit(130)
@@ -432,7 +451,7 @@ class World:
         vectors = {k: np.array(v) for k, v in driver.vectors().items()}
         self._saved = json.dumps(driver.state()), vectors, dict(self._auditors.states)
 
-    def _reverse(self, cluster: Processes | Ray) -> None:
+    def _reverse(self, cluster: Cluster) -> None:
         """Let the driver wait for one reply more, and take replies of different workers in the other order."""
         poll, news, rate = cluster.poll, cluster.news, self.options.reversal
 
@@ -465,7 +484,7 @@ class World:
                         )
                     self.happened["answered"] += 1
 
-    def _happens(self, cluster: Processes | Ray, driver: Driver) -> None:
+    def _happens(self, cluster: Cluster, driver: Driver) -> None:
         counts = driver.ledger.counts
         self.happened.update(self._auditors.seen)
         for name in ("late_counted", "discarded", "cancelled", "lost"):

@@ -152,7 +152,7 @@ def chaos(
         findings = (
             _happened(effects),
             _ended(training),
-            _fast_enough(training.samples, training.outages, least),
+            _fast_enough(training.samples, training.outages, least, faults.seconds),
             *of_run,
             _nothing_left(descriptors, training, folder),
         )
@@ -224,11 +224,16 @@ def _ended(training: DisturbedTraining) -> Finding:
     return Finding("end", not training.defects, text)
 
 
-def _fast_enough(samples: Sequence[tuple[float, int]], outages: Sequence[tuple[float, float]], least: float) -> Finding:
+def _fast_enough(
+    samples: Sequence[tuple[float, int]], outages: Sequence[tuple[float, float]], least: float, limit: float
+) -> Finding:
     """Return whether enough updates were added to the log in every window, without the driver's outages.
 
-    Updates that a resumed run takes again count again.
+    Updates that a resumed run takes again count again. After ``limit`` seconds only the time until the last update
+    counts, as the run then ends.
     """
+    while samples[-1][0] > limit and len(samples) > 1 and samples[-2][1] == samples[-1][1]:
+        samples = samples[:-1]
     seconds, updates = np.array(samples, dtype=float).T
     added = np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
     times = seconds - sum((np.clip(seconds, start, end) - start for start, end in outages), np.zeros(len(seconds)))
