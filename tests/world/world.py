@@ -405,6 +405,8 @@ class World:
                 self._closing = True
         except anyk.RunFailed as error:
             causes = {fault for why, faults in _EXPLAINED.items() if why in str(error) for fault in faults}
+            if options.cluster == "mpi" and "lose worker" in causes:
+                causes.add("kill worker")  # a rank that has died is not replaced
             if not any(self.happened[fault] for fault in causes):
                 raise auditors.Broken("progress", f"the run failed: {error}") from error
             self.explained = str(error)
