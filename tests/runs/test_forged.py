@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import anyk
@@ -112,6 +112,7 @@ def test_rows_that_are_sealed_and_wrong(
             st.tuples(st.sampled_from(columns), st.sampled_from(VALUES), st.integers(-1, 9)), min_size=1, max_size=2
         ),
     )
+    @example(of="run", changes=[(("works", "send"), 0, 0)])  # seldom found: the log is read for the next task only
     def forge(of: str, changes: list[tuple[tuple[str, str], Any, int]]) -> None:
         for left in ("run", "tables"):
             shutil.rmtree(left, ignore_errors=True)
