@@ -11,12 +11,10 @@ import gzip
 import io
 import os
 import re
-import signal
 import struct
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from anyk.delays import Trace
 from anyk.errors import BadInput
 from anyk.problems.data import load
 from anyk.problems.data.dataset import Dataset
+from hanging import within
 from test_specs import CODES, DELAYS, OPTIMIZERS, SCHEDULES, STRATEGIES
 
 pytestmark = pytest.mark.slow
@@ -56,22 +55,6 @@ def imported() -> None:
         import_module(name)
 
 
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raise in whatever hangs, that is, takes so many seconds of the processor."""
-
-    def ring(*_: Any) -> None:
-        raise AssertionError(f"nothing came of it in {seconds} s")
-
-    before = signal.signal(signal.SIGPROF, ring)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
 def attempt(call: Callable[[], Any]) -> Any:
     """What ``call`` returns, or None where it raises BadInput with a sentence of a bearable length."""
     result, peak = _measured(call)
@@ -84,7 +67,7 @@ def attempt(call: Callable[[], Any]) -> Any:
 def _measured(call: Callable[[], Any]) -> tuple[Any, int]:
     tracemalloc.start()
     try:
-        with within(30):
+        with within(30, of_processor=True):
             try:
                 result = call()
             except BadInput as error:
@@ -428,7 +411,7 @@ data = "synthetic:rows=60"
 @given(content=damaged(CONFIG.encode()))
 def test_config_files(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_bytes(content)
-    with within(30):
+    with within(30, of_processor=True):
         done = CliRunner().invoke(main, ["train", "--config", str(tmp_path / "c.toml"), "--settings"])
     assert done.exit_code in (0, 2), done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception

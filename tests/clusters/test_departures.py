@@ -16,6 +16,7 @@ from anyk.cli import main
 from anyk.clusters import Processes
 from anyk.runs import drain
 from anyk.runs.folder.folders import locked
+from anyk.testing import Squares
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=240,features=4")
 
@@ -103,6 +104,43 @@ def test_a_worker_that_does_not_finish_in_time_is_ended(monkeypatch) -> None:
     assert lost >= leaving + 0.3
 
 
+class SlowToLoad(Squares):
+    """Its second worker notes that it has begun to load, and takes a second."""
+
+    def __init__(self, marks):
+        super().__init__(3)
+        self.marks = marks
+
+    def split(self, partitions, shares=None):
+        made = super().split(partitions, shares)
+        made.load = self.slowly
+        return made
+
+    def slowly(self, assigned):
+        if list(assigned) == [1]:
+            (self.marks / str(os.getpid())).touch()
+            time.sleep(1.0)
+
+
+def test_a_worker_that_is_told_to_leave_while_it_loads_is_replaced(tmp_path) -> None:
+    cluster, told = Processes(3), []
+    read = cluster._read_helper
+
+    def read_and_tell():
+        over = read()
+        for begun in tmp_path.iterdir() if not told else ():
+            told.append(int(begun.name))
+            os.kill(told[0], signal.SIGTERM)
+        return over
+
+    cluster._read_helper = read_and_tell
+    poll = cluster.poll
+    cluster.poll = lambda timeout: (poll(min(timeout, 0.05)), read_and_tell())
+    with anyk.train(SlowToLoad(tmp_path), "uncoded", cluster, steps=3) as run:
+        assert run.steps == 3
+    assert len(list(tmp_path.iterdir())) == 2, "the worker was not replaced"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -156,7 +194,9 @@ def test_calls_at_the_same_time_drain_all_their_workers(tmp_path) -> None:
     with locked(folder):  # as if the run were going on
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(lambda worker: drain(folder, [worker]), range(8)))
-        assert drain(folder) == list(range(8))
+            assert drain(folder) == list(range(8))
+            list(threads.map(lambda worker: drain(folder, [worker], back=True), range(2, 8)))
+        assert drain(folder) == [0, 1]
         (folder / "drained.json").unlink()
         (folder / "drained.json").mkdir()
         with pytest.raises(anyk.BadInput, match=r"drained.json' cannot be written \(Is a directory\)"):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -81,6 +82,10 @@ def test_workers_share_modules_that_are_preloaded(tmp_path, monkeypatch):
     ("text", "sentence"),
     [
         ("import anyk_missing", r"preload=anyk_heavy: the module cannot be imported \(ModuleNotFoundError: No module"),
+        (
+            "raise SystemExit('no display')",
+            r"preload=anyk_heavy: the module cannot be imported \(SystemExit: no display",
+        ),
         (
             "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
             "preload=anyk_heavy: importing it starts 1 threads, which workers cannot share; leave it out",
@@ -399,6 +404,53 @@ def test_a_helper_that_is_frozen_is_replaced():
     lost = [note["text"] for note in run.notes if note["kind"] == "lost"]
     assert run.steps == 12 and len(set(helpers)) == 2
     assert len(lost) == 3 and all("the helper program that starts workers has ended" in text for text in lost)
+
+
+def test_a_helper_whose_link_is_closed_at_the_start_is_replaced(monkeypatch, capfd):
+    """It then ends in good order, without a message."""
+    brief, helpers = anyk.clusters.Processes._brief_helper, []
+
+    def briefed(cluster):
+        brief(cluster)
+        helpers.append(cluster.helper)
+        if len(helpers) == 1:
+            cluster._link.shutdown(socket.SHUT_WR)
+
+    monkeypatch.setattr(anyk.clusters.Processes, "_brief_helper", briefed)
+    with anyk.train(Squares(3), "uncoded", anyk.clusters.Processes(3), steps=3) as run:
+        assert run.steps == 3
+    assert len(set(helpers)) == 2
+    assert capfd.readouterr().err == ""
+
+
+def test_a_worker_that_is_stopped_at_the_start_is_named(monkeypatch):
+    monkeypatch.setattr(anyk.clusters.Processes, "patience_at_start", 3.0)
+    monkeypatch.setattr(processes, "_ENDING", 0.1)
+    cluster = anyk.clusters.Processes(3)
+    read = cluster._read_helper
+
+    def read_and_stop():
+        over = read()
+        if 1 in cluster.pids:
+            os.kill(cluster.pids[1], signal.SIGSTOP)
+        return over
+
+    cluster._read_helper = read_and_stop
+    with pytest.raises(anyk.RunFailed) as failure:
+        anyk.train(SlowToLoad(3), "uncoded", cluster, steps=3)
+    expected = (
+        f"workers [1] did not load their partitions within 3 s; worker 1 is stopped: kill -CONT {cluster.pids[1]}"
+    )
+    assert str(failure.value) == expected
+
+
+class SlowToLoad(Squares):
+    """Its workers can be stopped while they load their partitions."""
+
+    def split(self, partitions, shares=None):
+        made = super().split(partitions, shares)
+        made.load = lambda assigned: time.sleep(0.5)
+        return made
 
 
 def test_a_helper_that_is_frozen_at_the_start_ends_the_run_with_a_sentence(monkeypatch):

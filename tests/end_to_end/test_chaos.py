@@ -55,9 +55,13 @@ def test_rates_have_a_number_and_a_unit(text: str, rate: float) -> None:
 
 
 @pytest.mark.in_process
-@pytest.mark.parametrize("text", ["2", "0/s", "-1/s", "2/day", "/s", "1e3/s", "2 / s", "nan/s"])
+@pytest.mark.parametrize(
+    "text", ["2", "0/s", "-1/s", "2/day", "/s", "1e3/s", "2 / s", "nan/s", "1000000/s", "3001/min"]
+)
 def test_other_rates_are_refused(text: str) -> None:
-    with pytest.raises(BadInput, match=re.escape(f"kill must be a rate such as 2/s, 30/min or 5/h, got '{text}'")):
+    with pytest.raises(
+        BadInput, match=re.escape(f"kill must be a rate such as 2/s, 30/min or 5/h, at most 50/s, got '{text}'")
+    ):
         FaultPlan(kill=text)
 
 
@@ -113,10 +117,61 @@ def test_strategies_that_compare_every_message_may_be_sent_wrong_numbers(strateg
 
 
 @pytest.mark.slow
-def test_a_training_that_does_not_start_is_named() -> None:
-    with pytest.raises(RunFailed, match=r"the training took no step: anyk: .*'nonsense'"):
-        chaos("frc:load=2", "processes", FaultPlan(kill="1/s"), options=["--data", "nonsense"])
+def test_options_that_the_training_refuses_are_bad_input() -> None:
+    result = CliRunner().invoke(main, ["chaos", "--kill", "1/s", "--data", "nonsense"])
+    assert result.exit_code == 2
+    assert re.fullmatch(r"anyk: the training took no step: [^:]*'nonsense'[^\n]*\n", result.stderr)
     assert not of_this_test()
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_before_its_first_step_is_named(tmp_path: Path) -> None:
+    problem = tmp_path / "problem.py"
+    problem.write_text(
+        "from anyk.testing import Squares\n"
+        "class Broken(Squares):\n"
+        "    def split(self, partitions, shares=None):\n"
+        "        made = super().split(partitions, shares)\n"
+        "        made.load = lambda assigned: 1 / 0\n"
+        "        return made\n"
+        "def make():\n"
+        "    return Broken(6)\n"
+    )
+    with pytest.raises(
+        RunFailed, match="the training took no step: .*could not load its partitions: .*division by zero"
+    ):
+        chaos("frc:load=2", "processes", FaultPlan(kill="1/s"), options=["--problem", f"{problem}:make"])
+    assert not of_this_test()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluate", ["none", "on=held_out"])
+def test_a_training_that_is_over_at_once_and_has_no_loss_is_no_crash(evaluate: str) -> None:
+    options = [*SMALL, "--steps", "2", "--evaluate", evaluate]
+    result = chaos("async", "processes", FaultPlan(kill="1/h", seconds=5), options=options)
+    findings = {finding.name: finding for finding in result.findings}
+    assert result.steps == 2
+    assert not findings["model"].holds
+    assert "the loss is compared: it was evaluated 0 times" in findings["model"].text
+
+
+@pytest.mark.slow
+def test_dropout_is_that_of_the_undisturbed_run(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    problem = tmp_path / "problem.py"
+    problem.write_text(
+        "import anyk, torch\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    X, y = torch.randn(48, 6, dtype=torch.float64), torch.randn(48, dtype=torch.float64)\n"
+        "    layers = torch.nn.Linear(6, 8), torch.nn.Dropout(0.4), torch.nn.Linear(8, 1), torch.nn.Flatten(0)\n"
+        "    return anyk.problems.TorchProblem(torch.nn.Sequential(*layers).double(), torch.nn.MSELoss(), (X, y))\n"
+    )
+    options = ["--problem", f"{problem}:make", "--optimizer", "gd", "--lr", "0.01", "--delays", "exp:mean=0.01"]
+    result = chaos("frc:load=2", "processes", FaultPlan(stop="1/s", seconds=2), least=0, options=options)
+    findings = {finding.name: finding for finding in result.findings}
+    assert findings["model"].holds, findings["model"].text
+    assert "--least 0" in result.command
 
 
 # ------------------------------------------------------------------------------------------------ the worker's part

@@ -10,7 +10,6 @@ import itertools
 import os
 import pickle
 import shutil
-import signal
 import sqlite3
 import struct
 import sys
@@ -30,6 +29,7 @@ import anyk
 from anyk.cli import main
 from anyk.runs.folder.config import NAME, _digest, read_config, write_plain
 from anyk.views import Watch
+from hanging import within
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, method="thread")]  # a library may hear no signal
 
@@ -181,22 +181,6 @@ class Guard:
 GUARD = Guard()
 
 
-@contextlib.contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raise in what takes longer."""
-
-    def ring(*_: Any) -> None:
-        raise Touched(f"it hangs: nothing within {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 @pytest.fixture(autouse=True)
 def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """``watch`` answers once instead of serving."""
@@ -321,7 +305,7 @@ def call(line: list[str], place: Path, why: object = "", *, network: bool = Fals
     if line[0] == "watch":
         line = [*line, "--port", "0"]
     sentinel, about = place.parent / "sentinel", f"{why}: anyk {' '.join(line)[:300]}"
-    with GUARD.watching(place) as noted, within(SECONDS):
+    with GUARD.watching(place) as noted, within(SECONDS, error=Touched):
         result = CliRunner().invoke(main, line, input="")
     noted = [note for note in noted if not (network and note.startswith("socket."))]
     assert not noted, f"{about}: {noted[:5]}"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import anyk
@@ -25,8 +25,9 @@ from anyk.cli import main
 from anyk.runs.folder import checkpoints
 from anyk.runs.log.schema import TABLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, method="thread")]
 EXAMPLES = int(os.environ.get("ANYK_EXAMPLES", "80"))
+# a page takes two seconds on a busy machine; what hangs is ended, also with many examples
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60 + 5 * EXAMPLES, method="thread")]
 MOST = 64 << 20  # bytes that reading a folder of some kilobytes may take
 DATA = "synthetic:rows=60,features=4"
 
@@ -111,6 +112,7 @@ def test_rows_that_are_sealed_and_wrong(
             st.tuples(st.sampled_from(columns), st.sampled_from(VALUES), st.integers(-1, 9)), min_size=1, max_size=2
         ),
     )
+    @example(of="run", changes=[(("works", "send"), 0, 0)])  # seldom found: the log is read for the next task only
     def forge(of: str, changes: list[tuple[tuple[str, str], Any, int]]) -> None:
         for left in ("run", "tables"):
             shutil.rmtree(left, ignore_errors=True)

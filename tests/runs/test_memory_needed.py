@@ -139,11 +139,15 @@ def test_a_run_takes_a_few_vectors_of_the_model_besides_the_optimisers(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("imported")
+@pytest.mark.parametrize("checkpoint_every", [0.0, 0.05])
 @pytest.mark.parametrize(
     ("spec", "vectors"), [("diloco:tau=2,inner=adamw", 2), ("compressed:of=uncoded,by=(top-k:share=0.01)", 1)]
 )
-def test_the_states_of_workers_are_foretold(spec: str, vectors: int, tmp_path: Path) -> None:
-    """Two of each worker in shared memory, and copies of one of each for a checkpoint."""
+def test_the_states_of_workers_are_foretold(spec: str, vectors: int, checkpoint_every: float, tmp_path: Path) -> None:
+    """Two of each worker in shared memory, and copies of one of each for a checkpoint.
+
+    The driver may take a vector more than foretold: 1.07, if it writes all states at every step, else less.
+    """
     peak = Peak()
     gc.collect()
     tracemalloc.start()
@@ -157,14 +161,14 @@ def test_the_states_of_workers_are_foretold(spec: str, vectors: int, tmp_path: P
             steps=8,
             evaluate=None,
             out=tmp_path / "run",
-            checkpoint_every=0.05,
+            checkpoint_every=checkpoint_every,
             callbacks=[peak],
         ).close()
     finally:
         tracemalloc.stop()
     states = 4 * vectors * SIZE * 4
     most = peak.need.driver + peak.need.optimizer + peak.need.replies  # some replies are saved, too
-    assert 2 * states < peak.most <= most + 2 * SIZE * 4  # and a vector or two is being copied
+    assert 2 * states < peak.most <= most + 1.1 * SIZE * 4
     assert peak.need.workers > 2 * states
     assert 2 * states < peak.shared_at_end <= peak.need.models + peak.need.replies + 2 * states + SIZE
 

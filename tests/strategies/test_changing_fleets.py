@@ -145,6 +145,13 @@ def test_hostile_schedules(spec: str) -> None:
         check_strategy(anyk.strategy(spec, workers=7), steps=12, outages=6, seed=seed)
 
 
+@pytest.mark.parametrize("strategy", ["uncoded", anyk.strategy("uncoded", workers=5)])
+def test_a_range_must_be_that_of_the_cluster(strategy) -> None:
+    with pytest.raises(anyk.BadInput, match="the cluster already exists; give workers when it is created"):
+        anyk.train(PROBLEM, strategy, Simulated(8), workers=(2, 5), steps=3)
+    assert anyk.train(PROBLEM, strategy, Simulated(5), workers=(2, 5), steps=3).steps == 3
+
+
 def test_too_few_workers_are_waited_for_or_the_run_says_so() -> None:
     wait = anyk.train(
         PROBLEM, "uncoded:fewest=3", Simulated(4, delays="exp:mean=1", outages=away(5, 90, 0, 1)), steps=20
@@ -154,6 +161,42 @@ def test_too_few_workers_are_waited_for_or_the_run_says_so() -> None:
     forever = Simulated(4, delays="exp:mean=1", outages=[Outage(5, 0), Outage(6, 1)])
     with pytest.raises(anyk.RunFailed, match="3 workers are needed; given up: 0, 1"):
         anyk.train(PROBLEM, "uncoded:fewest=3", forever, steps=20)
+
+
+@pytest.mark.parametrize("strategy", ["uncoded:fewest=2", "frc:stragglers=1,fewest=2"])
+@pytest.mark.parametrize("order", ["failed lost", "failed leaving lost", "leaving failed lost", "leaving failed"])
+@pytest.mark.parametrize("last", [True, False])
+def test_who_fails_and_leaves_is_replaced_in_the_same_round(strategy: str, order: str, last: bool) -> None:
+    """Workers 2 and 3 hold partitions that no other has; the message of worker 2 cannot be used, and it is taken away."""
+    subject = anyk.strategy(strategy, workers=4)
+    state, commands = subject.start(Fleet(4, (0, 1, 2, 3)))
+    tasks = {}
+
+    def note(commands) -> None:
+        for command in commands:
+            assert not isinstance(command, Stop), command
+            if isinstance(command, Dispatch):
+                tasks.update(dict(zip(command.workers, range(command.task, 99), strict=False)))
+
+    note(commands)
+    if "frc" in strategy:  # worker 3 of the same group is away
+        note(subject.on(state, Lost(0.5, 3, "gone")))
+    others = [worker for worker in (0, 1, 3) if worker in tasks and not ("frc" in strategy and worker)]
+    for worker in others[: len(others) - (not last)]:
+        note(subject.on(state, Reply(1.0, worker, tasks[worker], 0)))
+    for kind in order.split():
+        event = {
+            "failed": Failed(2.0, 2, tasks[2], 0, "not finite"),
+            "leaving": Leaving(2.0, 2, 30.0),
+            "lost": Lost(3.0, 2, "left after notice"),
+        }[kind]
+        note(subject.on(state, event))
+    if not last:
+        note(subject.on(state, Reply(4.0, others[-1], tasks[others[-1]], 0)))
+    for worker, task in list(tasks.items()):
+        if worker != 2 and task in state.open and not state.version:
+            note(subject.on(state, Reply(5.0, worker, task, 0)))
+    assert state.version >= 1, "no step was taken"
 
 
 def test_a_run_that_is_resumed_and_replayed_decides_alike(tmp_path) -> None:

@@ -39,7 +39,10 @@ class Edit(NamedTuple):
 
 
 class Safeguard(NamedTuple):
-    """A safeguard: its ``edits`` remove it; ``strategies``: those of which one must be run for it to matter."""
+    """A safeguard: its ``edits`` remove it; ``strategies``: those of which one must be run for it to matter.
+
+    ``most``: the most deviations of each stream; with many, a first failure may be a race that needs all their delays.
+    """
 
     name: str
     edits: tuple[Edit, ...]
@@ -47,6 +50,7 @@ class Safeguard(NamedTuple):
     strategies: tuple[str, ...]
     families: tuple[str, ...] = ()
     cluster: str = "processes"
+    most: int = 80
 
     @contextlib.contextmanager
     def removed(self) -> Iterator[None]:
@@ -182,6 +186,7 @@ SAFEGUARDS = (
         ("k-sync:k=3",),
         ("question",),
         cluster="ray",
+        most=20,
     ),
     Safeguard(
         "refusing messages of tasks that were cancelled",

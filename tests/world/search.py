@@ -21,7 +21,7 @@ from .world import FAMILIES, NOT_MPI, Options, World, on_mpi
 # what has to happen in a long series of seeds, besides every family of faults
 STATES = (
     "resumed", "restarted", "abandoned", "helper replaced", "cancelled", "discarded", "late_counted", "lost", "retried",
-    "preempted", "cancelled while sending", "interrupted at once", "reversed",
+    "preempted", "cancelled while sending", "interrupted at once", "reversed", "waited longer",
 )  # fmt: skip
 
 

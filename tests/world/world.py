@@ -56,20 +56,21 @@ _DURATIONS = (1.0, 0.05, 4.0, 20.0, 100.0)  # how many times as long as usual a 
 _CRASHES = (1, 2, 6)  # times in a row that a worker crashes, or sends NaN
 _STOPS = (0.003, 0.05, 1.0, 5.0)  # seconds that a stopped process stands still
 _JUMPS = (0.05, 5.0, 200.0)  # seconds by which the clock jumps, as after a machine has slept
+_RARER = 5  # how many times as rare as reversed replies it is that the driver waits for one reply more
 _AWAY = 2.0  # seconds that a drained worker stays away
 _SILENCE = 200.0  # seconds after which a helper program that stands still has been replaced
-_EXPLAINED = (
-    "times within 60 s, and they with it",
-    "no room for",
-    "did not load their partitions",
-    "did not start",
-    "ended at once",  # the helper, whose link is half open, before any worker was there
-    "is waiting for workers that cannot answer",
-    "cannot be taken under",
-    "most replies",
-    "diverged",
-    "cannot be decided",
-)
+# the ways in which a run may fail, and the faults of which at least one must have occurred
+_EXPLAINED = {
+    "no room for": ("no memory",),  # shared memory cannot be allocated
+    "times within 60 s, and they with it": ("kill helper", "half open", "stop helper"),  # five helpers have ended
+    # the clock is past the time that workers have, or whoever is to report is stopped
+    "did not load their partitions": ("clock jump", "stop helper", "stop worker", "freeze worker"),
+    "did not start": ("lose worker", "crash"),  # given up before it was ready
+    # workers are given up, or were asked again twice in vain
+    "cannot be taken under": ("lose worker", "crash", "nan", "wrong numbers"),
+    "most replies": ("nan",),
+    "cannot be decided": ("wrong numbers",),  # which of two replicas was wrong
+}
 
 
 @dataclass
@@ -403,7 +404,10 @@ class World:
                 self._check_losses(driver)
                 self._closing = True
         except anyk.RunFailed as error:
-            if not any(why in str(error) for why in _EXPLAINED) or not self._faults_so_far():
+            causes = {fault for why, faults in _EXPLAINED.items() if why in str(error) for fault in faults}
+            if options.cluster == "mpi" and "lose worker" in causes:
+                causes.add("kill worker")  # a rank that has died is not replaced
+            if not any(self.happened[fault] for fault in causes):
                 raise auditors.Broken("progress", f"the run failed: {error}") from error
             self.explained = str(error)
             self._happens(cluster, driver)
@@ -450,12 +454,16 @@ class World:
         self._saved = json.dumps(driver.state()), vectors, dict(self._auditors.states)
 
     def _reverse(self, cluster: Cluster) -> None:
-        """Let replies of different workers that arrive together be taken in the other order."""
+        """Let the driver wait for one reply more, and take replies of different workers in the other order."""
         poll, news, rate = cluster.poll, cluster.news, self.options.reversal
 
         def polled(timeout: float) -> None:
             first = len(news)
             poll(timeout)
+            if len(news) > first and self.choices.choose("schedule", "wait", 2, rate / _RARER):
+                known = len(news)
+                poll(timeout)
+                self.happened["waited longer"] += len(news) > known
             for at in range(first, len(news) - 1):
                 one, other = news[at], news[at + 1]
                 notices = isinstance(one, Notice) and isinstance(other, Notice) and one.worker != other.worker

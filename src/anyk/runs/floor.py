@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
+from typing import NamedTuple
 
 from anyk.clusters import Cluster, Outage, Simulated
 from anyk.protocol import Joined, Leaving, LossEvaluated, Lost, NoiseMeasured, Strategy
@@ -16,36 +17,46 @@ _ANSWERS = (LossEvaluated, NoiseMeasured)  # the driver's answers, computed from
 SHOWN_FROM = 1e-3  # least seconds per step of a floor to which a ratio is meaningful
 
 
-def absences(log: RunLog, workers: int) -> list[Outage]:
-    """Return when each worker was absent from a run, with the notice that there was."""
+class Absence(NamedTuple):
+    """A worker is absent from a run from ``start`` to ``end`` (inf: for good), with ``notice`` seconds before."""
+
+    start: float
+    worker: int
+    end: float
+    notice: float = 0.0
+
+
+def absences(log: RunLog, workers: int) -> list[Absence]:
+    """Return when each worker was absent from a run."""
     return _absences(log, workers)[0]
 
 
-def _absences(log: RunLog, workers: int) -> tuple[list[Outage], dict[int, float]]:
+def _absences(log: RunLog, workers: int) -> tuple[list[Absence], dict[int, float]]:
     """Return the absences of workers, and the time of notice of those who have not left."""
     present = log.started()[1]
-    gone = {worker: Outage(0.0, worker, inf) for worker in range(workers) if worker not in present}
+    gone = {worker: Absence(0.0, worker, inf) for worker in range(workers) if worker not in present}
     told: dict[int, float] = {}
-    outages = []
+    ended: list[Absence] = []
     for event in log.events([kind.__name__ for kind in (Leaving, Lost, Joined)]):
         if isinstance(event, Leaving):
             told[event.worker] = event.time
         elif isinstance(event, Lost):
             notice = event.time - told.pop(event.worker, event.time)
-            gone.setdefault(event.worker, Outage(event.time, event.worker, inf, notice))
+            gone.setdefault(event.worker, Absence(event.time, event.worker, inf, notice))
         elif isinstance(event, Joined):
             told.pop(event.worker, None)
             if event.worker in gone:
-                outages.append(gone.pop(event.worker)._replace(back=event.time))
-    return [*outages, *gone.values()], told
+                ended.append(gone.pop(event.worker)._replace(end=event.time))
+    return [*ended, *gone.values()], told
 
 
 def _absences_in_floor(log: RunLog, workers: int) -> list[Outage]:
     """Return the absences of workers; after the run's last step they are there, so that a later floor has an end."""
-    outages, told = _absences(log, workers)
+    absent, told = _absences(log, workers)
     last = log.rows("SELECT max(time) FROM updates")[0][0] or 0.0
     leaving = [Outage(last + 1.0, worker, last + 1.0, last + 1.0 - time) for worker, time in told.items()]
-    return [*leaving, *(o._replace(back=max(last, o.time)) if o.back == inf else o for o in outages)]
+    ends = ((each, max(last, each.start) if each.end == inf else each.end) for each in absent)
+    return [*leaving, *(Outage(each.start, each.worker, end, each.notice) for each, end in ends)]
 
 
 def floor_seconds(

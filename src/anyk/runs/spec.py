@@ -138,9 +138,8 @@ class RunSpec:
             strategy = with_fleet(strategy, fewest, workers, self.partitions)
         else:
             strategy = for_fleet(strategy, fewest, self.partitions)
-        return replace(
-            self, strategy=strategy, workers=None if isinstance(self.cluster, Cluster) else workers, partitions=None
-        )
+        fits = isinstance(self.cluster, Cluster) and self.cluster.workers == workers
+        return replace(self, strategy=strategy, workers=None if fits else workers, partitions=None)
 
     def _as_promised(self, promise: Promise) -> RunSpec:
         """Return the request with the plan's choices; raise if it asks for another number of workers."""

@@ -26,7 +26,7 @@ PROMISES = {
 _RATED = ("kill", "stop", "corrupt", "nan", "driver")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)/(s|min|h)")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_MIDDLE = 1 / 3, 2 / 3  # the part of the run in which the disk fills
+_MOST = 50.0  # faults of a kind per second
 
 
 def per_second(kind: str, text: str) -> float:
@@ -36,9 +36,10 @@ def per_second(kind: str, text: str) -> float:
     0.5
     """
     match = _RATE.fullmatch(text)
-    if match is None or not float(match[1]):
-        raise BadInput(f"{kind} must be a rate such as 2/s, 30/min or 5/h, got '{text}'")
-    return float(match[1]) / _SECONDS[match[2]]
+    rate = 0.0 if match is None else float(match[1]) / _SECONDS[match[2]]
+    if not 0.0 < rate <= _MOST:
+        raise BadInput(f"{kind} must be a rate such as 2/s, 30/min or 5/h, at most {_MOST:g}/s, got '{text}'")
+    return rate
 
 
 def slowness(text: str) -> float:
@@ -110,7 +111,6 @@ class FaultPlan:
             draws = keyed.uniforms(self.seed, "chaos", kind, start=0, count=int(self.seconds * rate) + 1)
             times += [((i + draw) / rate, kind) for i, draw in enumerate(draws.tolist()) if rate]
         if self.disk_full:
-            low, high = _MIDDLE
-            share = low + (high - low) * keyed.uniform(self.seed, "chaos", "disk-full", number=0)
-            times.append((share * self.seconds, "disk-full"))
+            share = keyed.uniform(self.seed, "chaos", "disk-full", number=0)
+            times.append(((1.0 + share) / 3.0 * self.seconds, "disk-full"))  # in the middle of the run
         return sorted(each for each in times if each[0] < self.seconds)

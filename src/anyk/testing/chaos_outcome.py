@@ -58,6 +58,7 @@ class ChaosResult:
 
     ``steps``: of the finished run. ``samples``: seconds since the first step, and updates in the log, which become
     fewer when a run is resumed. ``marks``: seconds and kinds of the faults. ``environment``: versions of packages.
+    ``least``: updates per second that were required.
     """
 
     strategy: str
@@ -71,6 +72,7 @@ class ChaosResult:
     samples: tuple[tuple[float, int], ...]
     marks: tuple[tuple[float, str], ...]
     environment: dict[str, str]
+    least: float = 1.0
 
     @property
     def passed(self) -> bool:
@@ -84,7 +86,14 @@ class ChaosResult:
         for kind, amount in self.faults.amounts.items():
             if amount:
                 words += [f"--{kind}"] if kind == "disk-full" else [f"--{kind}", amount]
-        words += ["--seconds", f"{self.faults.seconds:g}", "--seed", str(self.faults.seed)]
+        words += [
+            "--seconds",
+            f"{self.faults.seconds:g}",
+            "--seed",
+            str(self.faults.seed),
+            "--least",
+            f"{self.least:g}",
+        ]
         return shlex.join(["anyk", "chaos", *words])
 
     def report(self) -> dict[str, Any]:
@@ -116,8 +125,8 @@ def chaos(
     ``("--data", "digits", "--delays", "exp:mean=0.01")``. ``out``: a new folder for the run; by default it is not kept.
     ``tell`` is called with lines on the progress.
 
-    Raises :class:`~anyk.errors.BadInput` for faults that the cluster or the strategy cannot take, and on other systems
-    than Linux; :class:`~anyk.errors.RunFailed` if the training does not start.
+    Raises :class:`~anyk.errors.BadInput` for faults that the cluster or the strategy cannot take, for options that the
+    training refuses, and on other systems than Linux; :class:`~anyk.errors.RunFailed` if the training does not start.
     """
     plan = build(strategy, workers=workers)
     _check_possible(plan, cluster, faults)
@@ -161,6 +170,7 @@ def chaos(
         tuple(training.samples),
         tuple(training.marks),
         environment,
+        least,
     )
 
 
@@ -204,14 +214,9 @@ def _effect(kind: str, amount: str, training: DisturbedTraining, strategy: Strat
 def _happened(effects: Sequence[Effect]) -> Finding:
     never = [effect.kind for effect in effects if not effect.injected]
     unseen = [effect.kind for effect in effects if effect.injected and not effect.observed]
-    text = "every kind of fault occurred and had its effect"
-    if never or unseen:
-        text = "; ".join(
-            f"{' and '.join(kinds)} {what}"
-            for kinds, what in ((never, "never occurred"), (unseen, "occurred without an effect"))
-            if kinds
-        )
-    return Finding("faults", not never and not unseen, text)
+    groups = (never, "never occurred"), (unseen, "occurred without an effect")
+    wrong = "; ".join(f"{' and '.join(kinds)} {what}" for kinds, what in groups if kinds)
+    return Finding("faults", not wrong, wrong or "every kind of fault occurred and had its effect")
 
 
 def _ended(training: DisturbedTraining) -> Finding:
@@ -229,7 +234,7 @@ def _fast_enough(
     """
     while samples[-1][0] > limit and len(samples) > 1 and samples[-2][1] == samples[-1][1]:
         samples = samples[:-1]
-    seconds, updates = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
+    seconds, updates = np.array(samples, dtype=float).T
     added = np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
     times = seconds - sum((np.clip(seconds, start, end) - start for start, end in outages), np.zeros(len(seconds)))
     window = min(_WINDOW, float(times[-1] - times[0]))
@@ -265,12 +270,23 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
     history, model = run.history["loss"], run.model
     losses = history[np.isfinite(history)]
     if not strategy.facts.exact or any(queries.columns(run.log, "works")["compress"]):
-        falls = bool(np.isfinite(model).all() and len(losses) > 1 and losses[-1] < losses[0])
         text = f"{run.steps:,} steps; not an exact sum, so only the loss is compared: "
+        if len(losses) < 2:
+            return Finding("model", False, f"{text}it was evaluated {len(losses)} times, not at first and at the end")
+        falls = bool(np.isfinite(model).all() and losses[-1] < losses[0])
         return Finding("model", falls, f"{text}{losses[0]:.4g} at first, {losses[-1]:.4g} at the end")
-    reference, workers = ("uncoded", 1) if not strategy.layout.minibatches else (strategy.spec, run.config.workers)
+    sampled = strategy.layout.minibatches
+    reference, workers = (strategy.spec, run.config.workers) if sampled else ("uncoded", 1)
     undisturbed = train(
-        problem, reference, "simulated", workers=workers, optimizer=optimizer, steps=run.steps, evaluate=None
+        problem,
+        reference,
+        "simulated",
+        workers=workers,
+        partitions=None if sampled else strategy.layout.partitions,
+        seed=run.config.seed,
+        optimizer=optimizer,
+        steps=run.steps,
+        evaluate=None,
     )
     with contextlib.closing(undisturbed):
         distance = float(np.linalg.norm(undisturbed.model - model) / max(float(np.linalg.norm(model)), 1e-300))

@@ -18,13 +18,8 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _status(pid: int) -> list[bytes]:
-    """Return the state of a process (T: stopped, Z: ended), its parent and other numbers; nothing if it is gone."""
+    """Return the state of a process (Z: ended), its parent and other numbers; nothing if it is gone."""
     return _read(pid, "stat").rpartition(b")")[2].split()
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped."""
-    return _status(pid)[:1] == [b"T"]
 
 
 def _parents() -> dict[int, int]:

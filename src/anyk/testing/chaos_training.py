@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anyk import keyed
-from anyk.errors import RunFailed
+from anyk.clusters.remote.handles import is_stopped
+from anyk.errors import BadInput, RunFailed
 from anyk.testing.chaos_faults import FaultPlan, slowness
-from anyk.testing.chaos_processes import FINDERS, is_stopped, marked, named_files
+from anyk.testing.chaos_processes import FINDERS, marked, named_files
 
 MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, which names the folder for requests
 _TICK, _LOOK, _TELL = 0.02, 0.25, 5.0  # seconds between faults, looks at workers and log, and lines of progress
@@ -76,11 +77,13 @@ class DisturbedTraining:
         looked = reported = 0.0
         try:
             while not self.samples:
-                if self._process.poll() is not None:
-                    raise RunFailed(f"the training took no step: {self._last_words()}")
-                time.sleep(_TICK)
+                code = self._process.poll()
                 self._first = time.monotonic()
                 self._read_log()
+                if code is not None and not self.samples:
+                    error = BadInput if code == 2 else RunFailed
+                    raise error(f"the training took no step: {self._last_words().removeprefix('anyk: ')}")
+                time.sleep(_TICK)
             while self._running():
                 now = self._now()
                 if now >= looked + _LOOK:
@@ -253,7 +256,8 @@ class DisturbedTraining:
             updates = log.execute("SELECT max(rowid) FROM updates").fetchone()[0] or 0
             if updates:
                 self.samples.append((self._now(), updates))
-            self._lowest = min(self._lowest, updates)
+            if updates < self._lowest:  # the log has been shortened
+                self._lowest, self._read = updates, 0
             if updates > self._lowest and self._resumed:
                 self.outages.append((self._died, self._now()))
                 self.observed[self._resumed] += 1

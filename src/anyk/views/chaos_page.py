@@ -36,7 +36,7 @@ def chaos_page(result: ChaosResult, path: str | Path) -> Path:
     from anyk.views.page import check_packages, style, template
 
     check_packages()
-    times, updates = (np.array(column, dtype=float) for column in zip(*result.samples, strict=True))
+    times, updates = np.array(result.samples, dtype=float).T
     added = np.concatenate([[0.0], np.cumsum(np.maximum(np.diff(updates), 0.0))])
     end = max(float(times[-1]), _LEAST)
     edges = np.linspace(0.0, end, min(_BINS, max(1, int(end / _LEAST))) + 1)

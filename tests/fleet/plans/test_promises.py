@@ -107,6 +107,8 @@ def test_a_run_with_a_plan_has_its_strategy_workers_and_steps(plan: Any, tmp_pat
         anyk.train(problem(), plan.promise, "simulated", workers=7)
     with pytest.raises(BadInput, match="the plan is for 6 workers, got 5"):
         anyk.train(problem(), plan.promise, anyk.clusters.Simulated(5))
+    with pytest.raises(BadInput, match="the plan is for 6 workers, got partitions=12"):
+        anyk.train(problem(), plan.promise, "simulated", partitions=12)
 
 
 def test_train_with_a_plan_on_the_command_line(plan: Any, tmp_path: Path) -> None:

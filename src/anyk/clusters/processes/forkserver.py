@@ -221,7 +221,7 @@ def _preload(modules: Sequence[str]) -> str | None:
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return f"preload={name}: the module cannot be imported ({type(error).__name__}: {error})"
         if started := _threads() - 1:
             return f"preload={name}: importing it starts {started} threads, which workers cannot share; leave it out"

@@ -282,8 +282,10 @@ class Processes(Remote[_ProcessHandle]):
         text = "the helper program that starts workers has ended"
         if len(self._helpers_ended) >= _HELPERS:
             raise RunFailed(f"{text}, {_HELPERS} times within {_WITHIN:.0f} s, and they with it; resume the run")
-        if why >= 0 and not any(handle.present for handle in self.handles):
-            raise RunFailed("the helper program that starts workers ended at once; see its message above")
+        if why > 0 and not any(handle.present for handle in self.handles):
+            raise RunFailed(
+                f"the helper program that starts workers ended at once (status {why}); see its message above"
+            )
         for pid in self.pids.values():
             _await_end(pid)  # no old worker may write into memory that new ones use
         self._drain_pipe()

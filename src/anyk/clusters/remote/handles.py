@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from anyk.clusters.contract import Report
@@ -92,3 +94,10 @@ def restart_due(handles: Sequence[WorkerHandle], spawn: Callable[[int], None]) -
             else:
                 soonest = min(soonest, handle.due - now)
     return soonest
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process of this machine is stopped (SIGSTOP); False where there is no ``/proc``."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    return False

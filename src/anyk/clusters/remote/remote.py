@@ -18,7 +18,7 @@ from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.packing import scheme, unpack
-from anyk.clusters.remote.handles import Departure, Died, Notice, WorkerHandle, restart_due
+from anyk.clusters.remote.handles import Departure, Died, Notice, WorkerHandle, is_stopped, restart_due
 from anyk.clusters.remote.losses import Losses
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.tasks import Comparisons, OpenTasks
@@ -156,7 +156,10 @@ class Remote(Cluster, Transport, Generic[H]):
                     raise RunFailed(f"worker {event.worker} did not start: {event.reason}")
             if time.monotonic() > start + self.patience_at_start:
                 late = [i for i, handle in enumerate(self.handles) if not handle.present]
-                raise RunFailed(f"workers {late} did not load their partitions within {self.patience_at_start:.0f} s")
+                stopped = [(i, pid) for i, pid in self.pids.items() if i in late and is_stopped(pid)]
+                advice = "".join(f"; worker {i} is stopped: kill -CONT {pid}" for i, pid in stopped)
+                seconds = f"{self.patience_at_start:.0f} s"
+                raise RunFailed(f"workers {late} did not load their partitions within {seconds}{advice}")
         self._start = time.monotonic()
         return tuple(worker for worker, handle in enumerate(self.handles) if handle.present)
 
@@ -299,6 +302,8 @@ class Remote(Cluster, Transport, Generic[H]):
         return Joined(now, worker)
 
     def _on_leaving(self, now: float, notice: Notice) -> Leaving | None:
+        if not self.handles[notice.worker].present:
+            self.end_worker(notice.worker)  # it is still loading its partitions
         return self._on_departure(Departure(notice.worker, notice.incarnation, NOTICE))
 
     def _on_departure(self, departure: Departure) -> Leaving | None:

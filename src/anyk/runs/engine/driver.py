@@ -62,8 +62,8 @@ class Driver:
     asks of losses and gradients is answered from ``told``, in that order. ``warm_start``: the state of a run
     that this run continues. ``on_step`` is called with the driver after every step of a model that is trained for its
     own sake, ``on_news`` when what an event led to has been done (may end the run), ``on_lost`` when a worker was lost,
-    ``on_event`` after every event that has been dealt with and did not end the run, and now and
-    then without one. ``loss_of`` evaluates the objective of a slot for a strategy that asks for it, if not the problem
+    ``on_event`` after every event that has been processed and did not end the run, and from time to time while no
+    event occurs. ``loss_of`` evaluates the objective of a slot for a strategy that asks for it, if not the problem
     itself. ``asked``: workers will be asked for losses.
     """
 

@@ -51,7 +51,7 @@ class Need(NamedTuple):
         state = 0 if optimizer is None else optimizer.vectors
         replies = sum(lengths) // layout.blocks
         inner = build_optimizer(layout.inner, lr=1.0).vectors if layout.inner else state
-        # two states of each worker; as much again for copies of one of each, and of these copies
+        # each worker has two states; a checkpoint copies one of them, and is written from another copy
         states = 2 * layout.workers * max(inner, 1) * vector if layout.stateful else 0
         own = sum(_WORKER * length for length in lengths) + states
         if layout.inner is not None:

@@ -355,7 +355,10 @@ class RunLog:
         self.totals = Totals()
         for number, *values in self._db.execute("SELECT * FROM works"):
             plain = zip(Chunk._fields, values, strict=True)
-            chunk = Chunk.from_plain([json.loads(value) if name in _LISTS else value for name, value in plain])
+            try:
+                chunk = Chunk.from_plain([json.loads(value) if name in _LISTS else value for name, value in plain])
+            except msgspec.ValidationError as error:
+                raise self._unreadable(error) from None
             self._cache(chunk, number)
         self.seq = seq
 

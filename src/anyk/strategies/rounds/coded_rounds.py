@@ -38,7 +38,7 @@ from anyk.protocol import (
 from anyk.strategies.crew import Crew
 from anyk.strategies.rounds.balance import owners
 from anyk.strategies.rounds.corrections import corrected
-from anyk.strategies.rounds.elastic import moved
+from anyk.strategies.rounds.elastic import share_moved
 from anyk.strategies.rounds.round_facts import facts_of
 from anyk.strategies.rounds.round_settings import RoundSettings
 from anyk.strategies.rounds.state import RoundState, Seen
@@ -190,9 +190,7 @@ class Rounds(RoundSettings):
             s.decoder.measure(worker, float("nan"))
             if s.decoder.add(worker):
                 return self._step(s)
-        if self.elastic is not None and self._uncovered(s):  # it is leaving, and cannot be asked again
-            return self._take_over(s)
-        return self._waited(s)
+        return self._covered(s)
 
     def on_alarm(self, state: RoundState, event: Alarm) -> Commands:
         enough = self._enough_of(state).enough(Seen(state, self.code.messages))
@@ -203,13 +201,13 @@ class Rounds(RoundSettings):
         state.open = {message: other for message, other in state.open.items() if other != worker}
         if self.work is not None:
             self.work.lost(state.work, worker)
-        if self.elastic is not None and self._uncovered(state):
-            return self._take_over(state)
-        return self._waited(state)
+        return self._covered(state)
 
     def on_leaving(self, state: RoundState, event: Leaving) -> Commands:
         if self.elastic is not None:  # its message may still come, and the next round is without it
             state.crew.present.discard(event.worker)
+            if event.worker in state.crew.failures:
+                return self._covered(state)
         return ()
 
     def worker_returned(self, state: RoundState, worker: int) -> Commands:
@@ -368,7 +366,7 @@ class Rounds(RoundSettings):
         old = s.code
         elastic.follow(s.elastic, self.code, present)
         self._use_code(s, elastic.code(s.elastic, self.code))
-        return [self._fleet_note(s, f"{100.0 * moved(old, s.code):.0f} % of the data move, ")]
+        return [self._fleet_note(s, f"{100.0 * share_moved(old, s.code):.0f} % of the data move, ")]
 
     def _fleet_note(self, s: RoundState, change: str = "") -> Note:
         loads = [len(partitions) for partitions, _ in s.code.rows if partitions]
@@ -378,6 +376,12 @@ class Rounds(RoundSettings):
             f"{100.0 * uneven:.0f} % above the mean, {s.code.tolerates} more may leave without moving data",
             "fleet",
         )
+
+    def _covered(self, s: RoundState) -> Commands:
+        """Return the commands that follow if messages of this round are not expected any more."""
+        if self.elastic is not None and self._uncovered(s):
+            return self._take_over(s)
+        return self._waited(s)
 
     def _uncovered(self, s: RoundState) -> bool:
         """Return whether this round lacks messages of workers that have left, whoever else replies."""

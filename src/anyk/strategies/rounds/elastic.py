@@ -61,7 +61,7 @@ class Elastic:
         return GroupedRepetition(code.workers, code, tuple(groups))
 
 
-def moved(before: Code, after: Code) -> float:
+def share_moved(before: Code, after: Code) -> float:
     """Return the share of the data that workers load because of another code, in units of the whole data."""
     pairs = zip(before.assignment, after.assignment, strict=True)
     return sum(len(set(new).difference(old)) for old, new in pairs) / after.partitions

@@ -228,15 +228,15 @@ def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: st
 
 
 def _draw_absences(plot: Any, run: Run, end: float) -> None:
-    outages = absences(run.log, run.config.workers)
-    if not outages:
+    absent = absences(run.log, run.config.workers)
+    if not absent:
         return
     source = ColumnDataSource(
         {
-            "worker": [outage.worker for outage in outages],
-            "left": [outage.time for outage in outages],
-            "back": [min(outage.back, end) for outage in outages],
-            "notice": [outage.notice for outage in outages],
+            "worker": [absence.worker for absence in absent],
+            "left": [absence.start for absence in absent],
+            "back": [min(absence.end, end) for absence in absent],
+            "notice": [absence.notice for absence in absent],
         }
     )
     looks = {"fill_color": LIGHT["open"], "line_color": LIGHT["line"]}

@@ -60,10 +60,10 @@ def run_verdict(run: Run, tasks: Tasks, spent: Account) -> list[str]:
 def _presence(run: Run) -> str:
     """Return a sentence about the number of workers, if it changed."""
     workers, end = run.config.workers, run.seconds
-    outages = [(outage.time, min(outage.back, end)) for outage in absences(run.log, workers) if outage.time < end]
-    if not outages:
+    absent = [(absence.start, min(absence.end, end)) for absence in absences(run.log, workers) if absence.start < end]
+    if not absent:
         return ""
-    starts, ends = np.transpose(outages)
+    starts, ends = np.transpose(absent)
     present = [workers - int(((starts <= time) & (time < ends)).sum()) for time in {0.0, *starts, *ends} - {end}]
     mean = workers - (ends - starts).sum() / end
     return f" Between {min(present)} and {max(present)} workers were present, {mean:.1f} on average."
