@@ -147,8 +147,9 @@ def test_hostile_schedules(spec: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["uncoded", anyk.strategy("uncoded", workers=5)])
 def test_a_range_must_be_that_of_the_cluster(strategy) -> None:
-    with pytest.raises(anyk.BadInput, match="the cluster already exists; give workers when it is created"):
-        anyk.train(PROBLEM, strategy, Simulated(8), workers=(2, 5), steps=3)
+    for cluster, more in ((Simulated(8), {"workers": (2, 5)}), (Simulated(4), {"workers": 5, "partitions": 16})):
+        with pytest.raises(anyk.BadInput, match=r"the cluster has \d workers, got 5 as the largest number"):
+            anyk.train(PROBLEM, strategy, cluster, steps=3, **more)
     assert anyk.train(PROBLEM, strategy, Simulated(5), workers=(2, 5), steps=3).steps == 3
 
 
@@ -264,12 +265,6 @@ def test_a_race_of_a_range_has_strategies_by_default(tmp_path, more) -> None:
     with anyk.Race.open(tmp_path / "race") as race:
         assert [run.config.workers for run in race.runs] == [4, 4, 4]
         assert all("fewest=2" in run.config.strategy for run in race.runs)
-
-
-def test_the_range_ends_at_the_number_of_workers_of_the_cluster() -> None:
-    for more in ({"workers": (3, 5)}, {"workers": 5, "partitions": 16}):
-        with pytest.raises(anyk.BadInput, match="the cluster has 4 workers, got 5 as the largest number"):
-            anyk.train(PROBLEM, "uncoded", Simulated(4), steps=2, **more)
 
 
 def running(spec: str, present: tuple[int, ...]) -> Running:
