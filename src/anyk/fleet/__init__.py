@@ -7,7 +7,7 @@ from anyk.fleet.explanation.sentences import Explanation, WorkerCost
 from anyk.fleet.plans.check import Checked, Figures, check
 from anyk.fleet.plans.judging import Choice, pareto
 from anyk.fleet.plans.plan import Advice, Plan, plan
-from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, sequential_candidates
+from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, fit_slope, sequential_candidates
 from anyk.fleet.records import PARTS, Record, Recorder, ddp, joined, read, read_all
 from anyk.fleet.simulation import Measured, computed_load, pace, simulate, simulated_pace
 from anyk.fleet.theory.adversaries import Threshold, adversarial_threshold, chosen_stragglers, threshold_bound
@@ -32,6 +32,7 @@ __all__ = [
     "train_auto",
     "Candidate",
     "TraceGrid",
+    "fit_slope",
     "sequential_candidates",
     "Checked",
     "Choice",
