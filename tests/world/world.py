@@ -20,7 +20,7 @@ from anyk.clusters import Cluster, Mpi, Ray
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes import Processes, processes
 from anyk.clusters.remote.handles import Notice
-from anyk.clusters.remote.losses import Question, Unheld
+from anyk.clusters.remote.losses import Question, LossUnknown
 from anyk.optimizers import GD
 from anyk.runs import Driver
 from anyk.testing import Squares
@@ -478,7 +478,7 @@ class World:
         for question in self._questions:
             if question.over:
                 problem = driver.problem
-                with contextlib.suppress(Unheld):
+                with contextlib.suppress(LossUnknown):
                     value = question.answer() / len(problem.centres)
                     if not np.isclose(value, problem.loss(question.model), rtol=1e-9):
                         raise auditors.Broken(
