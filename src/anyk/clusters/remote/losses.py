@@ -242,8 +242,9 @@ class Losses:
         gone = {worker for worker in holders if self._handles[worker].gone}
         whys = [f"worker {worker} {'is lost' if worker in gone else self._excluded[worker][1]}" for worker in holders]
         why = "; ".join(whys) or "no worker stores it"
-        text = f"no worker can compute the loss of partition {j}: {why}"
-        self._end(LossUnknown(text, forever=len(gone) == len(holders)))
+        self._end(
+            LossUnknown(f"no worker can compute the loss of partition {j}: {why}", forever=len(gone) == len(holders))
+        )
 
     def _end(self, failure: RunFailed | None) -> None:
         assert self._open is not None
