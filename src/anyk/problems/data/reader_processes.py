@@ -29,7 +29,7 @@ _Results = tuple[str | None, list[bytes]]  # a process's error message, and its 
 def map_in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> list[bytes]:
     """Return the result of ``work`` for each piece, in order, by up to 8 processes, at most one per processor.
 
-    Raises :class:`~anyk.errors.BadInput` with the message of the first piece that fails.
+    Raises :class:`~anyk.errors.BadInput` with the message of a piece that fails.
     """
     import cloudpickle
 
