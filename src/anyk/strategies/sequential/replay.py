@@ -2,7 +2,7 @@
 
 The strategies decide from events. These functions take the same decisions (with the default ``wait``, and dropping the
 tasks of stragglers) for planners, which compare thousands of candidates. They yield, for each round, its seconds and
-whether the workers that were late at its cut-off did not fit the straggler model.
+whether it waited beyond its cut-off, as its late workers did not fit the straggler model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 LEAST = 1e-6  # smallest load-adjusted delay in seconds
 End = Literal["cutoff", "decodable"]
-Decided = Iterator[tuple[float, bool]]
+Decided = Iterator[tuple[float, bool]]  # of each round: its seconds, and whether it waited beyond the cut-off
 
 
 class KnownRounds:
