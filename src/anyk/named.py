@@ -2,7 +2,7 @@
 
 The code that the user names is run. A name in a run folder may come from anyone: inside :func:`names_in_folder` only
 trusted code is run, and only if it has not changed since it was recorded. The code of a file includes the files in its
-folder that it imports (:func:`beside`).
+folder that it imports (:func:`local_imports`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def admit(where: str, name: str, what: str) -> None:
         raise BadInput(f"{refused}'{where}' is not an absolute path")
     if file.resolve().is_relative_to(folder.path.resolve()):
         raise BadInput(f"{refused}'{file}' lies in the run folder itself")
-    for part in (where, *map(str, beside(file) if where.endswith(".py") else ())):
+    for part in (where, *map(str, local_imports(file) if where.endswith(".py") else ())):
         path, digest = (file, "its SHA-256") if part == where else (part, f"the SHA-256 of '{part}'")
         recorded, present = folder.code.get(part), sha256_of(part, folder.path)
         if recorded is None:
@@ -109,16 +109,16 @@ def _refuse_untrusted(what: str) -> None:
         raise BadInput(f"the run '{folder.path}' names {what}")
 
 
-def file_of(module: str, besides: Path | None = None) -> Path | None:
+def file_of(module: str, excluded: Path | None = None) -> Path | None:
     """Return the source file of a module without running anything; None if there is none.
 
-    The current folder and ``besides`` are not searched.
+    The current folder and the folder ``excluded`` are not searched.
     """
     loaded = sys.modules.get(module)
     if loaded is not None:
         origin = getattr(loaded, "__file__", None)
         return None if origin is None else Path(origin)
-    search = _path_without(besides)
+    search = _path_without(excluded)
     spec = None
     for end, _ in enumerate(parts := module.split("."), 1):
         spec = PathFinder.find_spec(".".join(parts[:end]), search) if search else None
@@ -128,10 +128,10 @@ def file_of(module: str, besides: Path | None = None) -> Path | None:
     return None if spec is None or not spec.has_location or spec.origin is None else Path(spec.origin)
 
 
-def sha256_of(where: str, besides: Path | None = None) -> str | None:
+def sha256_of(where: str, excluded: Path | None = None) -> str | None:
     """Return the SHA-256 of a file or module, in the state in which it was run; None without a file."""
     try:
-        file = Path(where).resolve() if where.endswith(".py") else file_of(where, besides)
+        file = Path(where).resolve() if where.endswith(".py") else file_of(where, excluded)
         if file is None:
             return None
         return _LOADED.get(str(file)) or hashlib.sha256(read_plain(file, follow=True)).hexdigest()
@@ -139,7 +139,7 @@ def sha256_of(where: str, besides: Path | None = None) -> str | None:
         return None
 
 
-def beside(file: Path) -> list[Path]:
+def local_imports(file: Path) -> list[Path]:
     """Return the files in a Python file's own folder that it imports, directly or indirectly, sorted.
 
     Nothing is run: any file there that an import statement names, also inside a function, counts. The folder's packages
@@ -162,7 +162,7 @@ def _imports(file: Path, folder: Path) -> Iterator[list[str]]:
     """Yield the names of modules, in parts, that a file in a folder or in a package there may import."""
     try:
         tree = ast.parse(read_plain(file, follow=True))
-    except (OSError, SyntaxError, ValueError):  # which running it will report
+    except (OSError, SyntaxError, ValueError):  # running the file will report it
         return
     package = list(file.parent.relative_to(folder).parts)
     for node in ast.walk(tree):
@@ -171,12 +171,12 @@ def _imports(file: Path, folder: Path) -> Iterator[list[str]]:
         elif isinstance(node, ast.ImportFrom):
             start = package[: len(package) + 1 - node.level] if node.level else []
             start += node.module.split(".") if node.module else []
-            yield from ([*start, alias.name] for alias in node.names)  # which may be a module or a name in one
+            yield from ([*start, alias.name] for alias in node.names)  # a module, or a name in a module
 
 
-def _path_without(besides: Path | None) -> list[str]:
+def _path_without(folder: Path | None) -> list[str]:
     """Return the search path of modules without the current folder and another."""
-    excluded = [Path.cwd().resolve(), *([] if besides is None else [besides.resolve()])]
+    excluded = [Path.cwd().resolve(), *([] if folder is None else [folder.resolve()])]
     return [entry for entry in sys.path if entry and Path(entry).resolve() not in excluded]
 
 
@@ -204,9 +204,9 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
             path = Path(where).resolve()
             if not path.is_file():
                 raise BadInput(f"no file '{where}' for the {what} '{name}'")
-            module, whole = _module_of(path), f"{path}:{function}"
+            module, full_name = _module_of(path), f"{path}:{function}"
         else:
-            module, whole = imported(where), name
+            module, full_name = import_named(where), name
     member: Any = module
     for part in parts:
         holder, member = member, getattr(member, part, None)
@@ -216,7 +216,7 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
         near = get_close_matches(part, [key for key in dir(holder) if callable(getattr(holder, key, None))], n=1)
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise BadInput(f"'{where}' has no function '{function}'{hint}")
-    return member, whole
+    return member, full_name
 
 
 def _module_of(path: Path) -> ModuleType:
@@ -257,9 +257,9 @@ def _run(path: Path, name: str) -> ModuleType:
     module = util.module_from_spec(spec)
     sys.modules[name] = module
     if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # as for a script: it may import what lies beside it
+        sys.path.insert(0, str(path.parent))  # as for a script: it may import files of its folder
     try:
-        # the source itself is run, not a compiled file beside it
+        # the source itself is run, not a compiled file in the folder
         exec(loader.source_to_code(source, str(path)), module.__dict__)
     except BaseException:
         del sys.modules[name]
@@ -269,7 +269,7 @@ def _run(path: Path, name: str) -> ModuleType:
     return module
 
 
-def imported(where: str, *, here: bool = True) -> ModuleType:
+def import_named(where: str, *, here: bool = True) -> ModuleType:
     """Return the module of a name; with ``here`` it may lie in the current folder, unless a run folder names it."""
     folder = _FOLDER.get()
     if folder is not None:

@@ -159,7 +159,7 @@ def test_what_groups_and_plateaus_cannot_do_is_said():
         (train(TorchOptimizer(adamw(module)), strategy="pasgd:tau=2"), "workers take the steps, all by one learning rate"),
         (train(plateau, evaluate=None), "give evaluate=Evaluate\\(every=…\\), without seconds"),
         (train(plateau, evaluate=anyk.Evaluate()), "give evaluate=Evaluate\\(every=…\\), without seconds"),
-        (train(plateau), "goes by the accuracy, of which higher is better; give ReduceLROnPlateau mode=max"),
+        (train(plateau), "depends on the accuracy, and a higher one is better; give ReduceLROnPlateau mode=max"),
         (train(TorchOptimizer("SGD", lr=0.1, schedule="ReduceLROnPlateau:mode=max"), strategy="adasync"),
          "must know from the start"),
     ]  # fmt: skip

@@ -43,7 +43,7 @@ def test_after_another_error_the_ledger_stays_as_it_is() -> None:
 def test_what_is_not_a_command_is_named() -> None:
     toy = Toy(2, asks_all, lambda toy, event: ["step!"])  # type: ignore[list-item]
     driver = Driver(toy, Simulated(2), steps=1)
-    with pytest.raises(RunFailed, match="'toy' gave 'step!', which is not a command"), session(driver):
+    with pytest.raises(RunFailed, match="'toy' returned 'step!', which is not a command"), session(driver):
         driver.run()
 
 

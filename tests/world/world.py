@@ -20,7 +20,7 @@ from anyk.clusters import Cluster, Mpi, Ray
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes import Processes, processes
 from anyk.clusters.remote.handles import Notice
-from anyk.clusters.remote.losses import Question, Unheld
+from anyk.clusters.remote.losses import LossUnknown, Question
 from anyk.optimizers import GD
 from anyk.runs import Driver
 from anyk.testing import Squares
@@ -62,7 +62,8 @@ _SILENCE = 200.0  # seconds after which a helper program that stands still has b
 # the ways in which a run may fail, and the faults of which at least one must have occurred
 _EXPLAINED = {
     "no room for": ("no memory",),  # shared memory cannot be allocated
-    "times within 60 s, and they with it": ("kill helper", "half open", "stop helper"),  # five helpers have ended
+    # five helpers have ended
+    "times within 60 s, and the workers with it": ("kill helper", "half open", "stop helper"),
     # the clock is past the time that workers have, or whoever is to report is stopped
     "did not load their partitions": ("clock jump", "stop helper", "stop worker", "freeze worker"),
     "did not start": ("lose worker", "crash"),  # given up before it was ready
@@ -478,7 +479,7 @@ class World:
         for question in self._questions:
             if question.over:
                 problem = driver.problem
-                with contextlib.suppress(Unheld):
+                with contextlib.suppress(LossUnknown):
                     value = question.answer() / len(problem.centres)
                     if not np.isclose(value, problem.loss(question.model), rtol=1e-9):
                         raise auditors.Broken(

@@ -37,7 +37,7 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
     if file is None:
         return None
     path = Path(file)
-    with reading(path, "a config file"):  # a name may be too long, a file not ours to read, tables nested too deep
+    with reading(path, "a config file"):  # its name may be too long, its tables nested too deeply
         if not path.is_file():
             raise BadInput(f"no config file '{file}'")
         try:
@@ -78,7 +78,7 @@ PLUGINS = "anyk.plugins"  # the key of the files in a click context
 
 
 def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]) -> tuple[str, ...]:
-    """Run Python files that register codes, strategies, delay models or data sets of their own."""
+    """Run Python files that register codes, strategies, delay models or data sets."""
     ctx.meta[PLUGINS] = (*ctx.meta.get(PLUGINS, ()), *files)
     for file in files:
         path = Path(file)
@@ -108,7 +108,7 @@ def _ranks_of_mpiexec() -> tuple[int, int] | None:
 def join_cluster(spec: str) -> str:
     """Return the spec of a cluster; under mpiexec, every rank but the first becomes a worker here and never returns.
 
-    With any other cluster each rank would start its own run: the first raises BadInput, and all end.
+    With any other cluster each rank would start its own run: the first raises BadInput, the others exit.
     """
     ranks = _ranks_of_mpiexec()
     if ranks is not None and spec.partition(":")[0] != "mpi":
@@ -162,7 +162,7 @@ def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -
     if text is not None:
         from anyk.runs.evaluation.evaluate import read_evaluate
 
-        read_evaluate(text)  # complain before anything is loaded
+        read_evaluate(text)  # fail before anything is loaded
     return text
 
 
@@ -170,9 +170,9 @@ evaluate_option = click.option(
     "--evaluate",
     metavar="SPEC",
     callback=_checked_evaluate,
-    help="none, or every=10 (steps), seconds=5 (between two), samples=1000, on=train or on=held_out (the metric "
-    "only), where=aside (by a process of its own) or where=workers "
-    "(the loss, by those who hold the data); default: some hundred versions.",
+    help="none, or every=10 (steps), seconds=5 (between two evaluations), samples=1000, on=train or on=held_out "
+    "(the metric only), where=aside (in a separate process) or where=workers (the training loss, each worker on its "
+    "own data); default: a few hundred versions.",
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
 _MAKERS = ("train", "race")  # commands that make a folder, into which a file may go; they check files themselves
@@ -205,7 +205,7 @@ def picture_option(text: str) -> Callable[[Command], Command]:
 
 @contextlib.contextmanager
 def listening(console: Console, callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
-    """Yield a run's callbacks and the options' own: progress on the terminal, metrics, a copy of the log.
+    """Yield a run's callbacks, with more for the options: progress on the terminal, metrics, a copy of the log.
 
     If the run is interrupted, print the command that resumes the folder, and exit.
     """
@@ -235,13 +235,13 @@ max_gb_option = click.option(
 unit_option = click.option(
     "--unit",
     type=click.Choice(["s", "ms", "us"]),
-    help="Unit of the times; default: as the columns' names say, else s.",
+    help="Unit of the times; default: the unit that the columns' names state, else s.",
 )
 curve_option = click.option(
     "--curve",
     type=click.Choice(["metric", "loss"]),
     default="metric",
-    help="What the picture shows against seconds.",
+    help="The value that the picture shows against seconds.",
 )
 problem_again = click.option(
     "--problem",
@@ -264,12 +264,12 @@ class RunOptions:
         multiple=True,
         metavar="SPEC",
         help="early-stopping:patience=5, checkpoint:folder=…,best=loss, log, …, see 'anyk callbacks'; or "
-        "FILE.py:FUNCTION, which makes one of yours. May be repeated.",
+        "FILE.py:FUNCTION, which returns your own. May be repeated.",
     )
     metrics: str | None = option(
         metavar="PORT",
         help="Serve metrics for Prometheus on this port ([HOST:]PORT), for this machine only "
-        "unless HOST says otherwise; 0 takes a free port.",
+        "unless HOST is given; 0 takes a free port.",
     )
     mirror: str | None = option(
         metavar="FOLDER",
@@ -297,7 +297,7 @@ class ProblemOptions:
     )
     split: str | None = option(
         metavar="SPEC",
-        help="dirichlet:alpha=0.3,seed=1 spreads rows over partitions unevenly by label; default: as they come.",
+        help="dirichlet:alpha=0.3,seed=1 spreads rows over partitions unevenly by label; default: in their order.",
     )
     l2: float | None = option(type=float, help="L2 regularisation; default: 1 / training rows.")
     optimizer: str | None = option(
@@ -342,7 +342,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
 
     data: str = option(default="digits", metavar="SPEC", help="Data set; see 'anyk data'.")
     models: int = option(
-        default=1, help="Number of models trained at once, in turn (two-layer networks start from different weights)."
+        default=1, help="Number of models trained in turn (two-layer networks start from different weights)."
     )
     workers: int = option(
         default="30",
@@ -411,7 +411,7 @@ class ResumeOptions(RunOptions):
     add: tuple[str, ...] = option(
         multiple=True, metavar="SPEC", help="For a race: a further strategy; may be repeated."
     )
-    seeds: int | None = option(type=int, help="For a race: train with further seeds, until there are so many.")
+    seeds: int | None = option(type=int, help="For a race: increase the number of seeds to this.")
 
 
 def _variant(problem: object, number: int) -> Any:

@@ -30,16 +30,16 @@ def trace() -> None:
 def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None, json_file: str | None) -> None:
     """Show a trace: distribution, delay laws that fit it, slow workers, and the length of bursts."""
     from anyk.delays import Trace
-    from anyk.views.trace_pictures import draw_trace, facts, trace_text
+    from anyk.views.trace_pictures import draw_trace, trace_facts, trace_text
 
     check(mu, NonnegativeNumber, "mu")
     table = Trace(file, unit=unit, max_gb=max_gb)
-    trace_facts = facts(table.times, mu, table.censored)
+    facts = trace_facts(table.times, mu, table.censored)
     if json_file != "-":
         click.echo(table.summary)
         if table.load_measured is not None:
             click.echo(f"each worker computed {table.load_measured:g} of the data")
-        click.echo(trace_text(trace_facts, mu))
+        click.echo(trace_text(facts, mu))
         if table.censored is not None and table.censored.any():
             click.echo(f"{100 * table.censored.mean():.3g} % of the times are lower bounds: those workers were cut off")
     if picture is not None:
@@ -47,10 +47,10 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
             table.times,
             picture,
             table.censored,
-            f"{Path(file).name}: {trace_facts['rounds']} rounds x {trace_facts['workers']} workers",
+            f"{Path(file).name}: {facts['rounds']} rounds x {facts['workers']} workers",
         )
         click.echo(f"picture: {picture}", err=json_file == "-")
-    write_json(trace_facts, json_file)
+    write_json(facts, json_file)
 
 
 @trace.command()

@@ -116,9 +116,9 @@ class VectorStore:
     # ------------------------------------------------------------------------------------------- checkpoints
 
     def vectors(self) -> dict[str, Vector]:
-        """Return, to be saved, the freed messages that tasks in flight still need, and the workers' states."""
-        read = {f"read/{task}/{chunk}": self.arrived[task, chunk].vector for task, chunk in sorted(self.freed)}
-        return read | {
+        """Return the vectors to save: freed messages that tasks in flight still need, and the workers' states."""
+        freed = {f"read/{task}/{chunk}": self.arrived[task, chunk].vector for task, chunk in sorted(self.freed)}
+        return freed | {
             f"state/{worker}/{task}/{name}": vector
             for worker in range(len(self.states))
             for task, state in self.saved_states(worker).items()

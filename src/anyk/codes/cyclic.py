@@ -16,7 +16,7 @@ from anyk.codes.made import ReadOnly, fixed_property, frozen
 from anyk.errors import BadInput
 
 _DENSE = 1024  # workers up to which pseudo-inverse and null space are stored
-_WORST_GAIN = 1e9  # a sample that amplifies rounding more than this on a probe is useless in double precision
+_WORST_GAIN = 1e9  # a sample that amplifies rounding more than this is useless in double precision
 
 
 @value_class
@@ -26,9 +26,9 @@ class CyclicRepetition(WindowCode):
     From a random ``H`` (s x n) with ``H 1 = 0``, row i of B is the null vector of the columns of H on worker i's
     support, so that the rows of B span the null space of H, which contains the all-ones vector (Tandon, Lei,
     Dimakis and Karampatziakis 2017, Algorithm 2). Here H has orthonormal rows and B rows of unit norm, several H
-    are sampled (keyed by ``seed``) and the one that amplifies rounding least on probes is used. Any straggler set is
-    decoded when it occurs, by an s x s solve in the left null space of B (beyond 1,024 workers by a sparse LU of n - s
-    replies), with one step of refinement; no table of sets is built.
+    are sampled (keyed by ``seed``) and the one that amplifies rounding least on trial sets of stragglers is used. Any
+    straggler set is decoded when it occurs, by an s x s solve in the left null space of B (beyond 1,024 workers by a
+    sparse LU of n - s replies), with one step of refinement; no table of sets is built.
 
     ``stragglers`` is s, 0 <= s < workers; by default a tenth of the workers, at least 1. Raises
     :class:`~anyk.errors.BadInput` for other values, or if every sample amplifies rounding more than 1e9 times.
@@ -60,7 +60,7 @@ class CyclicRepetition(WindowCode):
 
 @lru_cache(maxsize=16)  # sampling costs more than a step, and restored or replayed runs build equal codes repeatedly
 def _best_sample(n: int, s: int, seed: int) -> _Sample:
-    """Return the sample that amplifies rounding least on probes."""
+    """Return the sample that amplifies rounding least on trial sets of stragglers."""
     if s == 0:
         return _Sample(np.arange(n)[:, None], np.ones((n, 1)))
     gain, best = min(_samples(n, s, seed), key=itemgetter(0))
@@ -73,24 +73,25 @@ def _best_sample(n: int, s: int, seed: int) -> _Sample:
 
 
 def _samples(n: int, s: int, seed: int) -> Iterator[tuple[float, _Sample]]:
-    """Yield samples with their largest gain on probes."""
+    """Yield samples with their largest gain on trial sets of stragglers."""
     for number in range(20 if n <= 64 else 6 if n <= 300 else 2):
         random = keyed.generator(seed, "cyclic", n, s, number)
         sample, worst = _sample(n, s, random), 0.0
-        for probe in range(20):
-            # half the probes are random sets, half are neighbours: machines of one rack tend to be late together
+        for trial in range(20):
+            # half the sets are random, half are neighbours: machines of one rack tend to be late together
             first = int(random.integers(n))
-            lost = (first + np.arange(s)) % n if probe % 2 else random.choice(n, s, replace=False)
+            lost = (first + np.arange(s)) % n if trial % 2 else random.choice(n, s, replace=False)
             decoding = sample.judge(sample.weights(np.sort(lost)))
             worst = max(worst, decoding.gain if decoding.exact else np.inf)
         yield worst, sample
 
 
 def _sample(n: int, s: int, random: np.random.Generator) -> _Sample:
+    """Return the sample of a random H, here ``null_rows``."""
     supports = (np.arange(n)[:, None] + np.arange(s + 1)) % n
     gaussian = random.standard_normal((n, s))
-    check = np.linalg.qr(gaussian - gaussian.mean(axis=0))[0].T
-    blocks = check[:, supports].transpose(1, 0, 2)  # worker x s x (s + 1)
+    null_rows = np.linalg.qr(gaussian - gaussian.mean(axis=0))[0].T
+    blocks = null_rows[:, supports].transpose(1, 0, 2)  # worker x s x (s + 1)
     try:
         values = np.linalg.svd(blocks)[2][:, -1, :]
     except np.linalg.LinAlgError:
@@ -157,7 +158,7 @@ class _Sample(ReadOnly):
         return solve
 
     def _solver_sparse(self, lost: Indices) -> Callable[[Floats], Floats]:
-        """Return a solver of n - s of the n equations, as they determine a vector of the row space."""
+        """Return a solver by n - s of the n equations, which are enough to determine a vector in the row space."""
         from scipy.sparse.linalg import splu
 
         used = np.setdiff1d(np.arange(self._n), lost)[: self._n - self._s]

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from anyk.errors import BadInput, suggest
-from anyk.named import admit, imported
+from anyk.named import admit, import_named
 
 Argument = None | bool | int | float | tuple[float, ...] | str  # the types of values in a spec
 MADE = "made in Python"  # in a spec: an object without a name
@@ -35,7 +35,7 @@ def resolve_class(method: str | type, home: str, kind: str) -> Any:
     if not own:
         admit(where, method, "optimizer")
     try:
-        module = import_module(where or home) if own else imported(where, here=False)
+        module = import_module(where or home) if own else import_named(where, here=False)
     except Exception as error:  # whatever the module raises, and no module has such a name
         raise BadInput(f"'{method}' cannot be imported: {error}") from None
     method_class = getattr(module, name, None)

@@ -25,7 +25,7 @@ from anyk.runs import Run, train
 from anyk.runs.folder.folders import check_plain
 
 Results = dict[str, Any]  # numbers by name, and under "curves" pairs of x and y by name
-Measure = Callable[[Any, Case, int], Results]  # of the lab, a case and a seed
+Measure = Callable[[Any, Case, int], Results]  # called with the lab, a case and a seed
 Progress = Callable[[str, int, int], None]
 
 _FILES = {
@@ -50,7 +50,7 @@ class Lab:
     cluster: str = "simulated"
     keep: Path | None = None
     data_folder: Path | None = None
-    progress: Progress = lambda text, done, of: None
+    progress: Progress = lambda text, done, total: None
     _problems: dict[str, Problem] = field(default_factory=dict, repr=False)
 
     # ------------------------------------------------------------------------------------------- results
@@ -83,7 +83,7 @@ class Lab:
             "seed": seed,
             "quick": self.quick,
             "cluster": self.cluster,
-            "code": _code(),
+            "code": _package_digest(),
         }
         file = None
         if self.keep is not None:
@@ -96,17 +96,17 @@ class Lab:
         if file is not None:
             plain = json.dumps({"settings": settings, "results": result}, default=_to_plain)
             file.parent.mkdir(parents=True, exist_ok=True)
-            part = file.with_suffix(".part")
-            check_plain(part)
-            part.write_text(plain, encoding="utf-8")
-            part.replace(file)
+            partial = file.with_suffix(".part")
+            check_plain(partial)
+            partial.write_text(plain, encoding="utf-8")
+            partial.replace(file)
             result = json.loads(plain)["results"]
         return result
 
     # ------------------------------------------------------------------------------------------- training
 
     def size(self, full: int, quick: int) -> int:
-        """Return the number for the full or the quick size."""
+        """Return ``quick`` for a quick look, else ``full``."""
         return quick if self.quick else full
 
     def check_simulated(self) -> None:
@@ -197,8 +197,8 @@ def _to_plain(value: Any) -> Any:
 
 
 @cache
-def _code() -> str:
-    """Return a digest of the package: results of other code are not reused."""
+def _package_digest() -> str:
+    """Return a digest of the package's code: results of other code are not reused."""
     digest = hashlib.blake2b(digest_size=10)
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(file.read_bytes())

@@ -19,7 +19,7 @@ from anyk.problems.data.streams import NO_PARTS
 class Batches(PartitionAbilities):
     """Samples in partitions; see :class:`~anyk.problems.base.Partitions`.
 
-    A model computes :meth:`gradient_sum` and :meth:`loss_sum` of some samples, at most ``most`` at a time.
+    A model computes :meth:`gradient_sum` and :meth:`loss_sum` of some samples, at most ``most`` samples at a time.
     """
 
     custom_code = False  # whether a user's code computes gradients

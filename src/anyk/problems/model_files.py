@@ -55,7 +55,7 @@ def check_model_file(file: Path, *, of_run: bool) -> None:
 
 
 class _Digests(NamedTuple):
-    """The digest that a file states, at which byte, and the digest of its contents."""
+    """The digest that a file states, the byte at which it stands, and the digest of the contents."""
 
     stated: str
     place: int
@@ -77,7 +77,7 @@ def _read_digests(file: IO[bytes]) -> _Digests | None:
     return _Digests(stated[1].decode(), len(length) + stated.start(1), digest.hexdigest())
 
 
-def loaded(module: torch.nn.Module, source: object) -> torch.nn.Module:
+def load_copy(module: torch.nn.Module, source: object) -> torch.nn.Module:
     """Return a copy of a module with the state in a file, in a run folder, or in a ``state_dict()``.
 
     Raises :class:`~anyk.errors.BadInput` if it is no state of such a module, or if a file of a run was changed.
@@ -108,7 +108,7 @@ def loaded(module: torch.nn.Module, source: object) -> torch.nn.Module:
         reason = " ".join(str(error).split())
         if "deserializing header" in reason:
             raise BadInput(
-                f"{what} is not a safetensors file ({reason}); of a file of torch.save give torch.load(file, "
+                f"{what} is not a safetensors file ({reason}); for a file of torch.save, give torch.load(file, "
                 "weights_only=True)"
             ) from None
         raise BadInput(f"{what} does not fit the problem's module ({reason})") from None

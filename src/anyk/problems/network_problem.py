@@ -40,7 +40,7 @@ def check_lengths(arrays: Sequence[Array], name: str) -> None:
 
 
 class NetworkProblem(ProblemAbilities):
-    """A problem on samples."""
+    """A problem of PyTorch or JAX: the sum of a model's losses over training samples."""
 
     dimension: int
     dtype: DType
@@ -53,7 +53,7 @@ class NetworkProblem(ProblemAbilities):
     _last: Any  # intermediate results at the last model, None if there are none
 
     def _set_samples(self, data: Samples, held_out: Samples | None) -> None:
-        """Set the training and held-out samples; those that are not in memory are not read for the loss."""
+        """Set the training and held-out samples; by default the loss of samples outside of memory is not evaluated."""
         self._data, self._held_out = data, held_out
         self.samples, self.endless = len(data), data.endless
         self.evaluated_on = "train" if data.in_memory else None if held_out is None else "held_out"

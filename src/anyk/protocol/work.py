@@ -21,7 +21,7 @@ class Chunk(NamedTuple):
     gradient; the message is the final model. The initial model is ``share`` times the slot's version plus the weighted
     sum of the messages (worker, task, chunk, weight) in ``mix``, read from their workers. Steps are numbered from
     ``repeat``, which determines their mini-batches and learning rates. ``state`` is the worker's task whose optimiser
-    state they continue (-1: a new state, as if the worker has died since).
+    state they continue (-1: a new state, as after the worker's death).
 
     ``compress``: the spec of the compressor of the message; local work is compressed as the change from the slot's
     version. The part that error feedback has omitted belongs to ``state``.
@@ -60,4 +60,4 @@ class Timing(NamedTuple):
     computing: float  # the injected delay was over
     computed: float  # the last partial gradient of the message was done
     sent: float
-    digest: int = 0  # of the message, or of its payload if it is compressed; 0 where there is none
+    digest: int = 0  # of the message, or of its payload if it is compressed; 0 if there is none

@@ -32,29 +32,29 @@ def absences(log: RunLog, workers: int) -> list[Absence]:
 
 
 def _absences(log: RunLog, workers: int) -> tuple[list[Absence], dict[int, float]]:
-    """Return the absences of workers, and the time of notice of those who have not left."""
+    """Return the absences of workers, and the time of notice of workers that have not left yet."""
     present = log.started()[1]
     gone = {worker: Absence(0.0, worker, inf) for worker in range(workers) if worker not in present}
-    told: dict[int, float] = {}
+    noticed: dict[int, float] = {}
     ended: list[Absence] = []
     for event in log.events([kind.__name__ for kind in (Leaving, Lost, Joined)]):
         if isinstance(event, Leaving):
-            told[event.worker] = event.time
+            noticed[event.worker] = event.time
         elif isinstance(event, Lost):
-            notice = event.time - told.pop(event.worker, event.time)
+            notice = event.time - noticed.pop(event.worker, event.time)
             gone.setdefault(event.worker, Absence(event.time, event.worker, inf, notice))
         elif isinstance(event, Joined):
-            told.pop(event.worker, None)
+            noticed.pop(event.worker, None)
             if event.worker in gone:
                 ended.append(gone.pop(event.worker)._replace(end=event.time))
-    return [*ended, *gone.values()], told
+    return [*ended, *gone.values()], noticed
 
 
 def _absences_in_floor(log: RunLog, workers: int) -> list[Outage]:
-    """Return the absences of workers; after the run's last step they are there, so that a later floor has an end."""
-    absent, told = _absences(log, workers)
+    """Return the absences; all workers return after the run's last step, so that a floor that takes longer ends."""
+    absent, noticed = _absences(log, workers)
     last = log.rows("SELECT max(time) FROM updates")[0][0] or 0.0
-    leaving = [Outage(last + 1.0, worker, last + 1.0, last + 1.0 - time) for worker, time in told.items()]
+    leaving = [Outage(last + 1.0, worker, last + 1.0, last + 1.0 - time) for worker, time in noticed.items()]
     ends = ((each, max(last, each.start) if each.end == inf else each.end) for each in absent)
     return [*leaving, *(Outage(each.start, each.worker, end, each.notice) for each, end in ends)]
 

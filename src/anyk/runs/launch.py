@@ -13,7 +13,7 @@ from typing import Any
 
 from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
-from anyk.clusters.remote.losses import Unheld
+from anyk.clusters.remote.losses import LossUnknown
 from anyk.errors import RunFailed, describe_error
 from anyk.problems.base import Vector, abilities_of
 from anyk.problems.many import each_of, problem_of
@@ -37,9 +37,9 @@ from anyk.runs.log.schema import DIFFERENT, RESET, Evaluation
 from anyk.runs.run import Run
 from anyk.runs.spec import Preparation
 
-_LOOKS = 0.3  # seconds between two looks for workers that are to leave
+_LOOKS = 0.3  # seconds between two checks for workers that are to leave
 _PAIRS = 5  # pairs of workers that a note names at most
-_SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver go on
+_SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver continue
 
 
 class Launch:
@@ -59,7 +59,7 @@ class Launch:
         self._evaluate, self._evaluated = resolve_data(prepared.evaluate, self._problem), prepared.evaluated
         check_watched(self._evaluate, self._evaluated, self._strategy, prepared.optimizer)
         self._asking: Asking | None = None
-        self._unknown = ""  # the last reason that was logged why a loss is unknown
+        self._unknown = ""  # the last logged reason why a loss is unknown
         if self._evaluate is not None and self._evaluate.where == "workers":
             self._evaluated, self._asking = by_workers(self._evaluate, self._problem, self._cluster)
         if self._asking is not None:
@@ -67,9 +67,9 @@ class Launch:
         for each in each_of(prepared.evaluated):
             if isinstance(each, EvaluatedAside):
                 each.aside.interrupted = lambda: self.driver.interrupted
-        self._started = False  # nothing is written before
+        self._started = False  # until then nothing is written
         self._hooks = hooks = Hooks(prepared.callbacks)
-        self._told = self._ended = False  # whether callbacks know of the start, and can no longer end the run
+        self._announced = self._ended = False  # whether callbacks know of the start, and can no longer end the run
         self._steps, self._evaluations = hooks["on_step"], hooks["on_evaluation"]
         self._news: list[tuple[str, Any]] = []  # hooks to call
         self.driver = Driver(
@@ -180,7 +180,7 @@ class Launch:
                     self._log.checkpoint(*self._writer.finish())
                 if self._asking is not None:
                     driving.close()
-                    self._evaluate_rest()  # while there are workers
+                    self._evaluate_rest()  # while workers can still answer
         if saved is None or driver.versions.newest != saved.state["versions"] or driver.interrupted:
             return
         limits = vars(self._config.limits)
@@ -227,7 +227,7 @@ class Launch:
             if evaluator.reached is not None:
                 self.driver.end()
         step = self.driver.step if saved is None else min(saved.state["versions"].values())
-        self._told = True
+        self._announced = True
         title = self._hooks.callbacks.title
         on = None if self._evaluate is None else self._evaluate.on
         self._tell("on_begin", RunInfo(self._config, self._folder, step, self._problem.metric, title, on, self.driver))
@@ -240,14 +240,14 @@ class Launch:
             raise RunFailed(needs_loss(self._strategy.spec))
         try:
             return problem_of(self._evaluator.problem, slot).loss(w)
-        except Unheld as unheld:
-            self._note_unknown(unheld)
+        except LossUnknown as reason:
+            self._note_unknown(reason)
             return float("nan")
 
     def _keep_first_versions(self) -> None:
-        """Have the versions evaluated with which the run starts or continues."""
+        """Store, for evaluation, the versions with which the run starts or continues."""
         driver, evaluator = self.driver, self._evaluator
-        first = self._saved is None and driver.warm_start is not None  # the history starts with any number
+        first = self._saved is None and driver.warm_start is not None  # the history starts with it, whatever its number
         for slot, w in driver.versions.trained.items():
             version = driver.versions[slot]
             if evaluator.keep(slot, version, driver.time, w, last=first):
@@ -289,10 +289,10 @@ class Launch:
             if self._evaluations:
                 self._news.append(("on_evaluation", EvaluationInfo(*evaluation, w.copy())))
 
-    def _note_unknown(self, unheld: Unheld) -> None:
+    def _note_unknown(self, reason: LossUnknown) -> None:
         """Log why a version was not evaluated, once for each reason."""
-        if str(unheld) != self._unknown:
-            self._unknown = str(unheld)
+        if str(reason) != self._unknown:
+            self._unknown = str(reason)
             self._log.note(self.driver.now, "not evaluated", self._unknown)
 
     def _on_worker_lost(self, event: Lost) -> None:
@@ -313,7 +313,7 @@ class Launch:
 
     def _tell_end(self, error: BaseException | None, run: Run | None) -> None:
         """Call the last hook, if the first has been called."""
-        if self._told:
+        if self._announced:
             step, seconds = self.driver.step, self.driver.time
             loss, metric = (None, None) if run is None else (run.loss, (run.metric or {}).get("value"))
             self._ended = True
@@ -337,7 +337,7 @@ class Launch:
             self._save_at = clock.monotonic() + every
 
     def _drain_workers(self) -> None:
-        """Have workers leave, or let them return, as the run folder says."""
+        """Have workers leave, or let them return, as the run folder requests."""
         assert self._folder is not None
         drained = read_drained(self._folder)
         if drained != self._drained:
@@ -352,12 +352,12 @@ class Launch:
         if self._writer.busy:
             self._log.checkpoint(*self._writer.finish())
         log = self._log
-        log.flush(lasting=True)  # never behind a checkpoint
+        log.flush(lasting=True)  # the log must contain all that a checkpoint does
         state = self.driver.state() | {"every": self._evaluator.every, "seal": log.seal}
         states, arrays = callback_states.saved(self._hooks.callbacks)
         if states:
             state[callback_states.KEY] = states
-        log.seq += 1  # what comes now comes after the checkpoint
+        log.seq += 1  # entries from here on belong after the checkpoint
         self._writer.start(state, self.driver.vectors() | arrays)
 
     def _write_models(self) -> dict[str, str]:
@@ -456,7 +456,7 @@ def lost_on_resume(saved: checkpoints.Saved, cluster: Cluster, log: RunLog) -> s
 
 @contextlib.contextmanager
 def _patient_interrupts(driver: Driver, started: Callable[[], bool]) -> Iterator[None]:
-    """Have the first Ctrl-C or SIGTERM end the run after the current event, a second or an early one immediately."""
+    """Have Ctrl-C or SIGTERM end the run after the current event, or immediately the second time or at the start."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

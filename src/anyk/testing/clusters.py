@@ -84,10 +84,11 @@ def _rows(driver: Driver, sql: str) -> list[tuple[Any, ...]]:
 
 
 def _all(n: int) -> Task:
+    """Return a task of one chunk: the sum of n partitions."""
     return (Chunk(tuple(range(n)), (1.0,) * n),)
 
 
-def _of(toy: Toy, kind: type[E]) -> list[E]:
+def _received(toy: Toy, kind: type[E]) -> list[E]:
     """Return the events of one kind that a toy has received."""
     return [event for event in toy.seen if isinstance(event, kind)]
 
@@ -152,7 +153,7 @@ def check_collect(make: MakeCluster) -> None:
 
     toy = Toy(1, [Dispatch(0, (0,), ((chunk,),))], react, partitions=_N)
     driver = _run(toy, make(1, None), 1)
-    done = [event.done for event in _of(toy, Progress)]
+    done = [event.done for event in _received(toy, Progress)]
     assert done[:3] == [1, 2, 3], f"progress was {done}"
     centres = Squares(_N).centres
     _expect_model(driver, -0.5 * (-centres[0] + 2.0 * centres[2]) / _N)
@@ -167,7 +168,7 @@ def check_messages_between_workers(make: MakeCluster) -> None:
         if isinstance(event, Reply) and event.task == 0:
             return [Combine("model", [(0, 0)], [0.5])]
         toy.memory["events"] = toy.memory.get("events", 0) + 1
-        if toy.memory["events"] < 3:  # its own share, and the two others' messages
+        if toy.memory["events"] < 3:  # until it has its own part and both messages
             return []
         return [RequestMessage(0, 0, 0, (0,), (3.0,), ((1, 0), (2, 0)), (1.0, -1.0))]
 
@@ -235,16 +236,16 @@ def check_measures(make: MakeCluster) -> None:
     def react(toy: Toy, event: Event) -> Commands:
         if isinstance(event, Reply):
             return [ProjectMessage(event.worker, event.task, event.chunk, key) for key in (0, 1)]
-        return [Combine("model", [(0, 0)], [1.0])] if len(_of(toy, MessageProjected)) == 6 else []
+        return [Combine("model", [(0, 0)], [1.0])] if len(_received(toy, MessageProjected)) == 6 else []
 
     toy = Toy(3, [first], react)
     _run(toy, make(3, None), 1)
     values: dict[int, list[float]] = {}
-    for event in _of(toy, MessageProjected):
+    for event in _received(toy, MessageProjected):
         values.setdefault(event.task, []).append(event.value)
-    assert values[0] == values[1], f"replicas measure {values[0]} and {values[1]}"
-    assert values[0][0] != values[2][0], "another message measures the same"
-    assert values[0][0] != values[0][1], "two keys are one direction"
+    assert values[0] == values[1], f"projections of replicas are {values[0]} and {values[1]}"
+    assert values[0][0] != values[2][0], "different messages have the same projection"
+    assert values[0][0] != values[0][1], "two keys have the same direction"
 
 
 def check_two_models(make: MakeCluster) -> None:
@@ -285,7 +286,7 @@ def check_the_newest_task_wins(make: MakeCluster) -> None:
     tasks = [Dispatch(task, (0,), (_all(2),)) for task in range(3)]
     toy = Toy(2, [tasks[0], Cancel((0,)), tasks[1], Cancel((1,)), tasks[2]], lambda toy, event: _step(event))
     driver = _run(toy, make(2, _Staggered(value=0.1)), 1)
-    tasks_of_replies = [event.task for event in _of(toy, Reply)]
+    tasks_of_replies = [event.task for event in _received(toy, Reply)]
     assert tasks_of_replies == [2], f"the strategy received replies of tasks {tasks_of_replies}"
     counts = driver.ledger.counts
     assert (counts.cancelled, counts.counted) == (2, 1), f"counts in the ledger: {counts}"
@@ -301,12 +302,12 @@ def check_bad_replies(make: MakeCluster) -> None:
         first = isinstance(event, Reply) and event.task == 0
         return [*_step(event), *([_single(1, 0)] if first else [])]
 
-    toy = Toy(5, [_single(0, 0)], react)  # at zero nothing is wrong
+    toy = Toy(5, [_single(0, 0)], react)  # the first gradients, at zero, have no faults
     driver = _run(toy, make(5, None), 2, Squares(5, faults=faults))
-    reasons = [event.reason for event in _of(toy, Failed)]
+    reasons = [event.reason for event in _received(toy, Failed)]
     for reason, word in zip(reasons, ("NaN", "Inf", "wrong length", "ValueError: partition 3 is broken"), strict=True):
         assert word in reason, f"expected '{word}' in '{reason}'"
-    assert np.isfinite(driver.models["model"]).all(), "what is not finite reached the model"
+    assert np.isfinite(driver.models["model"]).all(), "a message that is not finite reached the model"
 
 
 def check_same_models(make: MakeCluster, specs: Sequence[str] = _STEADY) -> None:
@@ -355,7 +356,7 @@ def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
     cluster = make(2, _Staggered(value=0.2))
     driver = _run(toy, cluster, 2)
     kinds = [(type(event).__name__, event.worker) for event in toy.seen if isinstance(event, Reply | Lost | Joined)]
-    assert kinds == [("Reply", 0), ("Lost", 1), ("Joined", 1), ("Reply", 1)], f"what happened was {kinds}"
+    assert kinds == [("Reply", 0), ("Lost", 1), ("Joined", 1), ("Reply", 1)], f"the events were {kinds}"
     counts = driver.ledger.counts
     assert (counts.lost, counts.counted) == (1, 2), f"counts in the ledger: {counts}"
 
@@ -388,7 +389,7 @@ CHECKS = (
 def check_cluster(make: MakeCluster, kill: Kill | None = None) -> None:
     """Put a kind of cluster through all checks; ``make(workers, delays)`` returns a new cluster.
 
-    ``kill(cluster, worker)`` ends a worker's life; without it, the loss of workers is not checked.
+    ``kill(cluster, worker)`` kills a worker; without it, the loss of workers is not checked.
 
     >>> import anyk
     >>> check_cluster(lambda workers, delays: anyk.clusters.Simulated(workers, delays=delays))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDE = 4.0  # ratio of the longest to the shortest run from which on the axis is logarithmic
-_ROW, _HEIGHT = 0.23, 4.6  # inches: a line of the legend, the rest of the picture
+_ROW, _HEIGHT = 0.23, 4.6  # heights in inches: a line of the legend, the rest of the picture
 _DASHES = ("-", "--", ":", "-.")  # for curves that share a colour
 _LONG = 115  # characters of the subtitle's first line
 _FEW = 40  # versions that are shown as points
@@ -65,12 +65,12 @@ def plot(
         faster = _faster(groups)
         for i, curve in enumerate(curves):
             shown = curve.times > 0.0 if wide else curve.times >= 0.0
-            turn, place = divmod(i, len(COLOURS))
-            colour, dash = look[f"curve-{place}"], _DASHES[turn % len(_DASHES)]
+            dash, place = divmod(i, len(COLOURS))
+            colour, dashes = look[f"curve-{place}"], _DASHES[dash % len(_DASHES)]
             times, mark = curve.times[shown], "o" if shown.sum() < _FEW else None
             spec = shortened(first[i].config.strategy, _LONG // 2)
             label = f"{spec}   {_result(groups[i], curve, name, target)}{faster[i]}" if shown.any() else None
-            axes.plot(times, curve.values[shown], color=colour, lw=2.0, ls=dash, marker=mark, ms=3, label=label)
+            axes.plot(times, curve.values[shown], color=colour, lw=2.0, ls=dashes, marker=mark, ms=3, label=label)
             axes.plot(curve.end, curve.height, "o", ms=8, mfc=look["paper"], mec=colour, mew=2, zorder=4, clip_on=False)
             if curve.band is not None:
                 low, high = curve.band
@@ -143,8 +143,8 @@ def banded(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, tupl
 def lower_end(lines: Sequence[tuple[Floats, Floats]]) -> float | None:
     """Return the lower end of the axis of a rising value: half of the upper range below the least median of the lines.
 
-    It omits a steep rise, which would leave the lines a small part of the figure. None for a single line, or if no line
-    rises after that.
+    So a steep rise at the start is omitted, which would squeeze the lines into a small part of the figure. None for a
+    single line, or if there is no such rise.
     """
     medians = [float(np.median(values)) for _, values in lines if len(values)]
     lows = [float(np.min(values)) for _, values in lines if len(values)]
@@ -172,17 +172,17 @@ def _faster(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 def _result(group: Sequence[Run], curve: _Curve, name: str, target: float | None) -> str:
     """Return the result of a strategy and its time as text."""
-    took = curve.reached or Spread(None, None, None)
-    if target is None or took.least is None:
+    seconds = curve.reached or Spread(None, None, None)
+    if target is None or seconds.least is None:
         return f"{name} {curve.height:.3g} after {curve.end:.3g} s"
     if len(group) == 1:
         return f"{curve.end:.3g} s"
-    if took.most is not None:
-        return f"{took.median:.3g} s ({took.least:.3g} to {took.most:.3g})"
+    if seconds.most is not None:
+        return f"{seconds.median:.3g} s ({seconds.least:.3g} to {seconds.most:.3g})"
     with_seeds = f"target reached with {sum(run.time_to_target is not None for run in group)} of {len(group)} seeds"
-    if took.median is None:
+    if seconds.median is None:
         return f"{name} {curve.height:.3g} after {curve.end:.3g} s, {with_seeds}"
-    return f"{took.median:.3g} s, {with_seeds}"
+    return f"{seconds.median:.3g} s, {with_seeds}"
 
 
 def _title(runs: Sequence[Run], name: str, target: float | None) -> str:
@@ -199,11 +199,11 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
     recipe = config.problem or Recipe()
     data = ", ".join(part for part in (recipe.data, Path(recipe.problem or "").name, recipe.model) if part)
     delays = config.delays
-    held_up = "no injected delays" if delays == "none" else f"each task is held up by an injected delay, {delays}"
+    cause = "no injected delays" if delays == "none" else f"each task is held up by an injected delay, {delays}"
     cluster = config.cluster.partition(":")[0]
     parts = [data] * bool(data) + [
         f"{config.workers} workers ({cluster})",
-        held_up,
+        cause,
         f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}",
     ]
     setting = shortened("; ".join(parts), _LONG)

@@ -18,10 +18,10 @@ from anyk.views.style import COLOURS, LIGHT, picture
 Floats = NDArray[np.float64]
 
 
-def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> ByName:
+def trace_facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> ByName:
     """Return facts about seconds (rounds x workers): spread, stragglers, their bursts, and delay models that fit."""
     late = stragglers(times, mu)
-    runs = _runs(late)
+    lengths, counts = np.unique(_bursts(late), return_counts=True)
     centred = times - times.mean(axis=0)
     power = (centred**2).sum(axis=0)
     lag = (centred[1:] * centred[:-1]).sum(axis=0)[power > 0] / power[power > 0] if len(times) > 2 else np.empty(0)
@@ -38,9 +38,9 @@ def facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -
         "autocorrelation": float(lag.mean()) if lag.size else 0.0,
         "between_workers": between,
         "stragglers": float(late.mean()),
-        "bursts": {int(length): int(count) for length, count in zip(*np.unique(runs, return_counts=True), strict=True)},
+        "bursts": dict(zip(lengths.tolist(), counts.tolist(), strict=True)),
         "slowest": [{"worker": int(i), "share": float(share[i])} for i in slow if share[i] > 0],
-        "laws": [{"law": rounded(one.law, 4), "misfit": one.misfit} for one in _fits(times, censored)],
+        "laws": [{"law": rounded(each.law, 4), "misfit": each.misfit} for each in _fits(times, censored)],
     }
 
 
@@ -52,32 +52,32 @@ def _fits(times: Floats, censored: NDArray[np.bool_] | None) -> list[Fit]:
         return []
 
 
-def _runs(late: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the lengths of all runs of rounds in which a worker straggles."""
+def _bursts(late: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the lengths of all bursts: consecutive rounds in which one worker straggles."""
     return np.array([end - start for column in late.T for start, end in spans(column)], dtype=np.int64)
 
 
-def trace_text(found: ByName, mu: float) -> str:
-    """Return the facts as text."""
-    bursts = ", ".join(f"{length} rounds: {count}" for length, count in list(found["bursts"].items())[:8]) or "none"
-    slow = ", ".join(f"{one['worker']} ({100 * one['share']:.0f} %)" for one in found["slowest"]) or "no worker"
+def trace_text(facts: ByName, mu: float) -> str:
+    """Return the facts about a trace as text."""
+    bursts = ", ".join(f"{length} rounds: {count}" for length, count in list(facts["bursts"].items())[:8]) or "none"
+    slow = ", ".join(f"{each['worker']} ({100 * each['share']:.0f} %)" for each in facts["slowest"]) or "no worker"
     lines = [
-        f"{found['rounds']} rounds x {found['workers']} workers, seconds: mean {found['mean']:.4g}, median "
-        f"{found['median']:.4g}, longest {found['longest']:.4g}, variation {found['variation']:.3g}",
-        f"from round to round: autocorrelation {found['autocorrelation']:.3g}; between workers: "
-        f"{100 * found['between_workers']:.3g} % of the variance",
-        f"stragglers (beyond {1 + mu:g} times the fastest of a round): {100 * found['stragglers']:.3g} %; bursts of "
+        f"{facts['rounds']} rounds x {facts['workers']} workers, seconds: mean {facts['mean']:.4g}, median "
+        f"{facts['median']:.4g}, longest {facts['longest']:.4g}, variation {facts['variation']:.3g}",
+        f"from round to round: autocorrelation {facts['autocorrelation']:.3g}; between workers: "
+        f"{100 * facts['between_workers']:.3g} % of the variance",
+        f"stragglers (beyond {1 + mu:g} times the fastest of a round): {100 * facts['stragglers']:.3g} %; bursts of "
         + bursts,
         f"most often late: {slow}",
     ]
-    lines += [f"law {one['law']:<44} misfit {one['misfit']:.3f}" for one in found["laws"]]
-    if found["laws"] and found["laws"][0]["misfit"] > 0.1:
-        lines.append("no law fits well; plan by replaying the trace")
+    lines += [f"law {each['law']:<44} misfit {each['misfit']:.3f}" for each in facts["laws"]]
+    if facts["laws"] and facts["laws"][0]["misfit"] > 0.1:
+        lines.append("no delay model fits well; plan by replaying the trace")
     return "\n".join(lines)
 
 
 def draw_trace(times: Floats, path: str | Path, censored: NDArray[np.bool_] | None, title: str) -> None:
-    """Draw a heat map, workers x rounds, and the distribution with the delay models that fit best."""
+    """Draw a heat map of seconds by worker and round, and their distribution with the delay models that fit best."""
     with picture(path, (11.0, 4.6), "drawing a trace", columns=2) as (figure, (times_axes, tail_axes)):
         image = times_axes.imshow(
             times.T, aspect="auto", cmap="viridis", vmax=float(np.quantile(times, 0.995)), origin="lower"

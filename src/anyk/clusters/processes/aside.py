@@ -24,7 +24,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from anyk.clusters.processes.memory import Segment, place_buffers
-from anyk.clusters.remote.losses import Unheld
+from anyk.clusters.remote.losses import LossUnknown
 from anyk.clusters.remote.shipping import ship, unship
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, Vector, abilities_of
@@ -90,7 +90,7 @@ class Aside:
     def ask(self, what: Literal["loss", "metrics"], model: int, w: Vector) -> Any:
         """Return the loss or the metrics of a model's problem at ``w``; reraise the problem's exceptions.
 
-        Raises :class:`~anyk.clusters.remote.losses.Unheld` if one process after another ends while it evaluates.
+        Raises :class:`~anyk.clusters.remote.losses.LossUnknown` if one process after another ends while it evaluates.
         """
         question = json.dumps([what, model, w.size]).encode() + b"\n"
         with self._lock:
@@ -114,7 +114,7 @@ class Aside:
                 why = f"{why if line is None else 'gave no sign of life'}, twice at the same model"
             else:
                 self._failed[what] += 1
-                raise Unheld(
+                raise LossUnknown(
                     f"the process that evaluates {why}; it may lack memory: evaluate on fewer samples, or with "
                     "where='driver'",
                     forever=self._failed[what] >= _TRIES,

@@ -83,14 +83,14 @@ class Processes(Remote[_ProcessHandle]):
 
     Injected ``delays`` are real waiting, interrupted when the task is cancelled with ``preempt`` (unless the model is
     ``uninterruptible``), and computing comes after. A worker that dies is replaced; one that crashes five times in a
-    row without a message is abandoned. The helper program that starts them is replaced, too, and with it all workers.
+    row without a message is abandoned. If the helper program that starts them ends, it and all workers are replaced.
     Data, models and messages exist once, in shared memory without a name; when the driver ends, for whatever reason, so
     does everything else.
 
     ``preload``: modules that take long to import, such as ``transformers``: the helper program imports them once, and
     all workers share them. Modules that start threads are refused, as a fork would lose these.
     ``children``: the most processes that a worker may have at once, such as the loaders of a ``DataLoader``; a worker
-    with more is ended, with all its processes. A process that begins a session (``setsid``), as a server does, is
+    with more is ended, with all its processes. A process that starts a session (``setsid``), as a server does, is
     neither counted nor ended.
 
     Raises :class:`~anyk.errors.BadInput` on other systems than Linux and macOS, or without enough shared memory.
@@ -142,7 +142,7 @@ class Processes(Remote[_ProcessHandle]):
     # ------------------------------------------------------------------------------------------- life
 
     def prepare(self) -> None:
-        # importing NumPy takes the helper program a while
+        # the helper program is started early, as it takes a while to import NumPy
         if self._forkserver is not None:
             return
         ours, theirs = socket.socketpair()
@@ -166,10 +166,10 @@ class Processes(Remote[_ProcessHandle]):
 
     def new_store(self, messages: Messages, layout: Layout) -> SharedStore:
         lengths = [messages.length(tuple(covered)) for covered in layout.covers or layout.assignment]
-        self._plan = self._planned(layout, messages.partitions, lengths)
+        self._plan = self._plan_memory(layout, messages.partitions, lengths)
         return SharedStore(messages, self._plan)
 
-    def _planned(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> MemoryLayout:
+    def _plan_memory(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> MemoryLayout:
         """Return the layout of the shared memory."""
         return MemoryLayout(
             workers=self.workers,
@@ -187,7 +187,7 @@ class Processes(Remote[_ProcessHandle]):
         )
 
     def mapped(self, layout: Layout, partitions: Partitions, lengths: Sequence[int]) -> int:
-        plan = self._planned(layout, partitions, lengths)
+        plan = self._plan_memory(layout, partitions, lengths)
         return plan.models_size + plan.replies_size
 
     def ship(self, partitions: Partitions) -> None:
@@ -218,7 +218,7 @@ class Processes(Remote[_ProcessHandle]):
             handle.box = MailBox(mail, plan.box_at(i), plan.box)
 
     def _brief_helper(self) -> None:
-        """Send the helper program the data that all workers need; it forks no worker before."""
+        """Send the helper program the data that all workers need; before that, it forks no worker."""
         self.prepare()
         assert self._link is not None
         fds = [*[segment.fd for segment in self._segments], self._into_pipe]
@@ -230,7 +230,7 @@ class Processes(Remote[_ProcessHandle]):
         self._helper_heard = time.monotonic()  # it sends signs of life from now on
 
     def _write_data(self, buffers: list[memoryview]) -> list[tuple[int, int]]:
-        """Write the partitions to a first segment, the object and its arrays; return their places."""
+        """Write the partitions, an object and its arrays, to the first segment; return their places."""
         places, size = place_buffers(buffers)
         plan = self._plan
         required = size + 3 * plan.model_bytes * len(plan.slots) + plan.replies_size // 2
@@ -276,15 +276,15 @@ class Processes(Remote[_ProcessHandle]):
         assert self._link is not None
         self._link.close()
         self._forkserver.kill()  # it must do nothing more
-        why = self._forkserver.wait()
+        status = self._forkserver.wait()
         now = time.monotonic()
         self._helpers_ended = [at for at in self._helpers_ended if at > now - _WITHIN] + [now]
         text = "the helper program that starts workers has ended"
         if len(self._helpers_ended) >= _HELPERS:
-            raise RunFailed(f"{text}, {_HELPERS} times within {_WITHIN:.0f} s, and they with it; resume the run")
-        if why > 0 and not any(handle.present for handle in self.handles):
+            raise RunFailed(f"{text}, {_HELPERS} times within {_WITHIN:.0f} s, and the workers with it; resume the run")
+        if status > 0 and not any(handle.present for handle in self.handles):
             raise RunFailed(
-                f"the helper program that starts workers ended at once (status {why}); see its message above"
+                f"the helper program that starts workers ended immediately (status {status}); see its message above"
             )
         for pid in self.pids.values():
             _await_end(pid)  # no old worker may write into memory that new ones use
@@ -367,7 +367,7 @@ class Processes(Remote[_ProcessHandle]):
             self.news.append(Notice(now, worker, incarnation, buffer, report))
 
     def _read_helper(self) -> bool:
-        """Read reports of the helper program; return True if there are none, for now or for good."""
+        """Read reports of the helper program; return whether there is nothing more to read."""
         assert self._link is not None
         try:
             data = self._link.recv(1 << 16)
@@ -411,7 +411,7 @@ class Processes(Remote[_ProcessHandle]):
 
 
 def _await_end(pid: int) -> None:
-    """Wait until a worker has ended whose parent has ended; on other systems than Linux, end it."""
+    """Wait until an orphaned worker has ended; on other systems than Linux, kill it."""
     if not hasattr(os, "pidfd_open"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -31,11 +31,11 @@ class RayWorker(NetworkedWorker):
         setup: RunSetup,
         shipped: Sequence[memoryview],
         assigned: Sequence[int],
-        single: Sequence[Sequence[Any]],
+        parcels: Sequence[Sequence[Any]],
     ) -> None:
         super().__init__(worker, setup, shipped, assigned)
-        self._missing = dict(enumerate(single))  # Ray's references to the bytes of partitions that are not loaded
-        self._missing.pop(0, None)
+        self._missing = dict(enumerate(parcels))  # Ray's references to the bytes of partitions that are not loaded
+        self._missing.pop(0, None)  # it came with the worker
         self._condition = threading.Condition(self.lock)
         self._news: deque[tuple[Report, NDArray[Any] | None]] = deque()
 
@@ -46,7 +46,7 @@ class RayWorker(NetworkedWorker):
         ray, own = ray_module(), self._messages.partitions
         adopt = partition_abilities(own).adopt
         assert adopt is not None
-        ray.get([reference for j in missing for reference in self._missing[j]])  # all at once
+        ray.get([reference for j in missing for reference in self._missing[j]])  # so that Ray fetches all in parallel
         for j in missing:
             adopt(unship([part.data for part in ray.get(self._missing[j])]))
         own.load(missing)
@@ -85,12 +85,12 @@ class Actor:
         worker: int,
         setup: Sequence[Any],
         assigned: Sequence[int],
-        single: Sequence[Sequence[Any]],
+        parcels: Sequence[Sequence[Any]],
         *shipped: NDArray[np.uint8],
     ) -> None:
         os.environ["ANYK_WORKER"] = str(worker)
         views = [part.data for part in shipped]
-        self._worker = RayWorker(worker, RunSetup(*setup), views, assigned, single)
+        self._worker = RayWorker(worker, RunSetup(*setup), views, assigned, parcels)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:

@@ -30,7 +30,7 @@ _DEATHS = 2  # deaths during one question after which a worker is excluded from 
 _ENDED = "the workers have ended"
 
 
-class Unheld(RunFailed):
+class LossUnknown(RunFailed):
     """No worker can compute the loss of some partition; ``forever``: all workers that store it are lost."""
 
     def __init__(self, why: str, *, forever: bool = False) -> None:
@@ -112,7 +112,7 @@ class Losses:
         question = Question(slot, model, samples)
         with self._lock:
             if self._closed:
-                question.end(Unheld(_ENDED))
+                question.end(LossUnknown(_ENDED))
             else:
                 self._waiting.append(question)
         return question
@@ -123,7 +123,7 @@ class Losses:
             self._closed = True
             for question in [self._open, *self._waiting]:
                 if question is not None:
-                    question.end(Unheld(_ENDED))
+                    question.end(LossUnknown(_ENDED))
             self._waiting.clear()
 
     def go_on(self) -> None:
@@ -242,7 +242,9 @@ class Losses:
         gone = {worker for worker in holders if self._handles[worker].gone}
         whys = [f"worker {worker} {'is lost' if worker in gone else self._excluded[worker][1]}" for worker in holders]
         why = "; ".join(whys) or "no worker stores it"
-        self._end(Unheld(f"no worker can compute the loss of partition {j}: {why}", forever=len(gone) == len(holders)))
+        self._end(
+            LossUnknown(f"no worker can compute the loss of partition {j}: {why}", forever=len(gone) == len(holders))
+        )
 
     def _end(self, failure: RunFailed | None) -> None:
         assert self._open is not None

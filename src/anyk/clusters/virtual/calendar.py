@@ -15,7 +15,7 @@ _NEVER = float("inf")
 class Outage(NamedTuple):
     """A worker is lost at ``time`` and joins again at ``back`` (None: never, it is abandoned).
 
-    ``notice``: seconds before, at which this is announced.
+    ``notice``: the number of seconds before ``time`` at which the loss is announced.
     """
 
     time: float
@@ -44,13 +44,13 @@ class Calendar:
     def pop(self, before: float, now: float) -> Alarm | Lost | Joined | Leaving | None:
         """Remove and return the first entry if its time is at most ``before``; entries before ``now`` happen now."""
         name = min(self.alarms, key=lambda key: (self.alarms[key], key), default=None)
-        alarm = self.alarms[name] if name is not None else _NEVER
-        outage = self.outages[0][0] if self.outages else _NEVER
-        time = min(alarm, outage)
+        alarm_time = self.alarms[name] if name is not None else _NEVER
+        outage_time = self.outages[0][0] if self.outages else _NEVER
+        time = min(alarm_time, outage_time)
         if time > before or time == _NEVER:
             return None
         now = max(now, time)
-        if name is not None and alarm <= outage:
+        if name is not None and alarm_time <= outage_time:
             del self.alarms[name]
             return Alarm(now, name)
         _, kind, worker, back = heappop(self.outages)

@@ -1,6 +1,6 @@
-"""Separate processes that read data, so that the driver opens no file where it runs its loop.
+"""Separate processes that read data, so that the driver's own process opens no file.
 
-They start and end within a call. Work is sent to them by cloudpickle, as problems are sent to workers; results are
+They start and end within a call. Work is sent by cloudpickle, as problems are sent to workers; results are
 bytes, which are never unpickled.
 """
 
@@ -23,13 +23,13 @@ from anyk.errors import BadInput, RunFailed
 _MOST_PROCESSES = 8
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _BOOT = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
-_Results = tuple[str | None, list[bytes]]  # of a process: the message of an error, and the results before it
+_Results = tuple[str | None, list[bytes]]  # a process's error message, and its results before the error
 
 
 def map_in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> list[bytes]:
     """Return the result of ``work`` for each piece, in order, by up to 8 processes, at most one per processor.
 
-    Raises :class:`~anyk.errors.BadInput` with the message of the first piece that fails.
+    Raises :class:`~anyk.errors.BadInput` with the message of a piece that fails.
     """
     import cloudpickle
 
@@ -49,10 +49,10 @@ def map_in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> lis
                     [sys.executable, "-c", _BOOT, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
                 )
                 processes.append(stack.enter_context(process))
-                stack.callback(process.kill)  # before the process is waited for
+                stack.callback(process.kill)  # else leaving the stack would wait for it
             for process, order in zip(processes, orders, strict=True):
                 assert process.stdin is not None
-                process.stdin.write(order)  # all processes work before the first is waited for
+                process.stdin.write(order)  # all processes start work before this one waits for the first
                 process.stdin.close()
                 process.stdin = None
             for i, process in enumerate(processes):

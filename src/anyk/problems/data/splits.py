@@ -74,7 +74,7 @@ def _sample_amounts(alpha: float, unused: Array, size: int, random: np.random.Ge
         weights = shares * (available > 0)
         if not weights.sum() > 0.0:  # all rows of its classes are used
             weights = available.astype(float)
-        # rounded up or down such that means and their sum stay right
+        # rounded up or down at random, so that expected values and the sum do not change
         ends = np.floor(np.cumsum(missing * weights / weights.sum()) + random.random())
         amounts += np.minimum(available, np.diff(np.minimum(ends, missing), prepend=0.0).astype(unused.dtype))
     return amounts

@@ -26,7 +26,7 @@ from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
 from anyk.problems.linear.scaling import checked_l2
-from anyk.problems.model_files import loaded, write_model_file
+from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem
 from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.torch.forward_state import check_forward
@@ -401,7 +401,7 @@ class TorchProblem(NetworkProblem):
         """
         w = getattr(source, "model", None)
         if w is None:
-            module = loaded(self._network.module, source)
+            module = load_copy(self._network.module, source)
         elif np.shape(w) == (self.dimension,):
             module = copy.deepcopy(self._at(np.asarray(w))[0].module).cpu()
         else:

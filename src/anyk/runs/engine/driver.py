@@ -56,15 +56,15 @@ _LIMIT = "the run's limit"  # the alarm that ends a run
 
 
 class Driver:
-    """Drives one run; :func:`anyk.train` is how it is used.
+    """The loop of one run; :func:`anyk.train` makes and uses it.
 
-    Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and what a strategy
-    asks of losses and gradients is answered from ``told``, in that order. ``warm_start``: the state of a run
-    that this run continues. ``on_step`` is called with the driver after every step of a model that is trained for its
-    own sake, ``on_news`` when what an event led to has been done (may end the run), ``on_lost`` when a worker was lost,
-    ``on_event`` after every event that has been processed and did not end the run, and from time to time while no
-    event occurs. ``loss_of`` evaluates the objective of a slot for a strategy that asks for it, if not the problem
-    itself. ``asked``: workers will be asked for losses.
+    Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and a strategy's
+    questions about losses and gradients are answered from ``told``, in order. ``warm_start``: the state of a run that
+    this run continues. ``on_step`` is called with the driver after every step of a model that is not auxiliary,
+    ``on_news`` after the commands that follow an event have been carried out (it may end the run), ``on_lost`` when a
+    worker was lost, ``on_event`` after every event that did not end the run, and from time to time while no event
+    occurs. ``loss_of`` evaluates the objective of a slot for a strategy that asks for it; by default the problem does.
+    ``asked``: whether workers will be asked for losses.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class Driver:
         self.equal_bits = False  # whether several workers send messages that must not differ in a bit
         self._agreement: Agreement | None = None
         self._pending: deque[Event] = deque()  # events of one message that the strategy has not received yet
-        self.need: Need | None = None  # of memory
+        self.need: Need | None = None  # required memory
         self.time = 0.0  # of the newest version
         self.present: set[int] = set()
         self.stopped: Stop | None = None
         self.interrupted = self._over = False
         self.last_update: Combine | Mix | None = None
         self.last: Update | None = None  # its record in the log
-        self.taking: Combine | Mix | None = None  # the step that is being taken, messages inside messages included
-        self.obeying: Sequence[Command] = ()  # the commands it came with
+        self.taking: Combine | Mix | None = None  # the step that is being taken, with messages inside messages
+        self.obeying: Sequence[Command] = ()  # the commands that are being carried out
         self.used_by: Collection[int] = ()  # workers whose messages were used in the last step
         self._orders: list[Order] = []  # commands that the cluster has not received yet
         self._carry_out: dict[type[Command], Callable[[Any], None]] = {
@@ -137,9 +137,9 @@ class Driver:
     # ------------------------------------------------------------------------------------------- run
 
     def open(self, tell: Callable[[str], None] | None = None) -> None:
-        """Start the cluster's workers on the problem's partitions; before, ``tell`` gets a line on the memory needed.
+        """Start the cluster's workers on the problem's partitions; first, ``tell`` receives a line on required memory.
 
-        Raises :class:`~anyk.errors.BadInput` where there is less.
+        Raises :class:`~anyk.errors.BadInput` if less memory is available.
         """
         self.cluster.prepare()
         partitions = None
@@ -191,7 +191,7 @@ class Driver:
         agreement = self._agreement
         arrive = self.ledger.arrive if agreement is None else lambda _: True  # it is in the ledger already
         self._answer()  # questions of a resumed run's strategy that were not answered yet
-        # an alarm, and not a look at the clock, ends a run at its limit: no event that comes later is taken and lost
+        # a run ends by an alarm, as reading the clock would take a later event from the cluster and lose it
         self.cluster.execute([SetAlarm(_LIMIT, self.seconds)])
         on_event, on_news = self._on_event, self._on_news
         for event in self.cluster.events() if agreement is None else self._compared_events(agreement):
@@ -220,12 +220,12 @@ class Driver:
                 if self.ledger.batch(event.task) is None:
                     self.ledger.fail_late(event)
                     continue
-                event = self._failed(event)
+                event = self._judge_failure(event)
             if log is not None:
-                log.event(event)  # before what follows from it is written down
+                log.event(event)  # before its consequences are logged
                 log.tidy()
             if not isinstance(event, Reply):
-                self._heed(event)
+                self._note_worker(event)
             commands = on(event)
             if commands or self.interrupted:
                 self._obey(commands)
@@ -325,11 +325,11 @@ class Driver:
             if method is not None:
                 method(command)
             elif isinstance(command, Stop):
-                if not (command.failed and self.finished()):  # by the step before it
+                if not (command.failed and self.finished()):  # a step before it may have ended the run
                     self.stopped = command
                 break
             else:
-                raise RunFailed(f"'{self.strategy.spec}' gave {command!r}, which is not a command")
+                raise RunFailed(f"'{self.strategy.spec}' returned {command!r}, which is not a command")
         if self._orders:
             self._send()
 
@@ -398,27 +398,27 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------- what goes wrong
 
-    def _heed(self, event: Event) -> None:
-        """Update the driver after a failure, a loss or an arrival of a worker."""
+    def _note_worker(self, event: Event) -> None:
+        """Record that a worker has failed, is lost or has joined."""
         match event:
             case Failed():
-                self._unusable(event)
+                self._set_aside(event)
             case Lost():
                 self._lose(event)
             case Joined():
                 self.present.add(event.worker)
 
-    def _failed(self, event: Failed) -> Failed | Lost:
+    def _judge_failure(self, event: Failed) -> Failed | Lost:
         """Return the failure, or the loss of its worker after too many failures in a row."""
         if self.cluster.recorded:
             return event
         judged = self._faults.judge(event, self.step)
         if isinstance(judged, Lost):
-            self._unusable(event)
+            self._set_aside(event)
             self.cluster.give_up(event.worker)
         return judged
 
-    def _unusable(self, event: Failed) -> None:
+    def _set_aside(self, event: Failed) -> None:
         """Record a message that must not be used; raise if the run has diverged."""
         if self.log is not None:
             self.log.note(event.time, "set aside", f"worker {event.worker}, step {self.step}: {event.reason}")
@@ -475,11 +475,11 @@ class Driver:
         if self.cluster.virtual:
             return
         events: list[Event] = [Lost(self._now, worker, "absent on resume") for worker in sorted(self.present - here)]
-        # to a fleet that changes also those who were leaving, who have been replaced
+        # in a fleet that changes, workers that were leaving have been replaced, so that all of them join
         joined = here if self.layout.fewest else here - self.present
         events += [Joined(self._now, worker) for worker in sorted(joined)]
         for event in events:
             if self.log is not None:
                 self.log.event(event)
-            self._heed(event)
+            self._note_worker(event)
             self._obey(self.running.on(event))

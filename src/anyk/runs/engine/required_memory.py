@@ -13,11 +13,11 @@ from anyk.problems.base import Partitions
 from anyk.protocol import Layout
 from anyk.runs.engine.buckets import cores
 
-_MODELS = 3  # versions of a slot: the newest, the next, and one that a task is still on
-_DRIVER = 4  # vectors besides: a whole gradient, a problem's copies of the model to evaluate it, the result
-_WORKER = 4  # messages' lengths that a worker takes to compute one: sums, parts and what is left of them
-_OUTER = 2  # vectors that an optimiser of what local work has changed keeps at most
-_LOCAL = 4  # vectors besides of one that takes steps of its own: models, a gradient and what an optimiser makes of it
+_MODELS = 3  # versions of a slot: the newest, the next, and one that a task still uses
+_DRIVER = 4  # further vectors of the driver: a gradient, copies of the model to evaluate it, the result
+_WORKER = 4  # vectors with the length of a message in which a worker computes it: sums, parts and remainders
+_OUTER = 2  # the most vectors in the state of an optimiser that steps by the change of local work
+_LOCAL = 4  # further vectors of a worker that takes local steps: models, a gradient and the optimiser's result
 _THREAD = 136 << 20  # bytes of addresses that the C library sets aside for a thread: a stack and a heap
 
 
@@ -55,7 +55,7 @@ class Need(NamedTuple):
         states = 2 * layout.workers * max(inner, 1) * vector if layout.stateful else 0
         own = sum(_WORKER * length for length in lengths) + states
         if layout.inner is not None:
-            # unless it is among these states, the last one stays until the next task is over
+            # the previous state is stored until the next task ends; it may be counted above already
             own += layout.workers * (_LOCAL + (1 if states else 2) * inner) * vector
         if not (cluster.virtual or cluster.workers_here):
             states = 0
@@ -75,7 +75,7 @@ class Need(NamedTuple):
 
     def check(self) -> str:
         """Return a line about the memory needed; raise :class:`~anyk.errors.BadInput` if less is available."""
-        give_back(self.models)  # what making the problem has left
+        give_back(self.models)  # memory that building the problem has freed
         self._check_addresses()
         available = available_memory()
         if available is None:
@@ -102,12 +102,12 @@ class Need(NamedTuple):
             )
 
 
-def _length(partitions: Partitions, held: tuple[int, ...]) -> int:
+def _length(partitions: Partitions, assigned: tuple[int, ...]) -> int:
     """Return the largest length of a message over partitions."""
-    supports = [partitions.support(j) for j in held]
+    supports = [partitions.support(j) for j in assigned]
     touched = sum(support.size for support in supports if support is not None)
-    whole = not supports or any(support is None for support in supports)
-    return partitions.dimension if whole else min(partitions.dimension, touched)
+    dense = not supports or any(support is None for support in supports)
+    return partitions.dimension if dense else min(partitions.dimension, touched)
 
 
 def _amount(size: int) -> str:

@@ -71,7 +71,7 @@ class Asking:
     def loss(self, slot: str, w: Vector) -> float:
         """Return the mean loss over the samples at ``w``, which must not change before the method returns.
 
-        Raises :class:`~anyk.clusters.remote.losses.Unheld` if no worker has the data.
+        Raises :class:`~anyk.clusters.remote.losses.LossUnknown` if no worker has the data.
         """
         question = self._cluster.losses.ask(slot, w, self._samples)
         if threading.current_thread() is not self._driver:

@@ -27,13 +27,13 @@ _registry: Registry[Evaluate] = Registry("evaluation")
 class Evaluate:
     """The versions of a model that are evaluated, and the data; evaluation does not count on the run's clock.
 
-    ``every``: besides the first and the last version those whose number is a multiple; by default a few hundred.
+    ``every``: versions whose number is a multiple of it, besides the first and the last; by default a few hundred.
     ``seconds``: the least distance between two evaluated versions on the run's clock. ``samples``: the number of
     training samples, and of held-out samples, to evaluate on, the same each time; by default all.
 
     ``on``: ``train`` for the objective on the training data, and the metric if there is held-out data; ``held_out`` for
     the metric alone. The default is ``train`` for data in memory, and ``held_out`` for data that the driver would have
-    to read item by item, which without held-out data are not evaluated.
+    to read item by item; without held-out data these are not evaluated.
 
     ``where``: ``driver`` delays the run's steps by a twentieth at most. ``aside`` evaluates in a separate process on
     the driver's machine, for which no step waits, soon after a version is made; only that process reads the data, and
@@ -121,7 +121,7 @@ def evaluating(evaluate: Evaluate | None, problem: Problem) -> Iterator[Problem]
     if evaluate is not None and evaluate.where == "aside":
         with Aside(problem, evaluate.samples) as aside:
             yield aside.problem
-    elif evaluate is None or evaluate.samples is None or evaluate.where == "workers":  # which sample themselves
+    elif evaluate is None or evaluate.samples is None or evaluate.where == "workers":  # workers sample
         yield problem
     else:
         yield abilities_of(problem).sampled(evaluate.samples)
@@ -154,12 +154,12 @@ def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strat
         return
     if evaluate is None or evaluate.every is None or evaluate.seconds is not None:
         raise BadInput(
-            "a schedule that goes by evaluations (ReduceLROnPlateau) needs to know after which steps they are made; "
+            "a schedule that depends on evaluations (ReduceLROnPlateau) needs to know after which steps they are made; "
             "give evaluate=Evaluate(every=…), without seconds"
         )
     if evaluate.where == "workers":
         raise BadInput(
-            "a schedule that goes by evaluations (ReduceLROnPlateau) needs them before the next step, and workers "
+            "a schedule that depends on evaluations (ReduceLROnPlateau) needs them before the next step, and workers "
             "evaluate beside their tasks; evaluate where='driver' or 'aside'"
         )
     if strategy.layout.losses:
@@ -172,7 +172,7 @@ def check_watched(evaluate: Evaluate | None, evaluated: Problem, strategy: Strat
     if better != watches:
         mode = "max" if better == "higher" else "min"
         raise BadInput(
-            f"the schedule goes by the {name}, of which {better} is better; give ReduceLROnPlateau mode={mode}"
+            f"the schedule depends on the {name}, and a {better} one is better; give ReduceLROnPlateau mode={mode}"
         )
 
 

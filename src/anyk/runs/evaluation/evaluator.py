@@ -13,7 +13,7 @@ import numpy as np
 
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import PINNED
-from anyk.clusters.remote.losses import Unheld
+from anyk.clusters.remote.losses import LossUnknown
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
@@ -21,7 +21,7 @@ from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.log.schema import Evaluation
 
 _TIMES = 1e3  # factor by which a loss may grow before a model counts as diverged
-_POINTS = 256  # versions stored of a slot before every second one is omitted
+_POINTS = 256  # stored versions of a slot from which on every second one is omitted
 _AFTER = 0.01  # seconds after a new version in which the driver, which distributes it, needs the processor
 _APART = 0.05  # least seconds on a real clock between two versions that are stored: storing one costs a copy
 _LARGE = 1 << 20  # bytes from which on a version is stored in a file
@@ -60,18 +60,18 @@ class Evaluator:
         self.done: dict[tuple[str, int], Evaluation] = {}
         self.latest: Evaluation | None = None  # of the newest version evaluated so far
         self.reached: Evaluation | None = None
-        self.unknown: Unheld | None = None  # why the last loss that could not be computed is unknown
+        self.unknown: LossUnknown | None = None  # why the last loss that could not be computed is unknown
         self._metrics: dict[str, tuple[int, dict[str, float]]] = {}  # version and metrics of each slot's newest
         self._fresh: list[tuple[Evaluation, Vector]] = []
-        self._kept: dict[tuple[str, int], tuple[float, Vector]] = {}
+        self._stored: dict[tuple[str, int], tuple[float, Vector]] = {}
         self._borrowed: list[tuple[str, int]] = []
         self._returned: list[tuple[str, int]] = []
         self._fixed = evaluate.every is not None or evaluate.seconds is not None
         self._apart = evaluate.seconds or (_APART if background and not self._fixed else 0.0)
-        self._last: dict[str, float] = {}  # time of the newest version stored of a slot
+        self._last: dict[str, float] = {}  # time of a slot's newest stored version
         self.every = evaluate.every or 1
         self._lock = threading.Lock()
-        self._news = threading.Event()
+        self._wake = threading.Event()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         if background and not self._off:
@@ -104,8 +104,8 @@ class Evaluator:
         return evaluation.metric >= self.target if self.problem.better == "higher" else evaluation.metric <= self.target
 
     @property
-    def hopeless(self) -> Unheld | None:
-        """Why a loss as the target can never be known to be reached; None if it can."""
+    def hopeless(self) -> LossUnknown | None:
+        """Why it cannot be known any more whether a target loss is reached; None if it can."""
         by_loss = self.target is not None and self.latest is not None and self.latest.metric is None
         return self.unknown if by_loss and self.unknown is not None and self.unknown.forever else None
 
@@ -123,14 +123,14 @@ class Evaluator:
         with self._lock:
             if self._thread is not None:
                 borrowed = len(self._borrowed) < PINNED and not last
-                self._kept[key] = time, w if borrowed else _copy(w)
+                self._stored[key] = time, w if borrowed else _copy(w)
                 if borrowed:
                     self._borrowed.append(key)
-            if not self._fixed and len(self._kept) + len(self.done) > _POINTS * (1 + self.every.bit_length()):
+            if not self._fixed and len(self._stored) + len(self.done) > _POINTS * (1 + self.every.bit_length()):
                 self.every *= 2
-                for old in [old for old in self._kept if old[1] % self.every and old not in self._borrowed]:
-                    del self._kept[old]
-        self._news.set()
+                for old in [old for old in self._stored if old[1] % self.every and old not in self._borrowed]:
+                    del self._stored[old]
+        self._wake.set()
         return borrowed
 
     def fresh(self) -> list[tuple[Evaluation, Vector]]:
@@ -152,10 +152,10 @@ class Evaluator:
                 if not self._borrowed:
                     return
                 key = self._borrowed[0]
-                time, w = self._kept[key]
+                time, w = self._stored[key]
             copied = _copy(w)
             with self._lock:
-                self._kept[key] = time, copied
+                self._stored[key] = time, copied
                 self._returned.append(self._borrowed.pop(0))
 
     def _evaluate(self, slot: str, version: int, time: float, w: Vector) -> None:
@@ -165,8 +165,8 @@ class Evaluator:
             try:
                 metrics = problem.metrics(w)
                 loss = problem.loss(w) if self._loss else None
-            except Unheld as unheld:
-                self.unknown = unheld
+            except LossUnknown as reason:
+                self.unknown = reason
             except (BadInput, RunFailed):
                 raise
             except Exception as error:  # a user's problem may raise anything
@@ -181,7 +181,7 @@ class Evaluator:
                 self._metrics[slot] = version, metrics
             self._note(evaluation)
             self._fresh.append((evaluation, w))
-            self._kept.pop((slot, version), None)
+            self._stored.pop((slot, version), None)
 
     def metrics(self, slot: str, version: int, w: Vector) -> dict[str, float]:
         """Return all metrics of the newest version of a slot, computed again if it was evaluated before a resume."""
@@ -192,23 +192,23 @@ class Evaluator:
             return problem_of(self.problem, slot).metrics(w)
 
     def _evaluate_sometimes(self) -> None:
-        pause_until = 0.0  # until then the thread takes copies only
+        pause_until = 0.0  # until then the thread only copies versions
         while not self._over.is_set():
-            self._news.wait()
-            self._news.clear()
+            self._wake.wait()
+            self._wake.clear()
             clock.sleep(_AFTER)
             self._copy_borrowed()
             pause = pause_until - clock.perf_counter()
             if pause > 0.0:
                 self._over.wait(min(1.0, pause))
-                self._news.set()
+                self._wake.set()
                 continue
             with self._lock:
-                owned = self._kept.keys() - set(self._borrowed)
+                owned = self._stored.keys() - set(self._borrowed)
                 newest = max(owned, key=lambda key: key[1], default=None)
                 if newest is None or self._over.is_set():
                     continue
-                time, w = self._kept[newest]
+                time, w = self._stored[newest]
             began = clock.perf_counter()
             try:
                 self._evaluate(*newest, time, w)
@@ -226,16 +226,16 @@ class Evaluator:
         ``tell`` is called before each one with its number, from 1, and the number of stored versions.
         """
         self.stop()
-        remaining = sorted(self._kept, key=lambda key: key[1])
+        remaining = sorted(self._stored, key=lambda key: key[1])
         for number, (slot, version) in enumerate(remaining):
             tell(number + 1, len(remaining))
-            self._evaluate(slot, version, *self._kept[slot, version])
+            self._evaluate(slot, version, *self._stored[slot, version])
         return sorted(self.done.values(), key=lambda e: (e.version, e.slot))
 
     def stop(self) -> None:
         """End the thread."""
         self._over.set()
-        self._news.set()
+        self._wake.set()
         if self._thread is None:
             return
         while self._meanwhile is not None and self._thread.is_alive():

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from anyk.clusters import Cluster
 from anyk.delays import Trace
 from anyk.errors import BadInput, UnknownName
-from anyk.named import admit, beside, plugins, sha256_of
+from anyk.named import admit, local_imports, plugins, sha256_of
 from anyk.problems import data_digest
 from anyk.problems.base import Problem
 from anyk.regular_files import open_plain
@@ -124,7 +124,7 @@ def _check_code(code: Mapping[str, str], was: str, where: str, of: str) -> None:
     pairs = [(was, where)]
     if where.endswith(".py") and was.endswith(".py"):
         folder, before = Path(where).resolve().parent, Path(was).parent
-        pairs += [(str(before / part.relative_to(folder)), str(part)) for part in beside(Path(where))]
+        pairs += [(str(before / part.relative_to(folder)), str(part)) for part in local_imports(Path(where))]
     for recorded, part in pairs:
         recorded_digest, digest = code.get(recorded), sha256_of(part)
         if recorded_digest is not None and digest is not None and digest != recorded_digest:
@@ -168,8 +168,8 @@ def admit_strategies(config: SharedConfig) -> None:
 
 
 def _code_digests(named: Collection[str]) -> dict[str, str]:
-    """Return SHA-256, by name, of files and modules, and of what the files import from beside them."""
-    imported = [str(part) for where in named if where.endswith(".py") for part in beside(Path(where))]
+    """Return SHA-256, by name, of files and modules, and of what the files import from their own folders."""
+    imported = [str(part) for where in named if where.endswith(".py") for part in local_imports(Path(where))]
     code = {where: sha256_of(where) for where in [*named, *imported]}
     return {where: digest for where, digest in code.items() if digest is not None}
 

@@ -1,4 +1,4 @@
-"""Runs that are read while another process writes them, without a change to their folders."""
+"""Reading runs while another process writes them, without changing their folders."""
 
 from __future__ import annotations
 

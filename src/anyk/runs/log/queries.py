@@ -19,7 +19,7 @@ from anyk.runs.log.schema import Totals
 
 
 class Decision(NamedTuple):
-    """A message that a step used, and its weight (JSON where there is one for each block)."""
+    """A message that a step used, and its weight (JSON if it has one for each block)."""
 
     step: int
     task: int
@@ -30,7 +30,7 @@ class Decision(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work of a chunk; ``batch``: the number of samples drawn from each partition (0: all)."""
+    """The work of a chunk; ``batch``: the number of samples taken from each partition (0: all)."""
 
     partitions: list[int]
     coefficients: list[float]
@@ -214,7 +214,7 @@ COUNTS = ("step", "done", "replies", "stalest", "worker", "task", "chunk")
 def columns(log: RunLog, table: str, slot: str | None = None) -> dict[str, NDArray[Any]]:
     """Return a table of the log, one of :data:`TABLES`, as columns; with ``slot`` only the rows of this slot, by step.
 
-    Missing numbers are NaN, missing text is None. The weight of a message with a weight for each block is their mean.
+    Missing numbers are NaN, missing text is None. If a message has a weight for each block, the column has their mean.
     Raises :class:`~anyk.errors.BadInput` for another table.
     """
     if table not in _QUERIES:

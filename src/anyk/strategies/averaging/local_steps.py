@@ -22,7 +22,7 @@ class LocalState:
 
     first_tau: int
     tau: int
-    iterations: int = 0  # local steps in all rounds so far, of the worker with most in each
+    iterations: int = 0  # sum over past rounds of the largest number of local steps in each
     most: int = 0  # largest number of local steps in this round
     last_task: dict[int, int] = field(default_factory=dict)  # the task that saved a worker's optimiser state
     steps_taken: dict[int, int] = field(default_factory=dict)  # worker -> local steps in this round
@@ -85,7 +85,7 @@ class LocalSteps:
         """Return the state at the start of a run."""
         return LocalState(self.tau, self.tau)
 
-    # ------------------------------------------------------------------------------------------- a round of it
+    # ------------------------------------------------------------------------------------------- one round
 
     def select_clients(self, s: RoundState, workers: Sequence[int]) -> tuple[int, ...]:
         """Return the workers that take part in this round."""
@@ -93,8 +93,8 @@ class LocalSteps:
             return tuple(workers)
         random = keyed.generator(self.seed, "clients", s.version)
         order = [i for i in random.permutation(s.crew.size).tolist() if i not in s.crew.gone]
-        part = set(order[: self.clients])
-        return tuple(worker for worker in workers if worker in part)
+        sampled = set(order[: self.clients])
+        return tuple(worker for worker in workers if worker in sampled)
 
     def chunk(self, own: LocalState, worker: int, batch: int, partitions: tuple[int, ...]) -> Chunk:
         """Return a worker's chunk in this round."""
@@ -117,9 +117,9 @@ class LocalSteps:
         own.speed.pop(worker, None)
 
     def averaged(self, s: RoundState, used: Sequence[tuple[int, int]]) -> Mix:
-        """Return the step made of the models that have arrived."""
+        """Return the command that averages the models that have arrived."""
         own: LocalState = s.work
-        if self.speeds:  # a worker that is cut off is at most this fast
+        if self.speeds:  # an upper limit for workers that are cut off
             for worker in s.open.values():
                 most = own.steps_taken[worker] / max(s.now - s.began, 1e-9)
                 own.speed[worker] = min(own.speed.get(worker, most), most)
@@ -134,7 +134,7 @@ class LocalSteps:
         return mix
 
     def others(self, s: RoundState) -> list[int]:
-        """Return workers that can replace a client that has been given up."""
+        """Return workers that can replace a client that has been abandoned."""
         if self.clients is None:
             return []
         busy = {*s.open.values(), *s.task_of, *s.crew.failures}

@@ -90,7 +90,7 @@ class GradientCodingRounds(OneCode):
     def tolerated(self) -> int:
         return self.stragglers
 
-    def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
+    def _replay_rounds(self, known: KnownRounds, groups: list[int]) -> Decided:
         model = Tolerance(self.stragglers - 1, []) if self.strict else Tolerance(self.stragglers, groups)
         return replay(known, known.count, model, self.end)
 

@@ -105,7 +105,7 @@ class Multiplexed(ForBursts):
                     pieces.append((tuple(first + j for j in partitions), coefficients))
         return tuple(map(tuple, rows))
 
-    def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
+    def _replay_rounds(self, known: KnownRounds, groups: list[int]) -> Decided:
         return replay(known, known.count, Tolerance(self.lambda_, groups, self.B, self.W), self.end)
 
     def rebuild(self, state: MultiplexedState) -> None:

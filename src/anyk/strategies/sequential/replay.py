@@ -2,7 +2,7 @@
 
 The strategies decide from events. These functions take the same decisions (with the default ``wait``, and dropping the
 tasks of stragglers) for planners, which compare thousands of candidates. They yield, for each round, its seconds and
-whether the workers that were late at its cut-off did not fit the straggler model.
+whether it waited beyond its cut-off, as its late workers did not fit the straggler model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 LEAST = 1e-6  # smallest load-adjusted delay in seconds
 End = Literal["cutoff", "decodable"]
-Decided = Iterator[tuple[float, bool]]
+Decided = Iterator[tuple[float, bool]]  # of each round: its seconds, and whether it waited beyond the cut-off
 
 
 class KnownRounds:
@@ -34,7 +34,7 @@ class KnownRounds:
         ``shift`` is added to all times.
         """
         times, slower = self.rows[t]
-        if times[0] + shift < LEAST:  # times are clipped at the least, so that some are equal
+        if times[0] + shift < LEAST:  # clipping makes times equal, which changes their order
             times, slower = _sorted(np.maximum(LEAST, self._table[t : t + 1] + shift))[0]
             shift = 0.0
         cut = (1.0 + self.mu) * (times[0] + shift)
@@ -93,9 +93,10 @@ def selective(
 class Tolerance:
     """The sets of workers that may straggle in a round.
 
-    No worker of ``again`` may straggle. The others and ``union`` together must leave one worker of each of ``groups``,
-    or number at most ``most``; only workers in ``among`` count here. With B and W, ``again`` and ``union`` follow from
-    the stragglers noted in the last rounds. Sets of workers are the bits of integers.
+    No worker of ``again`` may straggle: these repeat missed work. The others and ``union`` together must leave one
+    worker of each of ``groups``, or number at most ``most``; only workers in ``among`` count here. With B and W,
+    ``again`` and ``union`` follow from the stragglers noted in the last rounds. Sets of workers are the bits of
+    integers.
     """
 
     __slots__ = ("_B", "_W", "_past", "again", "among", "groups", "most", "union")
@@ -156,7 +157,7 @@ def _sorted(table: NDArray[np.float64]) -> list[tuple[list[float], list[int]]]:
 
 
 def _one_of_each(groups: list[int], late: int) -> int:
-    """Return the lowest worker of each group, if possible one that was late."""
+    """Return the lowest worker of each group, of the late ones if there are any."""
     workers = 0
     for group in groups:
         among = group & late or group

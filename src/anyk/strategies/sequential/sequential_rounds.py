@@ -215,11 +215,11 @@ class SequentialRounds(CrewStrategy):
         if self.waits != self.usual_wait or self.late != "drop":
             return None
         groups = self.within.group_of
-        decided = self._replayed(KnownRounds(seconds, self.mu), [] if groups is None else bits_of(groups.tolist()))
+        decided = self._replay_rounds(KnownRounds(seconds, self.mu), [] if groups is None else bits_of(groups.tolist()))
         return np.array([round_seconds for round_seconds, _ in decided])
 
     @abstractmethod
-    def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
+    def _replay_rounds(self, known: KnownRounds, groups: list[int]) -> Decided:
         """Return the decisions of rounds whose times are known; ``groups``: as bits, none if they do not count."""
 
     def _check_further(self, state: Any, steps: int, begun: int) -> None:

@@ -55,7 +55,7 @@ class SelectiveRepetition(ForBursts, OneCode):
     def tolerated(self) -> int:
         return -(-self.B * self.lambda_ // (self.W - 1 + self.B))
 
-    def _replayed(self, known: KnownRounds, groups: list[int]) -> Decided:
+    def _replay_rounds(self, known: KnownRounds, groups: list[int]) -> Decided:
         return selective(
             known,
             known.count,

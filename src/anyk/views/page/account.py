@@ -33,8 +33,7 @@ def account(run: Run, tasks: Tasks) -> Account:
 
     A step is taken when the message arrives that makes it possible, so the run waited for the phases of that message's
     task, as far as they lie between the previous step and this one. The remaining time is the driver's (taking the
-    step, dispatching tasks) or spent until a deadline. ``waiting`` for an injected delay and for an order are not
-    distinguished.
+    step, dispatching tasks) or was spent until a deadline. ``waiting`` is for an injected delay or for an order.
 
     >>> import anyk
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -45,11 +44,11 @@ def account(run: Run, tasks: Tasks) -> Account:
     """
     steps = queries.columns(run.log, "steps")
     times = np.sort(steps["seconds"][np.isfinite(steps["replies"])])
-    came = np.flatnonzero(tasks.finished)
-    step = np.searchsorted(times, tasks.end[came] - _ROUNDING)
-    came, step = came[step < len(times)], step[step < len(times)]
-    order = np.lexsort((tasks.end[came], step))
-    used, step = came[order], step[order]
+    arrived = np.flatnonzero(tasks.finished)
+    step = np.searchsorted(times, tasks.end[arrived] - _ROUNDING)
+    arrived, step = arrived[step < len(times)], step[step < len(times)]
+    order = np.lexsort((tasks.end[arrived], step))
+    used, step = arrived[order], step[order]
     last = np.flatnonzero(np.diff(step, append=-1))
     used, step = used[last], step[last]
     since = np.concatenate(([0.0], times))[step]
@@ -58,12 +57,12 @@ def account(run: Run, tasks: Tasks) -> Account:
     count = used - first + 1  # the message had to wait for the previous chunks of its task
     own = np.repeat(np.arange(len(used)), count)
     row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[own]
-    sending = np.where(row == used[own], tasks.sending[row], 0.0)
-    edges = np.cumsum([tasks.start[row], tasks.waiting[row], tasks.computing[row], tasks.idle[row], sending], axis=0)
+    sent = np.where(row == used[own], tasks.sending[row], 0.0)
+    edges = np.cumsum([tasks.start[row], tasks.waiting[row], tasks.computing[row], tasks.idle[row], sent], axis=0)
     parts = np.diff(np.clip(edges, since[own], until[own]), axis=0).sum(axis=1)
-    waiting, computing, _, sending_ = (float(part) for part in parts)
-    remaining = float(times.max(initial=0.0)) - waiting - computing - sending_
-    return Account(waiting, computing, sending_, remaining if remaining > _ROUNDING else 0.0)
+    waiting, computing, _, sending = (float(part) for part in parts)
+    remaining = float(times.max(initial=0.0)) - waiting - computing - sending
+    return Account(waiting, computing, sending, remaining if remaining > _ROUNDING else 0.0)
 
 
 class Share(NamedTuple):
@@ -120,7 +119,7 @@ _CELLS = 120_000
 def heat(tasks: Tasks, workers: int) -> Heat | None:
     """Return seconds of each worker's tasks by step; by their order if workers take few steps or train several models.
 
-    Columns are means if there are too many. None without tasks.
+    A column is the mean of several steps if there are too many. None without tasks.
     """
     tasks = tasks.only(tasks.fate != OPEN)
     if not len(tasks):

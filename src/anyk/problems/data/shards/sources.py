@@ -132,10 +132,10 @@ class Shards:
 
     def digest(self) -> str:
         """Return a digest of the files' names, sizes and times of change (of remote files: the store's marks)."""
-        text = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         for address, size, mark in self.resolved_files:
-            text.update(f"{Path(address).name}\x1f{size}\x1f{mark}\x1e".encode())
-        return text.hexdigest()
+            digest.update(f"{Path(address).name}\x1f{size}\x1f{mark}\x1e".encode())
+        return digest.hexdigest()
 
 
 def _local_files(pattern: str) -> list[File]:
