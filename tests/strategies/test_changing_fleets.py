@@ -244,7 +244,9 @@ TRAIN = ["train", "--data", "synthetic:rows=64,features=3", "--cluster", "simula
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--workers", "0..4"], "fewest must be a whole number of at least 1, got 0"),
+        (["--workers", "0..4"], "the smallest number of workers must be 1 to 4, the largest, got 0"),
+        (["--workers", "8", "--partitions", "65"], "cut into 65 partitions of at least one row; use fewer partitions"),
+        (["--workers", "8", "--partitions", "16", "--strategy", "mds"], "or leave out the range and partitions"),
         (["--workers", "4..8", "--partitions", "0"], "partitions must be a whole number of at least 1, got 0"),
         (["--workers", "8", "--strategy", "uncoded:fewest=4,partitions=0"], "at least 1, got 0"),
         (["--workers", "4..8", "--strategy", "uncoded:fewest=3"], "'uncoded:fewest=3' has its own range of workers"),

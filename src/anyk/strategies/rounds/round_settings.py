@@ -79,7 +79,7 @@ class RoundSettings(CrewStrategy):
             if self.snapshot or self.balance or self.adapt or self.scaling == "marginal" or clients:
                 raise BadInput(
                     "a fleet that changes has been tested without snapshot, balance, clients, scaling=marginal and "
-                    "adapting local steps; leave them out, or give one number of workers"
+                    "adapting local steps; leave them out, or the range and partitions"
                 )
         if self.order == "epoch" and (not self.batch or self.together or self.work is not None):
             raise BadInput(
