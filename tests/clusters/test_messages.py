@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk import keyed
 from anyk.clusters.messages import Messages, checked
 from anyk.protocol import Chunk
 from anyk.testing import Squares
@@ -48,3 +49,19 @@ def test_each_sample_counts_alike_in_an_epoch(batch: int) -> None:
     for j in (0, 49):
         total = sum(messages.partial_gradient(j, w, chunk, version) for version in range(steps))
         np.testing.assert_allclose(total / steps, messages.partial_gradient(j, w), rtol=1e-12, atol=1e-12)
+
+
+def test_an_epoch_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A permutation of a large partition takes longer than a small gradient; versions may come in any order."""
+    partitions = anyk.problems.from_data("synthetic:rows=203,features=3").split(2)
+    chunk = Chunk((0,), (1.0,), batch=7)
+    drawn = []
+    generator = keyed.generator
+    monkeypatch.setattr(keyed, "generator", lambda *key: drawn.append(key[1:]) or generator(*key))
+    messages = Messages(partitions, epochs=True)
+    steps = -(-max(partitions.sizes) // 7)
+    rows = {version: messages.rows(0, chunk, version) for version in range(3 * steps)}
+    assert drawn == [("epoch", epoch, 0) for epoch in range(3)]
+    for version in (2 * steps, steps - 1, 3 * steps - 1, 0):
+        np.testing.assert_array_equal(messages.rows(0, chunk, version), rows[version])
+        np.testing.assert_array_equal(Messages(partitions, epochs=True).rows(0, chunk, version), rows[version])

@@ -147,7 +147,7 @@ def test_hostile_schedules(spec: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["uncoded", anyk.strategy("uncoded", workers=5)])
 def test_a_range_must_be_that_of_the_cluster(strategy) -> None:
-    with pytest.raises(anyk.BadInput, match="the cluster already exists; give workers when it is created"):
+    with pytest.raises(anyk.BadInput, match="the cluster has 8 workers, got 5 as the largest number"):
         anyk.train(PROBLEM, strategy, Simulated(8), workers=(2, 5), steps=3)
     assert anyk.train(PROBLEM, strategy, Simulated(5), workers=(2, 5), steps=3).steps == 3
 

@@ -111,6 +111,7 @@ class Messages:
         self._seed = seed  # for sampling mini-batches
         self._first = first
         self._epochs = epochs
+        self._orders: dict[int, tuple[int, NDArray[Any]]] = {}  # the newest epoch and its permutation, by partition
         self._together = together and partition_abilities(partitions).piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
         self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
@@ -228,7 +229,10 @@ class Messages:
             return None
         if self._epochs:
             epoch, part = divmod(version, parts := self._steps_of_epoch(chunk))
-            order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size)
+            known, order = self._orders.get(partition, (-1, np.empty(0)))
+            if known != epoch:
+                order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size)
+                self._orders[partition] = epoch, order
             return np.sort(order[part * size // parts : (part + 1) * size // parts]).astype(np.intp)
         random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
