@@ -268,6 +268,22 @@ def test_a_race_of_a_range_has_strategies_by_default(tmp_path, more) -> None:
         assert all("fewest=2" in run.config.strategy for run in race.runs)
 
 
+def test_strategies_that_are_added_to_a_race_have_its_range(tmp_path) -> None:
+    limits = {"workers": 4, "cluster": "simulated", "steps": 2}
+    specs = ["uncoded:fewest=2,partitions=8", "frc:stragglers=1,fewest=2,partitions=8"]
+    anyk.race(PROBLEM, specs, out=tmp_path / "range", **limits).close()
+    with anyk.runs.resume_race(tmp_path / "range", add=["uncoded:wait=0.75n", "pasgd:fewest=3"]) as race:
+        assert [run.config.strategy for run in race.runs[2:]] == [
+            "uncoded:wait=0.75n,fewest=2,partitions=8",
+            "pasgd:fewest=3,tau=10,partitions=16",
+        ]
+    with pytest.raises(anyk.BadInput, match=r"'async.*' is for a fixed number of workers"):
+        anyk.runs.resume_race(tmp_path / "range", add=["async"])
+    anyk.race(PROBLEM, [specs[0], "uncoded"], out=tmp_path / "mixed", **limits).close()
+    with anyk.runs.resume_race(tmp_path / "mixed", add=["k-sync:k=3"]) as race:
+        assert race.runs[2].config.strategy == "k-sync:k=3"
+
+
 def test_the_range_ends_at_the_number_of_workers_of_the_cluster() -> None:
     for more in ({"workers": (3, 5)}, {"workers": 5, "partitions": 16}):
         with pytest.raises(anyk.BadInput, match="the cluster has 4 workers, got 5 as the largest number"):
