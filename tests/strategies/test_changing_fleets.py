@@ -245,6 +245,8 @@ TRAIN = ["train", "--data", "synthetic:rows=64,features=3", "--cluster", "simula
     ("arguments", "sentence"),
     [
         (["--workers", "0..4"], "the smallest number of workers must be 1 to 4, the largest, got 0"),
+        (["--workers", "8..4"], "the smallest number of workers must be 1 to 4, the largest, got 8"),
+        (["--workers", "2..4", "--strategy", "bgc:wait=decodable"], "wait=decodable waits for the exact sum, which 'b"),
         (["--workers", "8", "--partitions", "65"], "cut into 65 partitions of at least one row; use fewer partitions"),
         (["--workers", "8", "--partitions", "16", "--strategy", "mds"], "or leave out the range and partitions"),
         (["--workers", "4..8", "--partitions", "0"], "partitions must be a whole number of at least 1, got 0"),
@@ -272,13 +274,13 @@ def test_strategies_that_are_added_to_a_race_have_its_range(tmp_path) -> None:
     limits = {"workers": 4, "cluster": "simulated", "steps": 2}
     specs = ["uncoded:fewest=2,partitions=8", "frc:stragglers=1,fewest=2,partitions=8"]
     anyk.race(PROBLEM, specs, out=tmp_path / "range", **limits).close()
+    with pytest.raises(anyk.BadInput, match=r"'async.*' is for a fixed number of workers"):
+        anyk.runs.resume_race(tmp_path / "range", add=["async"])
     with anyk.runs.resume_race(tmp_path / "range", add=["uncoded:wait=0.75n", "pasgd:fewest=3"]) as race:
         assert [run.config.strategy for run in race.runs[2:]] == [
             "uncoded:wait=0.75n,fewest=2,partitions=8",
             "pasgd:fewest=3,tau=10,partitions=16",
         ]
-    with pytest.raises(anyk.BadInput, match=r"'async.*' is for a fixed number of workers"):
-        anyk.runs.resume_race(tmp_path / "range", add=["async"])
     anyk.race(PROBLEM, [specs[0], "uncoded"], out=tmp_path / "mixed", **limits).close()
     with anyk.runs.resume_race(tmp_path / "mixed", add=["k-sync:k=3"]) as race:
         assert race.runs[2].config.strategy == "k-sync:k=3"

@@ -129,8 +129,6 @@ def with_fleet(spec: str, fewest: int, workers: int, partitions: int | None) -> 
     >>> with_fleet("uncoded", 4, 16, None)
     'uncoded:fewest=4,partitions=64'
     """
-    if fewest > workers:
-        raise BadInput(f"workers must be a range from the smallest to the largest number, got {fewest} to {workers}")
     given = specs.parse(spec)[1]
     if "fewest" in given or (partitions is not None and "partitions" in given):
         raise BadInput(f"'{spec}' has its own range of workers or partitions; leave out either")
