@@ -137,6 +137,12 @@ def with_fleet(spec: str, fewest: int, workers: int, partitions: int | None) -> 
     )
 
 
+def fleet_keys(spec: str) -> dict[str, str]:
+    """Return the range of workers and the partitions in a spec; empty for a fixed number of workers."""
+    values = specs.parse(spec)[1]
+    return {key: values[key] for key in ("fewest", "partitions") if key in values and "fewest" in values}
+
+
 def from_spec(spec: str, workers: int) -> Strategy:
     """Return the strategy of a spec, as :func:`strategy` does, but without suggestions if that fails."""
     name, values = specs.parse(spec)

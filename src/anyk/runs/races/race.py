@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from anyk.specs import parse as split
 from anyk.specs import with_keys
 from anyk.strategies import resolve_paths, with_fleet
 from anyk.strategies import strategy as build_strategy
+from anyk.strategies.construction import fleet_keys
 
 _TRIES = 9
 Before = Callable[[str], None]
@@ -240,7 +241,10 @@ def resume_race(
     with with_plugins(config, of):
         for spec in config.runs:
             build_strategy(spec, workers=config.workers)
-    added = [_with_models(spec, config.models, config.workers) for spec in _like(config.runs, add)]
+    fleets = [fleet_keys(spec) for spec in config.runs]
+    shared = {} if any(fleet != fleets[0] for fleet in fleets) else fleets[0]
+    add = [spec if fleet_keys(spec) else with_keys(spec, shared) for spec in add]
+    added = [_with_models(spec, config.models, config.workers) for spec in add]
     runs, checked_callbacks = config.runs | name_folders(added, config.runs), check_callbacks(callbacks)
     digests = replace(config.digests, files=files_of(runs) | config.digests.files)
     config = replace(config, runs=runs, seeds=seeds or config.seeds, digests=digests)
@@ -343,15 +347,6 @@ def charged(cluster: str, problem: Problem, *, workers: int) -> str:
         pieces.partial_gradient(0, w)
         durations.append(time.perf_counter() - start)
     return with_keys(cluster, {"partition": float(f"{median(durations):.2g}"), "cores": workers})
-
-
-def _like(runs: Iterable[str], add: Sequence[str]) -> list[str]:
-    """Return the specs of further strategies with the range of workers and the partitions that all ``runs`` share."""
-    first, *others = [split(spec)[1] for spec in runs]
-    shared = {key: first[key] for key in ("fewest", "partitions") if key in first and "fewest" in first}
-    if any(other.get(key) != value for other in others for key, value in shared.items()):
-        return list(add)
-    return [spec if "fewest" in split(spec)[1] else with_keys(spec, shared) for spec in add]
 
 
 def _with_models(spec: str, models: int, workers: int) -> str:
