@@ -22,7 +22,7 @@ def train_many(
     strategy: Strategy | str,
     cluster: Cluster | str = "processes",
     *,
-    workers: int | None = None,
+    workers: int | tuple[int, int] | None = None,
     steps: int | None = None,
     **rest: Any,
 ) -> Run:
@@ -44,7 +44,8 @@ def train_many(
     trained, models = combine(problems)
     if isinstance(strategy, str):
         strategy = with_keys(strategy, {"models": models})
-        n = cluster.workers if isinstance(cluster, Cluster) else WORKERS if workers is None else workers
+        most = workers[-1] if isinstance(workers, tuple) else workers
+        n = cluster.workers if isinstance(cluster, Cluster) else WORKERS if most is None else most
         built = build_strategy(strategy, workers=n)
     else:
         built = build_strategy(strategy)
