@@ -111,6 +111,7 @@ class Messages:
         self._seed = seed  # for sampling mini-batches
         self._first = first
         self._epochs = epochs
+        self._least = partition_abilities(partitions).least
         self._orders: dict[int, tuple[int, NDArray[Any]]] = {}  # the newest epoch and its permutation, by partition
         self._together = together and partition_abilities(partitions).piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
@@ -221,7 +222,8 @@ class Messages:
         """Return the rows of a partition's mini-batch, sampled without replacement and sorted; None: all rows.
 
         With ``epochs`` they are a part of a permutation, which may be empty: an epoch takes the same number of steps
-        for all partitions, and the parts of a partition differ in size by at most one row.
+        for all partitions, and the parts of a partition differ in size by at most one row. If gradients take more than
+        one row, parts consist of so many, and the last part has the rows that remain.
         """
         sizes = self.partitions.sizes
         size = sizes[partition]
@@ -233,7 +235,9 @@ class Messages:
             if known != epoch:
                 order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size)
                 self._orders[partition] = epoch, order
-            return np.sort(order[part * size // parts : (part + 1) * size // parts]).astype(np.intp)
+            least, last = self._least, part + 1 == parts
+            first, end = (least * (i * (size // least) // parts) for i in (part, part + 1))
+            return np.sort(order[first : size if last else end]).astype(np.intp)
         random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
 
