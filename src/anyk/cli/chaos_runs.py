@@ -12,7 +12,7 @@ import click
 
 from anyk.cli.fields import as_field, option, takes
 from anyk.cli.group import main
-from anyk.cli.options import ProblemOptions, fewest_workers, json_option, read_workers
+from anyk.cli.options import FEWEST, ProblemOptions, json_option, read_workers
 from anyk.cli.output import check_page, people, say, warn, write_json
 from anyk.errors import RunFailed
 
@@ -74,7 +74,7 @@ def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
     faults = FaultPlan(**{field.name: values[field.name] for field in fields(FaultPlan)})
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        fewest, strategy = fewest_workers(), options.strategy
+        fewest, strategy = ctx.meta.get(FEWEST), options.strategy
         result = run_chaos(
             strategy if fewest is None else with_fleet(strategy, fewest, options.workers, None),
             options.cluster,

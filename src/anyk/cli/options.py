@@ -145,7 +145,7 @@ plugin_option = click.option(
 )
 
 
-_FEWEST = "anyk.fewest"  # the key of the smallest number of workers in a click context
+FEWEST = "anyk.fewest"  # the key of the smallest number of workers in a click context
 
 
 def read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int:
@@ -154,13 +154,8 @@ def read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int
 
     fewest, dots, most = str(text).partition("..")
     if dots:
-        ctx.meta[_FEWEST] = read(fewest, int, "workers")
+        ctx.meta[FEWEST] = read(fewest, int, "workers")
     return int(read(most if dots else fewest, int, "workers"))
-
-
-def fewest_workers() -> int | None:
-    """Return the smallest number of workers of the command's range, None if it has no range."""
-    return click.get_current_context().meta.get(_FEWEST)
 
 
 def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
@@ -383,7 +378,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
     @property
     def fewest(self) -> int | None:
         """The smallest number of workers, if a range of workers or a number of partitions is given."""
-        fewest = fewest_workers()
+        fewest: int | None = click.get_current_context().meta.get(FEWEST)
         return self.workers if fewest is None and self.partitions is not None else fewest
 
     def for_fleet(self, spec: str) -> str:

@@ -112,7 +112,7 @@ class Messages:
         self._first = first
         self._epochs = epochs
         self._least = partition_abilities(partitions).least
-        self._orders: dict[int, tuple[int, NDArray[Any]]] = {}  # the newest epoch and its permutation, by partition
+        self._orders: dict[int, tuple[int, Index]] = {}  # the newest epoch and its permutation, by partition
         self._together = together and partition_abilities(partitions).piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
         self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
@@ -223,7 +223,7 @@ class Messages:
 
         With ``epochs`` they are a part of a permutation, which may be empty: an epoch takes the same number of steps
         for all partitions, and the parts of a partition differ in size by at most one row. If gradients take more than
-        one row, parts consist of so many, and the last part has the rows that remain.
+        one row, parts have a multiple of that number, and the last part has the remaining rows as well.
         """
         sizes = self.partitions.sizes
         size = sizes[partition]
@@ -231,13 +231,13 @@ class Messages:
             return None
         if self._epochs:
             epoch, part = divmod(version, parts := self._steps_of_epoch(chunk))
-            known, order = self._orders.get(partition, (-1, np.empty(0)))
-            if known != epoch:
-                order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size)
+            newest, order = self._orders.get(partition, (-1, np.empty(0, np.intp)))
+            if newest != epoch:
+                order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size).astype(np.intp)
                 self._orders[partition] = epoch, order
             least, last = self._least, part + 1 == parts
             first, end = (least * (i * (size // least) // parts) for i in (part, part + 1))
-            return np.sort(order[first : size if last else end]).astype(np.intp)
+            return np.sort(order[first : size if last else end])
         random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
 
