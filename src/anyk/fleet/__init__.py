@@ -7,11 +7,22 @@ from anyk.fleet.explanation.sentences import Explanation, WorkerCost
 from anyk.fleet.plans.check import Checked, Figures, check
 from anyk.fleet.plans.judging import Choice, pareto
 from anyk.fleet.plans.plan import Advice, Plan, plan
-from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, sequential_candidates
+from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, fit_slope, sequential_candidates
 from anyk.fleet.records import PARTS, Record, Recorder, ddp, joined, read, read_all
 from anyk.fleet.simulation import Measured, computed_load, pace, simulate, simulated_pace
+from anyk.fleet.theory import erasurehead
 from anyk.fleet.theory.adversaries import Threshold, adversarial_threshold, chosen_stragglers, threshold_bound
-from anyk.fleet.theory.bounds import best_tau, cooperative_bound, stability_limit
+from anyk.fleet.theory.bounds import (
+    async_factor,
+    best_k,
+    best_tau,
+    cooperative_bound,
+    error_after,
+    error_floor,
+    fresh_share,
+    stability_limit,
+    stationary_error,
+)
 from anyk.fleet.theory.code_curves import Curve, Facts, compare_codes, facts, survey
 from anyk.protocol import Pace
 from anyk.runs.folder.promise import Estimate
@@ -32,6 +43,7 @@ __all__ = [
     "train_auto",
     "Candidate",
     "TraceGrid",
+    "fit_slope",
     "sequential_candidates",
     "Checked",
     "Choice",
@@ -47,20 +59,27 @@ __all__ = [
     "Pace",
     "Threshold",
     "adversarial_threshold",
+    "async_factor",
+    "best_k",
     "best_tau",
     "check",
     "chosen_stragglers",
     "computed_load",
     "compare_codes",
+    "erasurehead",
+    "error_after",
     "cooperative_bound",
     "discard_seconds",
+    "error_floor",
     "facts",
+    "fresh_share",
     "pace",
     "pareto",
     "plan",
     "simulate",
     "simulated_pace",
     "stability_limit",
+    "stationary_error",
     "survey",
     "threshold_bound",
 ]

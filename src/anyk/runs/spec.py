@@ -132,14 +132,14 @@ class RunSpec:
                 return self
             case count:
                 fewest = workers = count or workers_of(self.cluster, strategy)
-        if isinstance(self.cluster, Cluster) and workers != self.cluster.workers:
-            raise BadInput(f"the cluster has {self.cluster.workers} workers, got {workers} as the largest number")
+        ready = self.cluster if isinstance(self.cluster, Cluster) else None
+        if ready is not None and ready.workers != workers:
+            raise BadInput(f"the cluster has {ready.workers} workers, got {workers} as the largest number")
         if isinstance(strategy, str):
             strategy = with_fleet(strategy, fewest, workers, self.partitions)
         else:
             strategy = for_fleet(strategy, fewest, self.partitions)
-        fits = isinstance(self.cluster, Cluster) and self.cluster.workers == workers
-        return replace(self, strategy=strategy, workers=None if fits else workers, partitions=None)
+        return replace(self, strategy=strategy, workers=workers if ready is None else None, partitions=None)
 
     def _as_promised(self, promise: Promise) -> RunSpec:
         """Return the request with the plan's choices; raise if it asks for another number of workers."""

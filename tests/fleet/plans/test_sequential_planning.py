@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyk.errors import BadInput
-from anyk.fleet import TraceGrid, sequential_candidates, simulate
+from anyk.fleet import TraceGrid, fit_slope, sequential_candidates, simulate
 from anyk.fleet.plans.sequential_grid import Candidate
 from anyk.strategies import strategy
 from anyk.strategies.sequential import End
@@ -149,5 +149,7 @@ def test_what_cannot_be_planned() -> None:
         TraceGrid(np.ones((8, 3)), load=0, slope=0, jobs=8).multiplexed(1, 2, 1)
     with pytest.raises(BadInput, match="jobs must be 1 to the trace's 8 rounds, got 9"):
         TraceGrid(np.ones((8, 3)), load=0, slope=0, jobs=9)
+    with pytest.raises(BadInput, match="the slope of time against load needs traces at two loads or more"):
+        fit_slope([(0.5, np.ones((2, 2))), (0.5, np.ones((2, 2)))])
     with pytest.raises(BadInput, match="4 jobs of 'gc:stragglers=1' take 4 rounds, at least one; the delays have 3"):
         simulate("gc:stragglers=1", np.ones((3, 4)), jobs=4)

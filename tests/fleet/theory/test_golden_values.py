@@ -12,8 +12,16 @@ from scipy import integrate, stats
 
 import anyk
 from anyk.delays import parse
-from anyk.fleet import discard_seconds, pace, stability_limit
-from anyk.papers.kfamily_bounds import error_floor
+from anyk.errors import BadInput
+from anyk.fleet import (
+    async_factor,
+    discard_seconds,
+    error_floor,
+    fresh_share,
+    pace,
+    stability_limit,
+    stationary_error,
+)
 from anyk.protocol import Dispatch, Running
 from anyk.runs import Driver, session
 from anyk.strategies import adapted_k, k_for_delays, k_for_noise, order_means
@@ -164,6 +172,8 @@ def test_values_12_13_and_14_the_law_of_staleness() -> None:
 
 
 def test_value_15_freshness_by_place_in_the_batch() -> None:
+    assert fresh_share("k-batch-async", 4, P) == pytest.approx(0.2758178711, rel=1e-9)
+    assert fresh_share("k-batch-async", 8, P) == pytest.approx(0.4256578013, rel=1e-9)
     _, stale = simulated("k-batch-async:k=4", "exp:mean=1", 20_000)
     for place in range(4):  # the r-th gradient collected is fresh with chance 1 - (1 - 1/P)^r
         fresh = np.mean([step[place] == 0 for step in stale[200:]])
@@ -207,7 +217,8 @@ def test_the_rule_for_any_delays_agrees_with_the_formula_where_there_is_one() ->
 
 def test_values_40_and_41_bounds() -> None:
     assert error_floor(0.1, 1.0, 0.2, 1.0 / 4, 4) == pytest.approx(0.015625, abs=1e-12)
-    slow = 1.0 - 0.5 + 0.5 / P
+    slow = async_factor(0.5, 1 / P)
+    assert slow == pytest.approx(0.5625, abs=1e-12)
     assert error_floor(0.1, 1.0, 0.2, 1.0 / 4, 1, slowdown=slow) == pytest.approx(0.1111111111, rel=1e-9)
     assert 1 - 0.1 * 0.2 * slow == pytest.approx(0.98875, abs=1e-12)
 
@@ -249,6 +260,10 @@ class Noisy:
 
 def test_value_42_the_error_that_remains() -> None:
     """K-sync on w^2/2: eta v / (2 K (2 - eta)), v the variance of a mini-batch drawn without replacement."""
+    assert stationary_error(0.1, 1.0, 1.0, 4) == pytest.approx(0.0065789474, abs=1e-10)
+    assert stationary_error(0.1, 1.0, 1.0, 4) < error_floor(0.1, 1.0, 1.0, 1.0, 4)
+    with pytest.raises(BadInput, match="steps of 2 diverge at curvature 1: it must be below 2"):
+        stationary_error(2.0, 1.0, 1.0, 1)
     problem, batch, k = Noisy(20, 1500), 5, 4
     losses: list[float] = []
     variance = problem.y.var(axis=0, ddof=1).sum() / batch * (1 - batch / 20)
@@ -262,7 +277,7 @@ def test_value_42_the_error_that_remains() -> None:
     )
     with session(driver):
         driver.run()
-    assert np.mean(losses[100:]) == pytest.approx(0.1 * variance / (2 * k * (2 - 0.1)), rel=0.03)
+    assert np.mean(losses[100:]) == pytest.approx(stationary_error(0.1, 1.0, variance, k), rel=0.03)
 
 
 @pytest.mark.parametrize(("workers", "golden"), [(2, 1.0), (4, 0.4450418679), (8, 0.2090569265)])

@@ -10,10 +10,9 @@ import pytest
 
 import anyk
 from anyk.errors import BadInput
-from anyk.fleet import adversarial_threshold, chosen_stragglers, threshold_bound
-from anyk.papers.erasurehead import excess_bound, missing, seconds_bound, step_seconds
-from anyk.papers.kfamily_bounds import best_k, error_after, error_floor
-from anyk.strategies import Arbitrary, Bursty, PerRound
+from anyk.fleet import adversarial_threshold, best_k, chosen_stragglers, error_after, error_floor, threshold_bound
+from anyk.fleet.theory.erasurehead import excess_bound, missing, seconds_bound, step_seconds
+from anyk.strategies import Arbitrary, Bursty, GilbertElliott, PerRound
 
 pytestmark = pytest.mark.in_process
 
@@ -145,6 +144,7 @@ def test_bounds_on_load() -> None:
         assert model.conforms(repeated)
     assert PerRound(3).load_bound(n) == pytest.approx(1 / 5) and PerRound(n).load_bound(n) == float("inf")
     assert Arbitrary(times=2, window=4, most=3).load_bound(n) == pytest.approx(4 / (32 - 6))
+    assert GilbertElliott(0.1, 0.5).load_bound(n) is None
 
 
 def test_error_against_time() -> None:

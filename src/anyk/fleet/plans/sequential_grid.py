@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from anyk.checks import AtLeastOne, FiniteNumber, NonnegativeNumber, typed
 from anyk.codes import FractionalRepetition
@@ -211,7 +211,7 @@ def sequential_candidates(
     """Return the best of no coding, FRC, GC, SR-SGC and M-SGC on a trace, the fastest first.
 
     ``delays``, in seconds, shape (rounds, workers), at ``load`` (share of the data that a worker computed); ``slope``
-    in seconds for the whole data. ``models`` trained simultaneously allow jobs models - 1 further
+    in seconds for the whole data (:func:`fit_slope`). ``models`` trained simultaneously allow jobs models - 1 further
     rounds. ``jobs``: by default, the most that the trace's rounds allow. For equal seconds, the smaller load is first.
     ``published``: see :meth:`TraceGrid.grid`.
 
@@ -231,3 +231,18 @@ def sequential_candidates(
         if former is None or (candidate.seconds, candidate.load) < (former.seconds, former.load):
             best[family] = candidate
     return sorted(best.values(), key=lambda candidate: (candidate.seconds, candidate.load))
+
+
+def fit_slope(tables: list[tuple[float, NDArray[np.float64]]]) -> float:
+    """Return the seconds of computing on the whole data, by least squares of mean times against two loads or more.
+
+    >>> round(fit_slope([(0.0, np.array([[1.0, 1.0]])), (0.5, np.array([[1.5, 1.5]]))]), 9)
+    1.0
+    """
+    loads = np.array([load for load, _ in tables])
+    if np.unique(loads).size < 2:
+        raise BadInput(
+            "the slope of time against load needs traces at two loads or more; give several, or the slope (--slope)"
+        )
+    means = np.array([float(table.mean()) for _, table in tables])
+    return float(np.polyfit(loads, means, 1)[0])

@@ -4,8 +4,8 @@ import numpy as np
 
 from anyk import keyed
 from anyk.callbacks import Callback, StepInfo
+from anyk.fleet.theory.erasurehead import excess_bound, missing
 from anyk.optimizers import GD
-from anyk.papers.erasurehead import excess_bound, missing
 from anyk.papers.item import Criterion, Item
 from anyk.papers.item_table import Case, Floats, Row, Table, cases
 from anyk.papers.lab import Lab, Results

@@ -4,8 +4,8 @@ import numpy as np
 
 from anyk import code, keyed
 from anyk.delays import ShiftedExponential
+from anyk.fleet.theory.erasurehead import missing, seconds_bound, step_seconds
 from anyk.optimizers import GD
-from anyk.papers.erasurehead import missing, seconds_bound, step_seconds
 from anyk.papers.item import Criterion, Item
 from anyk.papers.item_table import Case, Table, cases, crossing
 from anyk.papers.lab import Lab, Results

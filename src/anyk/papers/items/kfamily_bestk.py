@@ -3,10 +3,10 @@
 import numpy as np
 
 from anyk.delays import Exponential
+from anyk.fleet import best_k, error_after
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
 from anyk.papers.item_table import Case, Row, Table, cases
-from anyk.papers.kfamily_bounds import best_k, error_after
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.papers.quadratic import noisy

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from anyk.fleet import sequential_candidates, simulate
+from anyk.fleet import fit_slope, sequential_candidates, simulate
 from anyk.papers.item import Criterion, Item
 from anyk.papers.item_table import Case, Table, cases
-from anyk.papers.items.sgc_table import LOADS, fit_slope, load_of, trace
+from anyk.papers.items.sgc_table import LOADS, load_of, trace
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.strategies import strategy
@@ -24,7 +24,9 @@ KINDS = {
 
 def measure(lab: Lab, case: Case, seed: int) -> Results:
     measured = [trace(lab, load) for load in LOADS]
-    slope = 2.2013 if case["slope"] == "the authors'" else fit_slope(measured)
+    slope = (
+        2.2013 if case["slope"] == "the authors'" else fit_slope([(t.load_measured or 0.0, t.times) for t in measured])
+    )
     load, jobs = measured[0].load_measured or 0.0, case["jobs"]
     candidates = sequential_candidates(measured[0].times, models=4, load=load, slope=slope, jobs=jobs, published=True)
     best = next(candidate for candidate in candidates if KINDS.get(candidate.spec.partition(":")[0]) == case["kind"])

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from anyk.delays import Trace
-from anyk.fleet import simulate
+from anyk.fleet import fit_slope, simulate
 from anyk.papers.item import Criterion, Item, Order, Percentage
 from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.lab import Lab, Results
@@ -33,15 +33,10 @@ def load_of(built: Any) -> float:
     return float(getattr(built, "load", None) or built.code.load / built.code.workers)
 
 
-def fit_slope(measured: list[Trace]) -> float:
-    """Return the seconds of computing on the whole data, by least squares of mean times against loads."""
-    return float(np.polyfit([t.load_measured or 0.0 for t in measured], [t.times.mean() for t in measured], 1)[0])
-
-
 def measure(lab: Lab, case: Case, seed: int) -> Results:
     """Simulate on rounds of the trace, sampled in blocks of five and adjusted to the load of the scheme."""
     measured = [trace(lab, load) for load in LOADS]
-    slope = SLOPES[case["slope"]] or fit_slope(measured)
+    slope = SLOPES[case["slope"]] or fit_slope([(t.load_measured or 0.0, t.times) for t in measured])
     sequential: Any = strategy(SPECS[case["scheme"]], workers=N)
     load = load_of(sequential)
     jobs = lab.size(JOBS, 60)
