@@ -221,11 +221,12 @@ class AnykClassifier(ClassifierMixin, _Linear):
     gives all classes the same sum of weights.
 
     ``strategy``, ``cluster``, ``delays``, ``optimizer``: specs, as for :func:`anyk.train`; ``workers``: at most as
-    many as rows. ``cluster="simulated"`` computes in this process, on a virtual clock, and is quick; ``"processes"``
-    starts workers for every fit. ``l2``: by default 1 / rows. ``max_iter``: the largest number of steps; ``tol``:
-    training ends when three steps in a row change no number of the scaled model by more than ``tol`` times its largest
-    number (None or 0: never). ``random_state``: the seed of the delays. ``callbacks``: as for :func:`anyk.train`
-    (searches and cross-validation, which clone the estimator, copy them).
+    many as rows; they may come and go with a strategy such as ``uncoded:fewest=2``. ``cluster="simulated"`` computes
+    in this process, on a virtual clock, and is quick; ``"processes"`` starts workers for every fit. ``l2``: by default
+    1 / rows. ``max_iter``: the largest number of steps; ``tol``: training ends when three steps in a row change no
+    number of the scaled model by more than ``tol`` times its largest number (None or 0: never). ``random_state``: the
+    seed of the delays. ``callbacks``: as for :func:`anyk.train` (searches and cross-validation, which clone the
+    estimator, copy them).
 
     Features may have any size: steps are taken in scaled coordinates, in which all have the same curvature. With an
     intercept the mean m of a feature is subtracted (m = 0 without one, and for columns of sparse data with entries in

@@ -201,3 +201,40 @@ def test_calls_at_the_same_time_drain_all_their_workers(tmp_path) -> None:
         (folder / "drained.json").mkdir()
         with pytest.raises(anyk.BadInput, match=r"drained.json' cannot be written \(Is a directory\)"):
             drain(folder, [1])
+
+
+def test_a_resumed_run_starts_with_the_workers_that_are_there(tmp_path, monkeypatch) -> None:
+    """Its range is 3 to 6. First all are there, then only four can be started, and then five are to stay away."""
+    folder = tmp_path / "run"
+    anyk.train(PROBLEM, "frc:stragglers=1", Processes(6, seed=1), workers=(3, 6), steps=20, out=folder).close()
+    spawn = Processes.spawn
+    with monkeypatch.context() as patch:
+        patch.setattr("anyk.clusters.remote.remote._OTHERS", 0.1)
+        patch.setattr(Processes, "spawn", lambda self, worker: spawn(self, worker) if worker < 4 else None)
+        with anyk.resume(folder, steps=40) as run:
+            at_the_end = {w for (w,) in run.log.rows("SELECT worker FROM chunks WHERE version >= 21")}
+            assert run.steps == 40 and at_the_end == {0, 1, 2, 3}
+    with anyk.resume(folder, steps=60) as run:
+        assert {w for (w,) in run.log.rows("SELECT worker FROM chunks WHERE version >= 41")} == set(range(6))
+    (folder / "drained.json").write_text("[1, 2, 3, 4, 5]")
+    told: list[str] = []
+    with anyk.resume(folder, steps=61, tell=told.append) as run:
+        straight = anyk.train(PROBLEM, "frc:stragglers=1", "simulated", workers=6, partitions=24, steps=61)
+        np.testing.assert_allclose(run.model, straight.model, rtol=0, atol=1e-12)
+    assert told == [
+        "1 of 6 workers remain, and the run needs at least 3: it waits until others are called back (anyk drain RUN "
+        "WORKER --back)"
+    ]
+
+
+@pytest.mark.parametrize(("workers", "needed"), [((2, 4), 2), (4, 1)])
+def test_a_run_that_is_left_too_few_workers_is_said_to_wait(tmp_path, workers, needed) -> None:
+    folder = str(tmp_path / "run")
+    anyk.train(PROBLEM, "uncoded", "processes", workers=workers, steps=1, out=folder).close()
+    with locked(tmp_path / "run"):  # as if the run were going on
+        for leaving in range(4):
+            done = CliRunner().invoke(main, ["drain", folder, str(leaving)])
+            assert done.exit_code == 0
+            assert (f"the run needs at least {needed}: it waits" in done.stderr) == (3 - leaving < needed)
+        done = CliRunner().invoke(main, ["drain", folder, "0", "1", "--back"])
+    assert (done.exit_code, done.output) == (0, "workers that are to stay away: 2, 3\n")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import anyk
+from anyk import keyed
 from anyk.clusters.messages import Messages, checked
 from anyk.protocol import Chunk
 from anyk.testing import Squares
@@ -48,3 +49,46 @@ def test_each_sample_counts_alike_in_an_epoch(batch: int) -> None:
     for j in (0, 49):
         total = sum(messages.partial_gradient(j, w, chunk, version) for version in range(steps))
         np.testing.assert_allclose(total / steps, messages.partial_gradient(j, w), rtol=1e-12, atol=1e-12)
+
+
+def test_an_epoch_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A permutation of a large partition takes longer than a small gradient; versions may come in any order."""
+    partitions = anyk.problems.from_data("synthetic:rows=203,features=3").split(2)
+    chunk = Chunk((0,), (1.0,), batch=7)
+    drawn = []
+    generator = keyed.generator
+    monkeypatch.setattr(keyed, "generator", lambda *key: drawn.append(key[1:]) or generator(*key))
+    messages = Messages(partitions, epochs=True)
+    steps = -(-max(partitions.sizes) // 7)
+    rows = {version: messages.rows(0, chunk, version) for version in range(3 * steps)}
+    assert drawn == [("epoch", epoch, 0) for epoch in range(3)]
+    for version in (2 * steps, steps - 1, 3 * steps - 1, 0):
+        np.testing.assert_array_equal(messages.rows(0, chunk, version), rows[version])
+        np.testing.assert_array_equal(Messages(partitions, epochs=True).rows(0, chunk, version), rows[version])
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4])
+def test_with_batch_norm_no_part_of_an_epoch_has_one_row(batch: int) -> None:
+    """Partitions have 4 or 5 rows, which would be cut into parts of 1 and 2; still each row is used once an epoch."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1), torch.nn.Flatten(0)
+    )
+    problem = anyk.problems.TorchProblem(module, torch.nn.MSELoss(), (torch.randn(65, 6), torch.randn(65)))
+    partitions = problem.split(16)
+    assert set(partitions.sizes) == {4, 5}
+    messages, chunk, steps = Messages(partitions, epochs=True), Chunk((0,), (1.0,), batch=batch), -(-5 // batch)
+    for j, size in enumerate(partitions.sizes):
+        parts = [messages.rows(j, chunk, version) for version in range(steps)]
+        assert all(len(part) != 1 for part in parts)
+        assert sorted(np.concatenate(parts)) == list(range(size))
+    run = anyk.train(
+        problem,
+        f"uncoded:batch={batch},order=epoch",
+        "simulated",
+        workers=(2, 4),
+        steps=2 * steps,
+        optimizer=anyk.optimizers.GD(lr=0.1),
+    )
+    assert run.steps == 2 * steps

@@ -99,6 +99,7 @@ def test_times_depend_on_the_seed_and_each_period_has_one_fault() -> None:
         (["--kill", "often"], "kill must be a rate"),
         (["--kill", "1/s", "--seconds", "0.5"], "seconds"),
         (["--kill", "1/s", "--strategy", "frc:load=4"], "frc"),
+        (["--kill", "1/s", "--workers", "3..6"], "use frc:stragglers=s, for example frc:stragglers=1"),
         (["--kill", "1/s", "--page", "page.txt"], "a report is written as .html"),
     ],
 )
@@ -195,13 +196,24 @@ def test_a_request_spoils_one_message_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "exact"), [("frc:load=2", True), ("k-sync:k=4", False)])
-def test_promises_hold_while_workers_and_the_driver_die(tmp_path: Path, strategy: str, exact: bool) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "workers", "keys", "exact"),
+    [
+        ("frc:load=2", "6", "", True),
+        ("k-sync:k=4", "6", "", False),
+        ("frc:stragglers=1", "3..6", ",fewest=3,partitions=24", True),
+    ],
+)
+def test_promises_hold_while_workers_and_the_driver_die(
+    tmp_path: Path, strategy: str, workers: str, keys: str, exact: bool
+) -> None:
     files = {name: tmp_path / name for name in ("result.json", "page.html")}
     command = [
         "chaos",
         "--strategy",
         strategy,
+        "--workers",
+        workers,
         "--kill",
         "2/s",
         "--stop",
@@ -230,7 +242,7 @@ def test_promises_hold_while_workers_and_the_driver_die(tmp_path: Path, strategy
     assert all(PROMISES[kind] in page for kind in injected)
     assert not re.search(r"(?:src|href)=\"(?!data:)", page), "the page is not self-contained"
     assert "host" not in page and str(tmp_path) not in page
-    assert report["command"].startswith(f"anyk chaos --strategy {strategy} --cluster processes --workers 6 ")
+    assert report["command"].startswith(f"anyk chaos --strategy {strategy}{keys} --cluster processes --workers 6 ")
     assert not of_this_test()
 
 

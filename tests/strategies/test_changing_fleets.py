@@ -245,7 +245,11 @@ TRAIN = ["train", "--data", "synthetic:rows=64,features=3", "--cluster", "simula
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--workers", "0..4"], "fewest must be a whole number of at least 1, got 0"),
+        (["--workers", "0..4"], "the smallest number of workers must be 1 to 4, the largest, got 0"),
+        (["--workers", "8..4"], "the smallest number of workers must be 1 to 4, the largest, got 8"),
+        (["--workers", "2..4", "--strategy", "bgc:wait=decodable"], "wait=decodable waits for the exact sum, which 'b"),
+        (["--workers", "8", "--partitions", "65"], "cut into 65 partitions of at least one row; use fewer partitions"),
+        (["--workers", "8", "--partitions", "16", "--strategy", "mds"], "or leave out the range and partitions"),
         (["--workers", "4..8", "--partitions", "0"], "partitions must be a whole number of at least 1, got 0"),
         (["--workers", "8", "--strategy", "uncoded:fewest=4,partitions=0"], "at least 1, got 0"),
         (["--workers", "4..8", "--strategy", "uncoded:fewest=3"], "'uncoded:fewest=3' has its own range of workers"),
@@ -265,6 +269,33 @@ def test_a_race_of_a_range_has_strategies_by_default(tmp_path, more) -> None:
     with anyk.Race.open(tmp_path / "race") as race:
         assert [run.config.workers for run in race.runs] == [4, 4, 4]
         assert all("fewest=2" in run.config.strategy for run in race.runs)
+
+
+def test_strategies_that_are_added_to_a_race_have_its_range(tmp_path) -> None:
+    limits = {"workers": 4, "cluster": "simulated", "steps": 2}
+    specs = ["uncoded:fewest=2,partitions=8", "frc:stragglers=1,fewest=2,partitions=8"]
+    anyk.race(PROBLEM, specs, out=tmp_path / "range", **limits).close()
+    with pytest.raises(anyk.BadInput, match=r"'async.*' is for a fixed number of workers"):
+        anyk.runs.resume_race(tmp_path / "range", add=["async"])
+    with anyk.runs.resume_race(tmp_path / "range", add=["uncoded:wait=0.75n", "pasgd:fewest=3"]) as race:
+        assert [run.config.strategy for run in race.runs[2:]] == [
+            "uncoded:wait=0.75n,fewest=2,partitions=8",
+            "pasgd:fewest=3,tau=10,partitions=16",
+        ]
+    anyk.race(PROBLEM, [specs[0], "uncoded"], out=tmp_path / "mixed", **limits).close()
+    with anyk.runs.resume_race(tmp_path / "mixed", add=["k-sync:k=3"]) as race:
+        assert race.runs[2].config.strategy == "k-sync:k=3"
+
+
+def test_ranges_of_several_models_and_of_estimators() -> None:
+    with anyk.train_many([PROBLEM] * 2, "uncoded", "simulated", workers=(2, 4), steps=3) as run:
+        assert (run.config.strategy, run.config.workers) == ("uncoded:models=2,fewest=2,partitions=16", 4)
+    sklearn = pytest.importorskip("anyk.sklearn")
+    X, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+    with pytest.raises(anyk.BadInput, match=r"workers must be a whole number, got \(2, 4\)"):
+        sklearn.AnykClassifier("uncoded", workers=(2, 4), cluster="simulated").fit(X, y)
+    model = sklearn.AnykClassifier("uncoded:fewest=2", workers=4, cluster="simulated").fit(X, y)
+    assert model.run_.config.strategy == "uncoded:fewest=2,partitions=16"
 
 
 def running(spec: str, present: tuple[int, ...]) -> Running:

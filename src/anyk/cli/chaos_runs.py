@@ -12,7 +12,7 @@ import click
 
 from anyk.cli.fields import as_field, option, takes
 from anyk.cli.group import main
-from anyk.cli.options import ProblemOptions, json_option
+from anyk.cli.options import FEWEST, ProblemOptions, json_option, read_workers
 from anyk.cli.output import check_page, people, say, warn, write_json
 from anyk.errors import RunFailed
 
@@ -29,7 +29,9 @@ class ChaosOptions(ProblemOptions):
 
     strategy: str = option(default="frc:load=2", metavar="SPEC", help="Strategy; see 'anyk strategies'.")
     cluster: str = option(default="processes", metavar="SPEC", help="processes or ray.")
-    workers: int = option(default=6, help="Number of workers, n.")
+    workers: int = option(
+        default="6", metavar="N|RANGE", callback=read_workers, help="Number of workers, n, or a range such as 3..6."
+    )
     delays: str = option(default="exp:mean=0.01", metavar="SPEC", help="Injected delays; see 'anyk delays'.")
     optimizer: str | None = option(default="gd", metavar="SPEC", help="Optimiser, as for train; gd forgets no error.")
     kill: str = _rate("Kill a random worker at this rate (SIGKILL)")
@@ -61,6 +63,7 @@ def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
     anyk chaos --kill 2/s --stop 1/s --driver 2/min
     anyk chaos --strategy frc:load=3,check=1 --corrupt 3/min --page chaos.html
     """
+    from anyk.strategies import with_fleet
     from anyk.testing import FaultPlan
     from anyk.testing import chaos as run_chaos
     from anyk.views import chaos_page, chaos_table
@@ -71,8 +74,9 @@ def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
     faults = FaultPlan(**{field.name: values[field.name] for field in fields(FaultPlan)})
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        fewest, strategy = ctx.meta.get(FEWEST), options.strategy
         result = run_chaos(
-            options.strategy,
+            strategy if fewest is None else with_fleet(strategy, fewest, options.workers, None),
             options.cluster,
             faults,
             workers=options.workers,

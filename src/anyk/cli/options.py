@@ -145,16 +145,16 @@ plugin_option = click.option(
 )
 
 
-_FEWEST = "anyk.fewest"  # the key of the smallest number of workers in a click context
+FEWEST = "anyk.fewest"  # the key of the smallest number of workers in a click context
 
 
-def _read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int:
+def read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int:
     """Return the largest number of workers; note the smallest one of a range."""
     from anyk.specs import read
 
     fewest, dots, most = str(text).partition("..")
     if dots:
-        ctx.meta[_FEWEST] = read(fewest, int, "workers")
+        ctx.meta[FEWEST] = read(fewest, int, "workers")
     return int(read(most if dots else fewest, int, "workers"))
 
 
@@ -347,7 +347,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
     workers: int = option(
         default="30",
         metavar="N|RANGE",
-        callback=_read_workers,
+        callback=read_workers,
         help="Number of workers, n, or a range such as 4..16: workers join and leave during the run.",
     )
     partitions: int | None = option(
@@ -378,7 +378,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
     @property
     def fewest(self) -> int | None:
         """The smallest number of workers, if a range of workers or a number of partitions is given."""
-        fewest: int | None = click.get_current_context().meta.get(_FEWEST)
+        fewest: int | None = click.get_current_context().meta.get(FEWEST)
         return self.workers if fewest is None and self.partitions is not None else fewest
 
     def for_fleet(self, spec: str) -> str:

@@ -175,9 +175,13 @@ def _read_promise(ctx: click.Context, options: TrainOptions) -> Promise | None:
 def drain(run: str, workers: tuple[int, ...], back: bool) -> None:
     """Have workers of a run leave when their tasks have ended, as before their machine is taken away."""
     from anyk.runs import drain
+    from anyk.runs.folder.config import read_config
+    from anyk.runs.folder.drains import describe_shortage
 
     away = drain(run, workers, back=back)
     click.echo(f"workers that are to stay away: {', '.join(map(str, away)) or 'none'}")
+    if (shortage := describe_shortage(read_config(Path(run)), away)) is not None:
+        warn(shortage)
 
 
 @main.command()

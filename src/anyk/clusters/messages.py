@@ -111,6 +111,8 @@ class Messages:
         self._seed = seed  # for sampling mini-batches
         self._first = first
         self._epochs = epochs
+        self._least = partition_abilities(partitions).least
+        self._orders: dict[int, tuple[int, Index]] = {}  # the newest epoch and its permutation, by partition
         self._together = together and partition_abilities(partitions).piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
         self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
@@ -220,7 +222,8 @@ class Messages:
         """Return the rows of a partition's mini-batch, sampled without replacement and sorted; None: all rows.
 
         With ``epochs`` they are a part of a permutation, which may be empty: an epoch takes the same number of steps
-        for all partitions, and the parts of a partition differ in size by at most one row.
+        for all partitions, and the parts of a partition differ in size by at most one row. If gradients take more than
+        one row, parts have a multiple of that number, and the last part has the remaining rows as well.
         """
         sizes = self.partitions.sizes
         size = sizes[partition]
@@ -228,8 +231,13 @@ class Messages:
             return None
         if self._epochs:
             epoch, part = divmod(version, parts := self._steps_of_epoch(chunk))
-            order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size)
-            return np.sort(order[part * size // parts : (part + 1) * size // parts]).astype(np.intp)
+            newest, order = self._orders.get(partition, (-1, np.empty(0, np.intp)))
+            if newest != epoch:
+                order = keyed.generator(self._seed, "epoch", epoch, partition).permutation(size).astype(np.intp)
+                self._orders[partition] = epoch, order
+            least, last = self._least, part + 1 == parts
+            first, end = (least * (i * (size // least) // parts) for i in (part, part + 1))
+            return np.sort(order[first : size if last else end])
         random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
 

@@ -113,7 +113,7 @@ def check_elastic(code: Code, fewest: int, partitions: int) -> None:
             f"got {partitions}"
         )
     if isinstance(code, RepetitionCode) and code.shares:
-        raise BadInput("shares belong to a fixed fleet; leave them out, or give one number of workers")
+        raise BadInput("shares belong to a fixed fleet; leave them out, or the range and partitions")
     if isinstance(code, FractionalRepetition) and code.stragglers is None:
         raise BadInput(
             f"'{code.spec}' fixes groups of one size, which cannot follow a fleet; use frc:stragglers=s, for example "
@@ -122,7 +122,7 @@ def check_elastic(code: Code, fewest: int, partitions: int) -> None:
     if type(code) not in (Uncoded, FractionalRepetition, BernoulliCode):
         raise BadInput(
             f"'{code.spec}' is a code for a fixed number of workers; for a fleet that changes use uncoded, "
-            "frc:stragglers=s, bgc or k-sync, or give one number of workers"
+            "frc:stragglers=s, bgc or k-sync, or leave out the range and partitions"
         )
     if fewest <= (stragglers := _stragglers(code)):
         raise BadInput(

@@ -67,6 +67,7 @@ class PartitionAbilities:
 
     - ``tolerance``: the relative difference up to which gradients of the same partition at the same model count as
       equal. The driver compares them now and then if several workers compute them; 0: never.
+    - ``least``: the smallest number of samples that give a gradient; 2 with batch norm, for example.
     - ``penalty``: the regulariser's factor of each coordinate, shape (d,), for local steps; None: the problem's ``l2``.
     - ``only(partitions)``: the same without the data of all other partitions, for workers that share no memory with the
       driver. The supports of all partitions remain. None: every worker receives all data.
@@ -79,6 +80,7 @@ class PartitionAbilities:
     """
 
     tolerance: float = 0.0
+    least: int = 1
     penalty: float | Vector | None = None
     only: Callable[[Sequence[int]], Any] | None = None
     adopt: Callable[[Any], None] | None = None

@@ -33,7 +33,7 @@ class ManyPartitions(PartitionAbilities):
         self._parts = parts
         self._first = first = next(iter(parts.values()))
         self.dimension, self.dtype, self.sizes = first.dimension, first.dtype, first.sizes
-        self.penalty = partition_abilities(first).penalty
+        self.penalty, self.least = partition_abilities(first).penalty, partition_abilities(first).least
 
     def of(self, slot: str) -> Partitions:
         """Return the partitions of a slot."""

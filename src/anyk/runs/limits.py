@@ -86,7 +86,8 @@ def check_rows(problem: Problem, strategy: Strategy) -> None:
     if problem.samples < strategy.layout.partitions:
         raise BadInput(
             f"{problem.samples} rows cannot be cut into {strategy.layout.partitions} partitions of at least one row; "
-            f"use {'smaller shares=… or ' if strategy.layout.together else ''}fewer workers"
+            f"use {'smaller shares=… or ' if strategy.layout.together else ''}fewer "
+            f"{'partitions' if strategy.layout.fewest else 'workers'}"
         )
 
 

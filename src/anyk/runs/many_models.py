@@ -10,7 +10,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import Problem, ensure_problem
 from anyk.problems.many import ManyProblems
 from anyk.protocol import Strategy
-from anyk.runs.defaults import WORKERS
+from anyk.runs.defaults import workers_of
 from anyk.runs.run import Run
 from anyk.runs.training import train
 from anyk.specs import with_keys
@@ -22,7 +22,7 @@ def train_many(
     strategy: Strategy | str,
     cluster: Cluster | str = "processes",
     *,
-    workers: int | None = None,
+    workers: int | tuple[int, int] | None = None,
     steps: int | None = None,
     **rest: Any,
 ) -> Run:
@@ -44,8 +44,8 @@ def train_many(
     trained, models = combine(problems)
     if isinstance(strategy, str):
         strategy = with_keys(strategy, {"models": models})
-        n = cluster.workers if isinstance(cluster, Cluster) else WORKERS if workers is None else workers
-        built = build_strategy(strategy, workers=n)
+        most = workers_of(cluster, strategy) if workers is None else workers
+        built = build_strategy(strategy, workers=most[-1] if isinstance(most, tuple) else most)
     else:
         built = build_strategy(strategy)
     if len(built.layout.slots) != models:

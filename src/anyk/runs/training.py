@@ -26,6 +26,7 @@ from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate, spec_o
 from anyk.runs.folder import checkpoints
 from anyk.runs.folder.config import NAME, read_config, write_sealed
 from anyk.runs.folder.digests import digests_of, with_callbacks, with_plugins
+from anyk.runs.folder.drains import describe_shortage, read_drained
 from anyk.runs.folder.environment import environment, new_major
 from anyk.runs.folder.folders import empty, empty_if_it_fails, locked, new_folder
 from anyk.runs.folder.predictors import save_predictor
@@ -213,6 +214,8 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
             _tell(prepared, f"{saved.instead}; continuing from the checkpoint before, at step {step}")
         if saved is not None and (newer := new_major(config.environment)):
             _tell(prepared, f"continuing with {' and '.join(newer)}: from here on bits may differ from earlier results")
+        if (shortage := describe_shortage(config, read_drained(folder))) is not None:
+            _tell(prepared, shortage)
         log = RunLog(folder / "log.sqlite")
         write_sealed(folder / NAME, config)
         return Launch(prepared, log, folder, saved).run()

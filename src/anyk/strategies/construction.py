@@ -129,14 +129,18 @@ def with_fleet(spec: str, fewest: int, workers: int, partitions: int | None) -> 
     >>> with_fleet("uncoded", 4, 16, None)
     'uncoded:fewest=4,partitions=64'
     """
-    if fewest > workers:
-        raise BadInput(f"workers must be a range from the smallest to the largest number, got {fewest} to {workers}")
     given = specs.parse(spec)[1]
     if "fewest" in given or (partitions is not None and "partitions" in given):
         raise BadInput(f"'{spec}' has its own range of workers or partitions; leave out either")
     return specs.with_keys(
         spec, {"fewest": fewest, "partitions": PARTITIONS * workers if partitions is None else partitions}
     )
+
+
+def fleet_keys(spec: str) -> dict[str, str]:
+    """Return the range of workers and the partitions in a spec; empty for a fixed number of workers."""
+    values = specs.parse(spec)[1]
+    return {key: values[key] for key in ("fewest", "partitions") if key in values and "fewest" in values}
 
 
 def from_spec(spec: str, workers: int) -> Strategy:

@@ -19,6 +19,7 @@ from anyk.fleet.plans.candidates import specs_for
 from anyk.fleet.plans.judging import block_length, pareto, resample
 from anyk.fleet.plans.measured_fleet import MeasuredFleet
 from anyk.fleet.records import Record
+from anyk.specs import parse
 from anyk.views.fleet_tables import draw_plan, plan_lines, plan_table
 
 pytestmark = pytest.mark.in_process
@@ -349,3 +350,28 @@ def test_records_that_tell_too_little() -> None:
     ):
         with pytest.raises(BadInput, match=why):
             anyk.plan(record(times))
+
+
+def test_a_plan_for_a_changing_fleet_keeps_its_range_and_reports_the_rounds_used() -> None:
+    """Workers 1 and 4 are away from 5 s to 200 s: only rounds of all 8 workers tell how fast the fleet is."""
+    problem = anyk.problems.from_data("synthetic:rows=640,features=4")
+    away = [anyk.clusters.Outage(5.0, worker, 200.0, notice=2.0) for worker in (1, 4)]
+    fleet = anyk.clusters.Simulated(8, delays="exp:mean=1", outages=away)
+    run = anyk.train(problem, "uncoded", fleet, workers=(3, 8), partitions=16, steps=150)
+    tasks = run.log.rows("SELECT count(DISTINCT worker) FROM chunks WHERE version < 150 GROUP BY version")
+    complete = tasks.count((8,))
+    assert 20 < complete < run.steps == 150
+    record = anyk.fleet.read(run)
+    sentence = f"only the {complete} of its 150 rounds in which all 8 workers were there"
+    assert sentence in record.summary
+    plan = anyk.plan(run, slope=0.0, everything=True)
+    assert plan.assumptions[0] == f"all workers are there, as in the record: {sentence}"
+    assert plan.best.spec == "frc:stragglers=2,fewest=3,partitions=16"  # the most that can be lost among 3
+    for choice in (*plan.candidates, *plan.others):
+        assert parse(choice.spec)[1].items() >= {"fewest": "3", "partitions": "16"}.items()
+    again = anyk.train(problem, plan.promise, anyk.clusters.Simulated(8, delays="exp:mean=1"), steps=5)
+    assert again.config.strategy == plan.best.spec
+    never = anyk.clusters.Simulated(8, delays="exp:mean=1", outages=[anyk.clusters.Outage(0.0, 1)])
+    run = anyk.train(problem, "uncoded", never, workers=(3, 8), steps=5)
+    with pytest.raises(anyk.BadInput, match="in which all workers are given a task .*; its 8 workers never were"):
+        anyk.plan(run)

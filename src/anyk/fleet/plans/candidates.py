@@ -18,7 +18,7 @@ from anyk.protocol import Strategy, models_trained, share_stored
 from anyk.specs import parse, with_keys
 from anyk.strategies import registry
 from anyk.strategies import strategy as build_strategy
-from anyk.strategies.construction import from_spec
+from anyk.strategies.construction import fleet_keys, from_spec
 
 SIMULATED = 60  # candidates at most that have no closed form
 _STEPS = 2_000_000  # rounds x workers^2 from which on replies are not decoded one after another
@@ -92,8 +92,10 @@ def candidates_for(fleet: MeasuredFleet, request: Request) -> dict[str, Strategy
         batch = batch_of(build_strategy(today, workers=workers))
     current = build_candidate(today, workers, models, batch=batch)
     candidates = {current.spec: current}
+    fleet_of_today = fleet_keys(current.spec)  # others follow a changing fleet as well, or are skipped
     for spec in specs_for(workers):
         try:
+            spec = with_keys(spec, fleet_of_today)
             strategy = build_candidate(spec, workers, models, exact=not request.inexact, batch=batch_of(current))
             load = loads_of(fleet.adapt(strategy)).max()
             within = load <= request.max_load + 1e-12 and share_stored(strategy) <= request.memory + 1e-12

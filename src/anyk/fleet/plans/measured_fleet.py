@@ -298,7 +298,8 @@ def fleet_of(
     times = record.table
     complete = record.measured.all(axis=1)
     load = 1.0 / times.shape[1] if record.load is None else record.load
-    assumptions = []
+    only = () if record.strategy is None else record.remarks[1:]  # which rounds of a run with a changing fleet
+    assumptions = [f"all workers are there, as in the record: {remark}" for remark in only]
     if record.load is None:
         assumptions.append(f"each worker computed 1/{times.shape[1]} of the data in the record")
     slopes, assumed = _slope(record, other, slope, times, load, unit)

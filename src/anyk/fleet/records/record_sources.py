@@ -26,6 +26,7 @@ from anyk.fleet.records.recorder import HEADER
 from anyk.matrices import read_npz
 from anyk.runs import Run
 from anyk.runs.log.delay_trace import computing_seconds, task_seconds
+from anyk.strategies.construction import fleet_keys
 from anyk.tables import Table, existing_file, limit, read_csv, read_parquet, shown
 
 Readable = str | Path | Run | Record  # a source of a record
@@ -93,7 +94,11 @@ def _of_run(run: Run) -> Record:
     computing = computing_seconds(run)
     parts = {} if computing is None else {"compute": computing}
     spec = run.config.strategy
-    return Record(seconds, censored, load=load, parts=parts, remarks=(f"a run of '{spec}'",), strategy=spec)
+    remarks = [f"a run of '{spec}'"]
+    if fleet_keys(spec):
+        rounds, workers = seconds.shape
+        remarks.append(f"only the {rounds:,} of its {run.jobs:,} rounds in which all {workers} workers were there")
+    return Record(seconds, censored, load=load, parts=parts, remarks=tuple(remarks), strategy=spec)
 
 
 def _of_folder(path: Path) -> Record:

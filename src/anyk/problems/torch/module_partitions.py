@@ -70,6 +70,7 @@ class TorchPartitions(Batches):
         ]
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's parameters are views of the model
+        self.least = 2 if norms_of(self._network.module) else 1
         self._device: torch.device | None = None
         self._trial: Trial | None = None
         self._gradients: Counter[int] = Counter()  # computed so far, by partition

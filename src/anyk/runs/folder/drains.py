@@ -12,8 +12,9 @@ import msgspec
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.regular_files import read_plain, replacing
-from anyk.runs.folder.config import read_config
+from anyk.runs.folder.config import RunConfig, read_config
 from anyk.runs.folder.folders import check_plain, locked
+from anyk.specs import parse, read
 
 NAME = "drained.json"
 _MOST = 1 << 20  # bytes of the file
@@ -52,6 +53,18 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
     finally:
         os.close(descriptor)
     return sorted(away)
+
+
+def describe_shortage(config: RunConfig, away: Collection[int]) -> str | None:
+    """Return a sentence if a run lacks workers while those ``away`` stay away, as far as its strategy tells."""
+    remaining = len(set(range(config.workers)).difference(away))
+    fewest = read(parse(config.strategy)[1].get("fewest", "1"), int, "fewest")
+    if remaining >= fewest:
+        return None
+    return (
+        f"{remaining} of {config.workers} workers remain, and the run needs at least {fewest}: it waits until others "
+        "are called back (anyk drain RUN WORKER --back)"
+    )
 
 
 def _is_going_on(folder: Path) -> bool:

@@ -68,7 +68,10 @@ def _rounds(run: Run, *, due: bool) -> list[list[TaskTime]]:
     rows = [[row[i] for i in sorted(row)] for row in table.values() if len(row) == run.config.workers]
     rows = [row for row in rows if any(task.finished for task in row)]
     if not rows:
-        raise BadInput("a trace needs rounds, but the workers of this run were never all given a task simultaneously")
+        raise BadInput(
+            f"a record of a run has the rounds in which all workers are given a task simultaneously; its "
+            f"{run.config.workers} workers never were"
+        )
     return rows
 
 

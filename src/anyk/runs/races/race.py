@@ -37,6 +37,7 @@ from anyk.specs import parse as split
 from anyk.specs import with_keys
 from anyk.strategies import resolve_paths, with_fleet
 from anyk.strategies import strategy as build_strategy
+from anyk.strategies.construction import fleet_keys
 
 _TRIES = 9
 Before = Callable[[str], None]
@@ -240,6 +241,9 @@ def resume_race(
     with with_plugins(config, of):
         for spec in config.runs:
             build_strategy(spec, workers=config.workers)
+    fleets = [fleet_keys(spec) for spec in config.runs]
+    shared = {} if any(fleet != fleets[0] for fleet in fleets) else fleets[0]
+    add = [spec if fleet_keys(spec) else with_keys(spec, shared) for spec in add]
     added = [_with_models(spec, config.models, config.workers) for spec in add]
     runs, checked_callbacks = config.runs | name_folders(added, config.runs), check_callbacks(callbacks)
     digests = replace(config.digests, files=files_of(runs) | config.digests.files)

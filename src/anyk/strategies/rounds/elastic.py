@@ -31,7 +31,7 @@ class Elastic:
     (:func:`anyk.codes.changing.follow`). With fewer than ``fewest`` workers the run waits for others.
     """
 
-    fewest: AtLeastOne
+    fewest: int
     partitions: AtLeastOne
 
     State = ElasticState

@@ -75,11 +75,16 @@ class RoundSettings(CrewStrategy):
                     f"wait={self.rule} is more than the smallest number of workers ({most}); give a share of those "
                     "present, such as wait=0.75n or wait=all"
                 )
+            if self.code.approximate and not self.rule.approximate:
+                raise BadInput(
+                    f"wait={self.rule} waits for the exact sum, which '{self.code.spec}' may never give as its fleet "
+                    "changes; leave out wait, or give a share such as wait=0.75n"
+                )
             clients = self.work is not None and self.work.clients is not None
             if self.snapshot or self.balance or self.adapt or self.scaling == "marginal" or clients:
                 raise BadInput(
                     "a fleet that changes has been tested without snapshot, balance, clients, scaling=marginal and "
-                    "adapting local steps; leave them out, or give one number of workers"
+                    "adapting local steps; leave them out, or the range and partitions"
                 )
         if self.order == "epoch" and (not self.batch or self.together or self.work is not None):
             raise BadInput(
