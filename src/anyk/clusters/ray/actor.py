@@ -21,6 +21,8 @@ from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.worker import RunSetup
 from anyk.problems.base import Vector, partition_abilities
 
+_Parcels = Sequence[Sequence[Any]]  # Ray's references to the bytes of each partition
+
 
 class RayWorker(NetworkedWorker):
     """The worker in an actor, in a separate thread; the actor's threads receive orders and return reports."""
@@ -31,7 +33,7 @@ class RayWorker(NetworkedWorker):
         setup: RunSetup,
         shipped: Sequence[memoryview],
         assigned: Sequence[int],
-        parcels: Sequence[Sequence[Any]],
+        parcels: _Parcels,
     ) -> None:
         super().__init__(worker, setup, shipped, assigned)
         self._missing = dict(enumerate(parcels))  # Ray's references to the bytes of partitions that are not loaded
@@ -85,7 +87,7 @@ class Actor:
         worker: int,
         setup: Sequence[Any],
         assigned: Sequence[int],
-        parcels: Sequence[Sequence[Any]],
+        parcels: _Parcels,
         *shipped: NDArray[np.uint8],
     ) -> None:
         os.environ["ANYK_WORKER"] = str(worker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,7 +92,7 @@ class Samples:
         """Return the data for a worker that uses only these ranges of samples, which keep their numbers."""
         return self
 
-    def adopt(self, other: Samples) -> None:
+    def adopt(self, other: Self) -> None:
         """Take over the samples of other ranges; nothing is missing unless :meth:`only` leaves samples out."""
 
 
@@ -140,8 +140,7 @@ class ArrayRanges(Samples):
         self._ranges = {a: [array[a:b] for array in complete.arrays] for a, b in bounds}
         self._form = complete.form
 
-    def adopt(self, other: Samples) -> None:
-        assert isinstance(other, ArrayRanges)
+    def adopt(self, other: Self) -> None:
         self._ranges |= other._ranges
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
