@@ -1,0 +1,35 @@
+"""What somebody tries who has only the documentation at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk.cli import main
+from anyk.errors import BadInput
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*words: str) -> str:
+    done = CliRunner().invoke(main, list(words))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def write(name: str, rows: list[str]) -> None:
+    Path(name).write_text("\n".join(["x,y", *rows]) + "\n")
+
+
+def test_receipts_are_found_by_the_numbers_of_the_history() -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    run = anyk.train(problem, "frc:load=2", "simulated", workers=4, steps=3)
+    assert [run.receipt(step).version for step in run.history["step"][1:]] == [1, 2, 3]
+    with pytest.raises(BadInput, match="version must be a whole number"):
+        run.receipt("first")  # type: ignore[arg-type]
