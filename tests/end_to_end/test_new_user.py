@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,11 @@ def test_receipts_are_found_by_the_numbers_of_the_history() -> None:
     assert [run.receipt(step).version for step in run.history["step"][1:]] == [1, 2, 3]
     with pytest.raises(BadInput, match="version must be a whole number"):
         run.receipt("first")  # type: ignore[arg-type]
+
+
+def test_json_has_no_nan_for_a_metric_that_is_not_defined() -> None:
+    write("few.csv", ["1,0", "2,1", "3,0", "4,1"])
+    words = ("train", "--data", "file", "--data-file", "few.csv", "--workers", "2", "--cluster", "simulated")
+    text = call(*words, "--steps", "3", "--quiet", "--json", "-")
+    row = json.loads(text, parse_constant=pytest.fail)["runs"][0]
+    assert row["metrics"]["auc"] is None and row["metrics"]["accuracy"] is not None
