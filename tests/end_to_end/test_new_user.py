@@ -42,3 +42,21 @@ def test_json_has_no_nan_for_a_metric_that_is_not_defined() -> None:
     text = call(*words, "--steps", "3", "--quiet", "--json", "-")
     row = json.loads(text, parse_constant=pytest.fail)["runs"][0]
     assert row["metrics"]["auc"] is None and row["metrics"]["accuracy"] is not None
+
+
+def test_each_metric_of_runs_on_different_data_has_its_own_column() -> None:
+    write("classes.csv", [f"{i % 7},{i % 2}" for i in range(40)])
+    write("numbers.csv", [f"{i % 7},{i * 1.5}" for i in range(40)])
+    for name in ("classes", "numbers"):
+        call("train", "--data", "file", "--data-file", f"{name}.csv", "--workers", "2", "--cluster", "simulated",
+             "--steps", "3", "--quiet", "--out", f"runs/{name}")  # fmt: skip
+    lines = [line.split() for line in call("show", "runs").splitlines()]
+    titles = next(line for line in lines if line[:1] == ["strategy"])
+    one, other = (line for line in lines if line[:1] == ["uncoded"])
+    shown = {title: (one[i], other[i]) for i, title in enumerate(titles) if title in ("auc", "accuracy", "mse", "R²")}
+    assert {title: [cell == "–" for cell in cells] for title, cells in shown.items()} == {
+        "auc": [False, True],
+        "mse": [True, False],
+        "accuracy": [False, True],
+        "R²": [True, False],
+    }
