@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -60,3 +61,9 @@ def test_each_metric_of_runs_on_different_data_has_its_own_column() -> None:
         "accuracy": [False, True],
         "R²": [True, False],
     }
+
+
+def test_a_plan_for_a_record_refuses_another_number_of_workers() -> None:
+    times = np.ones((40, 6))
+    with pytest.raises(BadInput, match="a record knows its workers"):
+        anyk.plan(anyk.fleet.Record(times, load=1 / 6), workers=7)
