@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -67,3 +68,12 @@ def test_a_plan_for_a_record_refuses_another_number_of_workers() -> None:
     times = np.ones((40, 6))
     with pytest.raises(BadInput, match="a record knows its workers"):
         anyk.plan(anyk.fleet.Record(times, load=1 / 6), workers=7)
+
+
+def test_a_plan_against_asynchronous_steps_warns_of_nothing() -> None:
+    times = np.ones((40, 6))
+    times[np.arange(40), np.arange(40) % 6] = 10.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = anyk.plan(anyk.fleet.Record(times, load=1 / 6), slope=2.0, today="async", resamples=20)
+    assert all(np.isfinite(one.gain.low) for one in found.candidates)
