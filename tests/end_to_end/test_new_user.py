@@ -77,3 +77,12 @@ def test_a_plan_against_asynchronous_steps_warns_of_nothing() -> None:
         warnings.simplefilter("error")
         found = anyk.plan(anyk.fleet.Record(times, load=1 / 6), slope=2.0, today="async", resamples=20)
     assert all(np.isfinite(one.gain.low) for one in found.candidates)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "runs/train-1", Path("runs"), [3]])
+def test_what_is_no_run_gets_a_sentence(wrong: object) -> None:
+    with pytest.raises(BadInput, match="runs and races"):
+        anyk.report(wrong, "page.html")  # type: ignore[arg-type]
+    if not isinstance(wrong, str | Path):
+        with pytest.raises(BadInput, match="path must be a string or a Path"):
+            anyk.verify(wrong)  # type: ignore[arg-type]
