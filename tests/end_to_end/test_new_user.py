@@ -30,6 +30,13 @@ def write(name: str, rows: list[str]) -> None:
     Path(name).write_text("\n".join(["x,y", *rows]) + "\n")
 
 
+def test_a_spec_with_a_colon_and_no_keys_is_written_as_one_that_can_be_read() -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    anyk.train(problem, "frc:", "simulated", workers=4, steps=2, out="run").close()
+    run = anyk.resume("run", steps=4)
+    assert (run.config.strategy, run.steps) == ("frc:load=2", 4)
+
+
 def test_receipts_are_found_by_the_numbers_of_the_history() -> None:
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     run = anyk.train(problem, "frc:load=2", "simulated", workers=4, steps=3)
