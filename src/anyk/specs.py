@@ -72,7 +72,8 @@ def with_keys(spec: str, values: Mapping[str, Any]) -> str:
     """
     present = parse(spec)[1]
     added = [f"{key}={_show(value)}" for key, value in values.items() if key not in present]
-    return spec + (("," if present else ":") + ",".join(added) if added else "")
+    head = spec if present else spec.rstrip(": ")
+    return head + (("," if present else ":") + ",".join(added) if added else "")
 
 
 def bracketed(spec: str | None) -> str | None:

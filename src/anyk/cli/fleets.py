@@ -189,7 +189,7 @@ def plan(source: str, options: PlanOptions) -> None:
     from anyk.views.fleet_tables import draw_plan
 
     result = make(
-        _read_source(source, options.workers),
+        _read_source(source),
         **values_of(options, *_PASSED),
         problem=_problem(options),
         evaluate=options.evaluate or "",
@@ -281,12 +281,10 @@ def _check_plan_file(file: str | None) -> str | None:
     return check_file(file, "plan")
 
 
-def _read_source(source: str, workers: int | None) -> Any:
+def _read_source(source: str) -> Any:
     """Return the delay model that a source names, or a source that is a file or folder unchanged."""
     from anyk.delays import parse, registry
 
     if Path(source).expanduser().exists() or source.partition(":")[0] not in registry:
-        if workers is not None:
-            raise BadInput("--workers is for a delay law; a record knows its workers")
         return source
     return parse(source)

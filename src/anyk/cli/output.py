@@ -142,7 +142,8 @@ def write_json(value: object, file: str | None) -> None:
     """Write a result to the file that ``--json`` names."""
     if file is None:
         return
-    text = json.dumps(value, indent=2)
+    plain = json.loads(json.dumps(value), parse_constant=lambda name: None)  # JSON has no NaN
+    text = json.dumps(plain, indent=2)
     if file == "-":
         click.echo(text)
         return

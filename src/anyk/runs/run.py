@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import html
-from anyk.checks import typed
+from anyk.checks import typed, whole
 from anyk.errors import BadInput, MissingPackage
 from anyk.problems.base import Vector
 from anyk.problems.data.new_rows import read_rows
@@ -249,6 +249,7 @@ class Run(Results, AbstractContextManager["Run"]):
         """Return the receipt of a version; raise :class:`~anyk.errors.BadInput` if there is no such version."""
         slot = slot or self.slot
         config = self.config
+        version = whole("version", version)
         receipt = logged_receipt(self.log, slot, version, workers=config.workers, partitions=config.partitions)
         if receipt is None:
             raise BadInput(f"no version {version} of '{slot}'; the run has 1 to {self.steps}")

@@ -56,6 +56,10 @@ class _Column(NamedTuple):
     missing: float = math.inf
 
 
+def _metric(name: str, run: Run) -> float | None:
+    return {**run.metrics, run.metric_name: (run.metric or {}).get("value")}.get(name)
+
+
 def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
     """Return the columns that the runs need; ``single``: each strategy ran with one seed."""
     several = any(run.models_trained > 1 for run in runs)
@@ -70,10 +74,12 @@ def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
         columns += [_Column("floor\ns", lambda run: run.floor_seconds, seconds)]
         columns += [_Column("ratio", ratio_to_floor, lambda ratio: "–" if ratio is None else f"{ratio:.3f}")]
     columns += [_Column("loss", lambda run: run.loss, number)]
-    columns += [_Column(runs[0].metric_name, lambda run: (run.metric or {}).get("value"), number, worst)]
+    shown = {run.metric_name: (run.metric_name, worst) for run in runs if run.metric} or {"metric": ("metric", worst)}
     for name, title in (("accuracy", "accuracy"), ("r2", "R²")):  # further metrics
-        if any(name in run.metrics and name != run.metric_name for run in runs):
-            columns += [_Column(title, partial(lambda name, run: run.metrics.get(name), name), number, -math.inf)]
+        if any(name in run.metrics for run in runs):
+            shown.setdefault(name, (title, -math.inf))
+    for name, (title, missing) in shown.items():
+        columns += [_Column(title, partial(_metric, name), number, missing)]
     if single and any(_ended_below(run) for run in runs):
         columns += [_Column("best", lambda run: run.best, number)]
     if target is not None:

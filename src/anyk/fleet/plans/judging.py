@@ -296,7 +296,8 @@ class Judgement:
         if self._goal is None:
             # a ratio of sums lies between the ratios of their terms; logarithms of means that rare stalls dominate are
             # skewed, and widened by Student's t they would reach 20 times as long although no round took longer
-            most = float((self._table[i] / self._table[at]).max()) * math.exp(shift)
+            with np.errstate(divide="ignore", invalid="ignore"):  # asynchronous steps may take no time
+                most = float((self._table[i] / self._table[at]).max()) * math.exp(shift)
             ratio = Estimate(ratio.median, ratio.low, max(ratio.median, min(ratio.high, most)))
         if min(one.measured_share, today.measured_share) < _SEEN:
             means = one.means(len(today.imputed))

@@ -271,7 +271,12 @@ def plan(
 
 def _complete_record(source: Readable | DelayModel, workers: int | None, seed: int, unit: str | None) -> Record:
     """Return the record of a source; raise BadInput if no plan can be made from it."""
-    record = sample_record(source, workers, seed) if isinstance(source, DelayModel) else read(source, unit=unit)
+    if isinstance(source, DelayModel):
+        record = sample_record(source, workers, seed)
+    elif workers is None:
+        record = read(source, unit=unit)
+    else:
+        raise BadInput("workers are for a delay law; a record knows its workers")
     rounds, n = record.table.shape
     if rounds < 5 or n < 2:
         raise BadInput(

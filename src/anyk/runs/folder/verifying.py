@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from anyk.checks import typed
 from anyk.delays import communication, parse
 from anyk.errors import BadInput
 from anyk.named import names_in_folder, sha256_of
@@ -54,6 +55,7 @@ class Verification:
         return {"run": str(self.path), "whole": self.whole, "checks": [check._asdict() for check in self.checks]}
 
 
+@typed
 def verify(path: str | Path) -> Verification:
     """Check that a run folder is as it was written, and that its data and code are still the same.
 

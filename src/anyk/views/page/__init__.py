@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,10 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
     >>> report(run, Path(tempfile.mkdtemp()) / "report.html").stat().st_size < 4_000_000
     True
     """
-    items = [of] if isinstance(of, Run | Race) else list(of)
+    items = list(of) if isinstance(of, Iterable) else [of]
+    for item in items:
+        if not isinstance(item, Run | Race):
+            raise BadInput(f"a report is about runs and races, as anyk.Run.open(path) gives them, got {of!r}")
     runs = [run for item in items for run in (item.runs if isinstance(item, Race) else [item])]
     if not runs:
         raise BadInput("there is no run to report on")

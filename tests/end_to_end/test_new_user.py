@@ -1,0 +1,95 @@
+"""What somebody tries who has only the documentation at hand."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import anyk
+from anyk.cli import main
+from anyk.errors import BadInput
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*words: str) -> str:
+    done = CliRunner().invoke(main, list(words))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def write(name: str, rows: list[str]) -> None:
+    Path(name).write_text("\n".join(["x,y", *rows]) + "\n")
+
+
+def test_a_spec_with_a_colon_and_no_keys_is_written_as_one_that_can_be_read() -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    anyk.train(problem, "frc:", "simulated", workers=4, steps=2, out="run").close()
+    run = anyk.resume("run", steps=4)
+    assert (run.config.strategy, run.steps) == ("frc:load=2", 4)
+
+
+def test_receipts_are_found_by_the_numbers_of_the_history() -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    run = anyk.train(problem, "frc:load=2", "simulated", workers=4, steps=3)
+    assert [run.receipt(step).version for step in run.history["step"][1:]] == [1, 2, 3]
+    with pytest.raises(BadInput, match="version must be a whole number"):
+        run.receipt("first")  # type: ignore[arg-type]
+
+
+def test_json_has_no_nan_for_a_metric_that_is_not_defined() -> None:
+    write("few.csv", ["1,0", "2,1", "3,0", "4,1"])
+    words = ("train", "--data", "file", "--data-file", "few.csv", "--workers", "2", "--cluster", "simulated")
+    text = call(*words, "--steps", "3", "--quiet", "--json", "-")
+    row = json.loads(text, parse_constant=pytest.fail)["runs"][0]
+    assert row["metrics"]["auc"] is None and row["metrics"]["accuracy"] is not None
+
+
+def test_each_metric_of_runs_on_different_data_has_its_own_column() -> None:
+    write("classes.csv", [f"{i % 7},{i % 2}" for i in range(40)])
+    write("numbers.csv", [f"{i % 7},{i * 1.5}" for i in range(40)])
+    for name in ("classes", "numbers"):
+        call("train", "--data", "file", "--data-file", f"{name}.csv", "--workers", "2", "--cluster", "simulated",
+             "--steps", "3", "--quiet", "--out", f"runs/{name}")  # fmt: skip
+    lines = [line.split() for line in call("show", "runs").splitlines()]
+    titles = next(line for line in lines if line[:1] == ["strategy"])
+    one, other = (line for line in lines if line[:1] == ["uncoded"])
+    shown = {title: (one[i], other[i]) for i, title in enumerate(titles) if title in ("auc", "accuracy", "mse", "R²")}
+    assert {title: [cell == "–" for cell in cells] for title, cells in shown.items()} == {
+        "auc": [False, True],
+        "mse": [True, False],
+        "accuracy": [False, True],
+        "R²": [True, False],
+    }
+
+
+def test_a_plan_for_a_record_refuses_another_number_of_workers() -> None:
+    times = np.ones((40, 6))
+    with pytest.raises(BadInput, match="a record knows its workers"):
+        anyk.plan(anyk.fleet.Record(times, load=1 / 6), workers=7)
+
+
+def test_a_plan_against_asynchronous_steps_warns_of_nothing() -> None:
+    times = np.ones((40, 6))
+    times[np.arange(40), np.arange(40) % 6] = 10.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = anyk.plan(anyk.fleet.Record(times, load=1 / 6), slope=2.0, today="async", resamples=20)
+    assert all(np.isfinite(one.gain.low) for one in found.candidates)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "runs/train-1", Path("runs"), [3]])
+def test_what_is_no_run_gets_a_sentence(wrong: object) -> None:
+    with pytest.raises(BadInput, match="runs and races"):
+        anyk.report(wrong, "page.html")  # type: ignore[arg-type]
+    if not isinstance(wrong, str | Path):
+        with pytest.raises(BadInput, match="path must be a string or a Path"):
+            anyk.verify(wrong)  # type: ignore[arg-type]
