@@ -95,10 +95,10 @@ def test_every_row_is_tested() -> None:
     rows = table()
     assert list(rows) == [
         "`processes`, `simulated`", "a Ray that anyk starts", "`anyk watch`", "`--metrics PORT` (Prometheus)",
-        "a Ray cluster or an MPI job of yours",
+        "your own Ray cluster or MPI job",
     ]  # fmt: skip
     assert rows["`processes`, `simulated`"].startswith("nothing")
-    assert rows["a Ray cluster or an MPI job of yours"] == "as you configure it"
+    assert rows["your own Ray cluster or MPI job"] == "as you configure it"
     addresses = [expected(text) for text in rows.values()]
     assert addresses == [set(), {"127.0.0.1"}, {"127.0.0.1"}, {"127.0.0.1"}, set()]
 

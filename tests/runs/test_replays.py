@@ -83,8 +83,8 @@ def test_a_run_that_was_resumed_replays(tmp_path):
 )
 def test_what_workers_forget_on_resume_is_told_and_replayed(spec, kept, tmp_path, monkeypatch):
     """On a cluster that does not save it, as Ray and MPI."""
-    plan = anyk.clusters.Processes._planned
-    monkeypatch.setattr(anyk.clusters.Processes, "_planned", lambda *of: replace(plan(*of), state_bytes=0))
+    plan = anyk.clusters.Processes._plan_memory
+    monkeypatch.setattr(anyk.clusters.Processes, "_plan_memory", lambda *of: replace(plan(*of), state_bytes=0))
     optimizer = anyk.optimizers.GD(lr=0.05)
     cluster = anyk.clusters.Processes(3)
     anyk.train(Squares(3), spec, cluster, optimizer=optimizer, steps=5, out=tmp_path / "run").close()

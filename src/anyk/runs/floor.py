@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
+from anyk.checks import check_workers
 from anyk.clusters import Cluster, Outage, Simulated
 from anyk.protocol import Joined, Leaving, LossEvaluated, Lost, NoiseMeasured, Strategy
 from anyk.runs.engine.driver import Driver
@@ -34,7 +35,7 @@ def absences(log: RunLog, workers: int) -> list[Absence]:
 def _absences(log: RunLog, workers: int) -> tuple[list[Absence], dict[int, float]]:
     """Return the absences of workers, and the time of notice of workers that have not left yet."""
     present = log.started()[1]
-    gone = {worker: Absence(0.0, worker, inf) for worker in range(workers) if worker not in present}
+    gone = {worker: Absence(0.0, worker, inf) for worker in range(check_workers(workers)) if worker not in present}
     noticed: dict[int, float] = {}
     ended: list[Absence] = []
     for event in log.events([kind.__name__ for kind in (Leaving, Lost, Joined)]):

@@ -107,7 +107,7 @@ def test_a_run_with_a_plan_has_its_strategy_workers_and_steps(plan: Any, tmp_pat
         anyk.train(problem(), plan.promise, "simulated", workers=7)
     with pytest.raises(BadInput, match="the plan is for 6 workers, got 5"):
         anyk.train(problem(), plan.promise, anyk.clusters.Simulated(5))
-    with pytest.raises(BadInput, match="the plan is for 6 workers, got partitions=12"):
+    with pytest.raises(BadInput, match="the plan is for 6 workers, got 12 partitions"):
         anyk.train(problem(), plan.promise, "simulated", partitions=12)
 
 

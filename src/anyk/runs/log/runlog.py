@@ -22,9 +22,10 @@ from typing import Any, Self
 import msgspec
 
 from anyk.errors import BadInput, RunFailed
-from anyk.protocol import Alarm, Chunk, Event, Joined, Leaving, LossEvaluated, Lost, NoiseMeasured, Reply
+from anyk.protocol import Chunk, Event, Reply
 from anyk.runs.log.copies import INSTEAD, copied
 from anyk.runs.log.schema import (
+    IDS,
     INSERT,
     KINDS,
     SCHEMA,
@@ -42,8 +43,6 @@ from anyk.runs.log.schema import (
 _EVERY = 0.15  # seconds between commits
 _CACHED_CHUNKS, _CACHED_PASSING = 20_000, 1_000
 _LISTS = ("partitions", "coefficients", "mix")  # of a chunk, stored as JSON
-# the number of fields among worker, task and chunk that an event has, if it has not all three
-_IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1, Leaving: 1}
 _MOST = 5000  # gathered events and chunks that are written before that time
 
 
@@ -212,7 +211,7 @@ class RunLog:
         if kind is Reply:
             row = (self.seq, plain[0], "Reply", plain[1], plain[2], plain[3], None)
         else:
-            end = 1 + _IDS.get(kind, 3)
+            end = 1 + IDS.get(kind, 3)
             row = (self.seq, plain[0], kind.__name__, *plain[1:end], *[None] * (4 - end), json.dumps(plain[end:]))
         self._rows["events"].append(row)
 
@@ -385,6 +384,9 @@ class RunLog:
         """Return all evaluations, in their order."""
         return [Evaluation(*row) for row in self.rows("SELECT slot, version, time, loss, metric FROM evaluations")]
 
+    def _forged(self) -> BadInput:
+        return BadInput(f"the log '{self.path}' has an event that no run writes")
+
     def events(self, kinds: Sequence[str] = ()) -> Iterator[Event]:
         """Return the events (of some kinds), in the order in which the strategy received them."""
         which = f"kind IN ({','.join('?' * len(kinds))})" if kinds else f"kind != '{START}'"
@@ -392,12 +394,20 @@ class RunLog:
             f"SELECT time, kind, worker, task, chunk, info FROM events WHERE {which} ORDER BY seq", tuple(kinds)
         ):
             kind = KINDS[name]
-            yield kind(time, *ids[: _IDS.get(kind, 3)], *(json.loads(info) if info else ()))
+            values = [time, *ids[: IDS.get(kind, 3)], *(json.loads(info) if info else ())]
+            try:
+                event = msgspec.convert(values, kind)
+            except msgspec.ValidationError:
+                raise self._forged() from None
+            yield event
 
     def started(self) -> tuple[float, tuple[int, ...]]:
         """Return the time when the strategy was started, in seconds on the run's clock, and the workers present."""
         for time, info in self.rows("SELECT time, info FROM events WHERE kind = ?", (START,)):
-            return float(time), tuple(json.loads(info)[0])
+            try:
+                return float(time), tuple(map(int, json.loads(info)[0]))
+            except (TypeError, ValueError, LookupError, OverflowError):
+                raise self._forged() from None
         raise BadInput(f"the log '{self.path}' does not say when its run started; the run ended before that")
 
 

@@ -78,6 +78,8 @@ def wrong_rows(table: str) -> str:
         }[kind]
         if name == "digest" and kind == "INTEGER":
             wrong = f"typeof({name}) != 'integer'"
+        elif (table, name) == ("events", "kind"):
+            wrong += f" OR kind NOT IN ({', '.join(map(repr, [START, *KINDS]))})"
         elif name in _TIMES:
             wrong += f" OR abs({name}) > 1e300"
         elif name == "weight":  # of a message, or of each block
@@ -91,6 +93,10 @@ def wrong_rows(table: str) -> str:
             wrong += f" OR json_type({name}) != 'array' OR EXISTS ({other})"
         lacks = f"{name} IS NULL"
         conditions.append(f"NOT ({lacks}) AND ({wrong})" if name in _MAY_LACK.get(table, ()) else f"{lacks} OR {wrong}")
+    if table == "events":
+        for least, name in enumerate(("worker", "task", "chunk"), 1):
+            kinds = [kind for kind, event in KINDS.items() if IDS.get(event, 3) >= least]
+            conditions.append(f"{name} IS NULL AND kind IN ({', '.join(map(repr, kinds))})")
     return " OR ".join(f"({condition})" for condition in conditions)
 
 
@@ -113,6 +119,9 @@ KINDS: dict[str, type[Any]] = {
         NoiseMeasured,
     )
 }
+
+# the number of fields among worker, task and chunk that an event has, if it has not all three
+IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1, Leaving: 1}
 
 
 class Summary(msgspec.Struct):

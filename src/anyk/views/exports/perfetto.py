@@ -126,7 +126,9 @@ def _facts(tasks: Tasks, i: int) -> ByName:
     step, version = int(tasks.step[i]), int(tasks.version[i])
     arguments: ByName = {"task": int(tasks.task[i]), "model": tasks.slots[tasks.slot[i]], "version": version}
     if tasks.fate[i] <= LATE:
-        arguments |= {"step": step, "weight": float(tasks.weight[i]), "staleness": step - 1 - version}
+        arguments |= {"step": step, "staleness": step - 1 - version}
+        if math.isfinite(tasks.weight[i]):
+            arguments["weight"] = float(tasks.weight[i])
     elif step > 0:
         arguments["not waited for in step"] = step
     if tasks.fate[i] == CUT and math.isfinite(tasks.late[i]):
