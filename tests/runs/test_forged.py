@@ -113,6 +113,7 @@ def test_rows_that_are_sealed_and_wrong(
         ),
     )
     @example(of="run", changes=[(("works", "send"), 0, 0)])  # seldom found: the log is read for the next task only
+    @example(of="run", changes=[(("events", "info"), "3", 1)])  # JSON, but no list
     def forge(of: str, changes: list[tuple[tuple[str, str], Any, int]]) -> None:
         for left in ("run", "tables"):
             shutil.rmtree(left, ignore_errors=True)

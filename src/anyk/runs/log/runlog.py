@@ -394,10 +394,9 @@ class RunLog:
             f"SELECT time, kind, worker, task, chunk, info FROM events WHERE {which} ORDER BY seq", tuple(kinds)
         ):
             kind = KINDS[name]
-            values = [time, *ids[: IDS.get(kind, 3)], *(json.loads(info) if info else ())]
             try:
-                event = msgspec.convert(values, kind)
-            except msgspec.ValidationError:
+                event = msgspec.convert([time, *ids[: IDS.get(kind, 3)], *json.loads(info or "[]")], kind)
+            except (TypeError, ValueError):  # what is no list, or is of other types
                 raise self._forged() from None
             yield event
 
