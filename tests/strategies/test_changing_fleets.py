@@ -50,7 +50,7 @@ def train(strategy: str, outages=(), *, steps: int = 200, problem=PROBLEM, **mor
     ],
 )
 def test_the_model_does_not_depend_on_who_is_there(strategy: str) -> None:
-    spec = anyk.strategies.with_fleet(strategy, 3, MOST, None)
+    spec = anyk.strategies.with_fleet(strategy, (3, MOST))[0]
     changing, fixed = train(spec, FLEET), train(spec)
     counts = {int(text.split()[0]) for (text,) in changing.log.rows("SELECT text FROM notes WHERE kind = 'fleet'")}
     assert {3, 7, 16} <= counts
@@ -62,7 +62,7 @@ def test_the_model_does_not_depend_on_who_is_there(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["uncoded:wait=0.75n", "bgc:load=3", "pasgd:tau=3"])
 def test_approximate_steps_go_on(strategy: str) -> None:
     """The loss ends where a fixed fleet's does, though the models differ."""
-    spec = anyk.strategies.with_fleet(strategy, 3, MOST, None)
+    spec = anyk.strategies.with_fleet(strategy, (3, MOST))[0]
     changing, fixed = train(spec, FLEET), train(spec)
     assert changing.steps == 200
     assert changing.loss == pytest.approx(fixed.loss, rel=0.1)
@@ -329,7 +329,7 @@ def test_those_who_joined_go_on_if_all_who_began_the_round_are_lost(spec: str) -
 
 def test_receipts_state_the_fleet_of_their_step() -> None:
     """Who is there when a round starts decides; the numbers are those of the messages that were handed out."""
-    run = train(anyk.strategies.with_fleet("frc:stragglers=2", 3, MOST, None), FLEET)
+    run = train(anyk.strategies.with_fleet("frc:stragglers=2", (3, MOST))[0], FLEET)
     starts = [0.0, *(time for (time,) in run.log.rows("SELECT time FROM updates ORDER BY version"))]
     handed = "SELECT worker, work FROM chunks WHERE version = ? ORDER BY task"
     works = queries.works(run.log)
