@@ -27,7 +27,8 @@ class Optimizer(AbstractContextManager["Optimizer"]):
     ``optimizer`` has the parameters of ``problem.module``, the module from which the problem was made; its groups,
     schedulers and state work as without anyk. :meth:`step` has workers compute the partial gradients at the module's
     parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step, with its learning rates times
-    the strategy's factor, if it has one (``lr_scale``). ``prepare`` is called in between, for example to clip. Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
+    the strategy's factor, if it has one (``lr_scale``). ``prepare`` is called in between, for example to clip.
+    Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
     :func:`anyk.rounds` (``evaluate``, ``seconds``, ``out``, ``go_on``, ``callbacks``, …); the run folder also stores
     the state of ``optimizer``. The run ends with :meth:`close` or the ``with`` block, or at ``steps``.
 

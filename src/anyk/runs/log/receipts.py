@@ -46,9 +46,10 @@ class Receipt:
 
     ``weights``: the weight of each partition, shape (partitions,). ``used``: worker, task, weight and staleness of each
     message, in versions. ``samples``: the number of samples of each message (of local work in each of its steps; None
-    without a problem, and with ``order=epoch``, whose batches vary). ``cut_off``: chunks that were not waited for. ``spare``: workers whose messages had arrived but
-    were not needed. ``rest``: all other workers, still at work or absent. ``fleet``: of a fleet that changes, its
-    number of workers, the imbalance of their shares, and how many may leave without moving data.
+    without a problem, and with ``order=epoch``, whose batches vary). ``cut_off``: chunks that were not waited for.
+    ``spare``: workers whose messages had arrived but were not needed. ``rest``: all other workers, still at work or
+    absent. ``fleet``: of a fleet that changes, its number of workers, the imbalance of their shares, and how many may
+    leave without moving data.
     """
 
     slot: str
