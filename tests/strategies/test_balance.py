@@ -87,6 +87,8 @@ def test_receipts_say_of_how_many_samples_a_message_is_made() -> None:
     assert trained("uncoded:shares=3/1/1/2").receipt(2).samples == (70, 23, 23, 46)
     assert trained("uncoded:shares=3/1/1/2,batch=7").receipt(2).samples == (12, 4, 4, 8)
     assert trained("pasgd:tau=2,shares=3/1/1/2").receipt(1).samples == (70, 23, 23, 46)
+    # 41 rows in 6 parts of up to 7: a part of an epoch rarely has as many rows as a batch
+    assert trained("uncoded:batch=7,order=epoch").receipt(2).samples == (None,) * 4
 
 
 def test_k_sync_with_shares_divides_by_the_share_of_the_samples_that_came() -> None:

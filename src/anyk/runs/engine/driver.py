@@ -179,7 +179,7 @@ class Driver:
         present = tuple(sorted(self.present))
         rounds = 0 if earlier is None else earlier.rounds
         if self.log is not None:
-            self.log.start(self._now, present, rounds, self.ledger.sizes)
+            self.log.start(self._now, present, rounds, () if self.layout.epochs else self.ledger.sizes)
         self._obey(self.running.start(Fleet(self.layout.workers, present, self._now, rounds)))
         self._answer()
 
