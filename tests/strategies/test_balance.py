@@ -264,6 +264,21 @@ def test_schedules_of_any_kind(spec: str) -> None:
         check_strategy(anyk.strategy(spec, workers=6), seed=seed)
 
 
+def test_shares_are_reconsidered_after_ten_rounds_that_were_measured() -> None:
+    rule, changed = Balance(), []
+    own = rule.start(Uncoded(4).cut([16] * 4))
+    for number in range(60):
+        slow = 2.0 if number > 16 else 1.0
+        for group in range(4):
+            rule.reply(own, group, 1.0 if group else slow)
+            rule.reply(own, group, 9.0)  # of another worker of the group
+        own.disturbed = number == 5
+        sizes = rule.ended(own, slow)
+        if sizes is not None:
+            changed.append((number + 1, sizes))
+    assert changed[0] == (2 + 1 + 30, [9, 19, 18, 18])  # two rounds are cold, one is disturbed, 30 are measured
+
+
 def test_a_resumed_run_goes_on_with_the_shares_it_had(tmp_path: Any) -> None:
     law = "hetero:means=0.4/0.1/0.1/0.1,per=load"
     whole = trained("uncoded:balance=auto", steps=60, delays=law)
