@@ -212,6 +212,8 @@ class Launch:
             log.truncate(0)  # a run that ended before its first checkpoint starts again
         else:
             log.truncate(saved.state["seq"], saved.state["seal"])
+            if saved.digest not in queries.checkpoint_digests(log, log.seq):  # the run ended before it was listed
+                log.checkpoint(log.seq, saved.digest)
             if saved.instead is not None and self._folder is not None:
                 checkpoints.set_aside(self._folder)
                 log.note(saved.state["time"], "older checkpoint", saved.instead)
@@ -352,6 +354,8 @@ class Launch:
         if self._writer.busy:
             self._log.checkpoint(*self._writer.finish())
         log = self._log
+        if self._saved is not None and log.seq == self._saved.state["seq"]:
+            log.seq += 1  # no two checkpoints have the same number
         log.flush(lasting=True)  # the log must contain all that a checkpoint does
         state = self.driver.state() | {"every": self._evaluator.every, "seal": log.seal}
         states, arrays = callback_states.saved(self._hooks.callbacks)
