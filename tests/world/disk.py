@@ -38,9 +38,10 @@ class _Log(NamedTuple):
 
     main: bytes
     ahead: bytes
+    cut: int | None = None  # bytes of ``ahead`` that are there; None: all
 
     def files(self) -> dict[str, bytes]:
-        return {_LOG: self.main} | ({_AHEAD: self.ahead} if self.ahead else {})
+        return {_LOG: self.main} | ({_AHEAD: self.ahead[: self.cut]} if self.ahead else {})
 
 
 class Disk:
@@ -105,7 +106,7 @@ class Disk:
         before, log = self._logs[-1].ahead if self._logs else b"", self._read_log()
         if len(log.ahead) > len(before):
             cuts = (len(before) + len(log.ahead)) // 2, len(log.ahead) - _LAST
-            self.torn = [_Log(log.main, log.ahead[:cut]) for cut in cuts]
+            self.torn = [log._replace(cut=cut) for cut in cuts]
         self._logs.append(log)
         self.pause(f"half of {what}")
         self.torn = []
