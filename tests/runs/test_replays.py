@@ -1,10 +1,12 @@
 """Any run replays: every strategy, ended by steps or by seconds, simulated and on processes."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
 import anyk
+from anyk.runs.log.runlog import RunLog
 from anyk.strategies import registry
 from anyk.testing import Squares
 
@@ -74,20 +76,35 @@ def test_a_run_that_was_resumed_replays(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spec", "kept"),
+    ("spec", "kept", "first"),
     [
-        ("diloco:tau=3,inner=adamw", "optimiser states"),
-        ("pasgd:tau=3,inner=momentum,keep=true", "optimiser states"),
-        ("compressed:of=sync,by=(top-k:share=0.5)", "error feedback"),
+        ("diloco:tau=3,inner=adamw", "optimiser states", 5),
+        ("pasgd:tau=3,inner=momentum,keep=true", "optimiser states", 5),
+        ("compressed:of=sync,by=(top-k:share=0.5)", "error feedback", 5),
+        ("compressed:of=sync,by=(top-k:share=0.5)", "error feedback", None),  # that no task has continued yet
     ],
 )
-def test_what_workers_forget_on_resume_is_told_and_replayed(spec, kept, tmp_path, monkeypatch):
+def test_what_workers_forget_on_resume_is_told_and_replayed(spec, kept, first, tmp_path, monkeypatch):
     """On a cluster that does not save it, as Ray and MPI."""
     plan = anyk.clusters.Processes._plan_memory
     monkeypatch.setattr(anyk.clusters.Processes, "_plan_memory", lambda *of: replace(plan(*of), state_bytes=0))
     optimizer = anyk.optimizers.GD(lr=0.05)
     cluster = anyk.clusters.Processes(3)
-    anyk.train(Squares(3), spec, cluster, optimizer=optimizer, steps=5, out=tmp_path / "run").close()
+
+    class Killed(BaseException):
+        pass
+
+    def listed(log, seq, digest):
+        listing(log, seq, digest)
+        if first is None and log.rows("SELECT 1 FROM updates"):
+            raise Killed
+
+    listing = RunLog.checkpoint
+    monkeypatch.setattr(RunLog, "checkpoint", listed)
+    more = {"steps": first or 5, "checkpoint_every": 10.0 if first else 0.0}
+    with nullcontext() if first else pytest.raises(Killed):
+        anyk.train(Squares(3), spec, cluster, optimizer=optimizer, out=tmp_path / "run", **more).close()
+    monkeypatch.setattr(RunLog, "checkpoint", listing)
     told = []
     for steps in (9, 12):
         with anyk.resume(tmp_path / "run", problem=Squares(3), steps=steps, tell=told.append) as run:

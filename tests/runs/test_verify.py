@@ -13,6 +13,8 @@ from anyk.cli import main
 from anyk.runs.callbacks import Watching
 from anyk.runs.folder import checkpoints
 from anyk.runs.folder.config import NAME, read_config, write_plain
+from anyk.runs.log.runlog import RunLog
+from anyk.testing import Squares
 
 SETTING = {"workers": 4, "delays": "exp:mean=1", "seed": 1}
 
@@ -62,6 +64,31 @@ def test_a_whole_folder(folder):
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     assert run("verify", folder.parent).exit_code == 2
     assert "is not a run folder: it has neither" in run("verify", folder.parent).output
+
+
+def test_a_checkpoint_that_is_being_written_is_no_damage(tmp_path, monkeypatch):
+    """The log does not list it yet; nor does it if the driver is killed meanwhile."""
+
+    class Killed(BaseException):
+        pass
+
+    def list_some(log, seq, digest):
+        if unlisted:
+            raise Killed
+        if log.rows("SELECT 1 FROM updates WHERE version = 3"):
+            unlisted.append(seq)
+        else:
+            listing(log, seq, digest)
+
+    unlisted, listing = [], RunLog.checkpoint
+    monkeypatch.setattr(RunLog, "checkpoint", list_some)
+    with pytest.raises(Killed):
+        anyk.train(Squares(4), "frc:load=2", "simulated", workers=4, out=tmp_path / "run", checkpoint_every=0.0)
+    assert damaged(tmp_path / "run") == set()
+    with sqlite3.connect(tmp_path / "run" / "log.sqlite") as db:
+        events = [seq for (seq,) in db.execute("SELECT seq FROM events ORDER BY seq")]
+    db.close()
+    assert unlisted[0] + 1 not in events and unlisted[0] + 2 in events
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 import anyk
 from anyk.clusters import Simulated
+from anyk.runs import launch
 from anyk.runs.callbacks import Watching
 from anyk.runs.folder import checkpoints
 from anyk.runs.log.runlog import RunLog
@@ -57,6 +58,31 @@ def test_a_bit_flipped_in_a_checkpoint_is_found_and_the_one_before_is_used(tmp_p
     assert "older checkpoint" in notes
     *same, notes = resumed(tmp_path / "run")  # the damaged one is out of the way
     assert tuple(same) == whole and notes.count("older checkpoint") == 1
+
+
+def test_a_checkpoint_that_the_log_does_not_list_and_one_at_the_same_event_are_both_whole(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    def resume():
+        told = []
+        anyk.resume(tmp_path / "run", problem=Squares(4), tell=told.append).close()
+        assert "the checkpoint before" not in told[0]
+
+    monkeypatch.setattr(launch, "changes", lambda began: ["numpy 3 (was 2)"])  # a note, so that checkpoints differ
+    with monkeypatch.context() as patch, pytest.raises(Killed):  # after writing the last checkpoint
+        patch.setattr(checkpoints.CheckpointWriter, "finish", killed)
+        trained(tmp_path / "run")
+    resume()
+    assert anyk.verify(tmp_path / "run").whole
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoints.CheckpointWriter, "finish", killed)
+        resume()
+    resume()
+    assert anyk.verify(tmp_path / "run").whole
 
 
 def test_a_checkpoint_or_a_log_that_is_missing_is_never_passed_over(tmp_path):

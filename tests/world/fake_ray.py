@@ -36,7 +36,9 @@ class Reference:
         self.error: RayError | None = None
 
 
-class _Lock:
+class Lock:
+    """A lock of threads."""
+
     def __init__(self, kernel: Kernel) -> None:
         self._kernel, self.held = kernel, False
 
@@ -53,7 +55,7 @@ class _Lock:
 
 
 class _Condition:
-    def __init__(self, kernel: Kernel, lock: _Lock) -> None:
+    def __init__(self, kernel: Kernel, lock: Lock) -> None:
         self._kernel, self._lock = kernel, lock
 
     def __enter__(self) -> None:
@@ -245,7 +247,7 @@ def installed(kernel: Kernel, time: Any, os: Any, crashed: Callable[[], None]) -
         return SimpleNamespace(start=lambda: kernel.start(target, f"{leader.name} run", thread_of=leader))
 
     threading = SimpleNamespace(
-        Lock=lambda: _Lock(kernel), Condition=lambda lock: _Condition(kernel, lock), Thread=thread
+        Lock=lambda: Lock(kernel), Condition=lambda lock: _Condition(kernel, lock), Thread=thread
     )
     replaced = [
         (

@@ -178,6 +178,7 @@ class Kernel:
         self.now = 0.0
         self.calls, self._longest = 0, longest
         self.processes: dict[int, Process] = {}
+        self._living: dict[int, Process] = {}  # those that have not ended
         self.crashes: list[tuple[str, BaseException]] = []
         self.over = False
         self.trace: list[tuple[Any, ...]] = []
@@ -212,7 +213,7 @@ class Kernel:
         if thread_of is not None:
             process.leader, process.files, process.environ = thread_of.leader, thread_of.files, thread_of.environ
         self._next_pid += 1
-        self.processes[process.pid] = process
+        self.processes[process.pid] = self._living[process.pid] = process
         self._ready.append(process)
         return process
 
@@ -237,7 +238,7 @@ class Kernel:
             self._running = None
 
     def _alive(self) -> list[Process]:
-        return [process for process in self.processes.values() if not process.ended]
+        return list(self._living.values())
 
     def _wake(self) -> None:
         for process in self._alive():
@@ -300,6 +301,7 @@ class Kernel:
     def end(self, process: Process, status: int) -> None:
         """End a process: close its files, tell its parent, and end the children that are bound to it."""
         process.ended, process.status, process.ready, process.stopped = True, status, None, False
+        self._living.pop(process.pid, None)
         with contextlib.suppress(ValueError):
             self._ready.remove(process)
         if process.leader is not process:

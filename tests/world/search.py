@@ -1,6 +1,6 @@
 """Seeds that fail, and the fewest deviations from an undisturbed run with which they still do.
 
-As a program it runs seeds, as ``scripts/soak world`` does: ``python -m world.search [--seeds N] [--first SEED]``.
+As a program it runs seeds, as ``scripts/soak world`` does: ``python -m world.search [--seeds N] [--first SEED] [--runs KIND]``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from .auditors import Broken
 from .choices import Deviations
+from .folder import FolderWorld
 from .kernel import Deadlock, Endless
-from .world import FAMILIES, NOT_MPI, Options, World, on_mpi
+from .world import ENDINGS, FAMILIES, NOT_MPI, Options, World, in_folder, on_mpi
 
 # what has to happen in a long series of seeds, besides every family of faults
 STATES = (
@@ -26,6 +27,9 @@ STATES = (
 
 
 NOT_ON_MPI = {*NOT_MPI, "restarted", "helper replaced"}
+
+
+ENDED = ("saved", "resumed", "from a checkpoint", "begun again", "interrupted", "interrupted at once")  # in folders
 
 
 class Failure(NamedTuple):
@@ -47,7 +51,8 @@ class Failure(NamedTuple):
 
 def attempt(seed: int, options: Options | None = None, only: Deviations | None = None) -> Failure | World:
     """Run a seed; return its world, or what failed."""
-    world = World(seed, options=options, only=only)
+    kind = FolderWorld if options is not None and options.folder is not None else World
+    world = kind(seed, options=options, only=only)
     try:
         world.run()
         return world
@@ -113,13 +118,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak world")
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--cluster", choices=("processes-and-ray", "mpi"), default="processes-and-ray")
+    kinds = {"memory": Options.draw, "mpi": on_mpi, "folder": in_folder}
+    parser.add_argument("--runs", choices=tuple(kinds), default="memory", help="in memory, there on MPI, or in folders")
     chosen = parser.parse_args()
     began = time.monotonic()
-    mpi, calls = chosen.cluster == "mpi", hashlib.sha256()
-    failure, happened = search(range(chosen.first, chosen.first + chosen.seeds), on_mpi if mpi else Options.draw, calls)
+    kind, calls = chosen.runs, hashlib.sha256()
+    failure, happened = search(range(chosen.first, chosen.first + chosen.seeds), kinds[kind], calls)
     if failure is not None:
-        print(f"scripts/soak world --first {failure.seed} --seeds 1 --cluster {chosen.cluster}\n{failure}")
+        print(f"scripts/soak world --first {failure.seed} --seeds 1 --runs {kind}\n{failure}")
         least = shrink(failure)
         print(f"shrunk to {len(least.deviations)} deviations: {least}\n{first_difference(least)}")
         for call in least.trace[-12:]:
@@ -127,7 +133,8 @@ def main() -> int:
         return 1
     print(f"{chosen.seeds} seeds in {time.monotonic() - began:.0f} s: {dict(sorted(happened.items()))}")
     print(f"hash of all calls: {calls.hexdigest()[:16]}")
-    missing = [name for name in (*FAMILIES, *STATES) if not happened[name] and not (mpi and name in NOT_ON_MPI)]
+    expected = {"memory": {*FAMILIES, *STATES}, "mpi": {*FAMILIES, *STATES} - NOT_ON_MPI, "folder": {*ENDINGS, *ENDED}}
+    missing = [name for name in sorted(expected[kind]) if not happened[name]]
     if chosen.seeds >= 1000 and missing:
         print(f"never happened: {', '.join(missing)}")
         return 1

@@ -27,12 +27,16 @@ from . import fake_mpi, fake_ray
 from .kernel import EndOf, Kernel, Memory, MemoryFile, Open, Pipe, ReadEnd, SocketEnd, WriteEnd
 
 
-class _Time:
+class Time:
+    """The part of ``time`` that anyk uses."""
+
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
 
     def monotonic(self) -> float:
         return self._kernel.now
+
+    perf_counter = monotonic
 
     def sleep(self, seconds: float) -> None:
         self._kernel.call("sleep")
@@ -336,7 +340,7 @@ class _Popen:
 @contextlib.contextmanager
 def installed(kernel: Kernel) -> Iterator[_Os]:
     """Let the kernel carry out the calls of the ``processes`` cluster while the context lasts; yield its ``os``."""
-    time, os, select = _Time(kernel), _Os(kernel), _Select(kernel)
+    time, os, select = Time(kernel), _Os(kernel), _Select(kernel)
     sockets = _SocketModule(kernel)
     subprocess = SimpleNamespace(
         Popen=type("Popen", (_Popen,), {"kernel": kernel}),

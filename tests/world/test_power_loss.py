@@ -22,10 +22,12 @@ SETTING: dict[str, Any] = {"cluster": "simulated", "workers": 4, "delays": "exp:
 
 def images_of_a_run(folder: Path) -> list[Image]:
     """What may be left of a run, at every call that makes something durable."""
+    images: list[Image] = []
     disk = Disk(folder)
+    disk.pause = lambda when: images.extend(disk.left(when))
     with disk.observed():
         anyk.train(Squares(4), "frc:load=2", steps=STEPS, out=folder, checkpoint_every=0.0, **SETTING).close()
-    return [image for image in disk.images if "run.toml" in image.files]
+    return [image for image in images if "run.toml" in image.files]
 
 
 def lost(images: list[Image], folder: Path) -> str | None:

@@ -44,6 +44,7 @@ FAMILIES = (
     "stop driver", "kill driver", "checkpoint", "question", "lose worker", "freeze worker", "half open", "clock jump",
     "interrupt", "drain",
 )  # fmt: skip
+ENDINGS = ("kill driver", "power loss", "interrupt")  # faults that end the driver
 NOT_MPI = ("kill helper", "stop helper", "no fork", "no memory", "half open", "lose worker", "drain")
 SYSTEM = ("kill helper", "stop helper", "no fork", "no memory", "half open")  # only of the processes cluster
 TOLERANT = (  # strategies that make progress although one worker never answers, and does not end
@@ -75,6 +76,16 @@ _EXPLAINED = {
 
 
 @dataclass
+class FolderOptions:
+    """How a run writes its folder."""
+
+    every: float  # seconds between checkpoints
+    commits: float  # seconds between commits of the log
+    evaluate: str | None
+    rate: float  # probability of a fault at a call that writes
+
+
+@dataclass
 class Options:
     """The circumstances of a run, drawn from its seed."""
 
@@ -91,6 +102,7 @@ class Options:
     most: int  # deviations of each stream
     reversal: float  # probability that two replies that have arrived together are taken in the other order
     buffers: int  # reply buffers of a worker
+    folder: FolderOptions | None = None
 
     @classmethod
     def draw(cls, seed: int) -> Options:
@@ -124,6 +136,23 @@ def on_mpi(seed: int) -> Options:
     return replace(options, cluster="mpi", families=families)
 
 
+def in_folder(seed: int) -> Options:
+    """Return the circumstances of a seed, with a folder, and faults that end the driver."""
+    draw = random.Random(f"{seed} folder")
+    options = Options.draw(seed)
+    cluster = draw.choice(("processes", "processes", "ray", "mpi"))
+    missing = {"processes": (), "ray": SYSTEM, "mpi": NOT_MPI}[cluster]
+    others = [family for family in options.families if family not in (*missing, *ENDINGS, "checkpoint")]
+    families = tuple(sorted(draw.sample(ENDINGS, draw.choice((1, 2, 3))) + others[: draw.choice((0, 1, 2))]))
+    folder = FolderOptions(
+        draw.choice((0.0, 0.003, 0.01, 0.05)),
+        draw.choice((0.0, 0.002, 0.02, 0.15)),
+        draw.choice((None, "every=3", "", "every=5,where=workers")),
+        draw.choice((0.001, 0.005, 0.02)),
+    )
+    return replace(options, cluster=cluster, families=families, folder=folder)
+
+
 @dataclass
 class Outcome:
     """The end of a run: its steps, what happened, and the sentence with which it failed, if it did."""
@@ -143,8 +172,14 @@ class World:
         self.seed, self.options = seed, options or Options.draw(seed)
         self.choices = Choices(seed, self.options.most, only)
         options = self.options
-        self.kernel = kernel = Kernel(self.choices, preemption=options.preemption, capacity=options.capacity)
+        self.kernel = kernel = Kernel(
+            self.choices,
+            preemption=options.preemption,
+            capacity=options.capacity,
+            longest=40_000 if options.folder is None else 200_000,
+        )
         self.happened = Counter[str]()
+        self._faults_left = _FAULTS
         self._menu = self._faults()
         self._saved: tuple[str, dict[str, Any], dict[int, Any]] | None = None
         self._history: dict[tuple[str, int], Any] = {}
@@ -212,19 +247,22 @@ class World:
         return menu
 
     def _disturb(self, where: str) -> None:
-        if self._interrupts and where == "driver" and not self._busy:
+        # in the constructor of Popen it would leave what only the garbage collector closes
+        if self._interrupts and where == "driver" and not self._busy and self.kernel.current.doing != "started":
             self._interrupts -= 1
             self._hear_interrupt()
-        if self._faults_so_far() >= _FAULTS or not self._menu or self._busy:
+        if self._menu and not self._busy:
+            self._choose_fault(where, self._menu, self.options.rate)
+
+    def _choose_fault(self, where: str, menu: list[tuple[str, Callable[[], bool]]], rate: float) -> None:
+        if self._faults_left == 0:
             return
-        option = self.choices.choose("faults", where, len(self._menu) + 1, self.options.rate)
+        option = self.choices.choose("faults", where, len(menu) + 1, rate)
         if option:
-            family, fault = self._menu[option - 1]
+            family, fault = menu[option - 1]
             if fault():
                 self.happened[family] += 1
-
-    def _faults_so_far(self) -> int:
-        return sum(self.happened[family] for family in self.options.families)
+                self._faults_left -= family in self.options.families
 
     def _find(self, name: str) -> Any:
         found = [each for each in self.kernel.processes.values() if each.name.startswith(name) and not each.ended]
@@ -346,6 +384,7 @@ class World:
                     self._save = self._ask = self._begun = self._closing = False
                     self._interrupts = self._raised = 0
                     self._questions.clear()
+                    self._prepare()
                     process = kernel.start(lambda: self._drive(os.mpi), "driver")
                     kernel.run(process)
                     self._busy = True
@@ -356,7 +395,7 @@ class World:
                         raise kernel.crashes[0][1]
                     if process.status == 0:
                         break
-                    self.happened["resumed"] += self._saved is not None
+                    self.happened["resumed"] += self._begun_before()
             finally:
                 kernel.close_all()  # before the system's own calls are back
         assert self._driver is not None
@@ -365,10 +404,20 @@ class World:
             raise auditors.Broken("progress", f"{steps} of {self.options.steps} steps, and no reason")
         return Outcome(steps, kernel.calls, self.explained, self.choices.deviations, self.happened, kernel.trace)
 
+    def _prepare(self) -> None:
+        """Do what there is to do before the next driver starts."""
+
+    def _begun_before(self) -> bool:
+        """Return whether the next driver resumes the run."""
+        return self._saved is not None
+
+    def _start_ranks(self, program: Program) -> None:
+        program.start(self.options.workers, lasting=random.Random(f"{self.seed} mpi").random() < 0.5)
+
     def _drive(self, program: Program) -> None:
         options, kernel = self.options, self.kernel
         if options.cluster == "mpi":
-            program.start(options.workers, lasting=random.Random(f"{self.seed} mpi").random() < 0.5)
+            self._start_ranks(program)
         before = {"files": len(kernel.current.files)}
         saved = {} if self._saved is None else json.loads(self._saved[0])["versions"]
         self._history = {key: w for key, w in self._history.items() if key[1] <= saved.get(key[0], -1)}
@@ -405,13 +454,7 @@ class World:
                 self._check_losses(driver)
                 self._closing = True
         except anyk.RunFailed as error:
-            causes = {fault for why, faults in _EXPLAINED.items() if why in str(error) for fault in faults}
-            if options.cluster == "mpi" and "lose worker" in causes:
-                causes.add("kill worker")  # a rank that has died is not replaced
-            if not any(self.happened[fault] for fault in causes):
-                raise auditors.Broken("progress", f"the run failed: {error}") from error
-            self.explained = str(error)
-            self._happens(cluster, driver)
+            self._explain(error)
         except KeyboardInterrupt:
             self.happened["interrupted at once"] += 1
             if options.cluster == "mpi":
@@ -428,6 +471,17 @@ class World:
         auditors.check_ended(kernel, before)
         if driver.interrupted and driver.step < options.steps and self.explained is None:
             kernel.exit(130)
+
+    def _explain(self, error: anyk.RunFailed) -> None:
+        """Note why the run has failed; raise if none of the faults explains it."""
+        causes = {fault for why, faults in _EXPLAINED.items() if why in str(error) for fault in faults}
+        if self.options.cluster == "mpi" and "lose worker" in causes:
+            causes.add("kill worker")  # a rank that has died is not replaced
+        if not any(self.happened[fault] for fault in causes):
+            raise auditors.Broken("progress", f"the run failed: {error}") from error
+        self.explained = str(error)
+        if self._driver is not None:
+            self._happens(self._driver.cluster, self._driver)
 
     def _on_event(self, driver: Driver) -> None:
         self._busy = True  # auditors are not disturbed

@@ -17,7 +17,7 @@ from anyk.clusters.remote.losses import LossUnknown
 from anyk.errors import RunFailed, describe_error
 from anyk.problems.base import Vector, abilities_of
 from anyk.problems.many import each_of, problem_of
-from anyk.protocol import Lost
+from anyk.protocol import Lost, Strategy
 from anyk.runs.callbacks import EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
@@ -212,10 +212,12 @@ class Launch:
             log.truncate(0)  # a run that ended before its first checkpoint starts again
         else:
             log.truncate(saved.state["seq"], saved.state["seal"])
+            if saved.digest not in queries.checkpoint_digests(log, log.seq):  # the run ended before it was listed
+                log.checkpoint(log.seq, saved.digest)
             if saved.instead is not None and self._folder is not None:
                 checkpoints.set_aside(self._folder)
                 log.note(saved.state["time"], "older checkpoint", saved.instead)
-            if lost := lost_on_resume(saved, self._cluster, log):
+            if lost := lost_on_resume(saved, self._strategy, self._cluster, log):
                 log.note(saved.state["time"], RESET, lost)
             if changed := changes(self._config.environment):
                 log.note(saved.state["time"], "resumed", f"with {', '.join(changed)}")
@@ -352,6 +354,8 @@ class Launch:
         if self._writer.busy:
             self._log.checkpoint(*self._writer.finish())
         log = self._log
+        if self._saved is not None and log.seq == self._saved.state["seq"]:
+            log.seq += 1  # no two checkpoints have the same number
         log.flush(lasting=True)  # the log must contain all that a checkpoint does
         state = self.driver.state() | {"every": self._evaluator.every, "seal": log.seal}
         states, arrays = callback_states.saved(self._hooks.callbacks)
@@ -452,10 +456,10 @@ class Launch:
         return divergence(evaluations, self._config.lr, self._config.metric, self._config.better)
 
 
-def lost_on_resume(saved: checkpoints.Saved, cluster: Cluster, log: RunLog) -> str | None:
+def lost_on_resume(saved: checkpoints.Saved, strategy: Strategy, cluster: Cluster, log: RunLog) -> str | None:
     """Return a sentence on the states of workers that a resumed run has lost; not all clusters save them."""
     in_checkpoint = cluster.virtual or any(key.startswith("cluster/state/") for key in saved.vectors)
-    states = [] if in_checkpoint else sorted(queries.continued_states(log))
+    states = [] if in_checkpoint or not strategy.layout.stateful else sorted(queries.kept_states(log))
     return f"the workers start with fresh {' and '.join(states)}: what they had is not saved" if states else None
 
 

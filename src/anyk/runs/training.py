@@ -203,7 +203,7 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
     with locked(folder):
         with RunLog.reading(folder / "log.sqlite", prefix=True) as complete:  # before anything is changed
             saved = checkpoints.newest(folder, complete, or_older=True)
-            if saved is not None and (lost := lost_on_resume(saved, prepared.cluster, complete)):
+            if saved is not None and (lost := lost_on_resume(saved, strategy, prepared.cluster, complete)):
                 _tell(prepared, lost)
         check_further = strategy.facts.check_further
         if check_further and saved and previous and steps != previous:

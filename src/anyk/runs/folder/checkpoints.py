@@ -29,10 +29,11 @@ OLDER = "checkpoint.older.safetensors"
 
 
 class Saved(NamedTuple):
-    """A checkpoint to resume from; ``name``: its file; ``instead``: the reason if it is not the newest."""
+    """A checkpoint to resume from and its digest; ``name``: its file; ``instead``: the reason if it is not the newest."""
 
     state: dict[str, Any]
     vectors: dict[str, Vector]
+    digest: str
     name: str = NAME
     instead: str | None = None
 
@@ -182,7 +183,7 @@ def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
         logged = queries.digest(log, slot, version)
         if logged is not None and logged != keyed.digest(vectors[f"model/{slot}/{version}"]):
             raise BadInput(f"the checkpoint '{path}' holds another model than the log records for version {version}")
-    return Saved(state, vectors, name)
+    return Saved(state, vectors, digest, name)
 
 
 def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None:

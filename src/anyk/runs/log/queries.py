@@ -111,10 +111,12 @@ def works(log: RunLog) -> dict[int, Work]:
     return {number: Work(json.loads(p), json.loads(c), batch) for number, p, c, batch in rows}
 
 
-def continued_states(log: RunLog) -> set[str]:
-    """Return the states that workers continued from task to task: ``optimiser states``, ``error feedback``."""
-    rows = log.rows("SELECT DISTINCT compress != '' FROM works WHERE state >= 0")
-    return {"error feedback" if compressed else "optimiser states" for (compressed,) in rows}
+def kept_states(log: RunLog) -> set[str]:
+    """Return what workers keep for their next tasks, if their tasks do: ``optimiser states``, ``error feedback``."""
+    if not log.rows("SELECT 1 FROM events WHERE kind = 'Reply' LIMIT 1"):
+        return set()
+    rows = log.rows("SELECT DISTINCT compress != '' FROM works")
+    return {"error feedback" if compressed else "optimiser states" for (compressed,) in rows} or {"states"}
 
 
 def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:

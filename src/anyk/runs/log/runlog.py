@@ -72,11 +72,13 @@ class RunLog:
             # one thread at a time uses the connection: first the driver, then readers
             db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
             db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=NORMAL")
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            db.execute("BEGIN")
             for name, create in SCHEMA.items():
                 if name not in tables:
                     db.execute(create)
+            db.execute("COMMIT")  # survives a loss of power, unlike commits from here on
+            db.execute("PRAGMA synchronous=NORMAL")
         except sqlite3.Error as error:
             if db is not None:
                 db.close()
