@@ -631,7 +631,8 @@ class World:
                 self.alarms[command.name] = command.time
             else:
                 assert isinstance(command, Stop) and command.failed
-                assert command.reason.startswith(f"step {self.version} cannot be taken under '{self.strategy.spec}'")
+                step = f"step {self.version} cannot be taken under '{self.strategy.spec}'"
+                assert command.reason.startswith((step, "every worker has been given up"))
                 assert not self.pending and len(self.present) + len(self.gone) == WORKERS  # nobody was left to wait for
                 self.stopped = command
 
