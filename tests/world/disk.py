@@ -167,7 +167,9 @@ class Disk:
                 if sql.startswith("PRAGMA synchronous="):
                     self._lasting = sql.endswith("FULL")
                 elif sql == "COMMIT" or (sql.startswith(("CREATE", "PRAGMA journal_mode")) and not self.in_transaction):
-                    kind = "the log's creation" if sql != "COMMIT" else "a lasting commit" if self._lasting else "a commit"
+                    kind = (
+                        "the log's creation" if sql != "COMMIT" else "a lasting commit" if self._lasting else "a commit"
+                    )
                     disk._commit(kind, lasting=self._lasting)
                 return made
 

@@ -154,7 +154,13 @@ class FolderWorld(World):
     def _disturb(self, where: str) -> None:
         super()._disturb(where)
         process = self.kernel._running
-        if where != "clock" and process is not None and process.doing == "disk" and not self._busy and not process.ended:
+        if (
+            where != "clock"
+            and process is not None
+            and process.doing == "disk"
+            and not self._busy
+            and not process.ended
+        ):
             menu = [fault for fault in self._menu if fault[0] in ("kill driver", "power loss", "interrupt")]
             self._choose_fault(f"{where} writes", menu, self._folder.rate)
 
@@ -393,7 +399,7 @@ class FolderWorld(World):
             w = self._history.get((slot, version))
             if w is None or keyed.digest(w) != digest:
                 raise Broken("log", f"the log has another model of version {version}")
-        logged = {slot: version for slot, version in log.rows("SELECT slot, max(version) FROM updates GROUP BY slot")}
+        logged = dict(log.rows("SELECT slot, max(version) FROM updates GROUP BY slot"))
         if any(logged.get(slot, 0) != version for slot, version in driver.versions.newest.items()):
             raise Broken("log", f"the log ends at {logged}, the run at {driver.versions.newest}")
         counts = run.ledger
@@ -412,7 +418,9 @@ class FolderWorld(World):
         verified = anyk.verify(folder)
         if not verified.whole:
             raise Broken("folder", f"{[str(check) for check in verified.checks if check.whole is False]}")
-        names = {path.name for path in folder.iterdir()} - (_KEPT if self._complete else {path.name for path in folder.iterdir()})
+        names = {path.name for path in folder.iterdir()} - (
+            _KEPT if self._complete else {path.name for path in folder.iterdir()}
+        )
         if names or any((self._place / "temporary").iterdir()):
             raise Broken("remains", f"{names or list((self._place / 'temporary').iterdir())} are left behind")
         if self._complete:

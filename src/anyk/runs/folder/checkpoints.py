@@ -29,7 +29,7 @@ OLDER = "checkpoint.older.safetensors"
 
 
 class Saved(NamedTuple):
-    """A checkpoint to resume from and its digest; ``name``: its file; ``instead``: the reason if it is not the newest."""
+    """A checkpoint to resume from, its digest and file ``name``; ``instead``: the reason if it is not the newest."""
 
     state: dict[str, Any]
     vectors: dict[str, Vector]
