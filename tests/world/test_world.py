@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from world.safeguards import SAFEGUARDS, Safeguard
-from world.search import STATES, Failure, attempt, search, shrink
-from world.world import FAMILIES, SYSTEM, Options, World, on_mpi
+from world.safeguards import IN_FOLDERS, SAFEGUARDS, Safeguard
+from world.search import ENDED, STATES, Failure, attempt, search, shrink
+from world.world import ENDINGS, FAMILIES, SYSTEM, Options, World, in_folder, on_mpi
 
 pytestmark = pytest.mark.in_process
 
@@ -28,6 +32,26 @@ def test_nothing_breaks_on_mpi() -> None:
     assert {name for name in expected if not happened[name]} == set()
 
 
+def run_apart(check: str, *arguments: str) -> None:
+    """Run a function of this file in a program of its own, as killed drivers leave memory and files open in it."""
+    code = f"import sys; from world import test_world; test_world.{check}(*sys.argv[1:])"
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def check_folders() -> None:
+    failure, happened = search(range(80), in_folder)
+    assert failure is None, str(failure)
+    assert {name for name in (*ENDINGS, *ENDED, "damage") if not happened[name]} == set()
+
+
+def test_nothing_breaks_in_folders() -> None:
+    """Also when drivers die, again and again, or power is lost: the folder is whole, and its replay has the same bits."""
+    run_apart("check_folders")
+
+
 def test_a_seed_determines_every_call() -> None:
     """Also the seed's deviations alone do, without any random number."""
     for seed in (4, 5, 6):
@@ -45,6 +69,30 @@ def focused(safeguard: Safeguard, seed: int) -> Options:
     rate = max(options.rate, 0.01) if safeguard.families else options.rate
     own = {"cluster": safeguard.cluster, "strategy": strategy, "families": tuple(sorted(families))}
     return replace(options, rate=rate, most=min(options.most, safeguard.most), **own)
+
+
+def in_a_folder(safeguard: Safeguard, seed: int) -> Options:
+    """The circumstances of a seed in a folder, with a strategy and faults for which the safeguard matters."""
+    options = in_folder(seed)
+    assert options.folder is not None
+    strategy = safeguard.strategies[seed % len(safeguard.strategies)]
+    folder = replace(options.folder, rate=0.02)
+    own = {"cluster": safeguard.cluster, "strategy": strategy, "families": safeguard.families, "folder": folder}
+    return replace(options, most=min(options.most, 20), **own)
+
+
+def check_removal_in_folders(name: str) -> None:
+    safeguard = next(each for each in IN_FOLDERS if each.name == name)
+    with safeguard.removed():
+        failure, _ = search(range(300), lambda seed: in_a_folder(safeguard, seed))
+    assert failure is not None
+    assert failure.auditor in safeguard.auditors, str(failure)
+    assert not isinstance(attempt(failure.seed, failure.options), Failure)
+
+
+@pytest.mark.parametrize("name", [safeguard.name for safeguard in IN_FOLDERS])
+def test_the_removal_of_a_safeguard_of_folders_is_noticed(name: str) -> None:
+    run_apart("check_removal_in_folders", name)
 
 
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
