@@ -27,14 +27,11 @@ STATES = (
     "resumed", "restarted", "abandoned", "helper replaced", "cancelled", "discarded", "late_counted", "lost", "retried",
     "preempted", "cancelled while sending", "interrupted at once", "reversed", "waited longer",
 )  # fmt: skip
-
+NOT_ON_MPI = {*NOT_MPI, "restarted", "helper replaced"}
+ENDED = ("saved", "resumed", "from a checkpoint", "begun again", "interrupted", "interrupted at once")  # in folders
 
 _KINDS = {"memory": Options.draw, "mpi": on_mpi, "folder": in_folder}
 _PART = 200  # seeds of one program
-NOT_ON_MPI = {*NOT_MPI, "restarted", "helper replaced"}
-
-
-ENDED = ("saved", "resumed", "from a checkpoint", "begun again", "interrupted", "interrupted at once")  # in folders
 
 
 class Failure(NamedTuple):
