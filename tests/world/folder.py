@@ -436,7 +436,7 @@ class FolderWorld(World):
         if not folder.exists():
             return
         verified = anyk.verify(folder)
-        if not verified.whole:
+        if not verified.whole and not self._older:
             raise Broken("folder", f"{[str(check) for check in verified.checks if check.whole is False]}")
         names = {path.name for path in folder.iterdir()} - (
             _KEPT if self._complete else {path.name for path in folder.iterdir()}
