@@ -3,6 +3,7 @@
 import copy
 import pickle
 import shutil
+import signal
 import sqlite3
 
 import numpy as np
@@ -72,16 +73,31 @@ def test_a_checkpoint_that_the_log_does_not_list_and_one_at_the_same_event_are_b
         anyk.resume(tmp_path / "run", problem=Squares(4), tell=told.append).close()
         assert "the checkpoint before" not in told[0]
 
+    def killed_at_its_end(run):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(checkpoints.CheckpointWriter, "finish", killed)
+            run()
+
     monkeypatch.setattr(launch, "changes", lambda began: ["numpy 3 (was 2)"])  # a note, so that checkpoints differ
-    with monkeypatch.context() as patch, pytest.raises(Killed):  # after writing the last checkpoint
-        patch.setattr(checkpoints.CheckpointWriter, "finish", killed)
-        trained(tmp_path / "run")
+    killed_at_its_end(lambda: trained(tmp_path / "run"))
     resume()
     assert anyk.verify(tmp_path / "run").whole
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(checkpoints.CheckpointWriter, "finish", killed)
-        resume()
+    killed_at_its_end(resume)
     resume()
+    assert anyk.verify(tmp_path / "run").whole
+
+
+def test_a_damaged_checkpoint_that_the_log_does_not_list_is_put_aside(tmp_path, monkeypatch):
+    """It must not take the place of the one before, which is whole."""
+    trained(tmp_path / "run", steps=6).close()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunLog, "checkpoint", lambda *_: signal.raise_signal(signal.SIGINT))
+        anyk.resume(tmp_path / "run", problem=Squares(4), steps=8)
+    file = tmp_path / "run" / checkpoints.NAME
+    flip(file, file.stat().st_size - 3)
+    told = []
+    *_, notes = resumed(tmp_path / "run", told)
+    assert told[0].endswith("continuing from the checkpoint before, at step 6") and "older checkpoint" in notes
     assert anyk.verify(tmp_path / "run").whole
 
 

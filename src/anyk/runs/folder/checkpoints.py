@@ -193,15 +193,16 @@ def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None
     :class:`~anyk.errors.BadInput` if there is none to resume from.
     """
     last = max(queries.checkpoint_numbers(log), default=None)
-    wrong = []
+    wrong, damage = [], None
     for name in (NAME, OLDER):
         try:
             saved = fitting(folder, log, name)
         except BadInput as error:
-            wrong.append(str(error))
+            damage = str(error)
+            wrong.append(damage)
             continue
         if saved is not None and (last is None or saved.state["seq"] >= last):
-            return saved
+            return saved._replace(instead=damage)  # if damaged, the newest must not become the older one
         if saved is None and name == NAME and last is not None:
             wrong.append(f"the checkpoint '{folder / NAME}' is gone")
         if saved is not None and or_older:
