@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
+from anyk import regular_files
 from anyk.clusters import store
 from anyk.clusters.processes import memory, processes, shared_store
 from anyk.clusters.remote import networked, remote
+from anyk.runs import launch
 from anyk.runs.engine import ledger, versions
+from anyk.runs.folder import checkpoints
+from anyk.runs.log import runlog
 
 
 class Edit(NamedTuple):
@@ -223,5 +227,84 @@ SAFEGUARDS = (
         ("messages",),
         ("diloco:tau=2",),
         ("kill worker",),
+    ),
+)
+
+_LAUNCH = (launch, launch.Launch)
+_ROUNDS = ("frc:load=2", "k-sync:k=3", "async")
+
+IN_FOLDERS = (
+    Safeguard(
+        "writing the log durably before a checkpoint",
+        (Edit(*_LAUNCH, "_save", "log.flush(lasting=True)", "log.flush()"),),
+        ("crash", "durability"),
+        _ROUNDS,
+        ("power loss",),
+    ),
+    Safeguard(
+        "creating the log durably",
+        (Edit(runlog, runlog.RunLog, "_create", 'db.execute("BEGIN")', 'db.execute("PRAGMA synchronous=NORMAL"); db.execute("BEGIN")'),),
+        ("crash",),
+        _ROUNDS,
+        ("power loss",),
+    ),
+    Safeguard(
+        "writing a checkpoint durably before it replaces another",
+        (
+            Edit(checkpoints, checkpoints, "save", "            synchronise(part)\n", ""),
+            Edit(regular_files, checkpoints, "replacing", "        synchronise(part)\n", ""),
+        ),
+        ("crash", "durability"),
+        _ROUNDS,
+        ("power loss",),
+    ),
+    Safeguard(
+        "making a checkpoint's name durable",
+        (Edit(regular_files, checkpoints, "replacing", "    synchronise(target.parent)\n", ""),),
+        ("crash", "durability"),
+        _ROUNDS,
+        ("power loss",),
+    ),
+    Safeguard(
+        "cutting the log back to the checkpoint",
+        (Edit(*_LAUNCH, "_recover", 'log.truncate(saved.state["seq"], saved.state["seal"])', 'log.seq = saved.state["seq"]'),),
+        ("crash", "log", "folder", "replay"),
+        _ROUNDS,
+        ("kill driver",),
+    ),
+    Safeguard(
+        "numbering what is logged after a checkpoint anew",
+        (Edit(*_LAUNCH, "_save", "log.seq += 1  # entries", "0  # entries"),),
+        ("crash", "log", "folder", "replay"),
+        _ROUNDS,
+        ("kill driver",),
+    ),
+    Safeguard(
+        "numbering no two checkpoints alike",
+        (Edit(*_LAUNCH, "_save", "log.seq += 1  # no two", "0  # no two"),),
+        ("crash", "durability", "folder"),
+        _ROUNDS,
+        ("kill driver", "interrupt"),
+    ),
+    Safeguard(
+        "the digest of a checkpoint",
+        (Edit(checkpoints, checkpoints, "_load", "_digest(text, arrays) == digest", "True"),),
+        ("models", "replay", "crash", "messages", "folder"),
+        _ROUNDS,
+        ("kill driver", "damage"),
+    ),
+    Safeguard(
+        "keeping the checkpoint before",
+        (Edit(checkpoints, checkpoints, "save", "target.replace(folder / OLDER)", "pass"),),
+        ("folder", "crash"),
+        _ROUNDS,
+        ("kill driver", "damage"),
+    ),
+    Safeguard(
+        "copying vectors before they are written to a checkpoint",
+        (Edit(checkpoints, checkpoints.CheckpointWriter, "start", "copies[key][...] = vector", "copies[key] = vector"),),
+        ("crash", "models", "messages", "durability", "folder"),
+        _ROUNDS,
+        ("kill driver",),
     ),
 )

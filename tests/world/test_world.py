@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from world.safeguards import SAFEGUARDS, Safeguard
-from world.search import STATES, Failure, attempt, search, shrink
-from world.world import FAMILIES, SYSTEM, Options, World, on_mpi
+from world.folder import FolderWorld
+from world.safeguards import IN_FOLDERS, SAFEGUARDS, Safeguard
+from world.search import ENDED, STATES, Failure, attempt, search, shrink
+from world.world import ENDINGS, FAMILIES, SYSTEM, Options, World, in_folder, on_mpi
 
 pytestmark = pytest.mark.in_process
 
@@ -28,6 +29,13 @@ def test_nothing_breaks_on_mpi() -> None:
     assert {name for name in expected if not happened[name]} == set()
 
 
+def test_nothing_breaks_in_folders() -> None:
+    """Also when drivers die, again and again, or power is lost: the folder is whole, and its replay has the same bits."""
+    failure, happened = search(range(80), in_folder)
+    assert failure is None, str(failure)
+    assert {name for name in (*ENDINGS, *ENDED, "damage") if not happened[name]} == set()
+
+
 def test_a_seed_determines_every_call() -> None:
     """Also the seed's deviations alone do, without any random number."""
     for seed in (4, 5, 6):
@@ -35,6 +43,11 @@ def test_a_seed_determines_every_call() -> None:
         assert first.run().trace == again.run().trace
         only = World(seed, only=first.choices.deviations)
         assert only.run().trace == first.kernel.trace
+    for seed in (3, 4, 12):
+        options = in_folder(seed)
+        in_a_row = [FolderWorld(seed, options=options).run() for _ in range(2)]
+        only = FolderWorld(seed, options=options, only=in_a_row[0].deviations).run()
+        assert only.trace == in_a_row[0].trace == in_a_row[1].trace
 
 
 def focused(safeguard: Safeguard, seed: int) -> Options:
@@ -45,6 +58,25 @@ def focused(safeguard: Safeguard, seed: int) -> Options:
     rate = max(options.rate, 0.01) if safeguard.families else options.rate
     own = {"cluster": safeguard.cluster, "strategy": strategy, "families": tuple(sorted(families))}
     return replace(options, rate=rate, most=min(options.most, safeguard.most), **own)
+
+
+def in_a_folder(safeguard: Safeguard, seed: int) -> Options:
+    """The circumstances of a seed in a folder, with a strategy and faults for which the safeguard matters."""
+    options = in_folder(seed)
+    assert options.folder is not None
+    strategy = safeguard.strategies[seed % len(safeguard.strategies)]
+    folder = replace(options.folder, rate=0.02)
+    own = {"cluster": safeguard.cluster, "strategy": strategy, "families": safeguard.families, "folder": folder}
+    return replace(options, most=min(options.most, 20), **own)
+
+
+@pytest.mark.parametrize("safeguard", IN_FOLDERS, ids=lambda safeguard: safeguard.name)
+def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) -> None:
+    with safeguard.removed():
+        failure, _ = search(range(300), lambda seed: in_a_folder(safeguard, seed))
+    assert failure is not None
+    assert failure.auditor in safeguard.auditors, str(failure)
+    assert not isinstance(attempt(failure.seed, failure.options), Failure)
 
 
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)

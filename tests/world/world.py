@@ -150,6 +150,7 @@ def in_folder(seed: int) -> Options:
         draw.choice((None, "every=3", "", "every=5,where=workers")),
         draw.choice((0.001, 0.005, 0.02)),
     )
+    families += ("damage",) * (draw.random() < 0.25)
     return replace(options, cluster=cluster, families=families, folder=folder)
 
 
