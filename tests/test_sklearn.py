@@ -83,6 +83,13 @@ def test_scikit_learns_optimum_of_values(intercept: bool) -> None:
         assert ours.predict(table) == pytest.approx(theirs.predict(table), abs=2e-3)
 
 
+def test_a_range_of_workers_trains_the_same_model() -> None:
+    X, y = scaled(load_diabetes)
+    changing, fixed = (AnykRegressor("frc:stragglers=1", workers=workers).fit(X, y) for workers in ((2, 4), 4))
+    assert changing.run_.config.strategy == "frc:stragglers=1,fewest=2,partitions=16"
+    assert changing.coef_ == pytest.approx(fixed.coef_, rel=1e-9)
+
+
 @pytest.mark.parametrize(
     "kind", [anyk.problems.LogisticRegression, anyk.problems.LeastSquares, anyk.problems.SoftmaxRegression]
 )

@@ -10,7 +10,7 @@ def main() -> None:
 
         command()
     except KeyboardInterrupt:
-        print("anyk: interrupted before the run began; start it again", file=sys.stderr)
+        print("anyk: interrupted; start it again", file=sys.stderr)
         sys.exit(130)
 
 

@@ -36,6 +36,7 @@ from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.run import Run
 from anyk.runs.training import train
+from anyk.strategies import with_fleet
 
 Numbers = NDArray[np.floating[Any]]
 _CALM = 3  # consecutive steps that must change little, as momentum stands still for a moment where it turns
@@ -102,7 +103,7 @@ class _Linear(BaseEstimator):
     strategy: str = "uncoded"
     _: KW_ONLY
     cluster: str = "simulated"
-    workers: int = 4
+    workers: int | tuple[int, int] = 4
     delays: str | DelayModel = "none"
     optimizer: str = "nesterov"
     lr: float | str | None = None
@@ -163,12 +164,13 @@ class _Linear(BaseEstimator):
     ) -> None:
         """Take ``steps`` steps, from the problem's start or after an earlier run, and set the fitted attributes."""
         total = steps + (0 if begin is None else begin.steps)
+        strategy, workers = with_fleet(self.strategy, self.workers)
         self.run_ = train(
             problem,
-            self.strategy,
+            strategy,
             build_cluster(
                 self.cluster,
-                workers=self.workers,
+                workers=workers,
                 delays=parse_delays(self.delays) if isinstance(self.delays, str) else self.delays,
                 seed=int(check_random_state(self.random_state).randint(2**31)),
             ),
@@ -221,8 +223,8 @@ class AnykClassifier(ClassifierMixin, _Linear):
     gives all classes the same sum of weights.
 
     ``strategy``, ``cluster``, ``delays``, ``optimizer``: specs, as for :func:`anyk.train`; ``workers``: at most as
-    many as rows; they may come and go with a strategy such as ``uncoded:fewest=2``. ``cluster="simulated"`` computes
-    in this process, on a virtual clock, and is quick; ``"processes"`` starts workers for every fit. ``l2``: by default
+    many as rows, or a range such as ``(2, 4)``, within which they come and go. ``cluster="simulated"`` computes in this
+    process, on a virtual clock, and is quick; ``"processes"`` starts workers for every fit. ``l2``: by default
     1 / rows. ``max_iter``: the largest number of steps; ``tol``: training ends when three steps in a row change no
     number of the scaled model by more than ``tol`` times its largest number (None or 0: never). ``random_state``: the
     seed of the delays. ``callbacks``: as for :func:`anyk.train` (searches and cross-validation, which clone the

@@ -26,8 +26,9 @@ class Optimizer(AbstractContextManager["Optimizer"]):
 
     ``optimizer`` has the parameters of ``problem.module``, the module from which the problem was made; its groups,
     schedulers and state work as without anyk. :meth:`step` has workers compute the partial gradients at the module's
-    parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step. ``prepare`` is called in
-    between, for example to clip. Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
+    parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step, with its learning rates times
+    the strategy's factor, if it has one (``lr_scale``). ``prepare`` is called in between, for example to clip.
+    Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
     :func:`anyk.rounds` (``evaluate``, ``seconds``, ``out``, ``go_on``, ``callbacks``, …); the run folder also stores
     the state of ``optimizer``. The run ends with :meth:`close` or the ``with`` block, or at ``steps``.
 
@@ -85,7 +86,7 @@ class Optimizer(AbstractContextManager["Optimizer"]):
             step = next(self._steps)
             if self._prepare is not None:
                 self._prepare()
-            self.optimizer.step()
+            self._step(step.scale)
         except StopIteration:
             self._over = True
             raise BadInput("the run has reached its limit of steps or seconds; leave the loop before") from None
@@ -93,6 +94,16 @@ class Optimizer(AbstractContextManager["Optimizer"]):
             self.close()
             raise
         return step
+
+    def _step(self, scale: float) -> None:
+        """Let the optimiser step with its learning rates times ``scale``."""
+        groups = self.optimizer.param_groups if scale != 1.0 else []
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * scale
+        self.optimizer.step()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
 
     def close(self) -> None:
         """End the run after the last step taken; if no step was taken, no run is started."""

@@ -272,3 +272,11 @@ def test_stragglers_that_are_not_whole_are_refused() -> None:
     for build in (codes.FractionalRepetition, codes.CyclicRepetition):
         with pytest.raises(ValueError, match=r"1\.5"):
             build(6, stragglers=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("decoder", ["own", "least-squares", "one-step", "algorithmic"])
+def test_replies_without_partitions_count_for_nothing(decoder: str) -> None:
+    code = codes.code("bgc:load=2", workers=6)
+    empty = [worker for worker, (partitions, _) in enumerate(code.rows) if not partitions]
+    assert empty
+    assert code.decode(empty, decoder=decoder).residual == 1.0

@@ -542,14 +542,14 @@ def test_ctrl_c_before_there_is_a_run_gets_one_line_and_130(tmp_path):
     problem.write_text("def make():\n    raise KeyboardInterrupt\n")  # a signal may be ignored where these tests run
     result = run("train", "--problem", f"{problem}:make", "--workers", "2", "--out", str(tmp_path / "run"))
     assert result.exit_code == 130
-    assert result.output == "anyk: interrupted before the run began; start it again\n"
+    assert result.output == "anyk: interrupted; start it again\n"
     early = "import sys\nclass Finder:\n    def find_spec(self, name, *rest):\n        if name == 'click':\n"
     early += (
         "            raise KeyboardInterrupt\nsys.meta_path.insert(0, Finder())\nfrom anyk.__main__ import main\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", early], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "anyk: interrupted before the run began; start it again\n"
+    assert done.stderr == "anyk: interrupted; start it again\n"
 
 
 def test_a_config_file_is_read_strictly_and_names_options_as_they_are(tmp_path):

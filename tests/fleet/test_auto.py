@@ -1,8 +1,10 @@
 """Training that measures, plans, switches and checks: no step is lost, and exact steps stay exact."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from click.testing import CliRunner
 
 import anyk
 from anyk.cli import main
+from anyk.clusters import Outage, Simulated, registry
 from anyk.delays import Table
 from anyk.errors import BadInput
 from anyk.fleet.auto.auto_training import left_out
@@ -54,6 +57,29 @@ def test_it_switches_plans_again_and_loses_no_step() -> None:
     alone = anyk.train(problem(), "uncoded", "simulated", workers=N, steps=70)
     assert found.model == pytest.approx(alone.model, rel=1e-12)  # the sums are exact
     assert found.history["loss"][-1] == pytest.approx(alone.history["loss"][-1], rel=1e-12)
+
+
+def test_a_fleet_that_changes_is_measured_until_all_were_there() -> None:
+    absences = [[], [Outage(0.0, 3, 100.0)]]  # of the cluster that describes all, and of the first part
+
+    def make(*, workers: int, delays: Any, seed: int, communication: Any) -> Simulated:
+        away = absences.pop(0) if absences else ()
+        return Simulated(workers, delays=delays, seed=seed, communication=communication, outages=away)
+
+    told: list[str] = []
+    delays = Table(wandering(100), by="round")
+    with mock.patch.dict(registry.entries, {"late": replace(registry.entry("simulated"), build=make)}):
+        auto = anyk.train_auto(
+            problem(), workers=(2, N), cluster="late", delays=delays, steps=60, measure=12, tell=told.append
+        )
+    parts = [(run.config.strategy, run.begun, run.steps) for run in auto.runs]
+    fleet = "fewest=2,partitions=16"
+    measuring = f"uncoded:{fleet}"
+    assert parts == [(measuring, 0, 12), (measuring, 12, 24), (f"frc:stragglers=1,{fleet}", 24, 60)]
+    assert [text for text in told if "no plan yet" in text]
+    alone = anyk.train(problem(), "uncoded", "simulated", workers=N, partitions=16, steps=60)
+    np.testing.assert_allclose(auto.model, alone.model, rtol=0, atol=1e-12)
+    assert "cyclic" in auto.left_out and "frc" not in auto.left_out
 
 
 @pytest.mark.slow
@@ -181,6 +207,11 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert again.exit_code == 0 and "steps 12 to 33: held: a step took 1 s" in again.output, again.output
     refused = CliRunner().invoke(main, ["resume", "run", "--add", "uncoded"])
     assert refused.exit_code == 2 and "--seeds are for the folder of a race" in refused.output
+    several = [*words, "--strategy", "auto:measure=5", "--workers", f"2..{N}", "--partitions", "12", "--steps", "8"]
+    follows = CliRunner().invoke(main, several)
+    assert follows.exit_code == 0 and "'frc:stragglers=1,fewest=2,partitions=12' (change" in follows.output, (
+        follows.output
+    )
     report = json.loads(Path("run.json").read_text())
     assert [part["steps"] for part in report["parts"]] == [12, 30] and report["parts"][1]["check"]["held"] is True
     for more, why in (

@@ -83,6 +83,13 @@ def test_staleness_is_claimed_only_where_it_is_known(spec: str) -> None:
     assert staleness == 0.0 == counts.late_counted < counts.counted
 
 
+def test_delays_that_cannot_be_interrupted_end_in_vain() -> None:
+    uninterruptible, model = (parse(f"exp:mean=1{option}") for option in (",uninterruptible=true", ""))
+    in_vain = pace(anyk.strategy("k-batch-sync:k=3,cancel=discard", workers=6), model)
+    assert pace(anyk.strategy("k-batch-sync:k=3", workers=6), uninterruptible) == in_vain
+    assert in_vain.seconds == pytest.approx(1.03555, abs=1e-5)  # and not k / n, as if they were cancelled
+
+
 def test_what_has_no_closed_form_says_so() -> None:
     assert pace(anyk.strategy("adasync", workers=8), parse("exp:mean=1")).why == "k changes with the loss"
     assert pace(anyk.strategy("k-async:k=3", workers=8), parse("pareto:minimum=1,alpha=3")).seconds is None

@@ -8,7 +8,9 @@ import pytest
 import anyk
 from anyk.clusters import Processes, Simulated
 from anyk.delays import Constant
+from anyk.protocol import Failed, Lost
 from anyk.runs.engine.counts import ENDINGS
+from anyk.runs.engine.faults import Faults
 from anyk.testing import Squares
 
 
@@ -122,3 +124,34 @@ class Away(Once):
         if os.environ["ANYK_WORKER"] == "1":
             raise OSError("not on this machine")
         return self.of.partial_gradient(partition, w)
+
+
+def judged(workers, failures):
+    """What faults of a run come to: for each (worker, reason) the event or the sentence that ends the run."""
+    faults, results = Faults(workers), []
+    for worker, reason in failures:
+        try:
+            results.append(faults.judge(Failed(1.0, worker, 0, 0, reason), 7))
+        except anyk.RunFailed as error:
+            return [*(type(result) for result in results), str(error)]
+    return [type(result) for result in results]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 6, 7])
+def test_faults_of_more_than_half_of_the_workers_end_the_run(workers):
+    half = workers // 2
+    alike = [(worker, "not finite: 3 of 5 numbers") for worker in range(half + 1)]
+    *before, why = judged(workers, alike)
+    assert before == [Failed] * half and why.startswith("diverged at step 7: most replies are not finite")
+    assert judged(workers, alike[:half]) == [Failed] * half
+    raised = [(worker, f"OSError: disk {worker}") for worker in range(max(half + 1, 2))]
+    if workers > 1:
+        *before, why = judged(workers, raised)
+        assert before == [Failed] * half and why.startswith("step 7: most replies cannot be used; worker")
+        assert judged(workers, [*raised[:half], (half, "ValueError: 1")]) == [Failed] * (half + 1)
+
+
+def test_the_tenth_fault_in_a_row_is_the_loss_of_its_worker():
+    assert judged(1, [(0, "OSError: disk")] * 10) == [Failed] * 9 + [Lost]
+    assert judged(3, [(0, "not finite")] * 10) == [Failed] * 9 + [Lost]
+    assert judged(3, [(0, "differs from the message of worker 2")] * 12) == [Failed] * 12  # it may be worker 2

@@ -3,6 +3,7 @@
 import pytest
 
 import anyk
+from anyk.runs.callbacks import Callback
 
 
 @pytest.mark.parametrize("spec", ["uncoded", "frc:load=2", "gc:stragglers=1"])
@@ -13,3 +14,14 @@ def test_on_a_virtual_clock_the_floor_is_what_it_took(spec: str) -> None:
     versions = [len(run.history_of(slot)["step"]) for slot in run.models]
     assert run.seconds <= 1.35
     assert run.seconds == pytest.approx(run.floor_seconds, abs=1e-12), versions
+
+
+def test_the_floor_of_a_long_run_reports_its_progress() -> None:
+    lines: list[str] = []
+
+    class Shown(Callback):
+        def stage(self, text: str, *, at_once: bool = True) -> None:
+            lines.append(text)
+
+    anyk.train(anyk.testing.Squares(4), "uncoded", "simulated", workers=4, steps=3, callbacks=[Shown()])
+    assert [line for line in lines if "floor" in line] == [f"computing the floor: step {t} of 3" for t in (1, 2, 3)]

@@ -148,7 +148,7 @@ def test_ctrl_c_while_a_run_is_set_up_leaves_nothing_or_a_run(step, after, tmp_p
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert result.exit_code == 130
-    assert result.output == "anyk: interrupted before the run began; start it again\n"
+    assert result.output == "anyk: interrupted; start it again\n"
     assert not list(Path().rglob("run/*"))
     assert run("train", *DATA, "--steps", 3, "--out", "run", "--quiet").exit_code == 0
 

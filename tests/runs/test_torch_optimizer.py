@@ -60,6 +60,20 @@ def test_steps_are_those_of_torchs_loop():
         optimizer.step()
 
 
+@pytest.mark.parametrize("strategy", ["async:lr_scale=0.25", "k-batch-async:k=2,lr_scale=0.5"])
+def test_learning_rates_are_multiplied_by_the_strategys_factor(strategy):
+    module, X, y = network()
+    adamw, schedule = stepping(module)
+    with anyk.torch.Optimizer(adamw, problem_of(module, X, y), strategy, fleet()) as optimizer:
+        for _ in range(6):
+            optimizer.step()
+            schedule.step()
+    plain, X, y = network()
+    adapted = anyk.optimizers.TorchOptimizer(stepping(plain)[0], schedule="ExponentialLR:gamma=0.9")
+    run = anyk.train(problem_of(plain, X, y), strategy, fleet(), optimizer=adapted, steps=6)
+    assert np.abs(flat(module) - run.model).max() < 1e-12
+
+
 def test_it_goes_on_in_its_folder(tmp_path):
     def some(steps):
         module, X, y = network()

@@ -87,6 +87,8 @@ def test_receipts_say_of_how_many_samples_a_message_is_made() -> None:
     assert trained("uncoded:shares=3/1/1/2").receipt(2).samples == (70, 23, 23, 46)
     assert trained("uncoded:shares=3/1/1/2,batch=7").receipt(2).samples == (12, 4, 4, 8)
     assert trained("pasgd:tau=2,shares=3/1/1/2").receipt(1).samples == (70, 23, 23, 46)
+    # 41 rows in 6 parts of up to 7: a part of an epoch rarely has as many rows as a batch
+    assert trained("uncoded:batch=7,order=epoch").receipt(2).samples == (None,) * 4
 
 
 def test_k_sync_with_shares_divides_by_the_share_of_the_samples_that_came() -> None:
@@ -260,6 +262,21 @@ def test_rounds_cost_as_much_as_without_where_delays_or_computing_are_per_partit
 def test_schedules_of_any_kind(spec: str) -> None:
     for seed in range(5):
         check_strategy(anyk.strategy(spec, workers=6), seed=seed)
+
+
+def test_shares_are_reconsidered_after_ten_rounds_that_were_measured() -> None:
+    rule, changed = Balance(), []
+    own = rule.start(Uncoded(4).cut([16] * 4))
+    for number in range(60):
+        slow = 2.0 if number > 16 else 1.0
+        for group in range(4):
+            rule.reply(own, group, 1.0 if group else slow)
+            rule.reply(own, group, 9.0)  # of another worker of the group
+        own.disturbed = number == 5
+        sizes = rule.ended(own, slow)
+        if sizes is not None:
+            changed.append((number + 1, sizes))
+    assert changed[0] == (2 + 1 + 30, [9, 19, 18, 18])  # two rounds are cold, one is disturbed, 30 are measured
 
 
 def test_a_resumed_run_goes_on_with_the_shares_it_had(tmp_path: Any) -> None:

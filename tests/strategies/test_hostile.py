@@ -80,6 +80,26 @@ def test_who_is_told_to_be_here_twice_is_given_nothing_and_who_is_lost_twice_cha
     assert json.dumps(found.save()).replace("2.0", "1.0") == before
 
 
+def asked_while_unusable(spec, workers):
+    """How often worker 1 is given a task while all its messages are unusable and no other arrives; 10 for endlessly."""
+    found = ByHand(anyk.strategy(spec, workers=workers))
+    commands = found.start(Fleet(workers, tuple(range(workers))))
+    for asked in range(10):
+        tasks = {w: c.task + i for c in commands if isinstance(c, Dispatch) for i, w in enumerate(c.workers)}
+        if 1 not in tasks or any(isinstance(command, Stop) for command in commands):
+            return asked
+        commands = list(found.on(Failed(0.1, 1, tasks[1], 0, "not finite")))
+    return 10
+
+
+@pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
+def test_a_worker_whose_messages_are_unusable_is_asked_three_times_where_no_other_can_help(spec, workers):
+    strategy = anyk.strategy(spec, workers=workers)
+    kind = type(getattr(strategy, "of", strategy))
+    alone = kind.__module__.startswith(("anyk.strategies.kfamily", "anyk.strategies.averaging"))  # the driver counts
+    assert asked_while_unusable(spec, workers) == (10 if alone else 1 if kind is strategies.Rounds else 3)
+
+
 def test_who_once_sent_what_is_not_finite_is_remembered_when_restored():
     n, spec = 7, "draco:byzantine=1,kind=cyclic"
     found, restored = ByHand(anyk.strategy(spec, workers=n)), ByHand(anyk.strategy(spec, workers=n))

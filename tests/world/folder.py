@@ -156,7 +156,13 @@ class FolderWorld(World):
     def _disturb(self, where: str) -> None:
         super()._disturb(where)
         process = self.kernel._running
-        if where != "clock" and process is not None and process.doing == "disk" and not self._busy and not process.ended:
+        if (
+            where != "clock"
+            and process is not None
+            and process.doing == "disk"
+            and not self._busy
+            and not process.ended
+        ):
             menu = [fault for fault in self._menu if fault[0] in ("kill driver", "power loss", "interrupt")]
             self._choose_fault(f"{where} writes", menu, self._folder.rate)
 
@@ -201,13 +207,13 @@ class FolderWorld(World):
             self._place = Path(place)
             (self._place / "temporary").mkdir()
             self.disk = Disk(self._place / "0", self._pause)
-            with mock.patch.object(tempfile, "tempdir", str(self._place / "temporary")), self._installed():
-                try:
+            try:
+                with mock.patch.object(tempfile, "tempdir", str(self._place / "temporary")), self._installed():
                     outcome = super().run()
-                finally:  # a log that is collected closes its file, and must not be reachable from there
-                    self.disk.pause = lambda _: None
-            with mock.patch.object(tempfile, "tempdir", str(self._place / "temporary")):
-                self._check_folder()
+                with mock.patch.object(tempfile, "tempdir", str(self._place / "temporary")):
+                    self._check_folder()
+            finally:
+                self.disk.close()
             return outcome
 
     def _pause(self, what: str) -> None:
@@ -432,7 +438,9 @@ class FolderWorld(World):
         verified = anyk.verify(folder)
         if not verified.whole and (self._complete or not self._older):
             raise Broken("folder", f"{[str(check) for check in verified.checks if check.whole is False]}")
-        names = {path.name for path in folder.iterdir()} - (_KEPT if self._complete else {path.name for path in folder.iterdir()})
+        names = {path.name for path in folder.iterdir()} - (
+            _KEPT if self._complete else {path.name for path in folder.iterdir()}
+        )
         if names or any((self._place / "temporary").iterdir()):
             raise Broken("remains", f"{names or list((self._place / 'temporary').iterdir())} are left behind")
         if self._complete:

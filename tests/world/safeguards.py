@@ -243,7 +243,15 @@ IN_FOLDERS = (
     ),
     Safeguard(
         "creating the log durably",
-        (Edit(runlog, runlog.RunLog, "_create", 'db.execute("BEGIN")', 'db.execute("PRAGMA synchronous=NORMAL"); db.execute("BEGIN")'),),
+        (
+            Edit(
+                runlog,
+                runlog.RunLog,
+                "_create",
+                'db.execute("BEGIN")',
+                'db.execute("PRAGMA synchronous=NORMAL"); db.execute("BEGIN")',
+            ),
+        ),
         ("crash",),
         _ROUNDS,
         ("power loss",),
@@ -267,7 +275,14 @@ IN_FOLDERS = (
     ),
     Safeguard(
         "cutting the log back to the checkpoint",
-        (Edit(*_LAUNCH, "_recover", 'log.truncate(saved.state["seq"], saved.state["seal"])', 'log.seq = saved.state["seq"]'),),
+        (
+            Edit(
+                *_LAUNCH,
+                "_recover",
+                'log.truncate(saved.state["seq"], saved.state["seal"])',
+                'log.seq = saved.state["seq"]',
+            ),
+        ),
         ("crash", "log", "folder", "replay"),
         _ROUNDS,
         ("kill driver",),
@@ -302,7 +317,11 @@ IN_FOLDERS = (
     ),
     Safeguard(
         "copying vectors before they are written to a checkpoint",
-        (Edit(checkpoints, checkpoints.CheckpointWriter, "start", "copies[key][...] = vector", "copies[key] = vector"),),
+        (
+            Edit(
+                checkpoints, checkpoints.CheckpointWriter, "start", "copies[key][...] = vector", "copies[key] = vector"
+            ),
+        ),
         ("crash", "models", "messages", "durability", "folder"),
         _ROUNDS,
         ("kill driver",),

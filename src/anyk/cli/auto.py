@@ -14,6 +14,7 @@ from anyk.cli.options import (
     new_folder,
     resuming,
     tell_delays,
+    with_smallest,
 )
 from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
@@ -61,7 +62,7 @@ def train_in_parts(options: TrainOptions) -> None:
             tell=lambda text: say(console, text),
             evaluate=options.evaluate or "",
             **asdict(settings),
-            **values_of(options, *FLEET, *LIMITS),
+            **values_of(options, *FLEET, *LIMITS, "partitions") | {"workers": with_smallest(options.workers)},
         )
     _report(console, result, options.json_file)
 
@@ -88,5 +89,5 @@ def _report(console: Console, result: Auto, json_file: str | None) -> None:
     value = result.run.metric
     metric = f", {value['name']} {value['value']:.4g}" if value else ""
     say(console, f"{result.run.steps} steps in {result.seconds:.4g} s, loss {result.run.loss:.4g}{metric}")
-    say(console, f"cannot continue a run, and were left out: {', '.join(result.left_out)}", f"run: {result.run.path}")
+    say(console, f"cannot take part, and were left out: {', '.join(result.left_out)}", f"run: {result.run.path}")
     write_json(setup(result.run.config) | result.report(), json_file)

@@ -12,7 +12,7 @@ import click
 
 from anyk.cli.fields import as_field, option, takes
 from anyk.cli.group import main
-from anyk.cli.options import FEWEST, ProblemOptions, json_option, read_workers
+from anyk.cli.options import ProblemOptions, json_option, read_workers, with_smallest
 from anyk.cli.output import check_page, people, say, warn, write_json
 from anyk.errors import RunFailed
 
@@ -63,7 +63,6 @@ def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
     anyk chaos --kill 2/s --stop 1/s --driver 2/min
     anyk chaos --strategy frc:load=3,check=1 --corrupt 3/min --page chaos.html
     """
-    from anyk.strategies import with_fleet
     from anyk.testing import FaultPlan
     from anyk.testing import chaos as run_chaos
     from anyk.views import chaos_page, chaos_table
@@ -74,12 +73,11 @@ def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
     faults = FaultPlan(**{field.name: values[field.name] for field in fields(FaultPlan)})
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        fewest, strategy = ctx.meta.get(FEWEST), options.strategy
         result = run_chaos(
-            strategy if fewest is None else with_fleet(strategy, fewest, options.workers, None),
+            options.strategy,
             options.cluster,
             faults,
-            workers=options.workers,
+            workers=with_smallest(options.workers),
             least=options.least,
             options=tuple(_forwarded(ctx, options)),
             out=options.out,

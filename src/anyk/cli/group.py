@@ -63,7 +63,7 @@ class Listing(click.Group):
 Listing.group_class = Listing
 
 
-NOT_BEGUN = "anyk: interrupted before the run began; start it again"
+_INTERRUPTED = "anyk: interrupted; start it again"
 
 
 class _Group(Listing):
@@ -88,7 +88,7 @@ class _Group(Listing):
             warn(str(error))
             ctx.exit(1)
         except KeyboardInterrupt:
-            click.echo(NOT_BEGUN, err=True)
+            click.echo(_INTERRUPTED, err=True)
             ctx.exit(130)
         except MemoryError as error:
             reason = f" ({error})" if str(error) else ""

@@ -158,6 +158,12 @@ def read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int
     return int(read(most if dots else fewest, int, "workers"))
 
 
+def with_smallest(workers: int) -> int | tuple[int, int]:
+    """Return the option for the number of workers, or the range if the user gave one."""
+    fewest: int | None = click.get_current_context().meta.get(FEWEST)
+    return workers if fewest is None else (fewest, workers)
+
+
 def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
     if text is not None:
         from anyk.runs.evaluation.evaluate import read_evaluate
@@ -385,11 +391,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
         """Return a strategy's spec for the range of workers and the number of partitions, if they are given."""
         from anyk.strategies import with_fleet
 
-        if self.fewest is None:
-            return spec
-        if spec.partition(":")[0] == "auto":
-            raise BadInput("--strategy auto plans for a fixed number of workers; give one number, or name a strategy")
-        return with_fleet(spec, self.fewest, self.workers, self.partitions)
+        return with_fleet(spec, with_smallest(self.workers), self.partitions)[0]
 
     def make_problems(self) -> list[Problem]:
         """Return the problem of each model: the same data, with different random starts."""

@@ -93,10 +93,10 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
     models = options.models
     if options.supervise and not supervised():
         ctx.exit(supervise(resume, new_folder(options, "train")))
-    options = replace(options, strategy=options.for_fleet(options.strategy))
     if is_auto(options.strategy):
         train_in_parts(options)
         return
+    options = replace(options, strategy=options.for_fleet(options.strategy))
     spec = with_keys(options.strategy, {"models": models}) if models > 1 else options.strategy
     build(spec, workers=options.workers)  # complain before anything is loaded
     fleet = cluster(options.cluster, **values_of(options, *FLEET))

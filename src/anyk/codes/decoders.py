@@ -270,7 +270,7 @@ class Algorithmic(Method):
         columns = rows.T.tocsr()
         solution = np.zeros(len(replies))
         for _ in range(self.iterations):
-            solution += rows @ (1.0 - columns @ solution) / nu
+            solution += rows @ (1.0 - columns @ solution) / (nu or 1.0)  # 0: no worker has a partition
         weights[replies] = solution
         return weights
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -67,12 +67,14 @@ def floor_seconds(
     log: RunLog | None = None,
     *,
     warm_start: WarmStart | None = None,
+    on_step: Callable[[Driver], None] | None = None,
 ) -> float:
     """Return the seconds that ``strategy`` takes on the virtual clock with the delays of ``cluster``.
 
     ``steps``: the number of steps, or for several models the number by slot; with ``warm_start`` they include the
     earlier run's. Computing takes no time. The strategy receives the same answers on losses and gradients as in the
-    run, in the same order, from its ``log``; if workers may join and leave, they do so as in the log.
+    run, in the same order, from its ``log``; if workers may join and leave, they do so as in the log. ``on_step`` is
+    called after each step.
 
     >>> import anyk
     >>> strategy = anyk.strategy("uncoded", workers=3)
@@ -100,6 +102,8 @@ def floor_seconds(
     def check_steps(driver: Driver) -> None:
         if by_slot and all(driver.versions[slot] >= version for slot, version in by_slot.items()):
             driver.end()
+        if on_step is not None:
+            on_step(driver)
 
     driver = Driver(strategy, virtual, steps=number, told=answers, warm_start=warm_start, on_step=check_steps)
     with session(driver):

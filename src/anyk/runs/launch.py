@@ -435,9 +435,14 @@ class Launch:
         counts = driver.ledger.counts.plain()
         messages = {name: counts.pop(name) for name in ("compared", "differed")}
         log.flush()
+
+        def tell(floor: Driver) -> None:
+            self._hooks.stage(f"computing the floor: step {floor.step:,} of {driver.step:,}", at_once=False)
+
+        floor = floor_seconds(self._strategy, self._cluster, steps, log, warm_start=driver.warm_start, on_step=tell)
         log.summarise(
             {
-                "floor_seconds": floor_seconds(self._strategy, self._cluster, steps, log, warm_start=driver.warm_start),
+                "floor_seconds": floor,
                 "loss": last.loss if last else None,
                 "metric": metric,
                 "metrics": metrics,

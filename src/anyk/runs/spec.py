@@ -136,7 +136,7 @@ class RunSpec:
         if ready is not None and ready.workers != workers:
             raise BadInput(f"the cluster has {ready.workers} workers, got {workers} as the largest number")
         if isinstance(strategy, str):
-            strategy = with_fleet(strategy, fewest, workers, self.partitions)
+            strategy, _ = with_fleet(strategy, (fewest, workers), self.partitions)
         else:
             strategy = for_fleet(strategy, fewest, self.partitions)
         return replace(self, strategy=strategy, workers=workers if ready is None else None, partitions=None)

@@ -123,18 +123,25 @@ def for_fleet(strategy: Strategy, fewest: int, partitions: int | None = None) ->
     return replace(strategy, elastic=Elastic(fewest, PARTITIONS * most if partitions is None else partitions))
 
 
-def with_fleet(spec: str, fewest: int, workers: int, partitions: int | None) -> str:
-    """Return a spec for ``fewest`` to ``workers`` workers and a number of partitions, by default 4 for each worker.
+def with_fleet(spec: str, workers: int | tuple[int, int], partitions: int | None = None) -> tuple[str, int]:
+    """Return a spec for a number or a range of workers, and the (largest) number.
 
-    >>> with_fleet("uncoded", 4, 16, None)
-    'uncoded:fewest=4,partitions=64'
+    ``partitions``: m, whatever the number of workers; by default 4 for each worker of a range. Raises
+    :class:`~anyk.errors.BadInput` if the spec has a range or partitions of its own.
+
+    >>> with_fleet("uncoded", (4, 16))
+    ('uncoded:fewest=4,partitions=64', 16)
     """
+    if isinstance(workers, int):
+        if partitions is None:
+            return spec, workers
+        workers = workers, workers
+    fewest, most = workers
     given = specs.parse(spec)[1]
     if "fewest" in given or (partitions is not None and "partitions" in given):
         raise BadInput(f"'{spec}' has its own range of workers or partitions; leave out either")
-    return specs.with_keys(
-        spec, {"fewest": fewest, "partitions": PARTITIONS * workers if partitions is None else partitions}
-    )
+    partitions = PARTITIONS * most if partitions is None else partitions
+    return specs.with_keys(spec, {"fewest": fewest, "partitions": partitions}), most
 
 
 def fleet_keys(spec: str) -> dict[str, str]:

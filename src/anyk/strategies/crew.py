@@ -150,7 +150,8 @@ class CrewStrategy(Strategy):
 
     def cannot_step(self, state: Any, why: str) -> list[Command]:
         """Return the command that ends a run in which the present step cannot be taken."""
-        return [Stop(f"step {state.version} cannot be taken under '{self.spec}': {why}", failed=True)]
+        hopeless: list[Command] = state.crew.stop_if_hopeless()
+        return hopeless or [Stop(f"step {state.version} cannot be taken under '{self.spec}': {why}", failed=True)]
 
     def worker_returned(self, state: Any, worker: int) -> Commands:
         """Return the commands that follow when a worker has joined."""

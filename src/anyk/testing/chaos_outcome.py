@@ -25,6 +25,7 @@ from anyk.runs.folder.rebuilding import rebuild
 from anyk.runs.log import queries
 from anyk.specs import parse
 from anyk.strategies import strategy as build
+from anyk.strategies import with_fleet
 from anyk.testing.chaos_faults import PROMISES, FaultPlan
 from anyk.testing.chaos_processes import FINDERS
 from anyk.testing.chaos_training import DisturbedTraining
@@ -107,7 +108,7 @@ def chaos(
     cluster: str,
     faults: FaultPlan,
     *,
-    workers: AtLeastOne = 6,
+    workers: AtLeastOne | tuple[int, int] = 6,
     least: Nonnegative = 1.0,
     options: Sequence[str] = (),
     out: str | Path | None = None,
@@ -121,13 +122,14 @@ def chaos(
     up to rounding, if the strategy computes exact sums; else its loss must be lower than the first. The run must replay
     and be intact, and nothing may be left behind.
 
-    ``cluster``: the spec of a cluster ``processes`` or ``ray``. ``options``: further options of ``anyk train``, such as
-    ``("--data", "digits", "--delays", "exp:mean=0.01")``. ``out``: a new folder for the run; by default it is not kept.
-    ``tell`` is called with lines on the progress.
+    ``cluster``: the spec of a cluster ``processes`` or ``ray``. ``workers``: their number, or a range. ``options``:
+    further options of ``anyk train``, such as ``("--data", "digits", "--delays", "exp:mean=0.01")``. ``out``: a new
+    folder for the run; by default it is not kept. ``tell`` is called with lines on the progress.
 
     Raises :class:`~anyk.errors.BadInput` for faults that the cluster or the strategy cannot take, for options that the
     training refuses, and on other systems than Linux; :class:`~anyk.errors.RunFailed` if the training does not start.
     """
+    strategy, workers = with_fleet(strategy, workers)
     plan = build(strategy, workers=workers)
     _check_possible(plan, cluster, faults)
     scratch = Path(tempfile.mkdtemp(prefix="anyk-chaos-"))

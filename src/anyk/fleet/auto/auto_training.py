@@ -20,11 +20,11 @@ from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, continues, read_auto
 from anyk.fleet.plans.candidates import build_candidate, specs_for
+from anyk.fleet.plans.plan import LEAST_ROUNDS
 from anyk.fleet.records import read
 from anyk.fleet.records.record_sources import Readable
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Tell, Vector
-from anyk.protocol import models_trained
 from anyk.runs import Run, usual_optimizer
 from anyk.runs.callbacks import check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluation, read_evaluate
@@ -34,7 +34,8 @@ from anyk.runs.folder.folders import check_plain
 from anyk.runs.folder.rebuilding import Rebuilt, describe, rebuild
 from anyk.runs.limits import LIMIT, STEPS, Limits
 from anyk.runs.many_models import combine
-from anyk.strategies.construction import from_spec
+from anyk.specs import with_keys
+from anyk.strategies.construction import fleet_keys, from_spec, with_fleet
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ modes.register("auto")(Settings)
 class Auto:
     """The runs of :func:`train_auto`, each started from the previous run's model, with their plans and checks.
 
-    ``left_out``: strategies that were not considered, because they cannot continue another run.
+    ``left_out``: strategies that were not considered, because they cannot continue another run or follow the fleet.
     """
 
     parts: tuple[Part, ...]
@@ -125,13 +126,14 @@ class Auto:
 def train_auto(
     problem: Problem | Sequence[Problem],
     *,
-    workers: int,
+    workers: int | tuple[int, int],
+    partitions: AtLeastOne | None = None,
     cluster: str = "processes",
     delays: str | DelayModel = "none",
     seed: int = 0,
     communication: str | DelayModel | Communication = "none",
     record: Readable | None = None,
-    measure: Annotated[int, Meta(ge=5)] = 30,  # a plan takes 5 rounds
+    measure: Annotated[int, Meta(ge=LEAST_ROUNDS)] = 30,
     every: AtLeastOne = 100,
     slope: float | None = None,
     max_load: float = 1.0,
@@ -170,6 +172,7 @@ def train_auto(
     """
     trained, models = combine(problem)
     measured = None if record is None else read(record)
+    uncoded, workers = with_fleet("uncoded", workers, partitions)
     if measured is not None and len(measured.workers) != workers:
         raise BadInput(f"the record is of {len(measured.workers)} workers, and {workers} are to train")
     fleet = build_cluster(cluster, workers=workers, delays=delays, seed=seed, communication=communication)
@@ -177,7 +180,7 @@ def train_auto(
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
     rebuilt, hooks = Rebuilt(trained, usual_optimizer(trained, optimizer), fleet), check_callbacks(callbacks)
     limits = Limits(steps, seconds, target).within(STEPS if target is None else LIMIT)
-    own = {"cluster": cluster, "models": models, "measure": measure, "every": every, "slope": slope}
+    own = {"cluster": cluster, "models": models, "uncoded": uncoded, "measure": measure, "every": every, "slope": slope}
     own |= {"max_load": max_load, "record": record is not None}
     evaluation = read_evaluate(evaluate)
     config = describe(AutoConfig, trained, fleet, rebuilt.optimizer, limits, evaluation, hooks, **own)
@@ -230,19 +233,23 @@ def resume_auto(
 def _train(parts: Parts) -> Auto:
     """Train until a limit has been reached."""
     parts.train()
-    return Auto(tuple(parts.done), left_out(parts.config.workers, parts.config.models))
+    config = parts.config
+    return Auto(tuple(parts.done), left_out(config.workers, config.models, config.uncoded))
 
 
-def left_out(workers: int, models: int = 1) -> tuple[str, ...]:
-    """Return the names of the strategies that exist for ``workers`` but cannot continue a run of ``models`` models."""
+def left_out(workers: int, models: int = 1, like: str = "uncoded") -> tuple[str, ...]:
+    """Return the names of the strategies that exist for ``workers`` but cannot take part with ``models`` models.
+
+    They cannot continue a run, or not follow a fleet with the range of workers of the strategy ``like``.
+    """
     possible: dict[str, bool] = {}
     for spec in specs_for(workers):
         name = spec.partition(":")[0]
         try:
-            strategy = from_spec(spec, workers)
+            from_spec(spec, workers)
         except BadInput:
             continue
+        possible.setdefault(name, False)
         with contextlib.suppress(BadInput):
-            strategy = build_candidate(spec, workers, models)
-        possible[name] = possible.get(name, False) or (continues(strategy) and models_trained(strategy) == models)
+            possible[name] |= continues(build_candidate(with_keys(spec, fleet_keys(like)), workers, models))
     return tuple(sorted(name for name, good in possible.items() if not good))

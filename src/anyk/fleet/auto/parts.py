@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from anyk.errors import BadInput
 from anyk.fleet.plans.check import Checked, check
-from anyk.fleet.plans.plan import Plan, plan
+from anyk.fleet.plans.plan import LEAST_ROUNDS, Plan, plan
 from anyk.fleet.records import Record, read
 from anyk.plain import ByName, values_of
 from anyk.problems.base import Tell
@@ -27,7 +27,6 @@ from anyk.specs import with_keys
 
 NAME = "auto.toml"
 _RECORD = "record.npz"  # the record from which the first plan is made
-_UNCODED = "uncoded"
 _MISSES = 2  # consecutive misses, after which the fleet is measured and planned for again
 
 
@@ -39,6 +38,7 @@ class AutoConfig(SharedConfig, frozen=True, kw_only=True):
     every: Count
     max_load: float
     record: bool = False  # whether it started from a record, which is stored beside it
+    uncoded: str = "uncoded"  # the strategy that measures
     slope: float | None = None
 
 
@@ -105,7 +105,7 @@ class Parts:
                 config = self.config
                 new_plan = plan(
                     record,
-                    today=_UNCODED,
+                    today=config.uncoded,
                     **values_of(config, "slope", "max_load", "models"),
                     steps=config.every,
                     among=continues,
@@ -120,14 +120,24 @@ class Parts:
         if not self.done:
             return self.record
         last = self.done[-1]
-        return read(last.run) if last.promise is None else None
+        if last.promise is not None:
+            return None
+        try:
+            record = read(last.run)
+            if len(record.table) >= LEAST_ROUNDS:
+                return record
+            reason = f"all workers were there in {len(record.table)} rounds; a plan takes {LEAST_ROUNDS}"
+        except BadInput as error:
+            reason = str(error)
+        self._say(f"at step {last.run.steps} there is no plan yet: {reason}")
+        return None
 
     # --------------------------------------------------------------------------------------- one part
 
     def _measure(self, again: Path | None = None, *, last: bool = True) -> None:
         """Train uncoded for the rounds that measure the fleet; a round is a step of one of the models."""
         models = self.config.models
-        uncoded = with_keys(_UNCODED, {"models": models} if models > 1 else {})
+        uncoded = with_keys(self.config.uncoded, {"models": models} if models > 1 else {})
         upto = self._step - -self.config.measure // models
         upto = min(upto, self.config.steps or upto)
         if again is None:

@@ -33,6 +33,7 @@ from anyk.runs.folder.promise import Source, Today
 from anyk.runs.limits import Limits, check_limits
 from anyk.strategies import strategy as build_strategy
 
+LEAST_ROUNDS = 5  # of a record, in which all workers were measured
 _PROBED = 30  # rounds
 _REPAIRED = 3  # workers at most
 _FAR = 1000.0  # factor between the ends of an interval from which on the upper end is not printed
@@ -278,9 +279,10 @@ def _complete_record(source: Readable | DelayModel, workers: int | None, seed: i
     else:
         raise BadInput("workers are for a delay law; a record knows its workers")
     rounds, n = record.table.shape
-    if rounds < 5 or n < 2:
+    if rounds < LEAST_ROUNDS or n < 2:
         raise BadInput(
-            f"a plan takes 5 rounds or more in which all of 2 workers or more were measured; got {rounds} x {n}"
+            f"a plan takes {LEAST_ROUNDS} rounds or more in which all of 2 workers or more were measured; "
+            f"got {rounds} x {n}"
         )
     if np.asarray(record.censored)[record.measured].all():
         raise BadInput(

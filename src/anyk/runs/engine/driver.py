@@ -179,7 +179,7 @@ class Driver:
         present = tuple(sorted(self.present))
         rounds = 0 if earlier is None else earlier.rounds
         if self.log is not None:
-            self.log.start(self._now, present, rounds, self.ledger.sizes)
+            self.log.start(self._now, present, rounds, () if self.layout.epochs else self.ledger.sizes)
         self._obey(self.running.start(Fleet(self.layout.workers, present, self._now, rounds)))
         self._answer()
 
@@ -375,7 +375,7 @@ class Driver:
             self.taking = full
             w, bits = self._updates.result(command) or (None, 0)
         self.versions.publish(slot, w)
-        self._faults.stepped(slot)
+        self._faults.stepped()
         used = self.ledger.use(full, version)
         self.used_by = used.by
         self.cluster.step_done()
@@ -419,11 +419,10 @@ class Driver:
         return judged
 
     def _set_aside(self, event: Failed) -> None:
-        """Record a message that must not be used; raise if the run has diverged."""
+        """Record a message that must not be used."""
         if self.log is not None:
             self.log.note(event.time, "set aside", f"worker {event.worker}, step {self.step}: {event.reason}")
-        slot, version = self.ledger.fail(event)
-        self._faults.count(event, slot, version, self.step)
+        self.ledger.fail(event)
 
     def _lose(self, event: Lost) -> None:
         self.present.discard(event.worker)

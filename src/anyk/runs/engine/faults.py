@@ -21,7 +21,6 @@ class Faults:
         self._workers = workers
         self.in_a_row: dict[int, tuple[int, str]] = {}  # by worker: their number, and the last reason
         self._since_step: dict[int, str] = {}  # by worker
-        self._not_finite: dict[tuple[str, int], set[int]] = {}  # by version: the workers whose messages were not finite
 
     def judge(self, event: Failed, step: int) -> Failed | Lost:
         """Return the failure, or the loss of its worker after too many failures in a row.
@@ -38,29 +37,19 @@ class Faults:
         count = self.in_a_row.get(worker, (0, ""))[0] + 1
         self.in_a_row[worker] = count, why
         self._since_step[worker] = why
-        alike = sum(_kind(other) == _kind(why) for _, other in self.in_a_row.values())
-        if alike > max(1, self._workers // 2):
-            if _kind(why) == _NOT_FINITE:
+        kind = _kind(why)
+        alike = sum(_kind(other) == kind for _, other in self.in_a_row.values())
+        if alike > max(kind != _NOT_FINITE, self._workers // 2):  # a worker alone is asked again about other faults
+            if kind == _NOT_FINITE:
                 raise _diverged(why, step)
             raise RunFailed(f"step {step}: most replies cannot be used; worker {worker}: {why}")
         if count < _FAILURES:
             return event
         return Lost(event.time, worker, f"{count} unusable messages in a row, the last: {why}", gone=True)
 
-    def count(self, event: Failed, slot: str, version: int, step: int) -> None:
-        """Count an unusable message on a version; raise if most workers' messages are not finite (divergence)."""
-        if _kind(event.reason) == _NOT_FINITE:
-            workers = self._not_finite.setdefault((slot, version), set())
-            workers.add(event.worker)
-            if 2 * len(workers) > self._workers:
-                raise _diverged(event.reason, step)
-
-    def stepped(self, slot: str) -> None:
-        """Forget the faults that a new version of a slot makes obsolete."""
-        if self._since_step:
-            self._since_step.clear()
-        if self._not_finite:
-            self._not_finite = {key: bad for key, bad in self._not_finite.items() if key[0] != slot}
+    def stepped(self) -> None:
+        """Forget the faults that a step makes obsolete."""
+        self._since_step.clear()
 
     def since_step(self) -> str:
         """Return the faults since the last step, of at most three workers, to append to the reason of a stop."""

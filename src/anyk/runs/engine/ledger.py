@@ -156,18 +156,15 @@ class Ledger:
         self._end(batch, place, "discarded", due=event.time, arrived=True)
         self._overtake(event.worker, event.task)
 
-    def fail(self, event: Failed) -> tuple[str, int]:
-        """Record an unusable message; return the slot and the version that it was computed on."""
+    def fail(self, event: Failed) -> None:
+        """Record an unusable message."""
         batch = self._given[event.task]
         place = batch.place_of(event)
-        slot = batch.chunk(place).slot
-        version = batch.versions[slot]
         self.counts.unusable += 1
         if batch.status[place] == OPEN:
             self._end(batch, place, "lost")
         elif batch.status[place] == ARRIVED:  # it turned out to contradict another
             self._end(batch, place, "discarded")
-        return slot, version
 
     def fail_late(self, event: Failed) -> None:
         """Record the failure of a cancelled task, which is no fault: its model may have been overwritten meanwhile."""

@@ -29,7 +29,7 @@ OLDER = "checkpoint.older.safetensors"
 
 
 class Saved(NamedTuple):
-    """A checkpoint to resume from and its digest; ``name``: its file; ``instead``: the reason if it is not the newest."""
+    """A checkpoint to resume from, its digest and file ``name``; ``instead``: the reason if it is not the newest."""
 
     state: dict[str, Any]
     vectors: dict[str, Vector]
@@ -202,7 +202,7 @@ def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None
             wrong.append(damage)
             continue
         if saved is not None and (last is None or saved.state["seq"] >= last):
-            return saved._replace(instead=damage)  # if damaged, the newest must not become the older one
+            return saved._replace(instead=damage)  # of a newer one, which the log does not list yet
         if saved is None and name == NAME and last is not None:
             wrong.append(f"the checkpoint '{folder / NAME}' is gone")
         if saved is not None and or_older:

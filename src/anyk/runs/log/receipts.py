@@ -46,9 +46,10 @@ class Receipt:
 
     ``weights``: the weight of each partition, shape (partitions,). ``used``: worker, task, weight and staleness of each
     message, in versions. ``samples``: the number of samples of each message (of local work in each of its steps; None
-    without a problem). ``cut_off``: chunks that were not waited for. ``spare``: workers whose messages had arrived but
-    were not needed. ``rest``: all other workers, still at work or absent. ``fleet``: of a fleet that changes, its
-    number of workers, the imbalance of their shares, and how many may leave without moving data.
+    without a problem, and with ``order=epoch``, whose batches vary). ``cut_off``: chunks that were not waited for.
+    ``spare``: workers whose messages had arrived but were not needed. ``rest``: all other workers, still at work or
+    absent. ``fleet``: of a fleet that changes, its number of workers, the imbalance of their shares, and how many may
+    leave without moving data.
     """
 
     slot: str
@@ -175,7 +176,8 @@ def receipt_of_step(driver: Driver) -> Receipt:
     residual, gain = (combine.residual or 0.0, combine.gain) if isinstance(combine, Combine) else (0.0, 1.0)
     update = _Update(combine.slot, version + 1, driver.now, residual, gain)
     fleet = driver.layout.partitions, driver.layout.workers
-    return _receipt(update, fleet, driver.ledger.sizes, used, _unused(cut_off, used), answered)
+    sizes = () if driver.layout.epochs else driver.ledger.sizes
+    return _receipt(update, fleet, sizes, used, _unused(cut_off, used), answered)
 
 
 def _receipt(

@@ -184,10 +184,9 @@ def race(
     if not strategies:
         raise BadInput("a race needs at least one strategy")
     trained, models = combine(problem)
-    if isinstance(workers, tuple):
-        fewest, workers = workers
-        strategies = [with_fleet(spec, fewest, workers, None) for spec in strategies]
-    specs = [_with_models(spec, models, workers) for spec in strategies]  # all must be valid before the first runs
+    fleets = [with_fleet(spec, workers) for spec in strategies]
+    workers = fleets[0][1]
+    specs = [_with_models(spec, models, workers) for spec, _ in fleets]  # all must be valid before the first runs
     names = name_folders(specs, {})
     fleet = build_cluster(cluster, workers=workers, delays=parse(delays), seed=seed, communication=communication)
     limits, evaluate = Limits(steps, seconds, target), read_evaluate(evaluate)

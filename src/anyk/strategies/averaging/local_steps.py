@@ -103,7 +103,7 @@ class LocalSteps:
             steps = max(1, floor(own.tau * own.speed[worker] / max(own.speed.values()) + 1e-9))
         own.steps_taken[worker] = steps
         own.most = max(own.most, steps)
-        state = own.last_task.get(worker, -1) if self.keep else -1
+        state = own.last_task.get(worker, -1)  # -1 unless states are kept
         return Chunk(partitions, (1.0,) * len(partitions), batch=batch, repeat=own.iterations, steps=steps, state=state)
 
     def note_speed(self, s: RoundState, worker: int, task: int) -> None:

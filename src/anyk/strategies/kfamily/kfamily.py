@@ -392,7 +392,7 @@ class KFamily(CrewStrategy):
             seconds = None if mean is None or self.cutoff else k * self.work.tau * mean
             why = "k tau over the sum of the workers' rates, whatever the law"
             return Pace(seconds, (n - 1) / k if not self.cutoff else None, why)
-        if self.kind == "k-batch-sync" and self.cancel == "discard":
+        if self.kind == "k-batch-sync" and (self.cancel == "discard" or delays.uninterruptible):
             return finishing_in_vain(k, n, delays, batch=True)
         if self.kind == "k-batch-sync":
             seconds = k * mean if mean is not None and delays.memoryless else None

@@ -488,7 +488,8 @@ class Rounds(RoundSettings):
         if crew.gone:
             why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(crew.gone)))
         reasons = f" ({'; '.join(why)})" if why else ""
-        advice = "; a code that tolerates more stragglers, or wait=…, goes on" if crew.present else ""
         return self.cannot_step(
-            s, f"{len(s.task_of)} of {self.code.replies} replies do not give the sum{reasons}{advice}"
+            s,
+            f"{len(s.task_of)} of {self.code.replies} replies do not give the sum{reasons}; a code that tolerates more "
+            "stragglers, or wait=…, goes on",
         )

@@ -73,8 +73,6 @@ class RequestRounds(CrewStrategy):
         return super().on(state, event)
 
     def on_reply(self, state: Any, event: Reply) -> Commands:
-        if event.worker not in state.asked:
-            return ()
         state.got[event.worker] = event.task
         return self._step_if_complete(state)
 
@@ -91,16 +89,15 @@ class RequestRounds(CrewStrategy):
 
     def _stop_without_workers(self, s: Any) -> list[Command]:
         """End the run if no worker can give a usable message."""
-        failed = f"no usable messages in {RETRIES + 1} attempts"
-        return self.cannot_step(s, "every worker has been given up" if s.crew.hopeless else failed)
+        return self.cannot_step(s, f"no usable messages in {RETRIES + 1} attempts")
 
     def _restart(self, s: Any) -> list[Command]:
         """Cancel the tasks of this round and start another."""
         return [Cancel(range(s.first, s.crew.next), self.cancel), *self._begin(s)]
 
     def _dispatch(self, s: Any, workers: Iterable[int]) -> list[Command]:
-        """Return the command that gives workers their tasks; none without workers."""
-        workers = tuple(workers)
+        """Return the command that gives tasks to the workers that can compute; none without any."""
+        workers = tuple(filter(s.crew.able, workers))
         if not workers:
             return []
         first = s.crew.number(len(workers))

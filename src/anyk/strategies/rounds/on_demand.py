@@ -27,7 +27,6 @@ from anyk.protocol import (
     Task,
 )
 from anyk.specs import with_keys
-from anyk.strategies.crew import RETRIES
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
 from anyk.strategies.rounds.state import Seen
 from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
@@ -174,7 +173,7 @@ class ProgressRounds(RequestRounds):
 
     def on_failed(self, state: ProgressState, event: Failed) -> Commands:
         state.crew.fail(event.worker, event.task)
-        return self._try_again(state)
+        return self._restart(state)
 
     def on_alarm(self, state: ProgressState, event: Alarm) -> Commands:
         return self._ask(state) if not state.asked and self._is_enough(state) else ()
@@ -186,7 +185,7 @@ class ProgressRounds(RequestRounds):
         s = state
         s.task_of.pop(worker, None)
         if s.asked:
-            return self._try_again(s) if worker in s.asked and worker not in s.got else []
+            return self._restart(s) if worker in s.asked and worker not in s.got else []
         if s.done.pop(worker, 0):
             self.rebuild(s)
         return self._stuck(s)
@@ -202,12 +201,6 @@ class ProgressRounds(RequestRounds):
 
     def _is_enough(self, s: ProgressState) -> bool:
         return self.enough.enough(_SeenProgress(s))
-
-    def _try_again(self, s: ProgressState) -> list[Command]:
-        """Start another round for the same version, without workers that failed too often."""
-        if max(map(len, s.crew.failures.values()), default=0) > RETRIES * self.code.workers:
-            return self.cannot_step(s, "unusable messages")
-        return self._restart(s)
 
     def _ask(self, s: ProgressState) -> list[Command]:
         asks = [ask for ask in s.watch.asks() if ask.partitions]
@@ -234,8 +227,6 @@ class ProgressRounds(RequestRounds):
             return []  # a worker may still join
         if self.enough.approximate and s.done:
             return self._ask(s)
-        if s.crew.hopeless:
-            return self._stop_without_workers(s)
         return self.cannot_step(
             s,
             f"what {len(s.task_of)} of {self.code.workers} workers can finish does not give the sum; a code that "

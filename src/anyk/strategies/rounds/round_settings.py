@@ -177,7 +177,7 @@ class RoundSettings(CrewStrategy):
     @cached_property
     def enough(self) -> Wait:
         """The rule that ends a round."""
-        return self.rule if isinstance(self.rule, Decodable) else self.rule | Decodable()
+        return self.rule | Decodable()
 
     def _count_of(self, expected: int) -> int | None:
         """Return the number of replies that ends a round, too large to reach for "decodable"; None for other rules.

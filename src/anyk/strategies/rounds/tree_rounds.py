@@ -115,7 +115,7 @@ class TreeRounds(RequestRounds):
         worker = event.worker
         state.crew.fail(worker, event.task)
         self._drop(state, worker)
-        return self._dispatch(state, (worker,)) if state.crew.able(worker) else self._stuck(state)
+        return self._dispatch(state, (worker,)) or self._stuck(state)
 
     def worker_returned(self, state: TreeState, worker: int) -> Commands:
         commands = [] if worker in state.got else self._dispatch(state, (worker,))
@@ -172,8 +172,6 @@ class TreeRounds(RequestRounds):
 
     def _stuck(self, s: TreeState) -> list[Command]:
         """Stop if the messages that can still come do not decode, and no worker can join any more."""
-        if s.crew.hopeless:
-            return self._stop_without_workers(s)
         if not s.crew.complete:
             return []
         hopeful: set[int] = set()  # nodes whose message is there or can come

@@ -301,9 +301,7 @@ class SequentialRounds(CrewStrategy):
         s.missing = {task: s.missing[task] for task in s.worker}
         s.done, s.crew.failures, s.waiting = [], {}, False
         s.assigned = self._assign(s, t)
-        if s.crew.hopeless:
-            return s.crew.stop_if_hopeless()
-        return self._dispatch(s, sorted(s.crew.present - s.task.keys()))
+        return s.crew.stop_if_hopeless() or self._dispatch(s, sorted(s.crew.present - s.task.keys()))
 
     def _dispatch(self, s: SequentialState, workers: Sequence[int]) -> list[Command]:
         if not workers:
