@@ -133,7 +133,11 @@ def main() -> int:
         return 1
     print(f"{chosen.seeds} seeds in {time.monotonic() - began:.0f} s: {dict(sorted(happened.items()))}")
     print(f"hash of all calls: {calls.hexdigest()[:16]}")
-    expected = {"memory": {*FAMILIES, *STATES}, "mpi": {*FAMILIES, *STATES} - NOT_ON_MPI, "folder": {*ENDINGS, *ENDED, "damage"}}
+    expected = {
+        "memory": {*FAMILIES, *STATES},
+        "mpi": {*FAMILIES, *STATES} - NOT_ON_MPI,
+        "folder": {*ENDINGS, *ENDED, "damage"},
+    }
     missing = [name for name in sorted(expected[kind]) if not happened[name]]
     if chosen.seeds >= 1000 and missing:
         print(f"never happened: {', '.join(missing)}")
