@@ -59,13 +59,6 @@ class Disk:
         self._names: dict[str, Any] = {}  # inodes of synchronised names
         self._logs: list[_Log] = []  # the log at its last lasting commit, and at every later one
         self.torn: list[_Log] = []  # a commit that is being written, by half
-        self._connections: list[sqlite3.Connection] = []
-
-    def close(self) -> None:
-        """Close the files that killed processes have left open."""
-        for connection in self._connections:
-            sqlite3.Connection.close(connection)
-        self._connections.clear()
 
     def _listing(self) -> dict[str, int]:
         if not self.folder.is_dir():
@@ -161,7 +154,6 @@ class Disk:
         class Connection(sqlite3.Connection):
             def __init__(self, database: Path | str, **more: Any) -> None:
                 super().__init__(database, **more)
-                disk._connections.append(self)
                 self._lasting, self._folder = True, None if database == ":memory:" else Path(database).parent
 
             def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:

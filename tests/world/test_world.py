@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from world.folder import FolderWorld
 from world.safeguards import IN_FOLDERS, SAFEGUARDS, Safeguard
 from world.search import ENDED, STATES, Failure, attempt, search, shrink
 from world.world import ENDINGS, FAMILIES, SYSTEM, Options, World, in_folder, on_mpi
@@ -32,24 +29,11 @@ def test_nothing_breaks_on_mpi() -> None:
     assert {name for name in expected if not happened[name]} == set()
 
 
-def run_apart(check: str, *arguments: str) -> None:
-    """Run a function of this file in a program of its own, as killed drivers leave memory and files open in it."""
-    code = f"import sys; from world import test_world; test_world.{check}(*sys.argv[1:])"
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def check_folders() -> None:
+def test_nothing_breaks_in_folders() -> None:
+    """Also when drivers die, again and again, or power is lost: the folder is whole, and its replay has the same bits."""
     failure, happened = search(range(80), in_folder)
     assert failure is None, str(failure)
     assert {name for name in (*ENDINGS, *ENDED, "damage") if not happened[name]} == set()
-
-
-def test_nothing_breaks_in_folders() -> None:
-    """Also when drivers die, again and again, or power is lost: the folder is whole, and its replay has the same bits."""
-    run_apart("check_folders")
 
 
 def test_a_seed_determines_every_call() -> None:
@@ -59,6 +43,11 @@ def test_a_seed_determines_every_call() -> None:
         assert first.run().trace == again.run().trace
         only = World(seed, only=first.choices.deviations)
         assert only.run().trace == first.kernel.trace
+    for seed in (3, 4, 12):
+        options = in_folder(seed)
+        one, again = (FolderWorld(seed, options=options).run() for _ in range(2))
+        only_in_folder = FolderWorld(seed, options=options, only=one.deviations).run()
+        assert only_in_folder.trace == one.trace == again.trace
 
 
 def focused(safeguard: Safeguard, seed: int) -> Options:
@@ -81,18 +70,13 @@ def in_a_folder(safeguard: Safeguard, seed: int) -> Options:
     return replace(options, most=min(options.most, 20), **own)
 
 
-def check_removal_in_folders(name: str) -> None:
-    safeguard = next(each for each in IN_FOLDERS if each.name == name)
+@pytest.mark.parametrize("safeguard", IN_FOLDERS, ids=lambda safeguard: safeguard.name)
+def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) -> None:
     with safeguard.removed():
         failure, _ = search(range(300), lambda seed: in_a_folder(safeguard, seed))
     assert failure is not None
     assert failure.auditor in safeguard.auditors, str(failure)
     assert not isinstance(attempt(failure.seed, failure.options), Failure)
-
-
-@pytest.mark.parametrize("name", [safeguard.name for safeguard in IN_FOLDERS])
-def test_the_removal_of_a_safeguard_of_folders_is_noticed(name: str) -> None:
-    run_apart("check_removal_in_folders", name)
 
 
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
