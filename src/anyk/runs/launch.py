@@ -435,11 +435,16 @@ class Launch:
         counts = driver.ledger.counts.plain()
         messages = {name: counts.pop(name) for name in ("compared", "differed")}
         log.flush()
-
-        def tell(floor: Driver) -> None:
-            self._hooks.stage(f"computing the floor: step {floor.step:,} of {driver.step:,}", at_once=False)
-
-        floor = floor_seconds(self._strategy, self._cluster, steps, log, warm_start=driver.warm_start, on_step=tell)
+        floor = floor_seconds(
+            self._strategy,
+            self._cluster,
+            steps,
+            log,
+            warm_start=driver.warm_start,
+            on_step=lambda floor: self._hooks.stage(
+                f"computing the floor: step {floor.step:,} of {driver.step:,}", at_once=False
+            ),
+        )
         log.summarise(
             {
                 "floor_seconds": floor,

@@ -201,11 +201,12 @@ def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None
             damage = str(error)
             wrong.append(damage)
             continue
-        if saved is not None and (last is None or saved.state["seq"] >= last):
+        if saved is None:
+            if name == NAME and last is not None:
+                wrong.append(f"the checkpoint '{folder / NAME}' is gone")
+        elif last is None or saved.state["seq"] >= last:
             return saved._replace(instead=damage)  # of a newer one, which the log does not list yet
-        if saved is None and name == NAME and last is not None:
-            wrong.append(f"the checkpoint '{folder / NAME}' is gone")
-        if saved is not None and or_older:
+        elif or_older:
             why = wrong[0] if wrong else f"the log of '{folder}' has a newer checkpoint than there is"
             return saved._replace(instead=why)
     if wrong:
