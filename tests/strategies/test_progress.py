@@ -233,6 +233,19 @@ def test_an_alarm_when_workers_have_been_asked_asks_nobody_again() -> None:
     assert list(of(Dispatch, commands)[0].workers) == [1, 2, 3]
 
 
+def test_a_message_that_was_not_requested_does_not_count() -> None:
+    made = begun("nested:stragglers=1", 4)
+    assert not made.on(Reply(0.1, 1, 1, 0))  # while nothing is requested
+    for worker in (0, 2):
+        made.on(Progress(0.2, worker, worker, 0, 1))
+        commands = made.on(Progress(0.3, worker, worker, 0, 2))
+    asks = asked_for(commands)
+    assert set(asks) == {0, 2}
+    assert not made.on(Reply(0.4, 3, 3, 0))  # of a worker whose task is cancelled
+    combine = answered(made, asks, 0.5)
+    assert combine.messages == [(0, 0), (2, 0)]
+
+
 def test_nothing_done_by_the_deadline() -> None:
     made = begun("progress:load=2,wait=0.5s", 3)
     assert not made.on(Alarm(0.5, "wait 0"))

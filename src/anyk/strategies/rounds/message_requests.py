@@ -73,6 +73,8 @@ class RequestRounds(CrewStrategy):
         return super().on(state, event)
 
     def on_reply(self, state: Any, event: Reply) -> Commands:
+        if event.worker not in state.asked:
+            return ()
         state.got[event.worker] = event.task
         return self._step_if_complete(state)
 

@@ -111,7 +111,7 @@ class ProgressRounds(RequestRounds):
     @cached_property
     def enough(self) -> Wait:
         """The rule that ends a round."""
-        return self.rule if isinstance(self.rule, Decodable) else self.rule | Decodable()
+        return self.rule | Decodable()
 
     @cached_property
     def exact(self) -> bool:
