@@ -363,22 +363,12 @@ class FolderWorld(World):
             orderly = self._driver is not None and self._driver.interrupted and not self._raised
             self.happened["interrupted" if orderly else "interrupted at once"] += 1
             if not orderly:
-                if options.cluster == "mpi":
-                    program.world.Abort(130)
-                if not self._closing and self._raised < 2:
-                    auditors.check_ended(kernel, before)
-                kernel.exit(130)
+                self._break_off(program, before)
             status = 130
         else:
             self._check_run(run)
             status, self.explained = 0, None
-        if options.cluster == "mpi":
-            try:
-                program.end()
-            except KeyboardInterrupt:  # which mpiexec passes on to all ranks
-                program.world.Abort(130)
-                kernel.exit(130)
-        auditors.check_ended(kernel, before)
+        self._end(program, before)
         threads = [each.name for each in kernel.processes.values() if each.leader is kernel.current and not each.ended]
         if len(threads) > 1:
             raise Broken("threads", f"{threads} are running")

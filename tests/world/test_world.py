@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -70,21 +71,25 @@ def in_a_folder(safeguard: Safeguard, seed: int) -> Options:
     return replace(options, most=min(options.most, 20), **own)
 
 
+def noticed(safeguard: Safeguard, seeds: int, options: Callable[[Safeguard, int], Options]) -> Failure:
+    """The first failure without a safeguard, which an auditor must notice that is meant to."""
+    failure, _ = search(range(seeds), lambda seed: options(safeguard, seed))
+    assert failure is not None
+    assert failure.auditor in safeguard.auditors, str(failure)
+    return failure
+
+
 @pytest.mark.parametrize("safeguard", IN_FOLDERS, ids=lambda safeguard: safeguard.name)
 def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) -> None:
     with safeguard.removed():
-        failure, _ = search(range(300), lambda seed: in_a_folder(safeguard, seed))
-    assert failure is not None
-    assert failure.auditor in safeguard.auditors, str(failure)
+        failure = noticed(safeguard, 300, in_a_folder)
     assert not isinstance(attempt(failure.seed, failure.options), Failure)
 
 
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
 def test_the_removal_of_a_safeguard_is_noticed(safeguard: Safeguard) -> None:
     with safeguard.removed():
-        failure, _ = search(range(1000), lambda seed: focused(safeguard, seed))
-        assert failure is not None
-        assert failure.auditor in safeguard.auditors, str(failure)
+        failure = noticed(safeguard, 1000, focused)
         least = shrink(failure, runs=150)
     assert len(least.deviations) <= 10, str(least)
     assert not isinstance(attempt(failure.seed, failure.options), Failure)

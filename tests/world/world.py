@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import numpy as np
@@ -458,20 +458,28 @@ class World:
             self._explain(error)
         except KeyboardInterrupt:
             self.happened["interrupted at once"] += 1
-            if options.cluster == "mpi":
-                program.world.Abort(130)
-            if not self._closing and self._raised < 2:
-                auditors.check_ended(kernel, before)
-            kernel.exit(130)  # with all that a second Ctrl-C, while the cluster was closed, has left
-        if options.cluster == "mpi":
+            self._break_off(program, before)
+        self._end(program, before)
+        if driver.interrupted and driver.step < options.steps and self.explained is None:
+            kernel.exit(130)
+
+    def _break_off(self, program: Program, before: dict[str, int]) -> NoReturn:
+        """End the driver's program after an interrupt; a second one, while the cluster was closed, may leave things."""
+        if self.options.cluster == "mpi":
+            program.world.Abort(130)
+        if not self._closing and self._raised < 2:
+            auditors.check_ended(self.kernel, before)
+        self.kernel.exit(130)
+
+    def _end(self, program: Program, before: dict[str, int]) -> None:
+        """End the driver's program; raise if it leaves anything."""
+        if self.options.cluster == "mpi":
             try:
                 program.end()
             except KeyboardInterrupt:  # which mpiexec passes on to all ranks
                 program.world.Abort(130)
-                kernel.exit(130)
-        auditors.check_ended(kernel, before)
-        if driver.interrupted and driver.step < options.steps and self.explained is None:
-            kernel.exit(130)
+                self.kernel.exit(130)
+        auditors.check_ended(self.kernel, before)
 
     def _explain(self, error: anyk.RunFailed) -> None:
         """Note why the run has failed; raise if none of the faults explains it."""
