@@ -100,6 +100,21 @@ def test_a_worker_whose_messages_are_unusable_is_asked_three_times_where_no_othe
     assert asked_while_unusable(spec, workers) == (10 if alone else 1 if kind is strategies.Rounds else 3)
 
 
+@pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
+def test_a_worker_that_returns_is_asked_again_however_often_it_failed(spec, workers):
+    """It is another process, perhaps on another machine; nobody may wait for it while it waits for a task."""
+    found = ByHand(anyk.strategy(spec, workers=workers))
+    commands = list(found.start(Fleet(workers, tuple(range(workers)))))
+    for worker in set(range(workers)) - {1}:
+        commands += found.on(Lost(0.1, worker, "died"))
+    for _ in range(3):
+        tasks = {w: c.task + i for c in commands if isinstance(c, Dispatch) for i, w in enumerate(c.workers)}
+        commands = list(found.on(Failed(0.2, 1, tasks[1], 0, "not finite"))) if 1 in tasks else []
+    found.on(Lost(0.3, 1, "died"))
+    commands = found.on(Joined(0.4, 1))
+    assert [list(c.workers) for c in commands if isinstance(c, (Dispatch, Stop))] == [[1]], commands
+
+
 def test_who_once_sent_what_is_not_finite_is_remembered_when_restored():
     n, spec = 7, "draco:byzantine=1,kind=cyclic"
     found, restored = ByHand(anyk.strategy(spec, workers=n)), ByHand(anyk.strategy(spec, workers=n))

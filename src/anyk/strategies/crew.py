@@ -56,11 +56,12 @@ class Crew:
         return cls(fleet.workers, set(fleet.present))
 
     def join(self, worker: int) -> bool:
-        """Add a worker; return whether it was absent, as events may be repeated."""
+        """Add a worker, which may be asked as often as any other; return whether it was absent, as events are repeated."""
         if worker in self.present:
             return False
         self.present.add(worker)
         self.gone.discard(worker)
+        self.failures.pop(worker, None)
         return True
 
     def lose(self, event: Lost) -> None:

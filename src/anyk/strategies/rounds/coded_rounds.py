@@ -293,7 +293,7 @@ class Rounds(RoundSettings):
         s.began = s.now
         s.checking = self.check > 0 and keyed.generator(0, "check", s.before + s.version).random() < self.check
         if crew.hopeless:
-            return self.cannot_step(s, "every worker has been given up")
+            return crew.stop_if_hopeless()
         commands: list[Command] = notes
         if self.elastic is not None and len(crew.present) < self.elastic.fewest:
             if not self._awaits_others(s):

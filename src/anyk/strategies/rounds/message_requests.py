@@ -80,14 +80,13 @@ class RequestRounds(CrewStrategy):
 
     def _begin(self, s: Any) -> list[Command]:
         """Start a round with all workers that can compute, or end the run if there are none and none can join."""
-        crew = s.crew
-        s.first, s.began = crew.next, s.now
+        s.first, s.began = s.crew.next, s.now
         s.task_of, s.done, s.asked, s.got = {}, {}, {}, {}
         self.rebuild(s)
-        able = sorted(filter(crew.able, crew.present))
-        if not able and crew.complete:
+        commands = self._dispatch(s, sorted(s.crew.present))
+        if not commands and s.crew.complete:
             return self._stop_without_workers(s)
-        return [*self._dispatch(s, able), *self._set_alarms(s)]
+        return [*commands, *self._set_alarms(s)]
 
     def _stop_without_workers(self, s: Any) -> list[Command]:
         """End the run if no worker can give a usable message."""

@@ -182,13 +182,12 @@ class ProgressRounds(RequestRounds):
         return [] if state.asked else [*self._dispatch(state, (worker,)), *self._stuck(state)]
 
     def worker_left(self, state: ProgressState, worker: int) -> Commands:
-        s = state
-        s.task_of.pop(worker, None)
-        if s.asked:
-            return self._restart(s) if worker in s.asked and worker not in s.got else []
-        if s.done.pop(worker, 0):
-            self.rebuild(s)
-        return self._stuck(s)
+        state.task_of.pop(worker, None)
+        if state.asked:
+            return self._restart(state) if worker in state.asked and worker not in state.got else []
+        if state.done.pop(worker, 0):
+            self.rebuild(state)
+        return self._stuck(state)
 
     # ------------------------------------------------------------------------------------------- commands
 
