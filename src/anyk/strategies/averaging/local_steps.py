@@ -124,7 +124,8 @@ class LocalSteps:
                 most = own.steps_taken[worker] / max(s.now - s.began, 1e-9)
                 own.speed[worker] = min(own.speed.get(worker, most), most)
         if self.keep:
-            own.last_task |= {reply: task for reply, task in s.task_of.items() if (task, 0) in set(used)}
+            tasks = dict(used)
+            own.last_task |= {reply: task for reply, task in s.task_of.items() if task in tasks}
         weights = [1.0 / len(used)] * len(used)
         outer = None if self.outer is None else (self.outer, self.rate)
         weighted = self.weighted or bool(s.code.shares) or s.elastic is not None
