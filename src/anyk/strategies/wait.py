@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import median
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
@@ -300,8 +300,8 @@ class AnyOf(Wait):
     def approximate(self) -> bool:
         return any(rule.approximate for rule in self.rules)
 
-    @property
-    def remembers(self) -> bool:
+    @cached_property
+    def remembers(self) -> bool:  # asked at every reply
         return any(rule.remembers for rule in self.rules)
 
     def enough(self, waiting: Waiting) -> bool:
