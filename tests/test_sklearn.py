@@ -88,6 +88,8 @@ def test_a_range_of_workers_trains_the_same_model() -> None:
     changing, fixed = (AnykRegressor("frc:stragglers=1", workers=workers).fit(X, y) for workers in ((2, 4), 4))
     assert changing.run_.config.strategy == "frc:stragglers=1,fewest=2,partitions=16"
     assert changing.coef_ == pytest.approx(fixed.coef_, rel=1e-9)
+    for number in np.arange(2, 4):  # NumPy's whole numbers, as in a grid of parameters
+        assert AnykRegressor(workers=number, max_iter=2, tol=None).fit(X, y).run_.config.workers == number
 
 
 @pytest.mark.parametrize(
@@ -204,6 +206,8 @@ def test_what_cannot_be_fitted() -> None:
     fail("l2 must be a finite number of at least 0, got -1", l2=-1.0)
     fail("lower the learning rate", lr=1e6, l2=1.0, error=anyk.RunFailed)
     fail("no cluster 'process'; did you mean 'processes'", cluster="process")
+    for workers in (None, 3.0, "3", (2, 3, 4), (2.0, 4), 0):
+        fail("workers must be a whole number of at least 1 or a tuple of whole numbers, got ", workers=workers)
 
 
 def badly_scaled(rows: int = 60) -> tuple[Any, Any]:

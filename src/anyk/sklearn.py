@@ -164,7 +164,7 @@ class _Linear(BaseEstimator):
     ) -> None:
         """Take ``steps`` steps, from the problem's start or after an earlier run, and set the fitted attributes."""
         total = steps + (0 if begin is None else begin.steps)
-        strategy, workers = with_fleet(self.strategy, self.workers)
+        strategy, workers = with_fleet(self.strategy, check(self.workers, AtLeastOne | tuple[int, int], "workers"))
         self.run_ = train(
             problem,
             strategy,
