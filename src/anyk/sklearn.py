@@ -22,9 +22,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from anyk.checks import AtLeastOne, NonnegativeNumber, check
-from anyk.clusters import cluster as build_cluster
 from anyk.delays import DelayModel
-from anyk.delays import parse as parse_delays
 from anyk.errors import BadInput
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.plain import ByName
@@ -36,7 +34,6 @@ from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.run import Run
 from anyk.runs.training import train
-from anyk.strategies import with_fleet
 
 Numbers = NDArray[np.floating[Any]]
 _CALM = 3  # consecutive steps that must change little, as momentum stands still for a moment where it turns
@@ -164,16 +161,13 @@ class _Linear(BaseEstimator):
     ) -> None:
         """Take ``steps`` steps, from the problem's start or after an earlier run, and set the fitted attributes."""
         total = steps + (0 if begin is None else begin.steps)
-        strategy, workers = with_fleet(self.strategy, check(self.workers, AtLeastOne | tuple[int, int], "workers"))
         self.run_ = train(
             problem,
-            strategy,
-            build_cluster(
-                self.cluster,
-                workers=workers,
-                delays=parse_delays(self.delays) if isinstance(self.delays, str) else self.delays,
-                seed=int(check_random_state(self.random_state).randint(2**31)),
-            ),
+            self.strategy,
+            self.cluster,
+            workers=self.workers,
+            delays=self.delays,
+            seed=int(check_random_state(self.random_state).randint(2**31)),
             optimizer=build_optimizer(self.optimizer, lr=rate if self.lr is None else self.lr),
             steps=total,
             # without callbacks only the first and the last evaluation are read
