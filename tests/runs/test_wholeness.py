@@ -101,6 +101,28 @@ def test_a_damaged_checkpoint_that_the_log_does_not_list_is_put_aside(tmp_path, 
     assert anyk.verify(tmp_path / "run").whole
 
 
+def test_an_older_checkpoint_that_was_put_in_place_of_the_newest_is_not_taken_away(tmp_path, monkeypatch):
+    """As from a backup; it is the only one, also for who dies before the next is written."""
+    with trained(tmp_path / "whole", steps=12) as run:
+        whole = run.model.tobytes(), run.history["seconds"].tolist(), run.ledger
+    trained(tmp_path / "run", every=0.0).close()
+    (tmp_path / "run" / checkpoints.OLDER).replace(tmp_path / "run" / checkpoints.NAME)
+    with anyk.Run.open(tmp_path / "run") as run, pytest.raises(anyk.BadInput, match="newer checkpoint than there is$"):
+        run.model  # noqa: B018
+    told = []
+
+    def killed(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(launch.Launch, "_keep_first_versions", killed)
+        anyk.resume(tmp_path / "run", problem=Squares(4), steps=12, tell=told.append)
+    assert told[0].endswith("has a newer checkpoint than there is; continuing from the checkpoint before, at step 7")
+    *same, _ = resumed(tmp_path / "run")
+    assert tuple(same) == whole
+    assert anyk.verify(tmp_path / "run").whole
+
+
 def test_a_checkpoint_or_a_log_that_is_missing_is_never_passed_over(tmp_path):
     trained(tmp_path / "run", every=0.0).close()
 

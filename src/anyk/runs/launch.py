@@ -211,16 +211,18 @@ class Launch:
         if saved is None:
             log.truncate(0)  # a run that ended before its first checkpoint starts again
         else:
+            now = saved.state["time"]
             log.truncate(saved.state["seq"], saved.state["seal"])
             if saved.digest not in queries.checkpoint_digests(log, log.seq):  # the run ended before it was listed
                 log.checkpoint(log.seq, saved.digest)
             if saved.instead is not None and self._folder is not None:
-                checkpoints.set_aside(self._folder)
-                log.note(saved.state["time"], "older checkpoint", saved.instead)
+                if saved.name == checkpoints.OLDER:
+                    checkpoints.set_aside(self._folder)
+                log.note(now, "older checkpoint", saved.instead)
             if lost := lost_on_resume(saved, self._strategy, self._cluster, log):
-                log.note(saved.state["time"], RESET, lost)
+                log.note(now, RESET, lost)
             if changed := changes(self._config.environment):
-                log.note(saved.state["time"], "resumed", f"with {', '.join(changed)}")
+                log.note(now, "resumed", f"with {', '.join(changed)}")
         for evaluation in log.evaluations():
             evaluator.recall(evaluation)
         if saved is not None:
