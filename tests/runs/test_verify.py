@@ -91,6 +91,24 @@ def test_a_checkpoint_that_is_being_written_is_no_damage(tmp_path, monkeypatch):
     assert unlisted[0] + 1 not in events and unlisted[0] + 2 in events
 
 
+def test_a_run_that_goes_on_while_its_log_is_read_is_whole(folder, monkeypatch):
+    """Two checkpoints are written after its log has been copied and before they are looked at."""
+    before, checking, went_on = anyk.Run.open(folder), RunLog.check_seals, []
+
+    def check_seals(log):
+        if not went_on:
+            went_on.append(True)
+            for steps in (before.steps + 2, before.steps + 4):
+                anyk.resume(folder, steps=steps).close()
+        return checking(log)
+
+    monkeypatch.setattr(RunLog, "check_seals", check_seals)
+    assert damaged(folder) == set()
+    with before, anyk.Run.open(folder) as after:
+        assert after.steps == before.steps + 4
+        assert (before.model == after.model).all()
+
+
 @pytest.mark.parametrize(
     ("change", "found"),
     [

@@ -174,8 +174,12 @@ def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
         return None
     state, vectors, digest = loaded
     path = folder / name
-    if not log.has_seal(state.get("seal", "none")):
-        raise BadInput(f"the log of '{folder}' is not the one that '{path.name}' was written with, or was cut short")
+    if not log.has_seal(seal := state.get("seal", "none")):
+        with RunLog.reading(folder / "log.sqlite", checked=False) as newer:  # of a run that goes on
+            if not newer.has_seal(seal):
+                raise BadInput(
+                    f"the log of '{folder}' is not the one that '{path.name}' was written with, or was cut short"
+                )
     written = queries.checkpoint_digests(log, state["seq"])
     if written and digest not in written:
         raise BadInput(f"the checkpoint '{path}' is not the one that the log records at that point")
@@ -206,15 +210,13 @@ def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None
                 wrong.append(f"the checkpoint '{folder / NAME}' is gone")
         elif last is None or saved.state["seq"] >= last:
             return saved._replace(instead=damage)  # of a newer one, which the log does not list yet
-        elif or_older:
-            why = wrong[0] if wrong else f"the log of '{folder}' has a newer checkpoint than there is"
-            return saved._replace(instead=why)
+        else:
+            wrong.append(f"the log of '{folder}' has a newer checkpoint than there is")
+            if or_older:
+                return saved._replace(instead=wrong[0])
     if wrong:
-        more = "" if len(wrong) < 2 else f", and {wrong[1]}"
         ended = "; there is no checkpoint to resume from: restore one, or begin anew in another folder"
-        raise BadInput(f"{wrong[0]}{more}{ended}" if or_older else wrong[0])
-    if last is not None:
-        raise BadInput(f"the checkpoints of '{folder}' are gone, though its log says that they were written")
+        raise BadInput(f"{', and '.join(wrong)}{ended}" if or_older else wrong[0])
     return None
 
 
