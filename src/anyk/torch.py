@@ -101,9 +101,11 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         rates = [group["lr"] for group in groups]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * scale
-        self.optimizer.step()
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
+        try:
+            self.optimizer.step()
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
     def close(self) -> None:
         """End the run after the last step taken; if no step was taken, no run is started."""

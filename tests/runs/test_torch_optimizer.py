@@ -74,6 +74,24 @@ def test_learning_rates_are_multiplied_by_the_strategys_factor(strategy):
     assert np.abs(flat(module) - run.model).max() < 1e-12
 
 
+def test_learning_rates_are_as_before_after_a_step_that_fails(monkeypatch):
+    """The loop may be started again with the same optimiser, whose state is saved."""
+    module, X, y = network()
+    adamw, _ = stepping(module)
+    rates = [group["lr"] for group in adamw.param_groups]
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(adamw, "step", interrupted)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        anyk.torch.Optimizer(adamw, problem_of(module, X, y), "async:lr_scale=0.25", fleet()) as optimizer,
+    ):
+        optimizer.step()
+    assert [group["lr"] for group in adamw.param_groups] == rates
+
+
 def test_it_goes_on_in_its_folder(tmp_path):
     def some(steps):
         module, X, y = network()
