@@ -325,6 +325,15 @@ def test_those_who_joined_go_on_if_all_who_began_the_round_are_lost(spec: str) -
     assert dispatched(fleet.on(Lost(0.7, 1, "preempted"))) == [2, 3]
 
 
+def test_where_nobody_is_left_no_code_is_said_to_go_on() -> None:
+    found = running("frc:stragglers=1,fewest=3,partitions=8", (0, 1, 2, 3))
+    found.on(Lost(0.1, 0, "died"))
+    assert not any(isinstance(each, Stop) for worker in (1, 2) for each in found.on(Lost(0.1, worker, "died", True)))
+    (stop,) = found.on(Lost(0.2, 3, "died"))
+    assert isinstance(stop, Stop) and stop.failed
+    assert stop.reason.endswith("0 of 4 replies do not give the sum (given up: worker 1, worker 2)")
+
+
 def test_receipts_state_the_fleet_of_their_step() -> None:
     """Who is there when a round starts decides; the numbers are those of the messages that were handed out."""
     run = train(anyk.strategies.with_fleet("frc:stragglers=2", (3, MOST))[0], FLEET)

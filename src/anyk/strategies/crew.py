@@ -56,7 +56,7 @@ class Crew:
         return cls(fleet.workers, set(fleet.present))
 
     def join(self, worker: int) -> bool:
-        """Add a worker, which may be asked as often as any other; return whether it was absent, as events are repeated."""
+        """Add a worker, whose failures are forgotten; return whether it was absent, as events may be repeated."""
         if worker in self.present:
             return False
         self.present.add(worker)

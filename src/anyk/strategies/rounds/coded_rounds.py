@@ -282,12 +282,11 @@ class Rounds(RoundSettings):
 
     def _begin(self, s: RoundState) -> list[Command]:
         crew, n = s.crew, self.code.workers
-        notes = [] if self.elastic is None else self._follow(s)
+        notes = self._follow(s)
         s.first = crew.next
         s.task_of = {}
         s.values, s.measuring = {}, {}
-        if crew.failures:
-            crew.failures = {}
+        crew.failures = {}
         s.open = {}
         s.decoder = self._fresh(s.code)
         s.began = s.now
@@ -488,8 +487,7 @@ class Rounds(RoundSettings):
         if crew.gone:
             why.append("given up: " + ", ".join(f"worker {w}" for w in sorted(crew.gone)))
         reasons = f" ({'; '.join(why)})" if why else ""
+        advice = "; a code that tolerates more stragglers, or wait=…, goes on" if crew.present else ""
         return self.cannot_step(
-            s,
-            f"{len(s.task_of)} of {self.code.replies} replies do not give the sum{reasons}; a code that tolerates more "
-            "stragglers, or wait=…, goes on",
+            s, f"{len(s.task_of)} of {self.code.replies} replies do not give the sum{reasons}{advice}"
         )
