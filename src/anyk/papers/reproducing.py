@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.errors import BadInput, MissingPackage, on_system_error
+from anyk.errors import BadInput, MissingPackage, as_bad_input
 from anyk.papers.item import Item, Verdict, Word, overall
 from anyk.papers.item_table import Table
 from anyk.papers.lab import Lab, Progress
@@ -150,7 +150,7 @@ def reproduce(
 def _prepare_folder(folder: Path, *names: str) -> None:
     """Create a folder, if necessary, in which files or folders of these names will be written."""
     check_plain(*(folder / name for name in names))
-    with on_system_error(f"the folder '{folder}' cannot be made"):
+    with as_bad_input(f"the folder '{folder}' cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
 
 

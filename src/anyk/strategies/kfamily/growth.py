@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, check_range, typed
 from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
@@ -305,8 +305,8 @@ class Gradual(Growth):
     last: int | None = None
 
     def check(self, family: KFamily) -> None:
-        if self.last is not None and not family.k <= self.last <= family.workers:
-            raise BadInput(f"last of 'gradual' must be k = {family.k} to {family.workers} workers, got {self.last}")
+        if self.last is not None:
+            check_range("last of 'gradual'", self.last, family.k, family.workers, " workers, and at least k")
 
     def show(self, family: KFamily) -> str:
         return super(Gradual, replace(self, last=None) if self.last == family.workers else self).show(family)
