@@ -48,7 +48,7 @@ class AnytimeState(RequestState):
 
 @typed
 @dataclass(frozen=True, repr=False)
-class Anytime(RequestRounds):
+class Anytime(RequestRounds[AnytimeState]):
     """Anytime mini-batches: at a deadline each worker sends the sum of the micro-batches that it has finished.
 
     (Ferdinand, Al-Lawati, Draper and Nokleby 2019; with a cap on micro-batches, DropCompute of Giladi et al. 2023.) A

@@ -70,7 +70,7 @@ class _SeenProgress(Seen):
 
 @typed
 @dataclass(frozen=True, repr=False)
-class ProgressRounds(RequestRounds):
+class ProgressRounds(RequestRounds[ProgressState]):
     """Synchronous rounds under a code whose workers report how many partitions they have finished.
 
     All workers compute their partitions in order. When the finished partitions give the exact sum (or ``wait``, a

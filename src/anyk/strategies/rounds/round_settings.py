@@ -26,7 +26,7 @@ from anyk.strategies.wait import Count, Decodable, Fraction, Wait, WaitLike, wai
 
 
 @dataclass(frozen=True, repr=False)
-class RoundSettings(CrewStrategy):
+class RoundSettings(CrewStrategy[RoundState]):
     """Settings of rounds with their layout and spec; :class:`~anyk.strategies.Rounds` makes the decisions."""
 
     State = RoundState
