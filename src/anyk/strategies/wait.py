@@ -231,6 +231,10 @@ class Deadline(Wait):
     def changes(self) -> tuple[float, ...]:
         return (self.seconds,)
 
+    def after(self, recent: Sequence[float]) -> float:
+        """Return the deadline in seconds."""
+        return self.seconds
+
     def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
         return 1 if seconds >= self.seconds else workers + 1
 

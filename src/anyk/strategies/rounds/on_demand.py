@@ -29,7 +29,7 @@ from anyk.protocol import (
 from anyk.specs import with_keys
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
 from anyk.strategies.rounds.state import Seen
-from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
+from anyk.strategies.wait import Decodable, Wait, WaitLike, wait_rule
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class ProgressRounds(RequestRounds[ProgressState]):
     cancel: CancelMode = "preempt"
 
     def __post_init__(self) -> None:
-        if self.rule.counts() or isinstance(self.rule, Count):
+        if self.rule.counts():
             raise BadInput(
                 f"'{self.code.spec}' waits for progress, not for a number of replies; give a residual or a deadline"
             )
