@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from anyk.checks import AtLeastOne, check_range, typed
 from anyk.errors import BadInput
 from anyk.protocol import (
-    Alarm,
     Command,
     Commands,
     EvaluateLoss,
@@ -205,12 +204,12 @@ class AdaSync(Growth):
         return AdaSyncState(Durations(max(400, 20 * s.crew.size))), [*first, SetAlarm(_ALARM, s.now + self.interval)]
 
     def on(self, family: KFamily, s: KState, event: Event) -> Commands:
-        if isinstance(event, NoiseMeasured):
-            self._weigh(s.growth, event)
-            return ()
-        if isinstance(event, LossEvaluated):
-            return self._adapt(family, s, event)
-        assert isinstance(event, Alarm)
+        match event:
+            case NoiseMeasured():
+                self._weigh(s.growth, event)
+                return ()
+            case LossEvaluated():
+                return self._adapt(family, s, event)
         again = SetAlarm(_ALARM, event.time + self.interval)
         return [again, *self._by_noise(family, s)] if self.rule == "noise" else [EvaluateLoss("model"), again]
 

@@ -47,8 +47,6 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"a report is written as .html, got '{path}'")
-    if not target.parent.is_dir():
-        raise BadInput(f"the report '{path}' cannot be written: there is no folder '{target.parent}'")
     text = page(runs, [title for item in items if isinstance(item, Race) for title in item.waiting])
     with as_bad_input(f"the report '{path}' cannot be written"):
         target.write_text(text, encoding="utf-8")
