@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from msgspec import Meta
 
 from anyk.checks import check_range
 from anyk.strategies.sequential.sequential_rounds import Late, SequentialRounds
@@ -18,7 +15,7 @@ class ForBursts(SequentialRounds):
     _own_settings = ("B", "W", "lambda_"), ("late",)
 
     B: int
-    W: Annotated[int, Meta(ge=2)]
+    W: int
     lambda_: int
     late: Late = "drop"  # a setting of these schemes only
 
