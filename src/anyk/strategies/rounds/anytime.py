@@ -182,8 +182,8 @@ class Anytime(RequestRounds[AnytimeState]):
 
     def _set_alarms(self, s: AnytimeState) -> list[Command]:
         """Set the alarm of the deadline, after a note if the deadline starts or ceases to adapt."""
-        known = self.rule.after(s.recent) is not None
-        what = "adapts" if known else "waits for all parts until enough times have been seen"
+        adapts = self.rule.after(s.recent) is not None
+        what = "adapts" if adapts else "waits for all parts until enough times have been seen"
         if not self.rule.remembers or what == s.noted:
             return self._alarm_at_deadline(s)
         s.noted = what
