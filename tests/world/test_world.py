@@ -90,6 +90,6 @@ def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) 
 def test_the_removal_of_a_safeguard_is_noticed(safeguard: Safeguard) -> None:
     with safeguard.removed():
         failure = noticed(safeguard, 1000, focused)
-        least = shrink(failure, runs=150)
+        least = shrink(failure, runs=150, enough=10)
     assert len(least.deviations) <= 10, str(least)
     assert not isinstance(attempt(failure.seed, failure.options), Failure)

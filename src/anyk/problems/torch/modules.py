@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed, describe_error, explaining
+from anyk.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, Vector, cut, even_ends
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, Samples
@@ -176,11 +176,9 @@ class TorchProblem(NetworkProblem):
         free = takes_module(loss)
         mean = is_mean(loss, reduction)
         check_module(module)
-        try:
+        with as_bad_input("the module cannot be copied", Exception):
             own = copy.deepcopy(module).cpu()
             own.zero_grad(set_to_none=True)
-        except Exception as error:
-            raise BadInput(f"the module cannot be copied: {error}") from None
         self._network = Network(
             own, loss, device=device, precision=precision, mean=mean, takes_module=free, count=count, threads=threads
         )

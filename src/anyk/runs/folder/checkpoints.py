@@ -187,7 +187,7 @@ def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
         logged = queries.digest(log, slot, version)
         if logged is not None and logged != keyed.digest(vectors[f"model/{slot}/{version}"]):
             raise BadInput(f"the checkpoint '{path}' holds another model than the log records for version {version}")
-    return Saved(state, vectors, digest, name)
+    return Saved(*loaded, name)
 
 
 def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None:
