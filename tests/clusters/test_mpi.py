@@ -108,7 +108,7 @@ except anyk.RunFailed as error:
     done = mpi(4, sys.executable, str(script))
     assert done.returncode == 0, done.stderr
     refused, first, second, third = done.stdout.splitlines()
-    assert "the problem cannot be sent to workers: cannot pickle" in refused
+    assert "the problem cannot be sent to workers (cannot pickle" in refused
     assert (first, second) == ("steps 5", "steps 5")
     assert "unusable replies from worker 1" in third and "worker 1: ValueError: partition 1 is broken" in third
 

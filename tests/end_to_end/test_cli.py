@@ -109,7 +109,7 @@ def test_codes_side_by_side_say_which_exist_and_why_others_do_not():
     assert (frc["spec"], frc["load"], frc["tolerates"], frc["worst"]) == ("frc:stragglers=2", 3, 2, 0.0)
     assert rows["uncoded"]["residual"] == pytest.approx((2 / 12) ** 0.5) and rows["uncoded"]["worst_known"]
     assert rows["bgc"]["worst_known"]  # all pairs of workers were compared
-    for bad, why in ((["--workers", "0"], "workers must be"), (["--stragglers", "30"], "below workers (30), got 30")):
+    for bad, why in ((["--workers", "0"], "workers must be"), (["--stragglers", "30"], "stragglers must be 0 to 29, below workers, got 30")):
         failed = run("codes", *bad)
         assert failed.exit_code == 2 and why in failed.output
 
@@ -187,8 +187,8 @@ BAD = [
     (["--lr", "fast"], "no learning-rate schedule 'fast'"),
     (["--steps", "0"], "steps must be a whole number of at least 1 or None, got 0"),
     (["--workers", "0"], "workers must be"),
-    (["--workers", "100000000"], "workers must be at most 1,000,000, got 100000000"),
-    (["--workers", "100000000", "--strategy", "async"], "workers must be at most 1,000,000, got 100000000"),
+    (["--workers", "100000000"], "workers must be 1 to 1,000,000, got 100000000"),
+    (["--workers", "100000000", "--strategy", "async"], "workers must be 1 to 1,000,000, got 100000000"),
     (["--workers", "2000"], "rows cannot be cut into 2000 partitions"),
     (["--target", "2"], "a target of 2 cannot be reached: auc lies between 0 and 1"),
     (["--l2", "-1"], "l2 must be a finite number of at least 0"),

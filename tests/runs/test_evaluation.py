@@ -376,5 +376,5 @@ def test_a_process_that_evaluates_and_is_frozen_is_replaced(monkeypatch):
 def test_problems_that_cannot_go_aside_get_a_sentence():
     problem = Squares(4)
     problem.lock = threading.Lock()
-    with pytest.raises(anyk.BadInput, match="cannot be sent to the process that evaluates it: cannot pickle"):
+    with pytest.raises(anyk.BadInput, match=r"cannot be sent to the process that evaluates it \(cannot pickle"):
         anyk.train(problem, "uncoded", fleet(), steps=1, optimizer=anyk.optimizers.GD(lr=0.1), evaluate="where=aside")

@@ -246,5 +246,5 @@ def test_liars_are_part_of_the_clusters_spec(tmp_path: Any) -> None:
         steps=6,
     )
     assert np.array_equal(resumed.model, whole.model)
-    with pytest.raises(anyk.BadInput, match="byzantine must be workers 0 to 8, got 9"):
+    with pytest.raises(anyk.BadInput, match="a worker of byzantine must be 0 to 8, got 9"):
         Simulated(9, byzantine=(9,))

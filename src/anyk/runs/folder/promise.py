@@ -118,7 +118,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         key too few, too many or of the wrong type; and, without ``trust``, where it names an optimiser of a package
         other than torch and optax, as the file may be anybody's.
         """
-        with as_bad_input(f"the plan '{path}' cannot be read"):
+        with as_bad_input(f"the plan '{path}' cannot be read", OSError, ValueError):  # a name may hold a NUL
             text = read_plain(path, follow=True)
         sentence = f"'{path}' is not a plan: it is broken; write it again: anyk plan … -o"
         with as_bad_input(sentence, ValueError, RecursionError):
