@@ -59,7 +59,7 @@ class Driver:
     """The loop of one run; :func:`anyk.train` makes and uses it.
 
     Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and a strategy's
-    questions about losses and gradients are answered from ``told``, in order. ``warm_start``: the state of a run that
+    questions about losses and gradients are answered from ``answers``, in order. ``warm_start``: the state of a run that
     this run continues. ``on_step`` is called with the driver after every step of a model that is not auxiliary,
     ``on_news`` after the commands that follow an event have been carried out (it may end the run), ``on_lost`` when a
     worker was lost, ``on_event`` after every event that did not end the run, and from time to time while no event
@@ -77,7 +77,7 @@ class Driver:
         log: RunLog | None = None,
         steps: int | None = None,
         seconds: float | None = None,
-        told: Sequence[LossEvaluated | NoiseMeasured] = (),
+        answers: Sequence[LossEvaluated | NoiseMeasured] = (),
         warm_start: WarmStart | None = None,
         on_step: Callable[[Driver], None] | None = None,
         on_news: Callable[[Driver], None] | None = None,
@@ -99,7 +99,7 @@ class Driver:
         self._updates = (
             None if problem is None else Updates(layout, cluster, self.versions, self.ledger, problem, optimizer)
         )
-        self._questions = Questions(cluster, self.versions, self.ledger, problem, optimizer, told, loss_of)
+        self._questions = Questions(cluster, self.versions, self.ledger, problem, optimizer, answers, loss_of)
         self._faults = Faults(layout.workers)
         self._asked = asked
         self.equal_bits = False  # whether several workers send messages that must not differ in a bit

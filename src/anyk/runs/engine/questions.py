@@ -24,7 +24,7 @@ Answer = LossEvaluated | NoiseMeasured | DriftMeasured
 class Questions:
     """Answers in the order of the questions, until the driver takes them.
 
-    Without a problem, losses and noise come from ``told``, in that order. On a recorded cluster nothing is answered
+    Without a problem, losses and noise are those of ``earlier_answers``, in that order. On a recorded cluster nothing is answered
     here: the log has the answers. ``loss_of``: what evaluates the objective of a slot, if not the problem itself.
     """
 
@@ -35,14 +35,14 @@ class Questions:
         ledger: Ledger,
         problem: Problem | None,
         optimizer: Optimizer | None,
-        told: Sequence[LossEvaluated | NoiseMeasured],
+        earlier_answers: Sequence[LossEvaluated | NoiseMeasured],
         loss_of: Callable[[str, Vector], float] | None = None,
     ) -> None:
         self._loss_of = loss_of
         self._cluster, self._versions, self._ledger = cluster, versions, ledger
         self._problem, self._optimizer = problem, optimizer
-        self._losses = deque(event for event in told if type(event) is LossEvaluated)
-        self._noises = deque(event for event in told if type(event) is NoiseMeasured)
+        self._losses = deque(event for event in earlier_answers if type(event) is LossEvaluated)
+        self._noises = deque(event for event in earlier_answers if type(event) is NoiseMeasured)
         self.answers: deque[Answer] = deque()
 
     def loss(self, command: EvaluateLoss) -> None:
