@@ -85,8 +85,8 @@ class Launch:
             on_news=self._tell_news if self._steps or self._evaluations else None,
             on_lost=self._on_worker_lost if hooks["on_worker_lost"] else None,
             on_event=None if folder is None else self._after_event,
-            loss_of=self._evaluate_objective,
-            asked=self._asking is not None,
+            evaluate_objective=self._evaluate_objective,
+            workers_evaluate=self._asking is not None,
         )
 
     def run(self) -> Run:

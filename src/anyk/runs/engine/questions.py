@@ -24,8 +24,9 @@ Answer = LossEvaluated | NoiseMeasured | DriftMeasured
 class Questions:
     """Answers in the order of the questions, until the driver takes them.
 
-    Without a problem, losses and noise are those of ``earlier_answers``, in that order. On a recorded cluster nothing is answered
-    here: the log has the answers. ``loss_of``: what evaluates the objective of a slot, if not the problem itself.
+    Without a problem, losses and noise are taken from ``earlier_answers``, in their order. On a recorded cluster no
+    question is answered here, because the log contains the answers. ``evaluate_objective`` returns the objective of a
+    slot; by default the problem does.
     """
 
     def __init__(
@@ -36,9 +37,9 @@ class Questions:
         problem: Problem | None,
         optimizer: Optimizer | None,
         earlier_answers: Sequence[LossEvaluated | NoiseMeasured],
-        loss_of: Callable[[str, Vector], float] | None = None,
+        evaluate_objective: Callable[[str, Vector], float] | None = None,
     ) -> None:
-        self._loss_of = loss_of
+        self._evaluate_objective = evaluate_objective
         self._cluster, self._versions, self._ledger = cluster, versions, ledger
         self._problem, self._optimizer = problem, optimizer
         self._losses = deque(event for event in earlier_answers if type(event) is LossEvaluated)
@@ -56,7 +57,8 @@ class Questions:
             return
         with np.errstate(over="ignore", invalid="ignore"):
             w = self._versions.models[slot]
-            loss = problem_of(self._problem, slot).loss(w) if self._loss_of is None else self._loss_of(slot, w)
+            evaluate = self._evaluate_objective
+            loss = problem_of(self._problem, slot).loss(w) if evaluate is None else evaluate(slot, w)
         version = self._versions[slot]
         number = version if command.number is None else command.number
         rate = 1.0 if self._optimizer is None else self._optimizer.rate.at(number)
