@@ -160,7 +160,7 @@ class Simulated(Cluster):
         if self.compute is not None:
             self._schedule.now += self.compute.step
 
-    def give_up(self, worker: int) -> None:
+    def abandon(self, worker: int) -> None:
         self._schedule.forget(worker)
         if self.computing is not None:
             self.computing.forget(worker)
@@ -183,7 +183,7 @@ class Simulated(Cluster):
                 if event is not None:
                     schedule.now = event.time
                     if isinstance(event, Lost):
-                        self.give_up(event.worker)  # until it returns
+                        self.abandon(event.worker)  # until it returns
                     yield event
                     continue
             if not heap:

@@ -415,7 +415,7 @@ class Driver:
         judged = self._faults.judge(event, self.step)
         if isinstance(judged, Lost):
             self._set_aside(event)
-            self.cluster.give_up(event.worker)
+            self.cluster.abandon(event.worker)
         return judged
 
     def _set_aside(self, event: Failed) -> None:
