@@ -64,8 +64,8 @@ class VectorStore:
         """Drop a version."""
         self._models.pop((slot, version), None)
 
-    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """Store a saved message as if it had just arrived."""
+    def restore_message(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """Store a message of a checkpoint as if it had just arrived."""
         self.arrived[task, chunk] = Message(ids, message, worker)
 
     def combine(self, messages: Sequence[Place], weights: Sequence[Any], part: slice = WHOLE) -> NDArray[np.float64]:
@@ -129,14 +129,14 @@ class VectorStore:
         """Return the states of a worker that a later task may continue, by task."""
         return self.states[worker]
 
-    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
+    def restore(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
         """Restore the result of :meth:`vectors`; ``workers``: the worker of each task."""
         states: dict[Place, State] = {}
         for key, vector in vectors.items():
             kind, first, second, *name = key.split("/", 3)
             place = int(first), int(second)
             if kind == "read":
-                self.hold(workers.get(place[0], 0), *place, (), vector)
+                self.restore_message(workers.get(place[0], 0), *place, (), vector)
                 self.freed.add(place)
             elif kind == "state" and self.states:
                 states.setdefault(place, {})[name[0]] = vector

@@ -463,7 +463,7 @@ class Driver:
         self.versions.restore(state["versions"], vectors)
         makers = self.ledger.restore(state, vectors)
         own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
-        self.cluster.store.take_back(own, makers)
+        self.cluster.store.restore(own, makers)
         self._faults.restore(state["failing"])
         if self._agreement is not None:
             self._agreement.restore(state["agreement"])
