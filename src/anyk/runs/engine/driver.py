@@ -99,7 +99,9 @@ class Driver:
         self._updates = (
             None if problem is None else Updates(layout, cluster, self.versions, self.ledger, problem, optimizer)
         )
-        self._questions = Questions(cluster, self.versions, self.ledger, problem, optimizer, answers, evaluate_objective)
+        self._questions = Questions(
+            cluster, self.versions, self.ledger, problem, optimizer, answers, evaluate_objective
+        )
         self._faults = Faults(layout.workers)
         self._workers_evaluate = workers_evaluate
         self.equal_bits = False  # whether several workers send messages that must not differ in a bit

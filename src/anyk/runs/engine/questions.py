@@ -13,8 +13,8 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 from anyk.protocol import DriftMeasured, EvaluateLoss, LossEvaluated, MeasureDrift, MeasureNoise, NoiseMeasured
-from anyk.runs.engine.buckets import parts_of
 from anyk.runs.engine.ledger import Ledger
+from anyk.runs.engine.vector_parts import parts_of
 from anyk.runs.engine.versions import Versions
 from anyk.runs.log.schema import KINDS
 

@@ -1,4 +1,4 @@
-"""Work on large vectors, part by part, on all cores."""
+"""Computations on large vectors, divided into parts that several threads process at the same time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from anyk import keyed
 
-_ALONE = 8  # below this number of parts, starting threads takes longer than the work
+_FEWEST_PARTS = 8  # with fewer parts, starting threads takes longer than computing
 
 
-def cores() -> int:
-    """Return the number of threads for a large step: ``OMP_NUM_THREADS``, else one for each available core."""
+def count_threads() -> int:
+    """Return the number of threads for a large vector: ``OMP_NUM_THREADS``, else one for each available core."""
     setting = os.environ.get("OMP_NUM_THREADS", "")
     if setting.isdecimal() and int(setting):
         return int(setting)
@@ -26,24 +26,24 @@ def parts_of(size: int) -> list[slice]:
     return [slice(first, min(first + keyed.PART, size)) for first in range(0, size, keyed.PART)]
 
 
-def by_part(work: Callable[[slice], int], size: int) -> int:
-    """Call ``work`` with each part of a vector of ``size`` numbers; return the sum of its results modulo 2^63.
+def sum_over_parts(compute: Callable[[slice], int], size: int) -> int:
+    """Call ``compute`` with each part of a vector of ``size`` numbers; return the sum of its results modulo 2^63.
 
-    Parts of a large vector are worked on by several threads at once: NumPy computes without the interpreter's lock.
+    For a large vector several threads call it simultaneously: NumPy computes without the interpreter's lock.
 
-    >>> by_part(lambda part: len(range(1_000_000)[part]), 1_000_000)
+    >>> sum_over_parts(lambda part: len(range(1_000_000)[part]), 1_000_000)
     1000000
     """
 
-    def quiet(part: slice) -> int:
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found and named
-            return work(part)
+    def compute_quietly(part: slice) -> int:
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller reports results that are not finite
+            return compute(part)
 
     parts = parts_of(size)
-    threads = min(cores(), len(parts))
-    if threads < 2 or len(parts) < _ALONE:
-        total = sum(map(quiet, parts))
+    threads = min(count_threads(), len(parts))
+    if threads < 2 or len(parts) < _FEWEST_PARTS:
+        total = sum(map(compute_quietly, parts))
     else:
         with ThreadPoolExecutor(threads) as pool:
-            total = sum(pool.map(quiet, parts))
+            total = sum(pool.map(compute_quietly, parts))
     return total & keyed.POSITIVE
