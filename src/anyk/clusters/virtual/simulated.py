@@ -228,7 +228,7 @@ class Simulated(Cluster):
         if wanted:
             why, bits = computing.compute(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
         if ended:
-            computing.end(task, entry.chunks)
+            computing.end_task(task, entry.chunks)
         if why is not None:
             return Failed(schedule.now, worker, task, chunk, why)
         timing = Timing(entry.started, entry.started + entry.before, time, time, bits)
