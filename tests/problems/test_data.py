@@ -707,7 +707,7 @@ def test_columns_that_are_neither_numbers_nor_text(tmp_path: Path) -> None:
     ):
         load("file", file=tmp_path / "d.parquet")
     pandas.DataFrame({"many": [[1], [2, 3]], "y": [1.0, 2.0]}).to_parquet(tmp_path / "d.parquet")
-    with pytest.raises(BadInput, match=r"column 'many' of .* holds list<.*> values"):
+    with pytest.raises(BadInput, match=r"column 'many' of .* has list<.*> values"):
         load("file", file=tmp_path / "d.parquet")
 
 

@@ -479,7 +479,7 @@ def test_what_cannot_work_is_said():
         ((layer, loss, (X, y)), {"device": "mps"}, "device must be 'cpu', 'cuda' or 'cuda:0', got 'mps'"),
         ((layer, mse_loss, (X, X[:, :3])), {"held_out": (X, X[:, :2])}, "mse cannot be computed from outputs of shape \\(2, 3"),
         ((nn.Linear(5, 1), lambda o, y: o.mean(), (X, y)), {"held_out": (X[:, :4], y)}, "the module fails on held_out"),
-        ((nn.LSTM(5, 3, batch_first=True), lambda o, y: o[0].mean(), (X[:, None], y)), {"held_out": (X[:, None], y)}, "one tensor, the module gives tuple"),
+        ((nn.LSTM(5, 3, batch_first=True), lambda o, y: o[0].mean(), (X[:, None], y)), {"held_out": (X[:, None], y)}, "one tensor, got tuple"),
         ((layer, loss, (X, y)), {"microbatch": 0}, "microbatch must be a whole number of at least 1 or None, got 0"),
         ((layer, loss, (X, y)), {"threads": 0}, "threads must be a whole number of at least 1, got 0"),
         ((layer, loss, (X, y)), {"l2": -1.0}, "l2 must be a finite number of at least 0, got -1"),

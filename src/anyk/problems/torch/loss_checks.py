@@ -217,12 +217,12 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(
                 f"it cannot be checked whether the loss is a sum over samples: it accepts several ({samples}), but for "
-                f"a single one of them it fails ({reason}); give a loss that accepts a single sample"
+                f"one of them alone it fails ({reason}); give a loss that accepts a single sample"
             ) from None
         if single and not np.isfinite(flat).all():
             raise BadInput(
-                f"the loss of {samples} together is a number, but that of a single one of them is not, as the loss "
-                f"ignores targets; {_SAMPLES_ADVICE}"
+                f"the loss of {samples} together is a number, but the loss of one of them alone is not, as it ignores "
+                f"targets; {_SAMPLES_ADVICE}"
             )
         return np.asarray(flat * (batch_terms if network.mean else 1.0))
 
@@ -279,8 +279,8 @@ def _pairing_advice(outputs: object, targets: torch.Tensor) -> str | None:
     if not isinstance(outputs, torch.Tensor) or outputs.shape == targets.shape or outputs.numel() != targets.numel():
         return None
     return (
-        f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} are paired each with "
-        "all instead of one by one; give them the same shape"
+        f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} are not paired one by "
+        "one: each output is paired with all targets; give them the same shape"
     )
 
 
