@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput
-from anyk.tables import Array, Limit, existing_file, limit, listed, read_csv, reading, shown
+from anyk.tables import Array, Limit, check_input_file, limit, listed, read_csv, reading, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -30,7 +30,7 @@ def read_matrix(file: str | Path) -> Matrix:
     same entry. Nothing is ever unpickled.
     """
     path = Path(file).expanduser()
-    existing_file(path, "matrix file")
+    check_input_file(path, "matrix file")
     if path.suffix not in _READERS:
         raise BadInput(f"the extension of the matrix file '{shown(path)}' must be .csv, .npy or .npz")
     raw = _READERS[path.suffix](path)

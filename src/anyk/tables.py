@@ -25,15 +25,15 @@ from anyk.errors import BadInput, needing
 
 Array = NDArray[Any]
 _GB = 10**9
-_DEFAULT = 1 * _GB  # limit in bytes, for larger files a multiple of their size, so that only packed files are refused
-_EXPANSION = 8
-_CHUNK = 4096  # rows converted together: text takes ten times the memory of numbers
+_DEFAULT = 1 * _GB  # default limit in bytes; for a large file it is a multiple of the file's size:
+_EXPANSION = 8  # only files that expand more than this are refused
+_CHUNK = 4096  # rows that are converted together: as text they take ten times the memory of numbers
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'", " ": "spaces"}
 _MISSING = {"", "na", "n/a", "#n/a", "nan", "null"}
 
 
 def shown(path: str | Path) -> str:
-    """Return a path for a message, without the middle of a very long one."""
+    """Return a path for a message; the middle of a very long path is omitted."""
     text = str(path)
     return text if len(text) <= 240 else f"{text[:120]}…{text[-60:]}"
 
@@ -63,8 +63,8 @@ def reading(file: Path | str, kind: str) -> Iterator[None]:
         raise BadInput(f"{shown(file)} cannot be read as {kind}: {shown(reason)}") from None
 
 
-def existing_file(file: Path, what: str = "file") -> None:
-    """Raise BadInput unless ``file`` is a nonempty file; a missing file's message suggests a similar name."""
+def check_input_file(file: Path, what: str = "file") -> None:
+    """Raise BadInput unless ``file`` is a nonempty file; if it is missing, suggest a file with a similar name."""
     with reading(file, "a file"):
         if file.is_file():
             size = file.stat().st_size
@@ -72,14 +72,14 @@ def existing_file(file: Path, what: str = "file") -> None:
             kind = "folder" if file.is_dir() else "device"
             raise BadInput(f"'{shown(file)}' is a {kind}; give the {what} itself")
         else:
-            near = _similar(file)
-            hint = f"; did you mean '{near}'?" if near else ""
+            similar = _similar_file(file)
+            hint = f"; did you mean '{similar}'?" if similar else ""
             raise BadInput(f"there is no {what} '{shown(file)}'{hint}")
     if not size:
         raise BadInput(f"{shown(file)} is empty")
 
 
-def _similar(file: Path) -> Path | None:
+def _similar_file(file: Path) -> Path | None:
     """Return a file in the same folder with a similar name, compared up to the first dot."""
     if not file.parent.is_dir():
         return None
@@ -98,10 +98,10 @@ class Limit:
     bytes: float
     remedy: str
 
-    def check(self, size: float, *, more: bool = False) -> None:
-        """Raise BadInput if ``size`` bytes exceed the limit; with ``more``, ``size`` is a lower bound."""
+    def check(self, size: float, *, incomplete: bool = False) -> None:
+        """Raise BadInput if ``size`` bytes exceed the limit; ``incomplete``: the contents are larger than this."""
         if size > self.bytes:
-            prefix = "more than " * more
+            prefix = "more than " * incomplete
             raise BadInput(
                 f"{shown(self.file)} unpacks to {prefix}{size / _GB:.3g} GB, but the limit is {self.bytes / _GB:.3g} GB"
                 + self.remedy.format(math.ceil(size / _GB * 10) / 10)
@@ -135,7 +135,7 @@ class _LimitedReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         content = self._source.read(len(buffer))
         self._count += len(content)
-        self._allowed.check(self._count, more=True)
+        self._allowed.check(self._count, incomplete=True)
         buffer[: len(content)] = content
         return len(content)
 
@@ -152,17 +152,17 @@ def open_binary(file: Path, allowed: Limit) -> io.BufferedReader:
 
 
 def open_text(file: Path, allowed: Limit) -> io.TextIOWrapper:
-    """Open a file like :func:`open_binary`, as UTF-8 or, after a byte order mark of UTF-16, as UTF-16."""
+    """Open a file like :func:`open_binary`, as UTF-8, or as UTF-16 if it starts with a byte order mark of UTF-16."""
     opened = open_binary(file, allowed)
-    wide = opened.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return io.TextIOWrapper(opened, encoding="utf-16" if wide else "utf-8-sig", newline="")
+    utf16 = opened.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return io.TextIOWrapper(opened, encoding="utf-16" if utf16 else "utf-8-sig", newline="")
 
 
 def lines(text: Iterable[str], file: Path | str) -> Iterator[str]:
     """Yield the lines of a text; raise BadInput for a NUL character, which occurs only in binary files."""
     for line in text:
         if "\0" in line:
-            raise BadInput(f"{shown(file)} holds NUL characters, so it is not text in UTF-8")
+            raise BadInput(f"{shown(file)} contains NUL characters, so it is not text in UTF-8")
         yield line
 
 
@@ -197,20 +197,20 @@ def is_missing(cell: str) -> bool:
     return cell.strip().lower() in _MISSING
 
 
-def missing(column: Array) -> NDArray[np.bool_]:
-    """Return where values are missing, as a mask: NaN, or None in a column of text."""
+def missing_values(column: Array) -> NDArray[np.bool_]:
+    """Return a mask of the missing values of a column: NaN, or None in a column of text."""
     if column.dtype.kind == "f":
         return np.isnan(column)
     return np.array([value is None for value in column.tolist()], dtype=bool)
 
 
-def absent(column: Array) -> NDArray[np.bool_]:
-    """Return where values are missing or not finite, as a mask.
+def unusable_values(column: Array) -> NDArray[np.bool_]:
+    """Return a mask of the values of a column that are missing or not finite.
 
-    >>> absent(np.array([1.0, np.nan])).tolist(), absent(np.array(["a", None], dtype=object)).tolist()
+    >>> unusable_values(np.array([1.0, np.inf])).tolist(), unusable_values(np.array(["a", None], dtype=object)).tolist()
     ([False, True], [False, True])
     """
-    return ~np.isfinite(column) if column.dtype.kind == "f" else missing(column)
+    return ~np.isfinite(column) if column.dtype.kind == "f" else missing_values(column)
 
 
 def read_csv(
@@ -223,24 +223,26 @@ def read_csv(
     """Read a CSV file in UTF-8, separated by commas; it may be compressed (``.gz``, ``.bz2``).
 
     A column is numeric if all its cells are numbers or missing, else text. ``header``: whether the first row contains
-    names; with None :func:`has_header` decides. ``text``: a function from the columns' names to the numbers of those
-    that are read as text. Raises BadInput for an ambiguous header and for a file of any other format.
+    names; with None :func:`has_header` decides. ``text``: a function that returns, for the names of all columns, the
+    indices of the columns to read as text. Raises BadInput for an ambiguous header and for a file of any other format.
     """
-    words: set[int] = set()  # columns of text, whose cells must not be converted to numbers
+    as_text: set[int] = set()  # columns whose cells must not be converted to numbers
     if text is not None:
         with reading(file, "CSV"), open_text(file, allowed) as opened:
-            words |= set(text(column_names(next(csv_rows(opened, file)), bool(header))))
+            as_text |= set(text(column_names(next(csv_rows(opened, file)), bool(header))))
     while True:
-        first, chunks = _read_chunks(file, allowed, words, header)
+        first, chunks = _read_chunks(file, allowed, as_text, header)
         text_columns = {i for chunk in chunks for i, column in enumerate(chunk) if column.dtype.kind == "O"}
         if not any(chunk[i].dtype.kind == "f" for chunk in chunks for i in text_columns):
             break
-        words |= text_columns  # some chunks of these contain only numbers: read them again as text
+        as_text |= text_columns  # read the file again, as some of their chunks contain only numbers
     columns = [np.concatenate(parts) for parts in zip(*chunks, strict=True)] or [np.empty(0) for _ in first]
     if header is None:
         header = has_header(file, first, columns)
         if not header:
-            cells = (converted([cell], column.dtype.kind == "O") for cell, column in zip(first, columns, strict=True))
+            cells = (
+                convert_cells([cell], column.dtype.kind == "O") for cell, column in zip(first, columns, strict=True)
+            )
             columns = [np.concatenate(parts) for parts in zip(cells, columns, strict=True)]
     return Table(column_names(first, header), tuple(columns), header)
 
@@ -252,7 +254,7 @@ def column_names(first: Sequence[str], header: bool) -> tuple[str, ...]:
 
 
 def csv_rows(text: Iterable[str], file: Path | str) -> Iterator[list[str]]:
-    """Yield the rows of a CSV file, without blank lines, and read no line in advance.
+    """Yield the rows of a CSV file, without blank lines, and read no line before it is needed.
 
     Raises BadInput for a file that is empty, has another separator, or has rows of different lengths.
     """
@@ -308,12 +310,12 @@ def _read_chunks(
 
 
 def convert_columns(rows: Sequence[Sequence[str]], text: Collection[int]) -> list[Array]:
-    """Return the columns of rows of cells; the numbers of those that must stay text are in ``text``."""
-    return [converted(column, i in text) for i, column in enumerate(zip(*rows, strict=True))]
+    """Return the columns of rows of cells; ``text``: the indices of the columns that must stay text."""
+    return [convert_cells(column, i in text) for i, column in enumerate(zip(*rows, strict=True))]
 
 
-def converted(cells: Sequence[str], text: bool) -> Array:
-    """Return cells as numbers, NaN if missing; as text, None if missing, if ``text`` or if one is no number."""
+def convert_cells(cells: Sequence[str], text: bool) -> Array:
+    """Return cells as numbers, NaN if missing; as text, None if missing, if ``text`` or if a cell is not a number."""
     if not text and "_" not in "".join(cells):
         try:
             return np.array(list(map(float, cells)))
@@ -338,7 +340,7 @@ def has_header(file: Path | str, first: list[str], columns: list[Array]) -> bool
     words = {i for i, cell in enumerate(cells) if not is_missing(cell) and not is_number(cell)}
     numeric = {i for i, column in enumerate(columns) if column.dtype.kind == "f" and len(column)}
     numbers = {i for i in numeric - words if not is_missing(cells[i])}
-    ambiguous = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; say header=yes or header=no"
+    ambiguous = f"the first row of {shown(file)} ({listed(cells)}) may be names or data; give header=yes or header=no"
     if not words:
         labels = cells[1:] if cells[0] == "" else cells
         if len(labels) < 3 or labels not in ([str(i + start) for i in range(len(labels))] for start in (0, 1)):
@@ -390,32 +392,32 @@ def read_parquet(
         from pyarrow import parquet, types
     source = opened or file
     with reading(file, "Parquet"), parquet.ParquetFile(source, pre_buffer=False) as parquet_file:
-        facts, schema = parquet_file.metadata, parquet_file.schema_arrow
-        # not of single columns: PyArrow looks these up unchecked, and crashes on a damaged file
-        groups = [facts.row_group(i) for i in (range(facts.num_row_groups) if group is None else [group])]
+        metadata, schema = parquet_file.metadata, parquet_file.schema_arrow
+        # sizes of whole row groups: PyArrow looks single columns up unchecked, and crashes on a damaged file
+        groups = [metadata.row_group(i) for i in (range(metadata.num_row_groups) if group is None else [group])]
         unpacked = sum(max(row_group.total_byte_size, 0) for row_group in groups)
         rows = sum(row_group.num_rows for row_group in groups)
-    allowed.check(max(unpacked, 8 * rows * facts.num_columns))
+    allowed.check(max(unpacked, 8 * rows * metadata.num_columns))
     index = _stored_index(schema.metadata)
     places = [i for i, name in enumerate(schema.names) if name not in index]
-    number = (types.is_floating, types.is_integer, types.is_boolean, types.is_decimal)
+    number_types = (types.is_floating, types.is_integer, types.is_boolean, types.is_decimal)
     text, unreadable = set(), set()
     for i in places:
         name, kind = str(schema.names[i]), schema.field(i).type
-        value = kind.value_type if types.is_dictionary(kind) else kind
-        if types.is_string(value) or types.is_large_string(value):
+        value_type = kind.value_type if types.is_dictionary(kind) else kind
+        if types.is_string(value_type) or types.is_large_string(value_type):
             text.add(i)
-        elif not any(matches(kind) for matches in number):
+        elif not any(matches(kind) for matches in number_types):
             unreadable.add(i)
             if needed is None or name in needed:
                 raise BadInput(
-                    f"column '{name}' of {shown(file)} holds {kind} values, which are neither numbers nor text; "
-                    "make them one of the two, or leave the column out"
+                    f"column '{name}' of {shown(file)} has {kind} values, which are neither numbers nor text; "
+                    "convert them to numbers or text, or omit the column"
                 )
     # repeated text stays in the file's dictionary: as plain strings it could take any multiple of the file's size
-    words = [schema.names[i] for i in sorted(text)]
-    with reading(file, "Parquet"), parquet.ParquetFile(source, read_dictionary=words, pre_buffer=False) as parquet_file:
-        # threads that continue reading after an error crash the process
+    texts = [schema.names[i] for i in sorted(text)]
+    with reading(file, "Parquet"), parquet.ParquetFile(source, read_dictionary=texts, pre_buffer=False) as parquet_file:
+        # one thread: further threads that go on reading after an error crash the process
         table = (
             parquet_file.read(use_threads=False)
             if group is None

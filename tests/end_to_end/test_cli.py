@@ -109,7 +109,10 @@ def test_codes_side_by_side_say_which_exist_and_why_others_do_not():
     assert (frc["spec"], frc["load"], frc["tolerates"], frc["worst"]) == ("frc:stragglers=2", 3, 2, 0.0)
     assert rows["uncoded"]["residual"] == pytest.approx((2 / 12) ** 0.5) and rows["uncoded"]["worst_known"]
     assert rows["bgc"]["worst_known"]  # all pairs of workers were compared
-    for bad, why in ((["--workers", "0"], "workers must be"), (["--stragglers", "30"], "stragglers must be 0 to 29, below workers, got 30")):
+    for bad, why in (
+        (["--workers", "0"], "workers must be"),
+        (["--stragglers", "30"], "stragglers must be 0 to 29, below workers, got 30"),
+    ):
         failed = run("codes", *bad)
         assert failed.exit_code == 2 and why in failed.output
 

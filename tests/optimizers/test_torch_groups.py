@@ -153,7 +153,7 @@ def test_what_groups_and_plateaus_cannot_do_is_said():
         (lambda: TorchOptimizer(torch.optim.LBFGS(module.parameters())), "cannot be used like this"),
         (lambda: TorchOptimizer("SGD", lr=0.1, schedule=lr_scheduler.StepLR(adamw(module), 3)),
          "a schedule is a spec or a function that makes one of an optimiser, lambda optimizer: …, got StepLR"),
-        (train(TorchOptimizer(adamw(other))), "a parameter of shape \\(5, 6\\) that is none of the problem's module"),
+        (train(TorchOptimizer(adamw(other))), "a parameter of shape \\(5, 6\\) that is not in the problem's module"),
         (train(TorchOptimizer(adamw(module)), linear), "goes with a TorchProblem of the same module; for LogisticRegression"),
         (train(TorchOptimizer(frozen)), "all parameters of the optimiser are frozen"),
         (train(TorchOptimizer(adamw(module)), strategy="pasgd:tau=2"), "workers take the steps, all by one learning rate"),

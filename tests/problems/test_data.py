@@ -487,7 +487,7 @@ BAD_TABLES = [
     ("file", "a,y\n1,2\n1,2,3\n", r"cannot be read as CSV: the row that ends at line 3 has 3 cells, the first has 2"),
     ("file", "a,y\n1,2,3\n4,5,6\n", r"cannot be read as CSV: the row that ends at line 2 has 3 cells, the first has 2"),
     ("file", 'a,y\n1,2\n"1,2\n', r"cannot be read as CSV: unexpected end of data"),
-    ("file", "a,y\n1,2\n\0,4\n", r"holds NUL characters, so it is not text"),
+    ("file", "a,y\n1,2\n\0,4\n", r"contains NUL characters, so it is not text"),
     ("file", "\n", r"d\.csv is empty"),
     ("file:header=perhaps", "a,y\n1,2\n", r"header in .* should be one of auto, yes, no, got 'perhaps'"),
     ("file:target=a", "a,a,y\n1,2,3\n", r"has 2 columns 'a'; give target as a number"),
@@ -531,7 +531,7 @@ def test_a_header_is_recognised_or_asked_for(content: str, header: bool | None, 
     allowed = limit(file)
     if header is None:
         with pytest.raises(
-            BadInput, match=r"the first row of .*d\.csv \('.*\) may be names or data; say header=yes or"
+            BadInput, match=r"the first row of .*d\.csv \('.*\) may be names or data; give header=yes or"
         ):
             read_csv(file, allowed)
     else:
@@ -703,11 +703,11 @@ def test_columns_that_are_neither_numbers_nor_text(tmp_path: Path) -> None:
     days = pandas.to_datetime(["2020-01-01", "2020-01-02"])
     pandas.DataFrame({"when": days, "y": [1.0, 2.0]}).to_parquet(tmp_path / "d.parquet")
     with pytest.raises(
-        BadInput, match=r"column 'when' of .* holds timestamp\[.*\] values, which are neither numbers nor text"
+        BadInput, match=r"column 'when' of .* has timestamp\[.*\] values, which are neither numbers nor text"
     ):
         load("file", file=tmp_path / "d.parquet")
     pandas.DataFrame({"many": [[1], [2, 3]], "y": [1.0, 2.0]}).to_parquet(tmp_path / "d.parquet")
-    with pytest.raises(BadInput, match=r"column 'many' of .* holds list<.*> values"):
+    with pytest.raises(BadInput, match=r"column 'many' of .* has list<.*> values"):
         load("file", file=tmp_path / "d.parquet")
 
 

@@ -91,7 +91,7 @@ def test_a_gradient_is_that_of_the_first_samples_under_the_seed(problem):
     np.testing.assert_array_equal(
         Messages(again, seed=3).partial_gradient(2, w, chunk, version=5) * 3 / parts.sizes[2], gradient
     )
-    with streams.kept_generators([]) as generators:
+    with streams.preserved_generators([]) as generators:
         streams.seed_all(generators, seed)
         samples = [sample for sample, _ in zip(make(2, seed), range(3), strict=False)]
     x, y = (np.stack(part) for part in zip(*samples, strict=True))
@@ -156,7 +156,7 @@ def test_what_needs_an_end_takes_a_sample_or_is_refused():
         (lambda: problem.split(2).partial_gradient(0, w), "no full batch"),
         (lambda: anyk.train(one, "uncoded:batch=4", evaluate="on=train", **train), "whose loss can only be estimated"),
         (lambda: one.loss(one.initial()), "whose loss can only be estimated"),
-        (lambda: of_torch(count=len), "count is taken of all training data"),
+        (lambda: of_torch(count=len), "count needs all training data"),
         (lambda: of_torch(split="dirichlet:alpha=1"), "leave split out"),
         (lambda: of_torch(held_out=Stream(make)), "held_out is evaluated as a whole"),
         (lambda: of_jax(held_out=Stream(make)), "held_out is evaluated as a whole"),

@@ -376,9 +376,7 @@ def test_samples_are_spread_by_their_labels_and_gradients_add_up_to_the_same():
         places = [int((X.numpy() == row).all(axis=1).argmax()) for row in rows]
         assert places == sorted(places) and set(y.numpy()[places]) == {label}
     for data in ((X, X[:, :2]), Listed(list(zip(X, y, strict=True)))):
-        with pytest.raises(
-            BadInput, match="needs labels, and the targets are not an array of one whole number for each"
-        ):
+        with pytest.raises(BadInput, match="needs labels, and the targets are not an array of one integer for each"):
             TorchProblem(module, nn.MSELoss(), data, **split)
 
 
@@ -474,23 +472,23 @@ def test_what_cannot_work_is_said():
         ((nn.Linear(4, 3), loss, (X, y)), {}, "module and loss fail on the first 2 samples: RuntimeError"),
         ((layer, nn.CrossEntropyLoss(reduction="none"), (X, y)), {}, "its mean or its sum, got reduction 'none'"),
         ((layer, lambda o, y: o, (X, y)), {}, "must give one number for a batch.* got shape \\(2, 3\\)"),
-        ((layer, loss, (X, y)), {"reduction": "sum"}, "the loss says that it gives the mean"),
+        ((layer, loss, (X, y)), {"reduction": "sum"}, "the loss itself returns the mean"),
         ((layer, nn.CrossEntropyLoss(weight=torch.ones(3)), (X, y)), {}, "give the loss reduction='sum'"),
         ((layer.requires_grad_(True), loss, (X, y)), {"precision": "fp16"}, "not supported; use 'bf16'"),
         ((layer, loss, (X, y)), {"device": "gpu"}, "device must be 'cpu', 'cuda' or 'cuda:0', got 'gpu'"),
         ((layer, loss, (X, y)), {"device": "mps"}, "device must be 'cpu', 'cuda' or 'cuda:0', got 'mps'"),
         ((layer, mse_loss, (X, X[:, :3])), {"held_out": (X, X[:, :2])}, "mse cannot be computed from outputs of shape \\(2, 3"),
         ((nn.Linear(5, 1), lambda o, y: o.mean(), (X, y)), {"held_out": (X[:, :4], y)}, "the module fails on held_out"),
-        ((nn.LSTM(5, 3, batch_first=True), lambda o, y: o[0].mean(), (X[:, None], y)), {"held_out": (X[:, None], y)}, "one tensor, the module gives tuple"),
+        ((nn.LSTM(5, 3, batch_first=True), lambda o, y: o[0].mean(), (X[:, None], y)), {"held_out": (X[:, None], y)}, "one tensor, got tuple"),
         ((layer, loss, (X, y)), {"microbatch": 0}, "microbatch must be a whole number of at least 1 or None, got 0"),
         ((layer, loss, (X, y)), {"threads": 0}, "threads must be a whole number of at least 1, got 0"),
         ((layer, loss, (X, y)), {"l2": -1.0}, "l2 must be a finite number of at least 0, got -1"),
         ((nn.ReLU(), loss, (X, y)), {}, "no parameter to train"),
         ((nn.Linear(5, 3).half(), loss, (X, y)), {}, "all be float32 or all float64, got float16"),
         ((nn.Sequential(nn.ReLU(inplace=True), layer), loss, (X, y)), {}, "changes its inputs or parameters in place"),
-        ((nn.Linear, loss, (X, y)), {}, "the module must be a torch.nn.Module, got the class Linear; make one, as in Linear\\(…\\)"),
+        ((nn.Linear, loss, (X, y)), {}, "the module must be a torch.nn.Module, got the class Linear; give an object of it, Linear\\(…\\)"),
         ((None, loss, (X, y)), {}, "the module must be a torch.nn.Module, got NoneType"),
-        ((layer, nn.CrossEntropyLoss, (X, y)), {}, "got the class CrossEntropyLoss; make one, as in CrossEntropyLoss"),
+        ((layer, nn.CrossEntropyLoss, (X, y)), {}, "got the class CrossEntropyLoss; give an object of it, CrossEntropyLoss"),
         ((layer, loss, (X[:0], y[:0])), {}, "the data set is empty"),
         ((layer, loss, (X, y)), {"held_out": (X[:0], y[:0])}, "held_out is empty"),
         ((layer, loss, DataLoader(TensorDataset(X, y))), {}, "give what the loader reads, loader.dataset"),
@@ -510,7 +508,7 @@ def test_what_cannot_work_is_said():
             TorchProblem(*arguments, **options)
     with warnings.catch_warnings(action="ignore"):
         scripted = torch.jit.script(nn.Linear(5, 3))
-    with pytest.raises(BadInput, match="TorchScript, which cannot be sent to workers"):
+    with pytest.raises(BadInput, match="a TorchScript module cannot be sent to workers"):
         TorchProblem(scripted, loss, (X, y))
     assert (
         TorchProblem(layer, loss, (X, y), device=torch.device("cpu"))

@@ -195,7 +195,7 @@ def test_what_cannot_work_with_batches_is_said():
     texts, plain = Texts(whole), nn.Linear(3, 1).double()
     X, y = torch.randn(8, 3).double(), torch.zeros(8).double()
     bad = [
-        ((module, own_loss, full), {"count": lambda b: 5}, "count gives 5 terms for .* together and 10 for them one by one"),
+        ((module, own_loss, full), {"count": lambda b: 5}, "count returns 5 terms for .* together and 10 for them one by one"),
         ((module, own_loss, full), {"count": lambda b: 0}, "count finds no term in the whole data set"),
         ((module, own_loss, full), {"count": lambda b: 0.5}, "a whole number, got 0.5"),
         ((module, own_loss, full), {"count": lambda b: "many"}, "a whole number, got str many"),
@@ -353,7 +353,7 @@ def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
     finally:
         del items
     for options, sentence in [
-        ({"num_workers": 2}, "num_workers read the items"),
+        ({"num_workers": 2}, "num_workers is for map-style data sets"),
         ({"num_workers": -1}, "num_workers must be a whole number of at least 0, got -1"),
     ]:
         with pytest.raises(BadInput, match=sentence):

@@ -178,7 +178,7 @@ def test_workers_that_all_say_nothing_are_given_up(monkeypatch, interrupted, sec
     question = made.ask("model", np.zeros(1), None)
     made.go_on()
     for now[0], over in ((0.9 * seconds, False), (1.1 * seconds, True)):
-        made.give_up_late(interrupted=interrupted)
+        made.exclude_silent(interrupted=interrupted)
         assert question.over == over
     with pytest.raises(anyk.RunFailed, match="no worker can compute the loss of partition 0: worker 0 did not answer"):
         question.answer()

@@ -9,7 +9,7 @@ import pytest
 
 import anyk
 from anyk import keyed
-from anyk.runs.engine import buckets
+from anyk.runs.engine import vector_parts
 from anyk.runs.log import queries
 
 SPARSE = "synthetic:rows=80,features=40,density=0.1"
@@ -36,7 +36,7 @@ def test_parts_give_the_bits_of_the_whole(
     found = []
     for size in (5, 1 << 17):
         monkeypatch.setattr(keyed, "PART", size)
-        monkeypatch.setattr(buckets, "_ALONE", 1)
+        monkeypatch.setattr(vector_parts, "_FEWEST_PARTS", 1)
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
         cluster = anyk.clusters.Simulated(4, delays=anyk.delays.Exponential(0.5), seed=2)
         found.append(

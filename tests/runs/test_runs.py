@@ -161,12 +161,12 @@ def test_looking_at_versions_keeps_to_its_share_however_long_it_takes(target, mo
     evaluator = anyk.runs.Evaluator(problem, anyk.Evaluate(every=1), target=target, background=True)
     good = anyk.train(problem, "uncoded", Simulated(4), optimizer=anyk.optimizers.Nesterov(lr=0.15), steps=30).model
     try:
-        evaluator.keep("model", 1, 0.1, problem.initial())
+        evaluator.store_version("model", 1, 0.1, problem.initial())
         until = time.monotonic() + 60
         while evaluator.latest is None and time.monotonic() < until:
             time.sleep(0.01)
         for version in range(2, 6):
-            evaluator.keep("model", version, version / 10, good)
+            evaluator.store_version("model", version, version / 10, good)
         if target is None:
             time.sleep(1.5)  # of the years that it is to rest
             assert list(evaluator.done) == [("model", 1)]

@@ -120,7 +120,10 @@ def test_what_it_cannot_do_is_said():
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
     other = torch.optim.SGD(network()[0].parameters(), lr=0.1)
     for arguments, sentence in (
-        ((other, problem, "uncoded"), "that is none of the problem's module; make both of the same module"),
+        (
+            (other, problem, "uncoded"),
+            "that is not in the problem's module; make optimiser and problem from the same module",
+        ),
         ((torch.optim.SGD, problem, "uncoded"), "must be one of PyTorch, made, got type"),
         (
             (sgd, anyk.problems.from_data("synthetic:rows=60,features=3"), "uncoded"),

@@ -105,11 +105,11 @@ def test_every_part_is_as_likely_as_the_others_to_count():
     assert (abs(counts - p * steps) < 4 * math.sqrt(steps * p * (1 - p))).all()
 
 
-def test_a_step_in_which_nobody_has_finished_anything_goes_on_and_that_is_noted_once():
+def test_a_step_in_which_no_worker_has_finished_a_part_continues_with_one_note():
     cluster = Simulated(2, delays="constant:value=0.25,per=load")
     run = anyk.train(Squares(4), "anytime:deadline=0.1,parts=2", cluster, steps=3)
     assert run.seconds == pytest.approx(3 * 0.3)
-    notes = [note for note in run.notes if "nobody had finished anything at the deadline of 0.1 s" in str(note)]
+    notes = [note for note in run.notes if "no worker had finished a part at the deadline of 0.1 s" in str(note)]
     assert len(notes) == 1
 
 
@@ -229,8 +229,11 @@ def test_the_note_is_made_by_the_strategy_once():
     [
         ("anytime:deadline=0", "deadline must be above 0 s, got 0"),
         ("anytime:deadline=nan", "deadline must be above 0 s, got nan"),
-        ("anytime:deadline=soon", "deadline should be seconds, such as 0.5, or 3mad, which adapts; got 'soon'"),
-        ("anytime:deadline=5%", "deadline should be seconds"),
+        (
+            "anytime:deadline=soon",
+            "deadline must be seconds, such as 0.5, or 3mad, which adapts to the workers; got 'soon'",
+        ),
+        ("anytime:deadline=5%", "deadline must be seconds"),
         ("anytime:parts=0", "parts must be a whole number of at least 1, got 0"),
         ("anytime:batch=-1", "batch must be a whole number of at least 0, got -1"),
         ("compressed:of=(anytime),by=qsgd", "does not compose with compressed messages"),

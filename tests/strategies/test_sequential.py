@@ -294,7 +294,7 @@ def test_specs_that_mean_nothing(spec: str, sentence: str) -> None:
 
 def test_problems_that_cannot_be_trained_at_once() -> None:
     one, other = (anyk.problems.from_data(f"synthetic:rows=60,features={f}") for f in (4, 5))
-    with pytest.raises(BadInput, match="models trained at once must agree in dimension, got"):
+    with pytest.raises(BadInput, match="problems trained together must agree in dimension, got"):
         anyk.train_many([one, other], "gc:stragglers=1", anyk.clusters.Simulated(4), steps=1)
     with pytest.raises(BadInput, match="'frc:load=2,models=3' trains 3 models, there are 2 problems"):
         anyk.train_many([one, one], "frc:load=2,models=3", anyk.clusters.Simulated(4), steps=1)

@@ -123,7 +123,7 @@ class Cluster(ABC):
         """Carry out commands in order; return how far cancelled chunks came, if already known (virtual clusters)."""
 
     @abstractmethod
-    def give_up(self, worker: int) -> None:
+    def abandon(self, worker: int) -> None:
         """Abandon a worker: its tasks end without an event, and no further event comes from it."""
 
     def drain(self, workers: Collection[int]) -> None:

@@ -19,7 +19,7 @@ Place = tuple[int, int]  # a message, by its task and chunk
 class Message(NamedTuple):
     """A message that has arrived."""
 
-    ids: tuple[int, ...]  # the partitions that it covers
+    ids: tuple[int, ...]  # the partitions whose gradients it contains
     vector: Vector
     worker: int
     buffer: Any = None  # the place where other workers can read it, if not in the driver's memory
@@ -36,7 +36,7 @@ class VectorStore:
         self._models: dict[tuple[str, int], Vector] = {}
         self.arrived: dict[Place, Message] = {}
         self.readers: dict[Place, int] = {}  # the number of tasks in flight that start from a message
-        self.freed: set[Place] = set()  # messages that only such tasks still need
+        self.freed: set[Place] = set()  # messages that only tasks in flight still need
         self.requests: dict[Place, RequestMessage] = {}  # requests not yet answered
         # for each worker the states of optimiser and compressor, by the task that produced them; empty if not saved
         self.states: list[MutableMapping[int, State]] = []
@@ -64,8 +64,8 @@ class VectorStore:
         """Drop a version."""
         self._models.pop((slot, version), None)
 
-    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
-        """Store a saved message as if it had just arrived."""
+    def restore_message(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+        """Store a message of a checkpoint as if it had just arrived."""
         self.arrived[task, chunk] = Message(ids, message, worker)
 
     def combine(self, messages: Sequence[Place], weights: Sequence[Any], part: slice = WHOLE) -> NDArray[np.float64]:
@@ -83,13 +83,13 @@ class VectorStore:
 
     # ------------------------------------------------------------------------------------------- messages of tasks
 
-    def begin(self, chunks: Task) -> None:
+    def begin_task(self, chunks: Task) -> None:
         """Count a new task as a reader of the messages that it starts from."""
         for chunk in chunks:
             for _, task, index, _ in chunk.mix:
                 self.readers[task, index] = self.readers.get((task, index), 0) + 1
 
-    def end(self, task: int, chunks: Task) -> None:
+    def end_task(self, task: int, chunks: Task) -> None:
         """Drop the freed messages that only this ended task still needed, and its unanswered requests."""
         for chunk in chunks if self.readers else ():
             for _, other, index, _ in chunk.mix:
@@ -129,17 +129,17 @@ class VectorStore:
         """Return the states of a worker that a later task may continue, by task."""
         return self.states[worker]
 
-    def take_back(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
+    def restore(self, vectors: Mapping[str, Vector], workers: Mapping[int, int]) -> None:
         """Restore the result of :meth:`vectors`; ``workers``: the worker of each task."""
         states: dict[Place, State] = {}
         for key, vector in vectors.items():
             kind, first, second, *name = key.split("/", 3)
-            place = int(first), int(second)
+            pair = int(first), int(second)  # task and chunk, or worker and task
             if kind == "read":
-                self.hold(workers.get(place[0], 0), *place, (), vector)
-                self.freed.add(place)
+                self.restore_message(workers.get(pair[0], 0), *pair, (), vector)
+                self.freed.add(pair)
             elif kind == "state" and self.states:
-                states.setdefault(place, {})[name[0]] = vector
+                states.setdefault(pair, {})[name[0]] = vector
         for (worker, task), state in states.items():
             self.states[worker][task] = state
             self.continued[worker] = (*self.continued.get(worker, ()), task)

@@ -18,29 +18,29 @@ from anyk.errors import BadInput
 
 Complex = NDArray[np.complex128]
 
-_MOST_WORKERS, _MOST_BYZANTINE = 40, 5  # of the cyclic kind
-_SAME = 1e-9  # replicas agree if their projections differ by less than this fraction
-_CLEAN = 1e-9  # a syndrome below this fraction of the largest projection (times n) is rounding of float64 replies
+_MOST_WORKERS, _MOST_BYZANTINE = 40, 5  # limits of kind="cyclic"
+_EQUAL = 1e-9  # replicas agree if their projections differ by less than this fraction
+_ROUNDING = 1e-9  # syndromes below n times this fraction of the largest projection are due to rounding of replies
 
 
 @value_class
 class DracoCode(RegisteredCode):
-    """DRACO: the exact sum although ``byzantine`` workers reply whatever they like and ``stragglers`` do not reply.
+    """DRACO: the exact sum although ``byzantine`` workers send arbitrary replies and ``stragglers`` do not reply.
 
     Each reply is projected on one random vector; these numbers reveal the liars (with probability 1 if they do not
     know the vector: a harmful lie would have to be orthogonal to it), and the sum is decoded from the others
     (Chen, Wang, Charles and Papailiopoulos 2018). The vector is sampled by key, so that runs can be replayed; an
-    adversary that knows the key can lie undetected. With t Byzantine workers and f stragglers every partition has
-    ``2 t + f + 1`` holders, the least possible.
+    adversary that knows the key can lie undetected. With t Byzantine workers and f stragglers every partition is
+    computed by ``2 t + f + 1`` workers, the fewest possible.
 
     ``kind="repetition"``: groups of 2 t + f + 1 or more replicas; a group is decided when t + 1 replies agree, since
     one is honest. ``kind="cyclic"``: the real cyclic MDS code of tolerance 2 t + f. The projections of honest
     replies are a code word. The syndromes of the received projections are a sum of exponentials, whose frequencies
     (by Prony's method) identify the Byzantine workers. For up to 40 workers, up to 5 Byzantine, and float64 replies;
-    lies of the size of rounding (1e-6 of the largest reply) may be blamed on another worker, which harms the sum as
-    little as they do.
+    lies as small as rounding (1e-6 of the largest reply) may be blamed on another worker, but then they hardly change
+    the sum.
 
-    Replicas must agree to 1e-9. A reply that is not finite is set aside beforehand, like a straggler's. Raises
+    Replicas must agree to 1e-9. A reply that is not finite is ignored, as if its worker were a straggler. Raises
     :class:`~anyk.errors.BadInput` for fewer than ``2 t + f + 1`` workers.
 
     >>> code = DracoCode(9, byzantine=1)
@@ -57,7 +57,7 @@ class DracoCode(RegisteredCode):
 
     def __post_init__(self) -> None:
         n = check_workers(self.workers)
-        if self._spare >= n:
+        if self._redundancy >= n:
             raise BadInput(
                 f"draco:byzantine={self.byzantine},stragglers={self.stragglers} needs 2 x byzantine + stragglers + 1 "
                 f"workers, and there are {n}; at most {max(0, (n - 1 - self.stragglers) // 2)} may lie"
@@ -69,14 +69,14 @@ class DracoCode(RegisteredCode):
             )
 
     @property
-    def _spare(self) -> int:
+    def _redundancy(self) -> int:
         return 2 * self.byzantine + self.stragglers
 
     @fixed_property
     def code(self) -> Code:
-        """Code of the messages."""
+        """The code by which workers encode their gradients."""
         kind = FractionalRepetition if self.kind == "repetition" else CyclicMDS
-        return kind(self.workers, stragglers=self._spare)
+        return kind(self.workers, stragglers=self._redundancy)
 
     @property
     def tolerates(self) -> int:
@@ -99,15 +99,16 @@ class DracoCode(RegisteredCode):
 
 
 class ByzantineDecoder(Decoder):
-    """Receives replies and their projections; decodable when Byzantine workers would have been detected."""
+    """A decoder of replies and their projections; decodable once all Byzantine workers are certainly known."""
 
     def __init__(self, code: DracoCode) -> None:
         self._code = code
-        self._projections: dict[int, float] = {}  # of workers that may be honest; 0 if not measured
+        self._projections: dict[int, float] = {}  # projections of finite replies by worker, 0 if not measured
         self._invalid: set[int] = set()  # workers whose replies are not finite
         self.byzantine: tuple[int, ...] = ()
 
     def measure(self, worker: int, value: float) -> None:
+        """Record the projection of a worker's reply, before :meth:`add`."""
         if np.isfinite(value):
             self._projections[worker] = value
         else:
@@ -127,11 +128,11 @@ class ByzantineDecoder(Decoder):
 
     @property
     def residual(self) -> float:
-        """Residual of a step taken now; 1 until Byzantine workers would have been detected."""
+        """Residual of a step taken now; 1 while the decoder is not decodable."""
         return self.decode().residual if self.decodable else 1.0
 
     def decode(self) -> Decoding:
-        """Return weights for the replies of workers that are not known to lie."""
+        """Return weights for the replies of the workers that have not been detected."""
         honest = sorted(self._projections.keys() - self.byzantine)
         return self._code._decode(np.array(honest, dtype=np.int64), METHODS["own"])
 
@@ -139,17 +140,19 @@ class ByzantineDecoder(Decoder):
 def locate(
     code: DracoCode, replied: Sequence[int], values: Sequence[float], *, known: int = 0
 ) -> tuple[int, ...] | None:
-    """Return the Byzantine workers among ``replied`` (ascending) by the projections ``values``; None: undecided yet.
+    """Return the Byzantine workers among those that replied, or None if more replies are needed.
 
-    With repetition each group must have ``byzantine + 1`` replies that agree. ``known``: the number of Byzantine
-    workers detected before, which are not among the replies.
+    ``replied``: workers in ascending order; ``values``: the projections of their replies. ``known``: the number of
+    Byzantine workers detected before, which are not among these. With repetition each group needs ``byzantine + 1``
+    replies that agree.
     """
     if code.kind == "repetition":
-        return _outvoted(code, replied, values)
-    return _off_the_code(code, replied, values, code.byzantine - known)
+        return _find_by_vote(code, replied, values)
+    return _find_by_syndromes(code, replied, values, code.byzantine - known)
 
 
-def _outvoted(code: DracoCode, replied: Sequence[int], values: Sequence[float]) -> tuple[int, ...] | None:
+def _find_by_vote(code: DracoCode, replied: Sequence[int], values: Sequence[float]) -> tuple[int, ...] | None:
+    """Return the workers that contradict ``byzantine + 1`` replicas of their group; None if a group is undecided."""
     inner = code.code
     assert isinstance(inner, RepetitionCode)
     groups: list[dict[int, float]] = [{} for _ in range(inner.groups)]
@@ -158,7 +161,7 @@ def _outvoted(code: DracoCode, replied: Sequence[int], values: Sequence[float]) 
     byzantine: list[int] = []
     for replies in groups:
         for value in replies.values():
-            agree = {i for i, other in replies.items() if abs(other - value) <= _SAME * max(abs(other), abs(value))}
+            agree = {i for i, other in replies.items() if abs(other - value) <= _EQUAL * max(abs(other), abs(value))}
             if len(agree) > code.byzantine:
                 byzantine += replies.keys() - agree
                 break
@@ -167,64 +170,65 @@ def _outvoted(code: DracoCode, replied: Sequence[int], values: Sequence[float]) 
     return tuple(sorted(byzantine))
 
 
-def _off_the_code(
-    code: DracoCode, replied: Sequence[int], values: Sequence[float], most: int
+def _find_by_syndromes(
+    code: DracoCode, replied: Sequence[int], values: Sequence[float], limit: int
 ) -> tuple[int, ...] | None:
-    """Return the Byzantine workers by decoding errors and erasures, repeatedly, as detected workers are erased.
+    """Return the Byzantine workers by decoding errors and erasures; None if undecided, or if more than ``limit`` lie.
 
-    A huge lie hides a small one in its rounding; once it is erased the small one shows.
+    The search is repeated without the workers that it detects: a huge lie hides a small lie in its rounding.
     """
     inner = code.code
     assert isinstance(inner, CyclicMDS)
-    n, spare = code.workers, inner.tolerates
-    at = np.arange(n)
-    nodes, first = np.exp(2j * np.pi * at / n), np.exp(1j * inner.angles[:1].sum() * at)
-    y, here = np.zeros(n), np.zeros(n, dtype=bool)
-    y[list(replied)], here[list(replied)] = values, True
-    if spare - (n - len(replied)) < 2 * most:
+    n, redundancy = code.workers, inner.tolerates
+    index = np.arange(n)
+    nodes, phases = np.exp(2j * np.pi * index / n), np.exp(1j * inner.angles[:1].sum() * index)
+    projections, present = np.zeros(n), np.zeros(n, dtype=bool)
+    projections[list(replied)], present[list(replied)] = values, True
+    if redundancy - (n - len(replied)) < 2 * limit:
         return None
     byzantine: list[int] = []
-    while size := float(np.abs(y[here]).max(initial=0.0)):
-        liars = _loudest(np.where(here, y / size, 0.0) * first, nodes, np.flatnonzero(~here), spare)
-        if liars is None or len(byzantine) + len(liars) > most:
+    while largest := float(np.abs(projections[present]).max(initial=0.0)):
+        scaled = np.where(present, projections / largest, 0.0)
+        liars = _fewest_liars(scaled * phases, nodes, np.flatnonzero(~present), redundancy)
+        if liars is None or len(byzantine) + len(liars) > limit:
             return None
         if not len(liars):
             break
         byzantine += liars.tolist()
-        here[liars] = False
+        present[liars] = False
     return tuple(sorted(byzantine))
 
 
-def _loudest(weighted: Complex, nodes: Complex, lost: Indices, spare: int) -> Indices | None:
-    """Return the fewest workers whose errors explain the syndromes up to rounding; None if no few workers do.
+def _fewest_liars(weighted: Complex, nodes: Complex, erased: Indices, redundancy: int) -> Indices | None:
+    """Return the fewest workers whose errors explain the syndromes up to rounding; None if too many would be needed.
 
-    With ``nodes`` z_i the syndromes are ``S_l = sum_i e_i z_i^l``; multiplied by ``prod (X - z_q)`` over the lost they
-    forget these. Their recurrence of order r, ``sum_b c_b S_(a+b) = -S_(a+r)``, has as roots the nodes of
-    r Byzantine workers.
+    With ``nodes`` z_i and errors e_i the syndromes are ``S_l = sum_i e_i z_i^l``. Filtered with the coefficients of
+    ``prod (X - z_q)`` over the workers q that are ``erased``, they no longer contain errors of these workers. If r
+    others lie, the filtered syndromes F obey a recurrence ``sum_b c_b F_(a+b) = -F_(a+r)`` of order r, and the roots
+    of its polynomial are the nodes of the liars.
     """
-    syndromes = np.array([(weighted * nodes**power).sum() for power in range(spare)])
-    erased = np.ones(1, dtype=complex)  # prod (X - z_q), lowest power first
-    for q in lost.tolist():
-        erased = np.convolve(erased, [-nodes[q], 1.0])
-    clean = np.array([(erased * syndromes[a : a + len(erased)]).sum() for a in range(spare - len(lost))])
-    if not len(clean) or np.abs(clean).max() <= _CLEAN * len(nodes) * float(np.abs(erased).max()):
+    syndromes = np.array([(weighted * nodes**power).sum() for power in range(redundancy)])
+    erasures = np.ones(1, dtype=complex)  # coefficients of prod (X - z_q), the constant first
+    for q in erased.tolist():
+        erasures = np.convolve(erasures, [-nodes[q], 1.0])
+    filtered = np.array([(erasures * syndromes[a : a + len(erasures)]).sum() for a in range(redundancy - len(erased))])
+    if not len(filtered) or np.abs(filtered).max() <= _ROUNDING * len(nodes) * float(np.abs(erasures).max()):
         return np.empty(0, dtype=np.int64)
-    for byzantine in range(1, len(clean) // 2 + 1):
-        square = np.array([clean[a : a + byzantine] for a in range(len(clean) - byzantine)])
-        low = np.linalg.lstsq(square, -clean[byzantine:], rcond=None)[0]
-        locator = np.concatenate([low, [1.0]])
-        size_at = np.abs(np.polyval(locator[::-1], nodes))
-        size_at[lost] = np.inf
-        liars = np.sort(np.argsort(size_at)[:byzantine])
-        if _explains(nodes, spare, np.union1d(liars, lost), syndromes):
+    for count in range(1, len(filtered) // 2 + 1):
+        windows = np.array([filtered[a : a + count] for a in range(len(filtered) - count)])
+        locator = np.append(np.linalg.lstsq(windows, -filtered[count:], rcond=None)[0], 1.0)
+        distances = np.abs(np.polyval(locator[::-1], nodes))  # nearly 0 at the nodes of liars
+        distances[erased] = np.inf
+        liars = np.sort(np.argsort(distances)[:count])
+        if _explain_syndromes(syndromes, np.union1d(liars, erased), nodes):
             return liars
     return None
 
 
-def _explains(nodes: Complex, spare: int, bad: Indices, syndromes: Complex) -> bool:
-    """Return whether errors at the places ``bad`` alone account for the syndromes."""
-    if len(bad) >= spare:
-        return len(bad) == spare
-    columns = np.array([nodes[bad] ** power for power in range(spare)])
+def _explain_syndromes(syndromes: Complex, workers: Indices, nodes: Complex) -> bool:
+    """Return whether errors of these workers alone account for the syndromes."""
+    if len(workers) >= len(syndromes):
+        return len(workers) == len(syndromes)
+    columns = np.array([nodes[workers] ** power for power in range(len(syndromes))])
     error = syndromes - columns @ np.linalg.lstsq(columns, syndromes, rcond=None)[0]
     return bool(np.abs(error).max() <= 1e-7 * max(1.0, float(np.abs(syndromes).max())))

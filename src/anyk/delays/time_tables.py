@@ -19,8 +19,7 @@ from anyk.matrices import read_npz
 from anyk.tables import (
     Limit,
     Table,
-    absent,
-    existing_file,
+    check_input_file,
     is_number,
     is_row_number,
     limit,
@@ -28,6 +27,7 @@ from anyk.tables import (
     read_csv,
     read_parquet,
     shown,
+    unusable_values,
 )
 
 _ROUND = ("round", "step", "iteration", "iter", "version", "epoch")
@@ -73,7 +73,7 @@ def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None =
     CSV and Parquet have one column for each worker, or the columns round, worker and seconds. Row numbers are ignored.
     Raises BadInput for a table that is ambiguous or has times that are not finite.
     """
-    existing_file(file, "trace file")
+    check_input_file(file, "trace file")
     name = file.name.lower()
     if not name.endswith((".npz", ".parquet", ".csv", ".csv.gz")):
         raise BadInput(f"a trace is a .npz, .csv or .parquet file, got '{shown(file)}'")
@@ -226,7 +226,7 @@ def checked_columns(file: Path, table: Table, places: tuple[int, int, int]) -> t
         column = table.columns[i]
         if column.dtype.kind != "f" and i != places[1]:
             raise BadInput(f"{_called(table, i)} of '{shown(file)}' holds text; it must hold numbers")
-        if absent(column).any():
+        if unusable_values(column).any():
             raise BadInput(f"{_called(table, i)} of '{shown(file)}' has rows without a finite value")
     return table.columns[places[0]], table.columns[places[1]], table.columns[places[2]]
 

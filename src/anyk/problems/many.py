@@ -44,7 +44,7 @@ class ManyPartitions(PartitionAbilities):
             part.load(partitions)
 
     def only(self, partitions: Sequence[int]) -> ManyPartitions:
-        """Return the part that computes these partitions, for each problem that can be divided."""
+        """Return a copy that computes only these partitions, with less data for each problem that can be divided."""
         smaller = copy(self)
         smaller._parts = {}
         for slot, part in self._parts.items():
@@ -54,7 +54,7 @@ class ManyPartitions(PartitionAbilities):
         return smaller
 
     def adopt(self, other: ManyPartitions) -> None:
-        """Take over the data of another part's partitions."""
+        """Take over the data of the partitions of ``other``."""
         for slot, part in self._parts.items():
             if (adopt := partition_abilities(part).adopt) is not None:
                 adopt(other._parts[slot])
@@ -70,10 +70,10 @@ class ManyPartitions(PartitionAbilities):
             partition_abilities(part).check_partial_loss()
 
     def support(self, partition: int) -> Index | None:
-        """Return the support that all problems have in common; None (all coordinates) where supports differ."""
+        """Return the support that all problems have in common; None (all coordinates) if supports differ."""
         first, *others = (part.support(partition) for part in self._parts.values())
-        alike = first is not None and all(other is not None and np.array_equal(first, other) for other in others)
-        return first if alike else None
+        equal = first is not None and all(other is not None and np.array_equal(first, other) for other in others)
+        return first if equal else None
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         """Return the first problem's gradient; workers ask for a slot's partitions by :meth:`of`."""
@@ -93,10 +93,10 @@ class ManyProblems(ProblemAbilities):
         if not problems:
             raise BadInput("there is no problem to train on")
         first = self._first = problems[0]
-        for what in ("dimension", "dtype", "samples", "metric", "better"):
-            values = [getattr(problem, what) for problem in problems]
+        for name in ("dimension", "dtype", "samples", "metric", "better"):
+            values = [getattr(problem, name) for problem in problems]
             if any(value != values[0] for value in values):
-                raise BadInput(f"models trained at once must agree in {what}, got {', '.join(map(str, values))}")
+                raise BadInput(f"problems trained together must agree in {name}, got {', '.join(map(str, values))}")
         self._of = dict(zip(slot_names(len(problems)), problems, strict=True))
         self.dimension, self.dtype, self.samples, self.l2 = first.dimension, first.dtype, first.samples, first.l2
         self.metric: str = first.metric
@@ -124,7 +124,7 @@ class ManyProblems(ProblemAbilities):
         """Divide all problems into the same number of partitions."""
         parts = {slot: problem.split(partitions, shares) for slot, problem in self._of.items()}
         if len({tuple(part.sizes) for part in parts.values()}) > 1:
-            raise BadInput("models trained at once must have partitions of the same sizes")
+            raise BadInput("problems trained together must have partitions of the same sizes")
         return ManyPartitions(parts)
 
     def initial(self) -> Vector:
@@ -140,13 +140,13 @@ class ManyProblems(ProblemAbilities):
         return self._first.metrics(w)
 
     def sampled(self, samples: int) -> ManyProblems:
-        """Return the problems on a sample of their data; raise :class:`~anyk.errors.BadInput` if one has none."""
+        """Return the problems on a sample of their data; raise :class:`~anyk.errors.BadInput` if that is impossible."""
         return ManyProblems([abilities_of(problem).sampled(samples) for problem in self._of.values()])
 
     def predictor(self) -> Any:
         """Return the first problem's predictor, if it has one."""
-        own = abilities_of(self._first).predictor
-        return None if own is None else own()
+        predictor = abilities_of(self._first).predictor
+        return None if predictor is None else predictor()
 
     def digest(self) -> str | None:
         """Return a digest of the data of all problems."""
@@ -166,5 +166,5 @@ def each_of(problem: Problem) -> tuple[Problem, ...]:
 
 
 def problem_of(problem: Problem, slot: str) -> Problem:
-    """Return the objective of a slot: the problem itself, or one of many."""
+    """Return the objective of a slot: the problem itself, or the slot's problem among many."""
     return problem.of(slot) if isinstance(problem, ManyProblems) else problem

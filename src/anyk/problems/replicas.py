@@ -42,18 +42,18 @@ def trial_groups(arrays: Sequence[Array], samples: int, together: int = TOGETHER
         yield np.sort(group)
 
 
-def adds_up(measure: Measure, count: int, *, tolerance: float, alone: Index | None = None, vectors: int = 1) -> bool:
+def adds_up(measure: Measure, count: int, *, tolerance: float, singles: Index | None = None, vectors: int = 1) -> bool:
     """Return whether the loss of ``count`` samples and its gradient are the sums over single samples, up to rounding.
 
     ``measure(places, nudge)`` returns the summed loss of the samples at these places, followed by its gradient, which
     consists of ``vectors`` vectors of equal length. With a ``nudge`` from 0 to 3 the numbers that the loss is computed
-    from are changed by some roundings. ``alone``: the places of the samples that are measured one by one, by default
+    from are changed by some roundings. ``singles``: the places of the samples that are measured one by one, by default
     all; if these are fewer, only gradients are compared. ``tolerance``: a relative difference that is always accepted.
 
     Returns True also where the answer cannot be found: if the loss draws random numbers, or is not finite.
     """
     every = np.arange(count)
-    places = every if alone is None else alone
+    places = every if singles is None else singles
 
     def sizes(measured: Floats) -> Floats:
         """Return the absolute loss, and the norm of the longest vector of the gradient."""

@@ -1,4 +1,4 @@
-"""Training: the one driver loop, run log, receipts, checkpoints, resume, replay."""
+"""Training: the driver loop, run logs and receipts, checkpoints, resuming, replaying and races."""
 
 from anyk.runs.defaults import usual_optimizer, usual_rule
 from anyk.runs.engine.counts import Counts
@@ -28,9 +28,9 @@ from anyk.runs.stepping import Step, rounds
 from anyk.runs.training import resume, train
 
 __all__ = [
-    "Counts",
     "Check",
     "Comparison",
+    "Counts",
     "CutOff",
     "Driver",
     "Evaluate",

@@ -106,7 +106,7 @@ def floor_seconds(
         if on_step is not None:
             on_step(driver)
 
-    driver = Driver(strategy, virtual, steps=number, told=answers, warm_start=warm_start, on_step=check_steps)
+    driver = Driver(strategy, virtual, steps=number, answers=answers, warm_start=warm_start, on_step=check_steps)
     with session(driver):
         driver.run()
     return driver.time

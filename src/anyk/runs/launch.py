@@ -85,8 +85,8 @@ class Launch:
             on_news=self._tell_news if self._steps or self._evaluations else None,
             on_lost=self._on_worker_lost if hooks["on_worker_lost"] else None,
             on_event=None if folder is None else self._after_event,
-            loss_of=self._evaluate_objective,
-            asked=self._asking is not None,
+            evaluate_objective=self._evaluate_objective,
+            workers_evaluate=self._asking is not None,
         )
 
     def run(self) -> Run:
@@ -170,7 +170,7 @@ class Launch:
                 self._started = True
                 if saved is not None:
                     saved.vectors.clear()  # the driver has them
-                self._keep_first_versions()
+                self._store_first_versions()
                 self._take_evaluations()
                 self._tell_news(driver)
                 driver.run()
@@ -226,7 +226,7 @@ class Launch:
         for evaluation in log.evaluations():
             evaluator.recall(evaluation)
         if saved is not None:
-            evaluator.go_on(saved.state["every"])
+            evaluator.restore_interval(saved.state["every"])
             callback_states.restore(self._hooks.callbacks, saved.state.get(callback_states.KEY, {}), saved.vectors)
             if evaluator.reached is not None:
                 self.driver.end()
@@ -248,13 +248,13 @@ class Launch:
             self._note_unknown(reason)
             return float("nan")
 
-    def _keep_first_versions(self) -> None:
+    def _store_first_versions(self) -> None:
         """Store, for evaluation, the versions with which the run starts or continues."""
         driver, evaluator = self.driver, self._evaluator
         first = self._saved is None and driver.warm_start is not None  # the history starts with it, whatever its number
         for slot, w in driver.versions.trained.items():
             version = driver.versions[slot]
-            if evaluator.keep(slot, version, driver.time, w, last=first):
+            if evaluator.store_version(slot, version, driver.time, w, last=first):
                 driver.versions.pin(slot, version)
         self._save_at = clock.monotonic() + self._prepared.checkpoint_every
 
@@ -263,9 +263,9 @@ class Launch:
         assert driver.last_update is not None
         slot = driver.last_update.slot
         version = driver.versions[slot]
-        if evaluator.keep(slot, version, driver.time, driver.models[slot]):
+        if evaluator.store_version(slot, version, driver.time, driver.models[slot]):
             driver.versions.pin(slot, version)
-        for returned in evaluator.let_go():
+        for returned in evaluator.take_returned_versions():
             driver.versions.unpin(*returned)
         self._take_evaluations()
         evaluation = evaluator.done.get((slot, version))
@@ -286,7 +286,7 @@ class Launch:
     def _take_evaluations(self) -> None:
         """Log new evaluations, and note the hooks to call."""
         unknown = self._evaluator.unknown
-        for evaluation, w in self._evaluator.fresh():
+        for evaluation, w in self._evaluator.take_new_evaluations():
             self._log.evaluation(evaluation)
             if evaluation.loss is None and unknown is not None:
                 self._note_unknown(unknown)
@@ -393,7 +393,7 @@ class Launch:
         """Evaluate the stored versions and the last one; return all evaluations."""
         driver, evaluator = self.driver, self._evaluator
         for slot, w in driver.versions.trained.items():
-            evaluator.keep(slot, driver.versions[slot], driver.time, w, last=True)
+            evaluator.store_version(slot, driver.versions[slot], driver.time, w, last=True)
         self._ended = True
 
         def tell(done: int, of: int) -> None:

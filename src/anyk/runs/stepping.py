@@ -22,7 +22,7 @@ from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, Vector, abilities_of, ensure_problem
 from anyk.problems.torch.module_partitions import dtype_of, norms_of, pieces_of
-from anyk.problems.torch.network import trained
+from anyk.problems.torch.network import trainable_parameters
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
 from anyk.runs.engine.driver import Driver
@@ -388,7 +388,7 @@ def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
     """Return the module's trainable parameters, shape (d,); raise if they are not the problem's."""
     if not hasattr(module, "parameters"):
         raise BadInput(f"into must be a PyTorch module, got {type(module).__name__}")
-    parameters = trained(module)
+    parameters = trainable_parameters(module)
     dtype, shapes = dtype_of(parameters), [tuple(parameter.shape) for parameter in parameters]
     w = _parameters(module)
     if w.size != problem.dimension:
@@ -413,7 +413,9 @@ def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
 
 def _parameters(module: torch.nn.Module) -> Vector:
     """Return the trainable parameters as a vector, shape (d,)."""
-    w: Vector = np.concatenate([parameter.detach().cpu().numpy().reshape(-1) for parameter in trained(module)])
+    w: Vector = np.concatenate(
+        [parameter.detach().cpu().numpy().reshape(-1) for parameter in trainable_parameters(module)]
+    )
     return w
 
 
@@ -421,7 +423,7 @@ def _pieces(module: torch.nn.Module, vector: Vector) -> Iterator[tuple[torch.nn.
     """Return the trainable parameters, each with its piece of a vector."""
     import torch
 
-    parameters = trained(module)
+    parameters = trainable_parameters(module)
     pieces = pieces_of(torch.from_numpy(vector), [tuple(parameter.shape) for parameter in parameters])
     return zip(parameters, pieces, strict=True)
 

@@ -12,7 +12,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import Floats
 from anyk.runs import Run, Spread, compare, compare_seeds, grouped, spread
 from anyk.runs.folder.config import Recipe
-from anyk.runs.races.speedups import evaluated
+from anyk.runs.races.speedups import finite_values
 from anyk.strategies import strategy as build_strategy
 from anyk.views.columns import shortened
 from anyk.views.style import COLOURS, DARK, LIGHT, name_ticks, picture
@@ -117,7 +117,7 @@ class _Curve(NamedTuple):
 
 
 def _curve(group: Sequence[Run], name: str, of: str) -> _Curve:
-    times, values, band = banded([evaluated(run, name) for run in group])
+    times, values, band = banded([finite_values(run, name) for run in group])
     if not times.size:
         return _Curve(times, values, 0.0, float("nan"))
     at = len(times) - 1

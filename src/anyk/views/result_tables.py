@@ -17,7 +17,7 @@ from anyk.runs.cluster_speed import ClusterSpeed
 from anyk.runs.floor import SHOWN_FROM
 from anyk.runs.limits import LIMIT
 from anyk.runs.log.schema import DIFFERENT
-from anyk.runs.races.speedups import evaluated
+from anyk.runs.races.speedups import finite_values
 from anyk.views.columns import Columns, shortened
 from anyk.views.style import COLOURS, picture
 
@@ -201,7 +201,7 @@ def falls_fast(run: Run) -> bool:
     The medians of the third and the last quarter of the steps differ by more than a twentieth of the whole fall, or by
     more than a tenth of the last loss (and a thousandth of the whole fall, because of losses that approach 0).
     """
-    steps, losses = evaluated(run, against="step")
+    steps, losses = finite_values(run, against="step")
     if run.time_to_target is not None or steps.size < 4:
         return False
     share = (steps - steps[0]) / (steps[-1] - steps[0])
@@ -213,7 +213,7 @@ def falls_fast(run: Run) -> bool:
 
 
 def _has_risen(run: Run) -> bool:
-    _, losses = evaluated(run)
+    _, losses = finite_values(run)
     failed = any(note["kind"] == "failed" for note in run.notes[-1:])  # for a reason that is printed
     return bool(not failed and losses.size > 1 and losses[-1] > losses[0])
 

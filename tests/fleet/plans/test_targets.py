@@ -113,7 +113,7 @@ def test_where_todays_strategy_never_comes_there_gains_are_at_least_so() -> None
 
 
 def test_seeds_with_which_todays_strategy_was_given_up_are_told(monkeypatch: Any) -> None:
-    monkeypatch.setattr("anyk.fleet.plans.targets._PATIENT", 0.01)
+    monkeypatch.setattr("anyk.fleet.plans.targets._SEED_PATIENCE", 0.01)
     found = anyk.plan(
         Record(times(), load=1 / N), slope=2.4, problem=problem(), target=TARGET, lr=0.2, resamples=20, runs=30,
         optimizer="gd", today="async", among=lambda strategy: strategy.spec == "async",

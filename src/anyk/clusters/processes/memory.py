@@ -1,4 +1,4 @@
-"""Memory shared by processes, without a name, so that none can be left behind; its layout, and mail boxes in it."""
+"""Memory shared by processes, without a name, so that it cannot outlive them; its layout, and mail boxes in it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 
 ALIGN = 64
-_WRITING = 2e-4  # seconds between two looks at orders that are being written
+_RETRY = 2e-4  # seconds after which orders that were being written are read again
 
 
 @contextlib.contextmanager
-def _explained(length: int) -> Iterator[None]:
-    """Explain the error if the system has too little memory."""
+def _explain_shortage(length: int) -> Iterator[None]:
+    """Turn the error of a system with too little memory into :class:`~anyk.errors.RunFailed`."""
     try:
         yield
     except OSError as error:
@@ -61,14 +61,14 @@ class Segment:
         """Allocate the pages of a range now: lack of memory is an error here, but would be a crash at a write."""
         if not hasattr(os, "posix_fallocate"):
             return
-        with _explained(length):
+        with _explain_shortage(length):
             os.posix_fallocate(self.fd, start, length)
 
     def write(self, start: int, data: bytes | memoryview) -> None:
         """Write bytes at any place, without mapping it; the segment's length in other processes is unchanged."""
         remaining = memoryview(data)
         while remaining:
-            with _explained(len(remaining)):
+            with _explain_shortage(len(remaining)):
                 written = os.pwrite(self.fd, remaining, start)
             remaining, start = remaining[written:], start + written
 
@@ -132,7 +132,7 @@ class MemoryLayout:
 
     @cached_property
     def _buffers(self) -> tuple[list[int], list[int]]:
-        """Size of each worker's buffers, header included; offset of its first buffer, then the end. In bytes."""
+        """Bytes of a reply buffer, with its header, by worker; offset of each worker's first buffer, and of the end."""
         sizes = [message_bytes(length * self.itemsize) for length in self.lengths]
         return sizes, list(accumulate((size * self.buffers for size in sizes), initial=0))
 
@@ -155,19 +155,20 @@ class MemoryLayout:
 
 
 HEADER = struct.Struct("=qqqq32x")  # header of a reply buffer: state, task, chunk, length
-FREE, WRITING, FULL = 0, 1, 2
+FREE, WRITING, FULL = 0, 1, 2  # states of a reply buffer
 ERROR_BOX = 4096
-_BOX = struct.Struct("=qqqq")  # sequence number; offset, length and checksum of the order
+_BOX = struct.Struct("=qqqq")  # sequence number; offset, length and checksum of the orders
 
 # A report to the driver, through a pipe that all workers share; shorter than PIPE_BUF, so writing it is atomic.
 RECORD = struct.Struct("=iiiiqiiddddq")  # worker, incarnation, buffer, and a Report without its text
 
 
 class MailBox:
-    """A place for the newest order only, so that a busy worker finds no queue.
+    """A place for the newest orders only: a worker that was busy does not find a queue of older orders.
 
-    The sequence number changes with each order; the checksum lets a reader detect that an order was being written.
-    Orders too long for the box are written behind all boxes, where the memory can grow.
+    All orders at a time are one text of bytes. Its sequence number changes with each text; by its checksum a reader
+    detects that a text was being written. A text too long for the box is written behind all boxes, where the memory can
+    grow.
     """
 
     def __init__(self, segment: Segment, start: int, size: int) -> None:
@@ -176,31 +177,31 @@ class MailBox:
         self._seq = segment.array(start, 1, np.dtype(np.int64))
         self.seen = int(self._seq[0])
 
-    def put(self, order: bytes) -> None:
-        """Replace the order."""
-        if len(order) > self._size:
-            self._place, self._size = self._segment.size, 2 * len(order)
+    def put(self, orders: bytes) -> None:
+        """Replace the orders."""
+        if len(orders) > self._size:
+            self._place, self._size = self._segment.size, 2 * len(orders)
             self._segment.grow(self._place + self._size)
             self._segment.reserve(self._place, self._size)
         memory = self._segment.memory
-        memory[self._place : self._place + len(order)] = order
-        _BOX.pack_into(memory, self._start, int(self._seq[0]) + 1, self._place, len(order), zlib.crc32(order))
+        memory[self._place : self._place + len(orders)] = orders
+        _BOX.pack_into(memory, self._start, int(self._seq[0]) + 1, self._place, len(orders), zlib.crc32(orders))
 
     def changed(self) -> bool:
-        """Return whether there is an order not yet taken."""
+        """Return whether there are orders that have not been taken."""
         return bool(self._seq[0] != self.seen)
 
     def take(self) -> bytes:
-        """Return the newest order."""
+        """Return the newest orders."""
         while True:
             seq, place, length, checksum = _BOX.unpack_from(self._segment.memory, self._start)
             if place + length > self._segment.size:
                 self._segment.refresh()
-            order = self._segment.memory[place : place + length]
-            if zlib.crc32(order) == checksum and int(self._seq[0]) == seq:
+            orders = self._segment.memory[place : place + length]
+            if zlib.crc32(orders) == checksum and int(self._seq[0]) == seq:
                 self.seen = seq
-                return order
-            time.sleep(_WRITING)  # the driver is writing newer orders, or was stopped while it did
+                return orders
+            time.sleep(_RETRY)  # the driver is writing newer orders, or was stopped while it did
 
 
 _STATE = struct.Struct("=qq")  # offset and length of a state's description, after its mark
@@ -210,32 +211,33 @@ class SharedStates(MutableMapping[int, State]):
     """A worker's states of optimiser and compressor, by task, in two slots of memory that the driver reads as well.
 
     A slot begins with a mark, its task plus 1, which is removed before the slot is written and set again afterwards.
-    A worker that ends while it writes one state therefore leaves the other one, from which its task started.
+    A worker that dies while it writes a state therefore leaves the state in the other slot, from which its task
+    started.
     """
 
     def __init__(self, segment: Segment, worker: int, size: int) -> None:
         self._segment, self._size = segment, size
         self._slots = 2 * worker * size, (2 * worker + 1) * size
 
-    def _filled(self) -> dict[int, int]:
-        """Return the slot of each state, by task."""
+    def _slots_by_task(self) -> dict[int, int]:
+        """Return the slots that contain a state."""
         marks = [(int.from_bytes(os.pread(self._segment.fd, 8, slot), "little"), slot) for slot in self._slots]
         return {mark - 1: slot for mark, slot in marks if mark}
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._filled())
+        return iter(self._slots_by_task())
 
     def __len__(self) -> int:
-        return len(self._filled())
+        return len(self._slots_by_task())
 
     def __contains__(self, task: object) -> bool:
-        return task in self._filled()  # without mapping the state
+        return task in self._slots_by_task()  # unlike the inherited method, without mapping the state
 
     def __delitem__(self, task: int) -> None:
-        self._segment.write(self._filled()[task], bytes(8))
+        self._segment.write(self._slots_by_task()[task], bytes(8))
 
     def __getitem__(self, task: int) -> State:
-        slot = self._filled()[task]
+        slot = self._slots_by_task()[task]
         start, length = _STATE.unpack(os.pread(self._segment.fd, _STATE.size, slot + 8))
         memory = mmap.mmap(self._segment.fd, start + length, offset=slot)
         return {
@@ -244,9 +246,9 @@ class SharedStates(MutableMapping[int, State]):
         }
 
     def __setitem__(self, task: int, state: State) -> None:
-        write, filled = self._segment.write, self._filled()
-        filled.pop(task, None)
-        slot = next(slot for slot in self._slots if slot not in filled.values())
+        write, occupied = self._segment.write, self._slots_by_task()
+        occupied.pop(task, None)
+        slot = next(slot for slot in self._slots if slot not in occupied.values())
         buffers = [np.ascontiguousarray(vector).reshape(-1).view(np.uint8).data for vector in state.values()]
         places, end = place_buffers(buffers)
         parts = zip(state.items(), places, strict=True)

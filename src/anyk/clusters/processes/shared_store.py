@@ -91,10 +91,10 @@ class SharedStore(RemoteStore):
     def model(self, slot: str, version: int) -> Vector:
         return model_view(self._memory, self._plan, self._copies[slot, version])
 
-    def hold(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
+    def restore_message(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         occupied, plan = self._occupied[worker], self._plan
         if len(occupied) >= plan.buffers - 1:
-            super().hold(worker, task, chunk, ids, message)
+            super().restore_message(worker, task, chunk, ids, message)
             return
         buffer = next(buffer for buffer in range(plan.buffers) if buffer not in occupied)
         at = plan.buffer_at(worker, buffer)

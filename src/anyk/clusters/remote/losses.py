@@ -210,7 +210,7 @@ class Losses:
         self._excluded.clear()
         self._strikes.clear()
 
-    def give_up_late(self, *, interrupted: bool = False) -> None:
+    def exclude_silent(self, *, interrupted: bool = False) -> None:
         """Exclude, for good, workers that are silent long after the others have answered.
 
         Before the first loss the wait is longer, as for large partitions; in an interrupted run it is short.

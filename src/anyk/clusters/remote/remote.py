@@ -230,7 +230,7 @@ class Remote(Cluster, Transport, Generic[H]):
         else:
             self._alarms[order.name] = order.time
 
-    def give_up(self, worker: int) -> None:
+    def abandon(self, worker: int) -> None:
         self._tasks.void(worker)
         self.handles[worker].gone, self.handles[worker].due = True, None
         self.losses.died(worker)
@@ -381,7 +381,7 @@ class Remote(Cluster, Transport, Generic[H]):
         gone = handle.died(blame, self.patience)
         if gone:
             reason += f", {handle.deaths} times in a row" if handle.deaths > 1 else ""
-            self.give_up(worker)
+            self.abandon(worker)
         else:
             self._tasks.void(worker)
             if worker in self._drained:

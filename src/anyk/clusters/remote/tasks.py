@@ -32,7 +32,7 @@ class OpenTasks:
         """Make a task the newest of its worker."""
         chunks = entry.chunks
         self.in_flight[task] = entry
-        self._store.begin(chunks)
+        self._store.begin_task(chunks)
         self.missing[task] = set(range(len(chunks)) if missing is None else missing)
         self._store.continued[entry.worker] = (chunks[0].state,)
         handle = self._handles[entry.worker]
@@ -114,7 +114,7 @@ class OpenTasks:
         entry = self.in_flight.pop(task, None)
         self.missing.pop(task, None)
         if entry is not None:
-            self._store.end(task, entry.chunks)
+            self._store.end_task(task, entry.chunks)
         return entry
 
     def state(self, start: float) -> list[Any]:

@@ -96,7 +96,7 @@ class TaskSchedule:
         started = max(self.now, self._free[worker])
         self.in_flight[task] = InFlight(worker, chunks, versions, started, before, each)
         if self._store is not None:  # otherwise there are no messages to read
-            self._store.begin(chunks)
+            self._store.begin_task(chunks)
         time = started + before
         for index, chunk in enumerate(chunks):
             if chunk.send == "request":  # computing takes time, but does not queue for a core
@@ -202,7 +202,7 @@ class TaskSchedule:
         self.unwanted.discard(task)
         self._delivered.pop(task, None)
         if self._store is not None:
-            self._store.end(task, entry[1])
+            self._store.end_task(task, entry[1])
 
     # ------------------------------------------------------------------------------------------- state
 
@@ -224,7 +224,7 @@ class TaskSchedule:
         self.in_flight |= {task: InFlight.from_plain(plain) for task, plain in state["in_flight"]}
         if self._store is not None:
             for entry in self.in_flight.values():
-                self._store.begin(entry.chunks)
+                self._store.begin_task(entry.chunks)
         self.unwanted |= set(state["unwanted"])
         self._delivered |= dict(state["delivered"])
         self._free = list(state["free"])

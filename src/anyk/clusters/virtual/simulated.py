@@ -159,7 +159,7 @@ class Simulated(Cluster):
         if self.compute is not None:
             self._schedule.now += self.compute.step
 
-    def give_up(self, worker: int) -> None:
+    def abandon(self, worker: int) -> None:
         self._schedule.forget(worker)
         if self.computing is not None:
             self.computing.forget(worker)
@@ -182,7 +182,7 @@ class Simulated(Cluster):
                 if event is not None:
                     schedule.now = event.time
                     if isinstance(event, Lost):
-                        self.give_up(event.worker)  # until it returns
+                        self.abandon(event.worker)  # until it returns
                     yield event
                     continue
             if not heap:
@@ -227,7 +227,7 @@ class Simulated(Cluster):
         if wanted:
             why, bits = computing.compute(task, chunk, entry.chunks[chunk], entry.versions[chunk], worker)
         if ended:
-            computing.end(task, entry.chunks)
+            computing.end_task(task, entry.chunks)
         if why is not None:
             return Failed(schedule.now, worker, task, chunk, why)
         timing = Timing(entry.started, entry.started + entry.before, time, time, bits)

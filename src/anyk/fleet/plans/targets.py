@@ -22,16 +22,17 @@ from anyk.runs.defaults import usual_optimizer
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.limits import LIMIT
 
-SEEDS = 5  # besides the one by which strategies and rates are chosen
-_CONTESTANTS = 30
-_RUNS_EACH = 15  # runs of a contestant, roughly: its rates, twice, and the seeds
-_FIRST = 5  # steps of the slowest contestant in the first rung
-_LONG = 25.0  # times today's seconds per step, beyond which a strategy is skipped
-_RUNG = 3.0  # times the seconds of the rung before
-_LATER = 2.0  # times the soonest arrival, after which a contestant is abandoned
-_PATIENT = 3.0  # times that, with other seeds
-_HOPELESS = 20.0  # times that, after which today's strategy is abandoned
-_FARTHEST = 12  # doublings of the learning rate
+SEEDS = 5  # number of seeds with which arrivals are measured, besides the seed with which strategies are chosen
+_CONTESTANTS = 30  # largest number of contestants
+_RUNS_EACH = 15  # approximate number of runs of a contestant: two searches for its learning rate, and the seeds
+_FIRST_STEPS = 5  # steps of the slowest contestant in the first rung
+_SLOW = 25.0  # a strategy is omitted if a step takes this many times as long as today's
+_GROWTH = 3.0  # each rung lasts this many times as long as the previous rung
+_PATIENCE = 2.0  # a contestant is abandoned after this many times the seconds of the first to arrive
+_SEED_PATIENCE = 3.0  # with other seeds it is abandoned after this many times as long
+_TODAY_PATIENCE = 20.0  # today's strategy is abandoned after this many times as long
+_MOST_DOUBLINGS = 12  # largest number of times that a learning rate is doubled or halved
+_REACHED, _RUNNING, _DIVERGED = 0, 1, 2  # kinds of outcome
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,10 @@ class Arrival:
 
 
 class _Outcome(NamedTuple):
-    """The outcome of a run by ``kind``: 0 reached the target (``value``: seconds), 1 not yet (distance), 2 diverged.
+    """The outcome of a run: it reached the target, was still running, or diverged.
 
-    Outcomes are ordered, the best first.
+    ``value``: the seconds to the target; the loss, or the metric with a sign such that less is better; or the exponent
+    of the learning rate. Sorting puts the best outcome first.
     """
 
     kind: int
@@ -84,10 +86,10 @@ class _Outcome(NamedTuple):
 class Contest:
     """Successive halving (Jamieson and Talwalkar 2016) over strategies, in virtual seconds.
 
-    All exact strategies take the same steps and are one contestant, represented by the fastest. Each contestant
-    searches its learning rate in factors of 2, in the first rung and at the end; the better half continues, with
-    today's strategy and the best of each family. The strategies that reach the target are then trained with other
-    seeds than the choice used.
+    All exact strategies take the same steps and are one contestant, represented by the fastest. The learning rate of
+    each contestant is searched in factors of 2, in the first rung and at the end. After each rung the better half
+    continues, with today's strategy and the best strategy of each family. The strategies that reach the target are then
+    trained with seeds that were not used before.
     """
 
     fleet: MeasuredFleet
@@ -103,30 +105,35 @@ class Contest:
         self._base = float(start.at(0)) if start.at(0) == start.at(LIMIT) else None  # None: a schedule
         if self._base is None:
             self.omitted.append("every strategy used the schedule of the learning rate unchanged")
-        self._pace = {spec: one.mean for spec, one in self.timed.items()}
-        exact = [spec for spec, one in self.timed.items() if one.exact and one.measured_share > 0.0]
+        self._pace = {spec: timed.mean for spec, timed in self.timed.items()}
+        exact = [spec for spec, timed in self.timed.items() if timed.exact and timed.measured_share > 0.0]
         self._exact = min(exact, key=self._pace.__getitem__, default=None)
         self._runs = self.goal.runs
         self._outcomes: dict[tuple[str, int, int], tuple[float, _Outcome]] = {}
         self._rates: dict[str, int] = {}
 
     def _contestants(self) -> list[str]:
-        """Return today's strategy, the exact one, and the others: families in turns, most data per second first."""
+        """Return the contestants: today's strategy, the exact strategy, and then one of each family in turn.
+
+        Within a family, and among families, those with the most data per second are first.
+        """
 
         def per_sample(spec: str) -> float:
             return self._pace[spec] / max(1e-9, self.timed[spec].quality.samples or 1.0)
 
-        first = [spec for spec in dict.fromkeys((self.today, self._exact)) if spec and self._of(spec) == spec]
-        longest = _LONG * self._pace[self.today]
+        first = [
+            spec for spec in dict.fromkeys((self.today, self._exact)) if spec and self._contestant_of(spec) == spec
+        ]
+        longest = _SLOW * self._pace[self.today]
         others = [spec for spec in self._pace if not self.timed[spec].exact and spec not in first]
         slow = sorted({_family(spec) for spec in others if self._pace[spec] > longest})
         others = sorted((spec for spec in others if self._pace[spec] <= longest), key=per_sample)
         if slow:
-            self.omitted.append(f"left out, as a step takes over {_LONG:g} times today's: of {', '.join(slow)}")
+            self.omitted.append(f"not trained, as a step takes over {_SLOW:g} times today's: some of {', '.join(slow)}")
         families: dict[str, list[str]] = {}
         for spec in others:
             families.setdefault(_family(spec), []).append(spec)
-        turns = [spec for turn in range(len(others)) for own in families.values() for spec in own[turn : turn + 1]]
+        turns = [spec for i in range(len(others)) for family in families.values() for spec in family[i : i + 1]]
         most = max(3, min(_CONTESTANTS, self.goal.runs // _RUNS_EACH))
         contestants = [*first, *turns]
         if len(contestants) > most:
@@ -135,7 +142,7 @@ class Contest:
             )
         return contestants[:most]
 
-    def _of(self, spec: str) -> str:
+    def _contestant_of(self, spec: str) -> str:
         """Return the contestant that represents a strategy."""
         return self._exact if self._exact is not None and self.timed[spec].exact else spec
 
@@ -149,61 +156,61 @@ class Contest:
             f"training to the target: {count_strategies(len(contestants))}, in at most {self.goal.runs} runs"
         )
         self._rates = dict.fromkeys(contestants, 0)
-        seconds = _FIRST * max(self._pace[spec] for spec in contestants)
-        outcomes = {spec: self._climb(spec, seconds) for spec in contestants}
-        while not any(outcome.kind == 0 for outcome in outcomes.values()):
+        seconds = _FIRST_STEPS * max(self._pace[spec] for spec in contestants)
+        outcomes = {spec: self._search_rate(spec, seconds) for spec in contestants}
+        while not any(outcome.kind == _REACHED for outcome in outcomes.values()):
             if seconds > LIMIT * max(self._pace[spec] for spec in contestants) or self._runs < len(contestants) * (
                 SEEDS + 2
             ):
-                raise BadInput(self._unreached(outcomes, seconds))
+                raise BadInput(self._failure(outcomes, seconds))
             contestants = self._better_half(outcomes)
-            seconds *= _RUNG
+            seconds *= _GROWTH
             self._announce(f"{count_strategies(len(contestants))} for {seconds:.3g} s")
             outcomes = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in contestants}
-        seconds = _LATER * min(outcome.value for outcome in outcomes.values() if outcome.kind == 0)
+        seconds = _PATIENCE * min(outcome.value for outcome in outcomes.values() if outcome.kind == _REACHED)
         if not seconds:
-            metric, target = self.goal.problem.metric, self.goal.target
-            raise BadInput(f"the model has {metric} {target:g} before the first step; give another target")
+            reached = f"{self.goal.problem.metric} {self.goal.target:g}"
+            raise BadInput(f"the model has {reached} before the first step; give another target")
         contestants = self._better_half(outcomes)
         self._announce(f"{count_strategies(len(contestants))} for {seconds:.3g} s, and with other seeds")
-        last = {spec: self._climb(spec, seconds) for spec in sorted(contestants, key=outcomes.__getitem__)}
-        today, patience = self._of(self.today), seconds
-        while last[today].kind != 0 and patience < _HOPELESS * seconds:  # gains are relative to it
-            patience *= _RUNG
-            last[today] = self._climb(today, patience)
-        arrived = sorted((spec for spec in contestants if last[spec].kind == 0), key=last.__getitem__)
-        arrivals = {spec: self._arrival(spec, _PATIENT * seconds) for spec in arrived if spec != today}
-        if last[today].kind == 0:
-            arrivals[today] = self._arrival(today, _PATIENT * patience, required=True)
+        final = {spec: self._search_rate(spec, seconds) for spec in sorted(contestants, key=outcomes.__getitem__)}
+        today, patience = self._contestant_of(self.today), seconds
+        while final[today].kind != _REACHED and patience < _TODAY_PATIENCE * seconds:  # gains are relative to today's
+            patience *= _GROWTH
+            final[today] = self._search_rate(today, patience)
+        arrived = sorted((spec for spec in contestants if final[spec].kind == _REACHED), key=final.__getitem__)
+        arrivals = {spec: self._arrival(spec, _SEED_PATIENCE * seconds) for spec in arrived if spec != today}
+        if final[today].kind == _REACHED:
+            arrivals[today] = self._arrival(today, _SEED_PATIENCE * patience, required=True)
         else:
             self.omitted.append(
                 f"'{self.today}' had not reached the target after {patience:.3g} s: gains are at least as stated"
             )
             steps = patience / self._pace[today]
-            arrivals[today] = self._at(today, np.full(SEEDS, patience), np.full(SEEDS, steps))
-        return self._by_spec(arrivals)
+            arrivals[today] = self._make_arrival(today, np.full(SEEDS, patience), np.full(SEEDS, steps))
+        return self._arrivals_by_spec(arrivals)
 
     def _better_half(self, outcomes: dict[str, _Outcome]) -> list[str]:
         """Return the better half, today's strategy, and the best of each family."""
         order = sorted(outcomes, key=outcomes.__getitem__)
         best = {_family(spec): spec for spec in reversed(order)}
-        keep = {*order[: -(-len(order) // 2)], *best.values(), self._of(self.today)}
+        keep = {*order[: -(-len(order) // 2)], *best.values(), self._contestant_of(self.today)}
         return [spec for spec in outcomes if spec in keep]
 
-    def _climb(self, spec: str, seconds: float) -> _Outcome:
-        """Search the best learning rate, starting at the last one, until the rates on both sides are worse."""
+    def _search_rate(self, spec: str, seconds: float) -> _Outcome:
+        """Search the best learning rate, starting at the last rate, until the rates on both sides are worse."""
         at = self._rates[spec]
         best = self._run(spec, at, 0, seconds)
         if self._base is None:
             return best
         for step in (1, -1):
-            moved = False
-            while abs(at + step) <= _FARTHEST and self._runs > SEEDS:
+            start = at
+            while abs(at + step) <= _MOST_DOUBLINGS and self._runs > SEEDS:
                 other = self._run(spec, at + step, 0, seconds)
                 if other[:2] >= best[:2]:
                     break
-                best, at, moved = other, at + step, True
-            if moved:
+                best, at = other, at + step
+            if at != start:
                 break  # the rates on the other side are known to be worse
         self._rates[spec] = at
         return best
@@ -212,51 +219,50 @@ class Contest:
         """Return the arrival with other seeds; None if a seed misses the target, unless it is ``required``."""
         fixed = self.timed[spec].exact and not batch_of(self.timed[spec].strategy)
         runs = [self._run(spec, self._rates[spec], seed, seconds) for seed in range(1, 2 if fixed else SEEDS + 1)]
-        arrived = sum(run.kind == 0 for run in runs)
+        arrived = sum(run.kind == _REACHED for run in runs)
         if arrived < len(runs):
-            came = f"'{spec}' reached the target with {arrived} of {len(runs)} seeds"
-            self.omitted.append(f"{came}; the others count as {seconds:.3g} s, the least" if required else came)
+            reached = f"'{spec}' reached the target with {arrived} of {len(runs)} seeds"
             if not required:
+                self.omitted.append(reached)
                 return None
-        times = np.array([seconds if run.kind != 0 else run.value for run in runs])
+            self.omitted.append(f"{reached}; the others count as {seconds:.3g} s, a lower bound")
+        times = np.array([seconds if run.kind != _REACHED else run.value for run in runs])
         steps = np.array([float(run.steps) for run in runs])
-        return self._at(spec, np.resize(times, SEEDS), np.resize(steps, SEEDS))
+        return self._make_arrival(spec, np.resize(times, SEEDS), np.resize(steps, SEEDS))
 
-    def _at(self, spec: str, seconds: Floats, steps: Floats) -> Arrival:
-        return Arrival(self._rate(self._rates[spec]), seconds, steps)
+    def _make_arrival(self, spec: str, seconds: Floats, steps: Floats) -> Arrival:
+        return Arrival(self._learning_rate(self._rates[spec]), seconds, steps)
 
-    def _by_spec(self, arrivals: dict[str, Arrival | None]) -> dict[str, Arrival]:
-        """Return the arrivals of all strategies that the contestants represent."""
+    def _arrivals_by_spec(self, arrivals: dict[str, Arrival | None]) -> dict[str, Arrival]:
+        """Return the arrivals of all strategies that the contestants represent, by spec."""
         by_spec = {}
         for spec, pace in self._pace.items():
-            arrival = arrivals.get(self._of(spec))
+            arrival = arrivals.get(self._contestant_of(spec))
             if arrival is not None:
-                exact = self.timed[spec].exact
-                by_spec[spec] = replace(arrival, seconds=arrival.steps * pace) if exact else arrival
+                by_spec[spec] = replace(arrival, seconds=arrival.steps * pace) if self.timed[spec].exact else arrival
         return by_spec
 
-    def _unreached(self, outcomes: dict[str, _Outcome], seconds: float) -> str:
-        metric, target = self.goal.problem.metric, self.goal.target
+    def _failure(self, outcomes: dict[str, _Outcome], seconds: float) -> str:
         best, outcome = min(outcomes.items(), key=lambda item: item[1])
         sign = -1.0 if self.goal.problem.better == "higher" else 1.0
-        reached = f"'{best}' reached {sign * outcome.value:.4g}" if outcome.kind == 1 else "all of them diverged"
-        came = f"no strategy reached {metric} {target:g} within {seconds:.3g} s"
-        return f"{came}; {reached}; give another target, or more runs"
+        reached = f"'{best}' reached {sign * outcome.value:.4g}" if outcome.kind == _RUNNING else "all diverged"
+        failure = f"no strategy reached {self.goal.problem.metric} {self.goal.target:g} within {seconds:.3g} s"
+        return f"{failure}; {reached}; give another target, or more runs"
 
-    def _rate(self, exponent: int) -> float | None:
+    def _learning_rate(self, exponent: int) -> float | None:
         return None if self._base is None else float(f"{self._base * 2.0**exponent:.4g}")
 
     def _run(self, spec: str, exponent: int, seed: int, seconds: float) -> _Outcome:
         """Return the outcome of training for ``seconds``, without training again if a former run shows it."""
-        upto, trained = self._outcomes.get((spec, exponent, seed), (0.0, None))
-        if trained is not None and (trained.kind != 1 or upto >= seconds):
-            return trained if trained.kind != 0 or trained.value <= seconds else _Outcome(1, math.inf)
+        trained_for, former = self._outcomes.get((spec, exponent, seed), (0.0, None))
+        if former is not None and (former.kind != _RUNNING or trained_for >= seconds):
+            return former if former.kind != _REACHED or former.value <= seconds else _Outcome(_RUNNING, math.inf)
         self._runs -= 1
-        rate = self._rate(exponent)
+        rate = self._learning_rate(exponent)
         optimizer = self._optimizer if rate is None else replace(self._optimizer, lr=rate)
         outcome = self._train(spec, optimizer, seed, seconds)
-        if outcome.kind == 2:
-            outcome = _Outcome(2, float(exponent))
+        if outcome.kind == _DIVERGED:
+            outcome = _Outcome(_DIVERGED, float(exponent))
         self._outcomes[spec, exponent, seed] = seconds, outcome
         return outcome
 
@@ -265,7 +271,7 @@ class Contest:
         strategy, exact = self.timed[spec].strategy, spec == self._exact
         cluster = self.fleet.from_round(seed, SEEDS + 1).cluster(strategy, seed=seed)
         steps = None
-        if exact:  # the times of its steps are known
+        if exact:  # it is trained as uncoded: the times of its steps are already known
             workers = strategy.layout.workers
             strategy = build_candidate("uncoded", workers, 1, batch=batch_of(strategy))
             cluster = Simulated(workers, seed=seed)
@@ -283,17 +289,19 @@ class Contest:
                     seconds=None if exact else seconds,
                 )
         except RunFailed:  # values that cannot be evaluated
-            return _Outcome(2, 0.0)
+            return _Outcome(_DIVERGED, 0.0)
         with contextlib.closing(run):
             losses = run.history["loss"]
             value = run.loss if run.metric is None else run.metric["value"]
             grown = losses.size > 0 and not losses[-1] <= max(losses[0], 1e-300) and np.isfinite(losses[0])
             if grown or value is None or not math.isfinite(value):
-                return _Outcome(2, 0.0)
+                return _Outcome(_DIVERGED, 0.0)
             reached = run.time_to_target
             if reached is not None:
-                return _Outcome(0, run.steps * self._pace[spec] if exact else reached, run.steps)
-            return _Outcome(1, -value if problem.better == "higher" and run.metric is not None else value, run.steps)
+                return _Outcome(_REACHED, run.steps * self._pace[spec] if exact else reached, run.steps)
+            if problem.better == "higher" and run.metric is not None:
+                value = -value
+            return _Outcome(_RUNNING, value, run.steps)
 
     def _announce(self, text: str) -> None:
         if self.tell is not None:

@@ -27,7 +27,7 @@ from anyk.matrices import read_npz
 from anyk.runs import Run, is_race
 from anyk.runs.log.delay_trace import computing_seconds, task_seconds
 from anyk.strategies.construction import fleet_keys
-from anyk.tables import Table, existing_file, limit, read_csv, read_parquet, shown
+from anyk.tables import Table, check_input_file, limit, read_csv, read_parquet, shown
 
 Readable = str | Path | Run | Record  # a source of a record
 _FILES = "worker-*.csv"  # files of recorders
@@ -50,7 +50,7 @@ def read(source: Readable, *, unit: str | None = None, max_gb: float | None = No
     path = Path(source).expanduser()
     if path.is_dir():
         return _of_folder(path)
-    existing_file(path, "fleet record")
+    check_input_file(path, "fleet record")
     name = path.name.lower()
     if name.endswith(".npz"):
         return _of_npz(path, unit, max_gb)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Array, Tell, is_sparse
-from anyk.tables import absent, column_hint, is_number, listed, missing, shown
+from anyk.tables import column_hint, is_number, listed, missing_values, shown, unusable_values
 
 Fill: TypeAlias = Literal["mean", "median"]
 
@@ -57,7 +57,7 @@ class Encoding:
         columns = []
         for name, column in zip(names, values, strict=True):
             place = f"column '{shown(name)}' of {where}"
-            present = column[rows][~missing(column[rows])]
+            present = column[rows][~missing_values(column[rows])]
             if fill is not None and not len(present):
                 raise BadInput(f"{place} has no value in the rows to learn from; leave it out")
             replacement: float | str | None = None
@@ -66,7 +66,7 @@ class Encoding:
                 if fill is not None:
                     replacement = float(np.mean(present) if fill == "mean" else np.median(present))
             else:
-                counts = Counter(column[~missing(column)].tolist())
+                counts = Counter(column[~missing_values(column)].tolist())
                 check_categories(counts, place)
                 categories = tuple(sorted(counts))
                 if fill is not None:
@@ -203,7 +203,7 @@ def check_finite(X: Any, where: str, names: Sequence[str] | None = None) -> None
 
 def check_complete(column: Array, where: str, remedy: str = "") -> None:
     """Raise BadInput if a value is missing or infinite."""
-    if count := int(absent(column).sum()):
+    if count := int(unusable_values(column).sum()):
         raise BadInput(f"{where} is missing or not finite in {rows_text(count)}; remove or fill them{remedy}")
 
 
@@ -221,7 +221,7 @@ def rows_text(count: int) -> str:
 
 def _check_column(column: Column, cells: Array, where: str) -> Array:
     """Return the cells of a column, filled and of the column's kind."""
-    gaps = absent(cells) if column.fill is None else missing(cells)
+    gaps = unusable_values(cells) if column.fill is None else missing_values(cells)
     if column.categories:
         if cells.dtype.kind == "f" and not gaps.all():
             raise BadInput(f"{where} holds numbers, but the model learned from text there; save it as text")

@@ -21,7 +21,7 @@ from anyk.named import admit_address
 from anyk.problems.base import Array, Floats, Tell
 from anyk.problems.data.dataset import Dataset, Fraction, assemble, make_dataset, read_target, sources
 from anyk.problems.data.encoding import check_finite
-from anyk.tables import Table, existing_file, limit, listed, read_csv, reading, shown
+from anyk.tables import Table, check_input_file, limit, listed, read_csv, reading, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -156,7 +156,7 @@ def mnist_idx(*, test: Fraction = 0.2, seed: int = 0, max_gb: float | None = Non
     files that are missing, damaged or do not belong together.
     """
     if not file.is_dir():
-        existing_file(file)
+        check_input_file(file)
         parts = [file]
     else:
         stems = ([file / f"{part}-images{sign}idx3-ubyte" for sign in "-."] for part in ("train", "t10k"))
@@ -198,7 +198,7 @@ def _labels_of(images: Path) -> Path:
 
 def _read_idx(file: Path, dimensions: int, max_gb: float | None) -> Array:
     """Return the array in an IDX file: two zeros, 8 for uint8, the number of dimensions, sizes as uint32, values."""
-    existing_file(file)
+    check_input_file(file)
     allowed = limit(file, max_gb)
     with reading(file, "IDX"), file.open("rb") as packed:
         gz = packed.read(2) == b"\x1f\x8b"  # by content, because a copy that a browser unpacked still ends in .gz
@@ -258,7 +258,7 @@ def _columns(name: str, wanted: tuple[str, ...], openml: int, file: Path | None,
 
 
 def _read_table(file: Path, header: bool) -> Table:
-    existing_file(file)
+    check_input_file(file)
     return read_csv(file, limit(file, remedy=", so this is not that data set"), header=header)
 
 

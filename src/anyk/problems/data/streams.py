@@ -17,7 +17,7 @@ from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Index, cut
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import SampledOnce, Samples
-from anyk.problems.torch.generators import kept_generators, seed_all
+from anyk.problems.torch.generators import preserved_generators, seed_all
 
 Sample = Any
 Make = Callable[[int, int], Iterable[Sample]]  # of a partition's number and a seed
@@ -127,7 +127,7 @@ def _seed(key: int, partition: int) -> int:
 
 def _take_samples(make: Make, partition: int, seed: int, count: int) -> list[Sample]:
     """Return the first ``count`` samples of a partition, fewer if it ends."""
-    with kept_generators([]) as generators:
+    with preserved_generators([]) as generators:
         seed_all(generators, seed)
         try:
             return list(islice(iter(make(partition, seed)), count))

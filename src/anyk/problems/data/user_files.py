@@ -35,12 +35,12 @@ from anyk.problems.data.encoding import (
 from anyk.tables import (
     Limit,
     Table,
+    check_input_file,
     column_hint,
-    existing_file,
     is_row_number,
     limit,
     listed,
-    missing,
+    missing_values,
     open_binary,
     read_csv,
     read_parquet,
@@ -141,7 +141,7 @@ def from_file(
 
 def extension_of(file: Path) -> str:
     """Return the extension by which an existing file is read, without .gz or .bz2; BadInput for an unknown one."""
-    existing_file(file)
+    check_input_file(file)
     name = file.name.lower()
     extension = Path(name.removesuffix(".gz").removesuffix(".bz2")).suffix
     if extension not in _READERS or (extension in {".parquet", ".npz"} and not name.endswith(extension)):
@@ -274,7 +274,7 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
             check_complete(cells, f"column '{shown(names[i])}' of {shown(file)}", " (fill=median)")
     else:
         rows = split_rows(table.rows, settings.test, settings.seed)[0]
-        if gaps := sum(int(missing(cells).sum()) for cells in values):
+        if gaps := sum(int(missing_values(cells).sum()) for cells in values):
             remarks += (f"{gaps:,} missing value{'s' * (gaps != 1)} filled in by {settings.fill}",)
     columns = Encoding.fitted([names[i] for i in features], values, rows, settings.fill, shown(file))
     encoding = Encoding(columns, table.header, label=names[place])

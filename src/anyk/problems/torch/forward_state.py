@@ -11,7 +11,7 @@ import numpy as np
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.data.sample_batches import Batch
-from anyk.problems.torch.generators import drawing
+from anyk.problems.torch.generators import seeded_generators
 from anyk.problems.torch.module_partitions import norms_of
 from anyk.problems.torch.network import Network
 
@@ -69,7 +69,7 @@ def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
             parameter.data = moved(parameter)
     states = []
     for batch in batches:
-        with drawing(0, torch.device("cpu")):
+        with seeded_generators(0, torch.device("cpu")):
             own.loss_of(batch)
         states.append(_state_of(own))
     for (place, before), (_, after) in zip(_roots(network), _roots(own), strict=True):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def drawing(seed: int, device: torch.device) -> Iterator[None]:
+def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's generators, NumPy's global generator and ``random`` for a while.
 
     Afterwards their states are restored, except in a worker's process, where no other code draws and restoring states
@@ -30,7 +30,7 @@ def drawing(seed: int, device: torch.device) -> Iterator[None]:
         seed_all([torch.default_generator, *more], seed)
         yield
         return
-    with kept_generators(more) as generators:
+    with preserved_generators(more) as generators:
         seed_all(generators, seed)
         yield
 
@@ -46,7 +46,7 @@ _KEEPING = threading.RLock()  # the driver may evaluate in a second thread; stat
 
 
 @contextmanager
-def kept_generators(more: Sequence[Any]) -> Iterator[list[Any]]:
+def preserved_generators(more: Sequence[Any]) -> Iterator[list[Any]]:
     """Restore the states of all global generators; yield torch's, if it is loaded: the CPU's and ``more``."""
     torch = sys.modules.get("torch")
     generators = [] if torch is None else [torch.default_generator, *more]

@@ -11,7 +11,7 @@ from typing import Any
 
 from anyk import keyed
 from anyk.errors import RunFailed, describe_error
-from anyk.problems.torch.generators import kept_generators, seed_all
+from anyk.problems.torch.generators import preserved_generators, seed_all
 
 _ROUNDS = 4  # portions of a mini-batch for each process, so that slow items are balanced
 
@@ -19,7 +19,7 @@ _ROUNDS = 4  # portions of a mini-batch for each process, so that slow items are
 def read(data: Any, key: int, numbers: Sequence[int]) -> list[Any]:
     """Return items of a data set; ``key`` and an item's number determine its draws from the global generators."""
     items = []
-    with kept_generators([]) as generators:
+    with preserved_generators([]) as generators:
         for i in numbers:
             seed_all(generators, keyed.integer(key, "item", i))
             try:

@@ -16,12 +16,12 @@ from anyk.plain import ByName
 from anyk.problems.base import Floats, Index
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
-from anyk.problems.torch.network import Network, trained
+from anyk.problems.torch.network import Network, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
 
-_MODULE = ("module", "model")  # names of a loss's parameter that is the module
+_MODULE_NAMES = ("module", "model")  # names of the first parameter of a loss of (module, batch)
 
 
 def check_options(
@@ -33,7 +33,10 @@ def check_options(
     better: str | None,
     functions: ByName,
 ) -> None:
-    """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range, or ``functions`` that are none."""
+    """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range.
+
+    ``functions``: the options that must be None or callable, by name.
+    """
     with needing("PyTorch", "torch", "TorchProblem"):
         import torch
     try:
@@ -55,25 +58,26 @@ def check_options(
 
 
 def check_module(module: object) -> None:
-    """Refuse an object that is no module."""
+    """Refuse an object that is not a module, or one that cannot be sent to workers."""
     import torch
 
     if isinstance(module, torch.jit.ScriptModule):
         raise BadInput(
-            "the module is one of TorchScript, which cannot be sent to workers; give the module it was made of"
+            "a TorchScript module cannot be sent to workers; give the torch.nn.Module from which it was compiled"
         )
     if not isinstance(module, torch.nn.Module):
-        raise BadInput(f"the module must be a torch.nn.Module, got {_class_or_kind(module)}")
+        raise BadInput(f"the module must be a torch.nn.Module, got {_describe(module)}")
 
 
-def _class_or_kind(value: object) -> str:
-    """Return the kind of a value in words; for a class, how to make an object of it."""
-    named = getattr(value, "__name__", "")
-    return f"the class {named}; make one, as in {named}(…)" if isinstance(value, type) else type(value).__name__
+def _describe(value: object) -> str:
+    """Return the type of a value in words; for a class, with advice to give an object of it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}; give an object of it, {value.__name__}(…)"
+    return type(value).__name__
 
 
-def ignored_by(loss: Any) -> int | None:
-    """Return the target that a loss of torch's ignores, or None."""
+def ignored_target(loss: Any) -> int | None:
+    """Return the target that torch's losses for classification ignore; None for other losses."""
     import torch
 
     classifies = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss))
@@ -81,19 +85,19 @@ def ignored_by(loss: Any) -> int | None:
 
 
 def is_mean(loss: object, reduction: str | None) -> bool:
-    """Return whether the loss is a batch's mean; refuse a mean that does not weigh all samples alike."""
+    """Return whether the loss of a batch is a mean; refuse a mean that does not weigh all samples alike."""
     import torch
 
     own = getattr(loss, "reduction", None)
     own = "mean" if own == "batchmean" else own  # torch's KLDivLoss: the sum divided by the number of samples
     if reduction is not None and own in ("mean", "sum") and reduction != own:
-        raise BadInput(f"reduction is '{reduction}', but the loss says that it gives the {own}")
+        raise BadInput(f"reduction is '{reduction}', but the loss itself returns the {own}")
     reduction = reduction or own or "mean"
     if reduction not in ("mean", "sum"):
         raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
     weighted = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)) and loss.weight is not None
     if weighted and reduction == "mean":
-        raise BadInput("a weighted mean of losses is not the mean of the samples'; give the loss reduction='sum'")
+        raise BadInput("a mean with class weights does not weigh all samples alike; give the loss reduction='sum'")
     if isinstance(loss, torch.nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
         raise BadInput("the loss has parameters of its own, which would not be trained; make them part of the module")
     return reduction == "mean"
@@ -106,23 +110,21 @@ def takes_module(loss: object) -> bool:
     (True, False)
     """
     if isinstance(loss, type) or not callable(loss):
-        raise BadInput(
-            f"the loss must be a function of (outputs, targets) or (module, batch), got {_class_or_kind(loss)}"
-        )
+        raise BadInput(f"the loss must be a function of (outputs, targets) or (module, batch), got {_describe(loss)}")
     try:
         names = list(inspect.signature(loss).parameters)
     except (TypeError, ValueError):  # a compiled function has no signature
         return False
-    return len(names) > 1 and names[0] in _MODULE
+    return len(names) > 1 and names[0] in _MODULE_NAMES
 
 
-_SINGLES = 8  # samples of a batch whose losses are computed one by one, at most
+_SINGLES = 8  # largest number of samples of a batch whose losses are computed one by one
 _OUTPUTS_ADVICE = (
-    "to leave out targets give torch's own CrossEntropyLoss(ignore_index=…) or NLLLoss, which is exact, else a loss "
-    "that is a sum over samples, with reduction='sum'"
+    "to ignore targets give torch's own CrossEntropyLoss(ignore_index=…) or NLLLoss, which is exact, else a loss that "
+    "is a sum over samples, with reduction='sum'"
 )
 _SAMPLES_ADVICE = (
-    "where it is a mean over the targets that are not padding, give count=…, a function of a batch that gives their "
+    "if it is a mean over the targets that are not padding, give count=…, a function of a batch that returns their "
     "number, else a loss that is a sum over samples, with reduction='sum'"
 )
 
@@ -150,26 +152,30 @@ def check_loss(network: Network, outputs: object, targets: torch.Tensor, samples
     if not has_entries(outputs, count):
         return
     leaves, tree = pytree.tree_flatten(outputs)
-    alone = np.unique(np.linspace(0, count - 1, min(count, _SINGLES)).astype(np.intp))
+    singles = np.unique(np.linspace(0, count - 1, min(count, _SINGLES)).astype(np.intp))
 
     def measure(places: Index, nudge: int | None) -> Floats:
+        """Return the summed loss of all samples or of a single sample, and its gradient by the outputs.
+
+        The gradient has a row for each of ``singles``, which is 0 if the sample is not among ``places``.
+        """
         rows = slice(int(places[0]), int(places[-1]) + 1)
         parts = [leaf[rows].detach() for leaf in leaves]
         if nudge is not None:
-            parts = [_nudged(part, network, nudge) if part.is_floating_point() else part for part in parts]
+            parts = [_nudge_values(part, network, nudge) if part.is_floating_point() else part for part in parts]
         inputs = [part.requires_grad_() for part in parts if part.is_floating_point()]
         loss = network.loss_at(pytree.tree_unflatten(parts, tree), targets[rows])
         gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
         by_sample = torch.cat([g.reshape(len(g), -1).double() for g in gradients if g is not None], dim=1)
-        total = np.zeros((len(alone), by_sample.shape[1]))
+        gradient = np.zeros((len(singles), by_sample.shape[1]))
         whole = len(places) == count
-        total[slice(None) if whole else alone == places] = (by_sample[alone] if whole else by_sample).cpu().numpy()
+        gradient[... if whole else singles == places] = (by_sample[singles] if whole else by_sample).cpu().numpy()
         factor = len(places) if network.mean else 1
-        return np.append(float(loss.detach()), total) * factor
+        return np.append(float(loss.detach()), gradient) * factor
 
-    with warnings.catch_warnings(action="ignore"), torch.enable_grad():  # of shapes that do not fit one sample
+    with warnings.catch_warnings(action="ignore"), torch.enable_grad():  # ignored: shapes may not suit a single sample
         try:
-            correct = adds_up(measure, count, tolerance=_tolerance(network), alone=alone, vectors=len(alone))
+            correct = adds_up(measure, count, tolerance=_tolerance(network), singles=singles, vectors=len(singles))
         except Exception:  # the loss need not accept a single sample
             return
     if not correct:
@@ -177,29 +183,29 @@ def check_loss(network: Network, outputs: object, targets: torch.Tensor, samples
 
 
 def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str) -> None:
-    """Do the same as :func:`check_loss` by means of samples: ``batch_of(places)`` returns some of the ``count`` ones.
+    """Refuse the same losses as :func:`check_loss`, by computing them for samples instead of outputs.
 
-    The loss and its gradient with respect to the parameters are compared, in evaluation mode, so that neither dropout
-    nor the statistics of batch norm make a difference. Raises also if the loss of a single sample fails or is not a
-    number, such as a mean over no target.
+    ``batch_of(places)`` returns a batch of some of the ``count`` samples. The loss and its gradient with respect to the
+    parameters are compared, in evaluation mode, so that neither dropout nor the statistics of batch norm make a
+    difference. Raises also if the loss of a single sample fails or is not finite, such as a mean over no target.
     """
     import torch
 
     if count < 2:
         return
-    terms = [0.0, np.nan]  # of all samples together, and of single samples in order of their places
+    terms = [0.0, np.nan]  # number of terms of all samples together, and its sum over single samples
 
     def measure(places: Index, nudge: int | None) -> Floats:
         single = len(places) == 1
         try:
             batch = batch_of(places)
-            own = network.terms(batch, len(places))
-            terms[single] = own if places[0] == 0 else terms[single] + own
-            if not own:
+            batch_terms = network.terms(batch, len(places))
+            terms[single] = batch_terms if places[0] == 0 else terms[single] + batch_terms
+            if not batch_terms:
                 return np.zeros(1)
             with _nudged_parameters(network, nudge):
                 loss = network.loss_of(batch)
-                inputs = trained(network.module)
+                inputs = trainable_parameters(network.module)
                 gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
             parts = [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradients, strict=True)]
             flat = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)]).double().cpu().numpy()
@@ -210,15 +216,15 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(
-                f"whether the loss is a sum over samples cannot be told: of several ({samples}) it is a number, but of "
-                f"one of them alone it fails ({reason}); give one that a single sample has, too"
+                f"it cannot be checked whether the loss is a sum over samples: it accepts several ({samples}), but for "
+                f"one of them alone it fails ({reason}); give a loss that accepts a single sample"
             ) from None
         if single and not np.isfinite(flat).all():
             raise BadInput(
-                f"the loss of {samples} together is a number, but that of one of them alone is not: it leaves out "
+                f"the loss of {samples} together is a number, but the loss of one of them alone is not, as it ignores "
                 f"targets; {_SAMPLES_ADVICE}"
             )
-        return np.asarray(flat * (own if network.mean else 1.0))
+        return np.asarray(flat * (batch_terms if network.mean else 1.0))
 
     training = network.module.training
     network.module.eval()
@@ -233,8 +239,8 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
         network.module.train(training)
     if not np.isnan(terms[1]) and terms[1] != terms[0]:
         raise BadInput(
-            f"count gives {terms[0]:g} terms for {samples} together and {terms[1]:g} for them one by one; it must "
-            "count what the loss of a batch adds up"
+            f"count returns {terms[0]:g} terms for {samples} together and {terms[1]:g} for them one by one; it must "
+            "return the number of terms that the loss of a batch adds up"
         )
     if not correct:
         raise not_a_sum(samples, _SAMPLES_ADVICE, mean=network.mean)
@@ -242,11 +248,11 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
 
 @contextmanager
 def _nudged_parameters(network: Network, nudge: int | None) -> Iterator[None]:
-    """Change the trained parameters by some roundings for a while, but not their memory, which may be shared."""
-    parameters = [] if nudge is None else trained(network.module)
+    """Change the trained parameters by a few roundings, for a while and as copies: their memory may be shared."""
+    parameters = [] if nudge is None else trainable_parameters(network.module)
     originals = [parameter.data for parameter in parameters]
     for parameter in parameters:
-        parameter.data = _nudged(parameter.data, network, nudge or 0)
+        parameter.data = _nudge_values(parameter.data, network, nudge or 0)
     try:
         yield
     finally:
@@ -254,14 +260,14 @@ def _nudged_parameters(network: Network, nudge: int | None) -> Iterator[None]:
             parameter.data = values
 
 
-def _nudged(values: torch.Tensor, network: Network, nudge: int) -> torch.Tensor:
-    """Return values changed by some roundings of the numbers that the network computes in."""
+def _nudge_values(values: torch.Tensor, network: Network, nudge: int) -> torch.Tensor:
+    """Return values changed by a few roundings of the number type in which the network computes."""
     import torch
 
     if network.precision:
         rounding = torch.finfo(torch.bfloat16).eps
     else:
-        rounding = torch.finfo(values.dtype).eps if network.kind == "cpu" else 2.0**-11  # TF32's
+        rounding = torch.finfo(values.dtype).eps if network.kind == "cpu" else 2.0**-11  # rounding of TF32
     signs = torch.from_numpy(nudge_signs(values.numel(), nudge)).view(values.shape).to(values)
     return values * (1.0 + rounding * signs)
 
@@ -274,10 +280,10 @@ def _pairing_advice(outputs: object, targets: torch.Tensor) -> str | None:
         return None
     return (
         f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} are not paired one by "
-        "one but each with all; give them the same shape"
+        "one: each output is paired with all targets; give them the same shape"
     )
 
 
 def _tolerance(network: Network) -> float:
-    """Return a relative difference that rounding may cause: in bfloat16, on other devices, or in single precision."""
+    """Return the relative difference that rounding may cause: large in bfloat16 and on devices other than the CPU."""
     return 0.02 if network.precision or network.kind != "cpu" else 1e-4

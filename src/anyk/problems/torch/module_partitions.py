@@ -17,18 +17,18 @@ from anyk.problems.base import DType, Ends, Index, Vector
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
 from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, seed_of_draws
-from anyk.problems.torch.generators import cuda_generators, drawing, kept_generators
+from anyk.problems.torch.generators import cuda_generators, preserved_generators, seeded_generators
 from anyk.problems.torch.loss_checks import check_loss, check_samples
-from anyk.problems.torch.network import Network, mapped, tensors_in, trained
+from anyk.problems.torch.network import Network, map_tensors, tensors_in, trainable_parameters
 from anyk.problems.torch.tensor_samples import tensor_over
 
 if TYPE_CHECKING:
     import torch
 
-AT_ONCE = 512  # samples of a forward pass, at most, if ``microbatch`` is not set
+DEFAULT_MICROBATCH = 512  # largest number of samples of a forward pass if ``microbatch`` is not set
 
 
-class Placed(Samples):
+class DeviceSamples(Samples):
     """Samples of one partition in tensors on a device."""
 
     in_memory = True
@@ -43,9 +43,9 @@ class Placed(Samples):
         """Return some rows of every tensor."""
         if isinstance(rows, slice):
             complete = rows.stop - rows.start == self._samples
-            return self._batch if complete else mapped(self._batch, lambda tensor: tensor[rows])
+            return self._batch if complete else map_tensors(self._batch, lambda tensor: tensor[rows])
         index = tensor_over(rows)
-        return mapped(self._batch, lambda tensor: tensor[index.to(tensor.device)])
+        return map_tensors(self._batch, lambda tensor: tensor[index.to(tensor.device)])
 
 
 class TorchPartitions(Batches):
@@ -59,7 +59,7 @@ class TorchPartitions(Batches):
         microbatch: int | None = None,
     ) -> None:
         self._network = copy.deepcopy(network)
-        parameters = trained(self._network.module.train())
+        parameters = trainable_parameters(self._network.module.train())
         dimension = sum(parameter.numel() for parameter in parameters)
         super().__init__(data, ends, dimension=dimension, dtype=dtype_of(parameters), most=microbatch)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
@@ -84,7 +84,9 @@ class TorchPartitions(Batches):
         if self.data.in_memory:
             for j in partitions:
                 if j not in self._placed:
-                    self._placed[j] = Placed(self._on_device(self.data.batch(slice(*self._bounds[j]))), self.sizes[j])
+                    self._placed[j] = DeviceSamples(
+                        self._on_device(self.data.batch(slice(*self._bounds[j]))), self.sizes[j]
+                    )
         trial, self._trial = self._trial, None
         if trial is None:
             return
@@ -144,13 +146,13 @@ class TorchPartitions(Batches):
         of = f"samples of partition {chosen.partition}"
         with (
             _threads(network.threads),
-            drawing(seed_of_draws(bits, chosen.partition, chosen.rows), device),
-            kept_buffers(network.module),
+            seeded_generators(seed_of_draws(bits, chosen.partition, chosen.rows), device),
+            preserved_buffers(network.module),
         ):
             for part in chosen.parts(self.most, bits):
                 batch = self._on_device(part.batch)
-                times = network.times(batch, part.size)
-                if not times:
+                factor = network.loss_factor(batch, part.size)
+                if not factor:
                     continue
                 inputs = [*parameters, *tensors_in(batch)]
                 versions = [tensor._version for tensor in inputs]
@@ -161,9 +163,9 @@ class TorchPartitions(Batches):
                     raise BadInput("the module changes its inputs or parameters in place, which other workers share")
                 for piece, gradient in zip(pieces, gradients, strict=True):
                     if gradient is not None:
-                        piece.add_(gradient, alpha=times)  # and not the loss times that: it may be bf16
+                        piece.add_(gradient, alpha=factor)  # not applied to the loss, which may be bf16
                 if looks and not network.opaque:
-                    with kept_generators(cuda_generators(device)):  # random numbers of the loss leave no trace
+                    with preserved_generators(cuda_generators(device)):  # random numbers of the loss leave no trace
                         check_loss(network, outputs, batch[-1], f"{part.size} {of}")
             if looks and network.opaque:
                 most = min(TOGETHER, chosen.size, self.most or chosen.size)
@@ -193,11 +195,11 @@ class TorchPartitions(Batches):
         total = 0.0
         network.module.eval()
         try:
-            with torch.no_grad(), _threads(network.threads), kept_buffers(network.module):
-                for part in evaluated.parts(self.most or AT_ONCE):
+            with torch.no_grad(), _threads(network.threads), preserved_buffers(network.module):
+                for part in evaluated.parts(self.most or DEFAULT_MICROBATCH):
                     batch = self._on_device(part.batch)
-                    if times := network.times(batch, part.size):
-                        total += float(network.loss_of(batch)) * times
+                    if factor := network.loss_factor(batch, part.size):
+                        total += float(network.loss_of(batch)) * factor
         finally:
             network.module.train()
         return total
@@ -207,7 +209,7 @@ class TorchPartitions(Batches):
         if self._device is None:
             self.load(())
         assert self._device is not None
-        parameters = trained(self._network.module)
+        parameters = trainable_parameters(self._network.module)
         flat = tensor_over(w).to(self._device)
         for parameter, piece in zip(parameters, pieces_of(flat, self.shapes), strict=True):
             parameter.data = piece
@@ -217,7 +219,7 @@ class TorchPartitions(Batches):
         device = self._device
         if device is None or device.type == "cpu":
             return batch
-        return mapped(batch, lambda tensor: tensor.to(device))
+        return map_tensors(batch, lambda tensor: tensor.to(device))
 
 
 def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:
@@ -253,10 +255,10 @@ def pieces_of(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[tor
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def is_at(module: torch.nn.Module, w: Vector) -> bool:
+def has_parameters(module: torch.nn.Module, w: Vector) -> bool:
     """Return whether a module's parameters are ``w``."""
     first = 0
-    for parameter in trained(module):
+    for parameter in trainable_parameters(module):
         here = w[first : first + parameter.numel()]
         if not np.array_equal(parameter.detach().cpu().numpy().reshape(-1), here):
             return False
@@ -277,7 +279,7 @@ def _threads(number: int) -> Iterator[None]:
 
 
 @contextmanager
-def kept_buffers(module: torch.nn.Module) -> Iterator[None]:
+def preserved_buffers(module: torch.nn.Module) -> Iterator[None]:
     """Restore the buffers that a forward pass changes."""
     buffers = [(part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items()]
     for part, name, buffer in buffers:

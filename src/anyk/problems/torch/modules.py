@@ -30,43 +30,43 @@ from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem
 from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.torch.forward_state import check_forward
-from anyk.problems.torch.generators import drawing
+from anyk.problems.torch.generators import seeded_generators
 from anyk.problems.torch.loss_checks import (
     check_loss,
     check_module,
     check_options,
     check_samples,
     has_entries,
-    ignored_by,
+    ignored_target,
     is_mean,
     takes_module,
 )
 from anyk.problems.torch.module_partitions import (
-    AT_ONCE,
-    Placed,
+    DEFAULT_MICROBATCH,
+    DeviceSamples,
     TorchPartitions,
     dtype_of,
-    is_at,
-    kept_buffers,
+    has_parameters,
     norms_of,
     pieces_of,
+    preserved_buffers,
 )
 from anyk.problems.torch.network import (
     Metric,
     Network,
     check_metrics,
     compute_metrics,
-    counted,
+    count_terms,
     default_metrics,
-    mapped,
+    map_tensors,
     tensors_in,
-    trained,
+    trainable_parameters,
 )
 from anyk.problems.torch.tensor_samples import (
-    Apart,
+    CannotCombine,
     Items,
     Reading,
-    known_of,
+    finite_samples_of,
     labels_of,
     samples_of,
     tensor_over,
@@ -75,7 +75,7 @@ from anyk.problems.torch.tensor_samples import (
 if TYPE_CHECKING:
     import torch
 
-_RENEWED = 1024  # items from which running statistics are computed to evaluate, if items have to be read
+_STATISTICS_ITEMS = 1024  # number of items for running statistics, if a data set is read item by item
 _TRIED = 2  # samples on which module and loss are tried; batch norm needs two
 
 
@@ -105,13 +105,13 @@ class TorchProblem(NetworkProblem):
       columns of tables are one tensor, integer targets are classes. Or :class:`~anyk.data.Stream` or torch's
       ``IterableDataset``: samples without an end.
     - ``held_out``: held-out samples in the same forms, except streams.
-    - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices) and, if it has one, the
-      driver evaluates. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
+    - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices), and where the driver
+      evaluates if its machine has such a device. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
     - ``microbatch``: the largest number of samples computed together, if more do not fit into memory; gradients are
       accumulated and sent once. With shards the default is 512. ``threads``: the number of threads with which each
       worker computes gradients, on all clusters; the last digits depend on it, so that it is part of the problem.
       ``num_workers``: processes that each worker starts to read the items of a map-style data set, as torch's
-      ``DataLoader`` does; bits do not depend on it.
+      ``DataLoader`` does; results do not depend on it.
     - ``transform``: a function of an item of a data set, or of a stream's sample, that returns the sample to train on,
       such as an augmentation; ``eval_transform`` returns the sample to evaluate, also for held-out items. By default
       items are used unchanged. Running statistics are computed from training samples.
@@ -126,10 +126,10 @@ class TorchProblem(NetworkProblem):
     norm normalises with the current batch; other state that a forward pass changes is refused by name. For evaluation,
     running statistics are computed anew over the training data, as ``torch.optim.swa_utils.update_bn`` does; if it is
     read item by item, over 1,024 of its items (by :meth:`module_at`, over all). The loss of such a data set is not
-    evaluated unless :class:`anyk.Evaluate` asks for it. Random layers draw by the model's version, the partition and
-    the rows, so that replicas agree; random numbers of a data set's items, from the global generators of torch, NumPy
-    and Python, are seeded by the version and the item. Where several workers compute a partition their gradients are
-    compared, at the start and now and then.
+    evaluated unless :class:`anyk.Evaluate` asks for it. Random layers are seeded by the model's version, the partition
+    and the rows, so that replicas agree; random numbers of a data set's items, from the global generators of torch,
+    NumPy and Python, are seeded by the version and the item. If several workers compute a partition, their gradients
+    are compared, at the start and from time to time.
 
     Raises :class:`~anyk.errors.BadInput` for problems that cannot be trained: module and loss are first tried on up to
     32 samples.
@@ -146,7 +146,7 @@ class TorchProblem(NetworkProblem):
     """
 
     shapes: list[tuple[int, ...]]
-    _last: tuple[Network, torch.device, int] | None = None  # at the last model, with the size of its statistics' data
+    _last: tuple[Network, torch.device, int] | None = None  # last network, its device, and samples of its statistics
 
     def __init__(
         self,
@@ -170,47 +170,54 @@ class TorchProblem(NetworkProblem):
         eval_transform: Callable[[Any], Any] | None = None,
         count: Callable[[Any], Any] | None = None,
     ) -> None:
-        device = str(device)  # torch.device, too
+        device = str(device)  # it may be a torch.device
         functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
         check_options(device, precision, microbatch, threads, num_workers, better, functions)
-        free = takes_module(loss)
+        loss_takes_module = takes_module(loss)
         mean = is_mean(loss, reduction)
         check_module(module)
         with as_bad_input("the module cannot be copied", Exception):
-            own = copy.deepcopy(module).cpu()
-            own.zero_grad(set_to_none=True)
+            module_copy = copy.deepcopy(module).cpu()
+            module_copy.zero_grad(set_to_none=True)
         self._network = Network(
-            own, loss, device=device, precision=precision, mean=mean, takes_module=free, count=count, threads=threads
+            module_copy,
+            loss,
+            device=device,
+            precision=precision,
+            mean=mean,
+            takes_module=loss_takes_module,
+            count=count,
+            threads=threads,
         )
         self.module, self._given = module, list(module.parameters())
-        ignored = ignored_by(loss)
-        parameters = trained(own)
+        ignored = ignored_target(loss)
+        parameters = trainable_parameters(module_copy)
         self.dtype = dtype_of(parameters)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = checked_l2(l2)
-        reading = Reading(collate_fn, free, transform, eval_transform)
+        reading = Reading(collate_fn, loss_takes_module, transform, eval_transform)
         data = samples_of(dataset, "the data set", self.dtype, reading)
-        unlabelled = "the targets are not an array of one whole number for each sample"
-        self.uneven = build_split(split, None if labels_of(data) is not None else unlabelled)
-        other = None
+        no_labels = "the targets are not an array of one integer for each sample"
+        self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
+        held_out_samples = None
         if held_out is not None:
-            other = known_of(held_out, "held_out", self.dtype, reading.evaluated)
+            held_out_samples = finite_samples_of(held_out, "held_out", self.dtype, reading.evaluated)
         elif eval_transform is not None and not isinstance(data.head, Items):
             reading.evaluated.refuse_arrays("the data set", "arrays or shards")
-        self._set_samples(data, other)
+        self._set_samples(data, held_out_samples)
         if isinstance(data, Items):
             data.processes = num_workers
         elif num_workers:
-            raise BadInput("num_workers read the items of a map-style data set, which this is not; leave it out")
+            raise BadInput("num_workers is for map-style data sets, which this is not; omit it")
         if isinstance(data, ShardSamples):
-            microbatch = microbatch or AT_ONCE  # a partition need not fit into memory
+            microbatch = microbatch or DEFAULT_MICROBATCH  # a partition need not fit into memory
         self._microbatch = microbatch
         if count is not None:
             self._count_terms(count)
         elif mean and ignored is not None:
             self._count_targets(ignored)
-        batch = self._try()
+        batch = self._try_gradient()
         self._metrics = default_metrics(self._network, batch, ignored) if metrics is None else check_metrics(metrics)
         self.metric = next(iter(self._metrics))
         self.better = better or ("lower" if self.metric in ("mse", "loss") else "higher")
@@ -219,31 +226,31 @@ class TorchProblem(NetworkProblem):
         elif metrics is not None:
             raise BadInput(NO_HELD_OUT)
 
-    def _try(self) -> Batch:
-        """Compute a gradient on a copy of some samples; return the copy."""
+    def _try_gradient(self) -> Batch:
+        """Compute a gradient on a copy of a few samples, and check module and loss; return the copy."""
         head = self._data.head
-        some = min(_TRIED, len(head))
+        size = min(_TRIED, len(head))
         # RunFailed: an item that cannot be read
-        with explaining(f"module and loss fail on the first {some} samples", alone=RunFailed):
+        with explaining(f"module and loss fail on the first {size} samples", alone=RunFailed):
             network = copy.copy(self._network)
             network.device = "cpu"
-            batch = mapped(head.batch(slice(0, some)), lambda tensor: tensor.clone())
-            tried = TorchPartitions(network, Placed(batch, some), cut(some, 1))
-            tried.partial_gradient(0, self.initial())
-        check_forward(self._network, [batch, *self._others(batch, some)])
-        self._try_loss(tried._network)
+            batch = map_tensors(head.batch(slice(0, size)), lambda tensor: tensor.clone())
+            partitions = TorchPartitions(network, DeviceSamples(batch, size), cut(size, 1))
+            partitions.partial_gradient(0, self.initial())
+        check_forward(self._network, [batch, *self._second_batch(batch, size)])
+        self._try_loss(partitions._network)
         return batch
 
-    def _others(self, batch: Batch, some: int) -> list[Batch]:
-        """Return a list with a second batch of ``some`` samples; empty if there is none of the same shapes."""
-        if self._data.head.tried < 2 * some:
+    def _second_batch(self, batch: Batch, size: int) -> list[Batch]:
+        """Return a list with the next batch of ``size`` samples; empty if it does not have the same shapes."""
+        if self._data.head.tried < 2 * size:
             return []
         try:
-            other = self._data.head.batch(slice(some, 2 * some))
-        except Exception:  # a run reports what fails
+            second = self._data.head.batch(slice(size, 2 * size))
+        except Exception:  # the run will report this
             return []
-        shapes = [[tensor.shape for tensor in tensors_in(one)] for one in (batch, other)]
-        return [other] if shapes[0] == shapes[1] else []
+        shapes = [[tensor.shape for tensor in tensors_in(each)] for each in (batch, second)]
+        return [second] if shapes[0] == shapes[1] else []
 
     def _try_loss(self, network: Network) -> None:
         """Refuse a loss of several samples that is not the mean, or the sum, of their losses."""
@@ -252,46 +259,45 @@ class TorchProblem(NetworkProblem):
         head = self._data.head
         targets = head.arrays if network.takes_module else head.arrays[-1:]
         for rows in trial_groups(targets, head.tried, self._microbatch or TOGETHER):
-            of = f"samples {', '.join(map(str, rows))}"
+            samples = f"samples {', '.join(map(str, rows))}"
 
-            def batch_of(chosen: Index, rows: Index = rows) -> Batch:
-                return head.batch(rows[chosen])
+            def batch_of(places: Index, rows: Index = rows) -> Batch:
+                return head.batch(rows[places])
 
             try:
-                with drawing(0, torch.device("cpu")), kept_buffers(network.module), torch.no_grad():
+                with seeded_generators(0, torch.device("cpu")), preserved_buffers(network.module), torch.no_grad():
                     if network.opaque:
-                        check_samples(network, batch_of, len(rows), of)
+                        check_samples(network, batch_of, len(rows), samples)
                         continue
                     batch = head.batch(rows)
-                    network.times(batch, len(rows))
+                    network.loss_factor(batch, len(rows))
                     outputs = network.outputs(batch)
                     network.loss_at(outputs, batch[-1])
                     if has_entries(outputs, len(rows)):
-                        check_loss(network, outputs, batch[-1], of)
+                        check_loss(network, outputs, batch[-1], samples)
                     else:
-                        check_samples(network, batch_of, len(rows), of)
+                        check_samples(network, batch_of, len(rows), samples)
             except BadInput:
                 raise
-            except Apart:
+            except CannotCombine:
                 continue
             except RunFailed as error:
                 raise BadInput(str(error)) from None
-            except Exception:  # samples from different places need not fit together; a run reports what fails
+            except Exception:  # samples may not fit into one batch; the run will report other errors
                 continue
 
     def _count_terms(self, count: Callable[[Any], Any]) -> None:
-        """Make the loss a mean over the terms of the whole data set, in a pass over it."""
+        """Make the loss a mean over the terms of the whole data set, which are counted in one pass over it."""
         if self.endless:
-            raise BadInput("count is taken of all training data, and a stream has no end; leave it out")
-        most = self._microbatch or AT_ONCE
+            raise BadInput("count needs all training data, and a stream has no end; omit count")
+        most = self._microbatch or DEFAULT_MICROBATCH
         with explaining("count fails on the data set", alone=RunFailed):
             if isinstance(self._data, ShardSamples):
                 ends = even_ends(self.samples, -(-self.samples // 64))
-                total = sum(
-                    map(float, map_in_processes(partial(_terms, count, self._data, most), list(pairwise(ends))))
-                )
+                count_range = partial(_count_range, count, self._data, most)
+                total = sum(map(float, map_in_processes(count_range, list(pairwise(ends)))))
             else:
-                total = sum(counted(count, part.batch) for part in self._data.parts(0, self.samples, most=most))
+                total = sum(count_terms(count, part.batch) for part in self._data.parts(0, self.samples, most=most))
         if not total:
             raise BadInput("count finds no term in the whole data set: there is nothing to learn from")
         self._network.scale = self.samples / total
@@ -313,13 +319,13 @@ class TorchProblem(NetworkProblem):
         network.mean, network.scale = False, self.samples / count
 
     def _check_held_out(self, data: Samples, *, own_metrics: bool) -> None:
-        """Refuse a metric that does not suit the module's outputs, before a run and not after it."""
+        """Refuse a metric that does not suit the module's outputs, before the run instead of after it."""
         import torch
 
-        network, some = copy.deepcopy(self._network), min(_TRIED, len(data))
+        network = copy.deepcopy(self._network)
         network.module.eval()
         try:
-            batch = data.batch(slice(0, some))
+            batch = data.batch(slice(0, min(_TRIED, len(data))))
             with torch.no_grad():
                 if network.takes_module:
                     network.loss_of(batch)
@@ -332,14 +338,13 @@ class TorchProblem(NetworkProblem):
         except Exception as error:
             raise BadInput(f"the module fails on held_out: {describe_error(error)}") from None
         if not isinstance(outputs, torch.Tensor):
-            raise BadInput(f"a metric needs outputs that are one tensor, the module gives {type(outputs).__name__}")
-        fits = (
-            outputs.dim() == batch[-1].dim() + 1 if self.metric == "accuracy" else outputs.numel() == batch[-1].numel()
-        )
+            raise BadInput(f"a metric needs outputs that are one tensor, got {type(outputs).__name__}")
+        targets = batch[-1]
+        fits = outputs.dim() == targets.dim() + 1 if self.metric == "accuracy" else outputs.numel() == targets.numel()
         if not (own_metrics or fits):
             raise BadInput(
                 f"{self.metric} cannot be computed from outputs of shape {tuple(outputs.shape)} and targets of shape "
-                f"{tuple(batch[-1].shape)}; give metrics={{name: function}}"
+                f"{tuple(targets.shape)}; give metrics={{name: function}}"
             )
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> TorchPartitions:
@@ -353,7 +358,9 @@ class TorchProblem(NetworkProblem):
         """Return the parameters of the given module, as one vector."""
         import torch
 
-        return torch.cat([parameter.detach().reshape(-1) for parameter in trained(self._network.module)]).numpy()
+        return torch.cat(
+            [parameter.detach().reshape(-1) for parameter in trainable_parameters(self._network.module)]
+        ).numpy()
 
     def loss(self, w: Vector) -> float:
         """Return the objective at ``w``, in evaluation mode: without dropout, with running statistics."""
@@ -361,12 +368,12 @@ class TorchProblem(NetworkProblem):
 
         if self.endless:
             raise BadInput(NO_LOSS)
-        network, device = self._at(w)
+        network, device = self._network_at(w)
         total = 0.0
         with torch.no_grad():
             for batch, size in self._batches(self._data.evaluated, device):
-                if times := network.times(batch, size):
-                    total += float(network.loss_of(batch)) * times
+                if factor := network.loss_factor(batch, size):
+                    total += float(network.loss_of(batch)) * factor
         return total / self.samples + 0.5 * self.l2 * float(w @ w)
 
     def metrics(self, w: Vector) -> dict[str, float]:
@@ -374,13 +381,13 @@ class TorchProblem(NetworkProblem):
 
         if self._held_out is None:
             return {}
-        network, device = self._at(w)
+        network, device = self._network_at(w)
         with torch.no_grad():
             return compute_metrics(network, self._metrics, self._batches(self._held_out, device))
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """Return a module with parameters ``w`` (length d) and matching running statistics, in evaluation mode."""
-        return copy.deepcopy(self._at(w, whole=True)[0].module).cpu()
+        return copy.deepcopy(self._network_at(w, all_items=True)[0].module).cpu()
 
     def write_model(self, w: Vector, file: Path) -> None:
         """Write the module at ``w`` as safetensors, with the names of its ``state_dict()``, as runs do.
@@ -389,11 +396,11 @@ class TorchProblem(NetworkProblem):
         """
         from safetensors.torch import save_model
 
-        module = self._at(w)[0].module
+        module = self._network_at(w)[0].module
         write_model_file(file, lambda name, metadata: save_model(module, name, metadata={"format": "pt"} | metadata))
 
     def load_state_dict(self, source: Any) -> None:
-        """Begin with the state of a run, its folder, a safetensors file or a module's ``state_dict()``.
+        """Start from the state of a run, its folder, a safetensors file or a module's ``state_dict()``.
 
         Raises :class:`~anyk.errors.BadInput` if it is not a state of the problem's module.
         """
@@ -401,59 +408,61 @@ class TorchProblem(NetworkProblem):
         if w is None:
             module = load_copy(self._network.module, source)
         elif np.shape(w) == (self.dimension,):
-            module = copy.deepcopy(self._at(np.asarray(w))[0].module).cpu()
+            module = copy.deepcopy(self._network_at(np.asarray(w))[0].module).cpu()
         else:
             raise BadInput(f"the run's model has {np.size(w):,} parameters, the problem's module {self.dimension:,}")
         self._network = copy.copy(self._network)
         self._network.module, self._last = module, None
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
-        """Return the places of the given module's parameters in the model, None for frozen ones; raise for others."""
+        """Return each parameter's index among the trainable parameters, None if frozen; raise for another module's."""
         frozen = {
             id(p)
-            for p, own in zip(self._given, self._network.module.parameters(), strict=True)
-            if not own.requires_grad
+            for p, copied in zip(self._given, self._network.module.parameters(), strict=True)
+            if not copied.requires_grad
         }
         places: dict[int, int | None] = dict.fromkeys(frozen)
         places |= {id(p): place for place, p in enumerate(p for p in self._given if id(p) not in frozen)}
         for parameter in parameters:
             if id(parameter) not in places:
                 raise BadInput(
-                    f"the optimiser has a parameter of shape {tuple(parameter.shape)} that is none of the problem's "
-                    "module; make both of the same module"
+                    f"the optimiser has a parameter of shape {tuple(parameter.shape)} that is not in the problem's "
+                    "module; make optimiser and problem from the same module"
                 )
         return [places[id(parameter)] for parameter in parameters]
 
     def digest(self) -> str | None:
         """Return a digest of the data; for a data set that is read item by item, of the arrays in it."""
-        both = (self._data, self._held_out)
-        parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in both]
+        data_sets = (self._data, self._held_out)
+        parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in data_sets]
         return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays))
 
-    def _at(self, w: Vector, *, whole: bool = False) -> tuple[Network, torch.device]:
-        """Return the network at ``w``, ready to evaluate, and its device; the last is cached for loss and metrics.
+    def _network_at(self, w: Vector, *, all_items: bool = False) -> tuple[Network, torch.device]:
+        """Return the network at ``w``, ready to evaluate, and its device; the last network is cached.
 
-        ``whole``: compute running statistics from all training data, even if it is read item by item.
+        ``all_items``: compute running statistics from all training data, even if it is read item by item.
         """
         import torch
 
         self._check_model(w)
         data = self._data
-        if norms_of(self._network.module) and (data.endless or not (whole or data.in_memory)):
-            data = data.some(_RENEWED, "statistics")
+        if norms_of(self._network.module) and (data.endless or not (all_items or data.in_memory)):
+            data = data.some(_STATISTICS_ITEMS, "statistics")
         data = data.head
         last, self._last = self._last, None
-        if last is not None and is_at(last[0].module, w) and last[2] == len(data):
+        if last is not None and has_parameters(last[0].module, w) and last[2] == len(data):
             self._last = last
             return last[:2]
-        del last
+        del last  # frees memory before the next network is built
         flat = tensor_over(np.ascontiguousarray(w, dtype=self.dtype))
-        arrays = {}
-        for parameter, piece in zip(trained(self._network.module), pieces_of(flat, self.shapes), strict=True):
-            arrays[id(parameter)] = torch.nn.Parameter(piece.clone())  # views of one tensor cannot be saved one by one
-        network = copy.deepcopy(self._network, arrays)  # without copies of the old parameters
+        replacements = {}
+        for parameter, piece in zip(
+            trainable_parameters(self._network.module), pieces_of(flat, self.shapes), strict=True
+        ):
+            replacements[id(parameter)] = torch.nn.Parameter(piece.clone())  # views of a tensor cannot be saved singly
+        network = copy.deepcopy(self._network, replacements)  # without copies of the old parameters
         if network.device.startswith("cuda") and not torch.cuda.is_available():
-            network.device = "cpu"  # the driver's machine need not have what workers have
+            network.device = "cpu"  # the driver's machine may lack the workers' device
         device = network.move()
         self._renew_statistics(network, device, data)
         network.module.eval()
@@ -472,17 +481,17 @@ class TorchProblem(NetworkProblem):
             norm.reset_running_stats()
             norm.momentum = None  # the plain mean over all batches
         network.module.train()
-        with torch.no_grad(), drawing(0, device):
+        with torch.no_grad(), seeded_generators(0, device):
             for batch, _ in self._batches(data, device):
                 network.forward(batch)
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
     def _batches(self, data: Samples, device: torch.device) -> Iterator[tuple[Batch, int]]:
-        for part in data.parts(0, len(data), most=self._microbatch or AT_ONCE):
-            yield mapped(part.batch, lambda tensor: tensor.to(device)), part.size
+        for part in data.parts(0, len(data), most=self._microbatch or DEFAULT_MICROBATCH):
+            yield map_tensors(part.batch, lambda tensor: tensor.to(device)), part.size
 
 
-def _terms(count: Callable[[Any], Any], data: Samples, most: int, run: tuple[int, int]) -> bytes:
-    """Return the number of terms that ``count`` returns for a run of samples, as text."""
-    return str(sum(counted(count, part.batch) for part in data.parts(*run, most=most))).encode()
+def _count_range(count: Callable[[Any], Any], data: Samples, most: int, ends: tuple[int, int]) -> bytes:
+    """Return the number of terms in consecutive samples, from the first of ``ends`` up to the second, as text."""
+    return str(sum(count_terms(count, part.batch) for part in data.parts(*ends, most=most))).encode()

@@ -103,9 +103,9 @@ class Network:
 
     def terms(self, batch: Batch, size: int) -> float:
         """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
-        return size if self.count is None else counted(self.count, batch)
+        return size if self.count is None else count_terms(self.count, batch)
 
-    def times(self, batch: Batch, size: int) -> float:
+    def loss_factor(self, batch: Batch, size: int) -> float:
         """Return the factor of a batch's loss in the sum that is divided by the number of samples."""
         unknown = self.unknown
         if unknown is not None and not batch[-1].is_floating_point() and bool((batch[-1] == unknown).any()):
@@ -142,12 +142,12 @@ def _parametrized(kind: Any, names: list[str]) -> Any:
     return module
 
 
-def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+def trainable_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return the parameters that form the model: shared ones once, and no frozen ones."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def counted(count: Callable[[Batch], Any], batch: Batch) -> float:
+def count_terms(count: Callable[[Batch], Any], batch: Batch) -> float:
     """Return the number of terms that a function counts in a batch."""
     number = count(batch)
     try:
@@ -184,7 +184,7 @@ def tensors_in(batch: Batch) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
-def mapped(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
     """Return a batch with its tensors changed."""
     import torch
     from torch.utils import _pytree as pytree

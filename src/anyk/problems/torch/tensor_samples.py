@@ -19,7 +19,7 @@ from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
 from anyk.problems.network_problem import check_lengths, number_array
-from anyk.problems.torch.generators import kept_generators, seed_all
+from anyk.problems.torch.generators import preserved_generators, seed_all
 from anyk.problems.torch.loading import Readers, Transformed, read
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _as_arrays(dtype: DType, named: dict[str, Array], where: str) -> dict[str, A
     return dict(zip(named, checked_arrays(list(named.values()), where, dtype, keys), strict=True))
 
 
-class Apart(RunFailed):
+class CannotCombine(RunFailed):
     """The error for items that cannot be combined, although others may be."""
 
 
@@ -160,7 +160,7 @@ class Items(Samples):
         if self._rows is not None:
             numbers = self._rows[list(numbers)].tolist()
         items = self._read(key, numbers)
-        with kept_generators([]) as generators:
+        with preserved_generators([]) as generators:
             seed_all(generators, keyed.integer(key, "together", numbers[-1]))
             return self._together(items, numbers)
 
@@ -193,7 +193,7 @@ class Items(Samples):
         except Exception as error:
             by = "torch's default_collate" if collate is None else "collate_fn"
             reason = f"({by}): {describe_error(error)}"
-            raise Apart(f"items {_listed(numbers)} of the data set cannot be put together {reason}") from error
+            raise CannotCombine(f"items {_listed(numbers)} of the data set cannot be put together {reason}") from error
         if free:
             return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
         parts = batch if isinstance(batch, (tuple, list)) else ()
@@ -250,10 +250,10 @@ def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Sampl
             ) from None
     if isinstance(data, Stream):
         return StreamSamples(data, partial(Items, reading=reading))
-    return known_of(data, name, dtype, reading)
+    return finite_samples_of(data, name, dtype, reading)
 
 
-def known_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
+def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
     """Return the same as :func:`samples_of`, but refuse streams."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset

@@ -206,7 +206,7 @@ class Agreement:
             self._note(time, WRONG, f"a message of worker {worker} was wrong: {others} agree on other numbers")
         if self.wrong[worker] < _STRIKES:
             return []
-        self._cluster.give_up(worker)
+        self._cluster.abandon(worker)
         return [Lost(time, worker, f"{_STRIKES} messages with wrong numbers", gone=True)]
 
     def _forget(self, version: Version) -> None:

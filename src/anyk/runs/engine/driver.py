@@ -59,12 +59,12 @@ class Driver:
     """The loop of one run; :func:`anyk.train` makes and uses it.
 
     Without a ``problem`` nothing is computed: only decisions and times remain (simulated clusters), and a strategy's
-    questions about losses and gradients are answered from ``told``, in order. ``warm_start``: the state of a run that
-    this run continues. ``on_step`` is called with the driver after every step of a model that is not auxiliary,
+    questions about losses and gradients are answered from ``answers``, in order. ``warm_start``: the state of a run
+    that this run continues. ``on_step`` is called with the driver after every step of a model that is not auxiliary,
     ``on_news`` after the commands that follow an event have been carried out (it may end the run), ``on_lost`` when a
     worker was lost, ``on_event`` after every event that did not end the run, and from time to time while no event
-    occurs. ``loss_of`` evaluates the objective of a slot for a strategy that asks for it; by default the problem does.
-    ``asked``: whether workers will be asked for losses.
+    occurs. ``evaluate_objective`` returns the objective of a slot when a strategy asks for it; by default the problem
+    does. ``workers_evaluate``: whether the workers evaluate losses, which the problem must then support.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Driver:
         log: RunLog | None = None,
         steps: int | None = None,
         seconds: float | None = None,
-        told: Sequence[LossEvaluated | NoiseMeasured] = (),
+        answers: Sequence[LossEvaluated | NoiseMeasured] = (),
         warm_start: WarmStart | None = None,
         on_step: Callable[[Driver], None] | None = None,
         on_news: Callable[[Driver], None] | None = None,
         on_lost: Callable[[Lost], None] | None = None,
         on_event: Callable[[Driver], None] | None = None,
-        loss_of: Callable[[str, Vector], float] | None = None,
-        asked: bool = False,
+        evaluate_objective: Callable[[str, Vector], float] | None = None,
+        workers_evaluate: bool = False,
     ) -> None:
         if optimizer is not None and problem is not None:
             optimizer = optimizer.fitted(problem_of(problem, strategy.layout.slots[0]))
@@ -99,9 +99,11 @@ class Driver:
         self._updates = (
             None if problem is None else Updates(layout, cluster, self.versions, self.ledger, problem, optimizer)
         )
-        self._questions = Questions(cluster, self.versions, self.ledger, problem, optimizer, told, loss_of)
+        self._questions = Questions(
+            cluster, self.versions, self.ledger, problem, optimizer, answers, evaluate_objective
+        )
         self._faults = Faults(layout.workers)
-        self._asked = asked
+        self._workers_evaluate = workers_evaluate
         self.equal_bits = False  # whether several workers send messages that must not differ in a bit
         self._agreement: Agreement | None = None
         self._pending: deque[Event] = deque()  # events of one message that the strategy has not received yet
@@ -153,7 +155,7 @@ class Driver:
                 tolerance = tolerance_of(self.cluster, tolerance, partitions.dtype)
                 note = None if self.log is None else self.log.note
                 self._agreement = Agreement(self.layout, self.cluster, self.ledger, tolerance, note)
-            if self._asked:
+            if self._workers_evaluate:
                 partition_abilities(partitions).check_partial_loss()
             if not self.cluster.recorded:
                 self.need = Need.of(
@@ -415,7 +417,7 @@ class Driver:
         judged = self._faults.judge(event, self.step)
         if isinstance(judged, Lost):
             self._set_aside(event)
-            self.cluster.give_up(event.worker)
+            self.cluster.abandon(event.worker)
         return judged
 
     def _set_aside(self, event: Failed) -> None:
@@ -463,7 +465,7 @@ class Driver:
         self.versions.restore(state["versions"], vectors)
         makers = self.ledger.restore(state, vectors)
         own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}
-        self.cluster.store.take_back(own, makers)
+        self.cluster.store.restore(own, makers)
         self._faults.restore(state["failing"])
         if self._agreement is not None:
             self._agreement.restore(state["agreement"])

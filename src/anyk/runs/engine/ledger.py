@@ -472,6 +472,6 @@ class Ledger:
                 batch = self._given[task]
                 item = task - batch.first
                 ids = () if batch.chunks[item][chunk].steps else self.partitions(task, chunk)
-                self._cluster.store.hold(batch.workers[item], task, chunk, ids, value)
+                self._cluster.store.restore_message(batch.workers[item], task, chunk, ids, value)
         chunks: list[Chunk] = [chunk for batch in self._given.values() for task in batch.chunks for chunk in task]
         return {task: worker for chunk in chunks for worker, task, _, _ in chunk.mix}

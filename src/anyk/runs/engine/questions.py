@@ -13,8 +13,8 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Vector
 from anyk.problems.many import problem_of
 from anyk.protocol import DriftMeasured, EvaluateLoss, LossEvaluated, MeasureDrift, MeasureNoise, NoiseMeasured
-from anyk.runs.engine.buckets import parts_of
 from anyk.runs.engine.ledger import Ledger
+from anyk.runs.engine.vector_parts import parts_of
 from anyk.runs.engine.versions import Versions
 from anyk.runs.log.schema import KINDS
 
@@ -24,8 +24,9 @@ Answer = LossEvaluated | NoiseMeasured | DriftMeasured
 class Questions:
     """Answers in the order of the questions, until the driver takes them.
 
-    Without a problem, losses and noise come from ``told``, in that order. On a recorded cluster nothing is answered
-    here: the log has the answers. ``loss_of``: what evaluates the objective of a slot, if not the problem itself.
+    Without a problem, losses and noise are taken from ``earlier_answers``, in their order. On a recorded cluster no
+    question is answered here, because the log contains the answers. ``evaluate_objective`` returns the objective of a
+    slot; by default the problem does.
     """
 
     def __init__(
@@ -35,14 +36,14 @@ class Questions:
         ledger: Ledger,
         problem: Problem | None,
         optimizer: Optimizer | None,
-        told: Sequence[LossEvaluated | NoiseMeasured],
-        loss_of: Callable[[str, Vector], float] | None = None,
+        earlier_answers: Sequence[LossEvaluated | NoiseMeasured],
+        evaluate_objective: Callable[[str, Vector], float] | None = None,
     ) -> None:
-        self._loss_of = loss_of
+        self._evaluate_objective = evaluate_objective
         self._cluster, self._versions, self._ledger = cluster, versions, ledger
         self._problem, self._optimizer = problem, optimizer
-        self._losses = deque(event for event in told if type(event) is LossEvaluated)
-        self._noises = deque(event for event in told if type(event) is NoiseMeasured)
+        self._losses = deque(event for event in earlier_answers if type(event) is LossEvaluated)
+        self._noises = deque(event for event in earlier_answers if type(event) is NoiseMeasured)
         self.answers: deque[Answer] = deque()
 
     def loss(self, command: EvaluateLoss) -> None:
@@ -56,7 +57,8 @@ class Questions:
             return
         with np.errstate(over="ignore", invalid="ignore"):
             w = self._versions.models[slot]
-            loss = problem_of(self._problem, slot).loss(w) if self._loss_of is None else self._loss_of(slot, w)
+            evaluate = self._evaluate_objective
+            loss = problem_of(self._problem, slot).loss(w) if evaluate is None else evaluate(slot, w)
         version = self._versions[slot]
         number = version if command.number is None else command.number
         rate = 1.0 if self._optimizer is None else self._optimizer.rate.at(number)

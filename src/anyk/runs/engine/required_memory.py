@@ -11,7 +11,7 @@ from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Partitions
 from anyk.protocol import Layout
-from anyk.runs.engine.buckets import cores
+from anyk.runs.engine.vector_parts import count_threads
 
 _MODELS = 3  # versions of a slot: the newest, the next, and one that a task still uses
 _DRIVER = 4  # further vectors of the driver: a gradient, copies of the model to evaluate it, the result
@@ -94,7 +94,8 @@ class Need(NamedTuple):
         available = available_addresses()
         if available is None:
             return
-        here = (self.mapped or self.models + self.replies) + self.optimizer + self.driver + (cores() + 1) * _THREAD
+        threads = (count_threads() + 1) * _THREAD
+        here = (self.mapped or self.models + self.replies) + self.optimizer + self.driver + threads
         if here > available:
             raise BadInput(
                 f"the run needs about {_amount(here)} of addresses, this process may map {_amount(available)} more "

@@ -21,8 +21,8 @@ from anyk.problems.base import Problem, Vector, penalty_of
 from anyk.problems.many import problem_of
 from anyk.protocol import Combine, Layout, Mix
 from anyk.runs.engine.audit import Audit
-from anyk.runs.engine.buckets import by_part
 from anyk.runs.engine.ledger import Ledger
+from anyk.runs.engine.vector_parts import sum_over_parts
 from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import OUTER
 
@@ -110,17 +110,17 @@ class Updates:
                     take(part, gradient(part))
                     return self._digest(out[part], t, part)
 
-                return out, by_part(step, w.size)
+                return out, sum_over_parts(step, w.size)
         whole = np.empty_like(w)
 
         def write(part: slice) -> int:
             whole[part] = gradient(part)
             return 0
 
-        by_part(write, w.size)
+        sum_over_parts(write, w.size)
         with np.errstate(over="ignore", invalid="ignore"):
             out = optimizer.step(w, whole, state, t, scale, out=out)
-        return out, by_part(lambda part: self._digest(out[part], t, part), w.size)
+        return out, sum_over_parts(lambda part: self._digest(out[part], t, part), w.size)
 
     def _digest(self, w: Vector, version: int, part: slice) -> int:
         """Return the digest of ``w``, a part of the next version."""
@@ -170,7 +170,7 @@ class Updates:
                 blank[part] = target(part)
                 return self._digest(blank[part], version, part)
 
-            return blank, by_part(write, w.size)
+            return blank, sum_over_parts(write, w.size)
         outer = build_optimizer(command.outer[0], lr=command.outer[1])
         scale = optimizer.rate.at(command.number) if isinstance(outer, SlowMo) else 1.0
         state = self._outer_state(slot, outer, w)

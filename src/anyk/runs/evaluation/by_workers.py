@@ -89,7 +89,7 @@ class Asking:
             self._events = self._cluster.events()
             self._cluster.losses.forgive()
         next(self._events)
-        self._cluster.losses.give_up_late(interrupted=self.interrupted())
+        self._cluster.losses.exclude_silent(interrupted=self.interrupted())
 
     def close(self) -> None:
         """End all questions without an answer, as the workers have ended."""

@@ -62,10 +62,10 @@ class Evaluator:
         self.reached: Evaluation | None = None
         self.unknown: LossUnknown | None = None  # why the last loss that could not be computed is unknown
         self._metrics: dict[str, tuple[int, dict[str, float]]] = {}  # version and metrics of each slot's newest
-        self._fresh: list[tuple[Evaluation, Vector]] = []
-        self._stored: dict[tuple[str, int], tuple[float, Vector]] = {}
-        self._borrowed: list[tuple[str, int]] = []
-        self._returned: list[tuple[str, int]] = []
+        self._unlogged: list[tuple[Evaluation, Vector]] = []  # evaluations, each with its model
+        self._stored: dict[tuple[str, int], tuple[float, Vector]] = {}  # time and vector by slot and version
+        self._borrowed: list[tuple[str, int]] = []  # stored versions whose vectors are the driver's, not copies
+        self._returned: list[tuple[str, int]] = []  # versions that have been borrowed and copied
         self._fixed = evaluate.every is not None or evaluate.seconds is not None
         self._apart = evaluate.seconds or (_APART if background and not self._fixed else 0.0)
         self._last: dict[str, float] = {}  # time of a slot's newest stored version
@@ -85,7 +85,7 @@ class Evaluator:
         self._note(evaluation)
         self._last[slot] = max(time, self._last.get(slot, time))
 
-    def go_on(self, every: int) -> None:
+    def restore_interval(self, every: int) -> None:
         """Store every ``every``-th version, as the earlier part of the run did, unless an interval is specified."""
         if not self._fixed:
             self.every = every
@@ -109,8 +109,8 @@ class Evaluator:
         by_loss = self.target is not None and self.latest is not None and self.latest.metric is None
         return self.unknown if by_loss and self.unknown is not None and self.unknown.forever else None
 
-    def keep(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> bool:
-        """Store a new version; return whether ``w`` itself is needed until :meth:`let_go` returns the version."""
+    def store_version(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> bool:
+        """Store a new version; return whether ``w`` itself is needed until :meth:`take_returned_versions` names it."""
         key = (slot, version)
         if self._off or (version % self.every and not last) or key in self.done:
             return False
@@ -133,14 +133,14 @@ class Evaluator:
         self._wake.set()
         return borrowed
 
-    def fresh(self) -> list[tuple[Evaluation, Vector]]:
+    def take_new_evaluations(self) -> list[tuple[Evaluation, Vector]]:
         """Return the evaluations made since the last call, each with its model."""
         with self._lock:
-            fresh, self._fresh = self._fresh, []
-        return fresh
+            evaluations, self._unlogged = self._unlogged, []
+        return evaluations
 
-    def let_go(self) -> list[tuple[str, int]]:
-        """Return slot and version of the vectors that are not needed any more."""
+    def take_returned_versions(self) -> list[tuple[str, int]]:
+        """Return slot and version of the borrowed vectors that have been copied since the last call."""
         with self._lock:
             returned, self._returned = self._returned, []
         return returned
@@ -180,7 +180,7 @@ class Evaluator:
             if version >= self._metrics.get(slot, (0,))[0]:
                 self._metrics[slot] = version, metrics
             self._note(evaluation)
-            self._fresh.append((evaluation, w))
+            self._unlogged.append((evaluation, w))
             self._stored.pop((slot, version), None)
 
     def metrics(self, slot: str, version: int, w: Vector) -> dict[str, float]:

@@ -94,7 +94,7 @@ class _Recorded(Simulated):
                 for worker in range(self.workers):
                     self.computing.forget(worker)
             if isinstance(event, Lost):
-                self.give_up(event.worker)  # and its optimiser's state
+                self.abandon(event.worker)  # and its optimiser's state
             if isinstance(event, Reply) and self.computing is not None:
                 entry = self._schedule.in_flight.get(event.task)
                 if entry is None:

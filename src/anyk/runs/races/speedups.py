@@ -1,4 +1,4 @@
-"""Speed-ups of runs over a reference that came equally far."""
+"""Speed-ups of runs over a reference run, in the time to a target, to a loss or per job."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _EQUAL = 1e-9  # relative: losses of exact codes differ by rounding alone
 class SpeedUp(NamedTuple):
     """The speed-up of a run over a reference.
 
-    ``times``: the reference's seconds over the run's; None if the two cannot be compared. ``at``: the loss that both
-    runs reached, or the target; None if jobs were compared. ``at_least``: the reference ended before the target.
+    ``times``: the reference's seconds divided by the run's; None if the two cannot be compared. ``at``: the loss that
+    both runs reached, or the target; None if jobs were compared. ``at_least``: the reference ended before the target,
+    so that ``times`` is a lower bound.
     """
 
     times: float | None
@@ -65,33 +66,36 @@ def _waits_for_all(spec: str) -> bool:
 
 def _by_job(run: Run, reference: Run) -> SpeedUp:
     """Return the speed-up in seconds per job."""
-    mine, others = (None if each.asynchronous else each.seconds_a_job for each in (run, reference))
-    return SpeedUp(others / mine if mine and others else None)
+    seconds, base = (None if each.asynchronous else each.seconds_a_job for each in (run, reference))
+    return SpeedUp(base / seconds if seconds and base else None)
 
 
 def _by_target(run: Run, reference: Run) -> SpeedUp:
-    """Return the speed-up in seconds to the target; a lower bound if the reference ended before."""
-    mine, others = run.time_to_target, reference.time_to_target
-    if not mine:
+    """Return the speed-up in seconds to the target; a lower bound if the reference ended before the target."""
+    seconds, base = run.time_to_target, reference.time_to_target
+    if not seconds:
         return SpeedUp(None)
-    times = (reference.seconds if others is None else others) / mine
-    return SpeedUp(times, run.config.target, at_least=others is None)
+    times = (reference.seconds if base is None else base) / seconds
+    return SpeedUp(times, run.config.target, at_least=base is None)
 
 
 def _by_loss(run: Run, reference: Run) -> SpeedUp:
     """Return the speed-up in seconds to the lowest loss that both reached, if it is below their initial losses."""
-    (mine, losses), (others, theirs) = evaluated(run), evaluated(reference)
-    if not losses.size or not theirs.size:
+    (times, losses), (base_times, base_losses) = finite_values(run), finite_values(reference)
+    if not losses.size or not base_losses.size:
         return SpeedUp(None)
-    at = max(float(losses.min()), float(theirs.min()))
-    bound = at + _EQUAL * abs(at)
-    first, other = mine[np.argmax(losses <= bound)], others[np.argmax(theirs <= bound)]
-    return SpeedUp(float(other / first), at) if first > 0.0 and other > 0.0 else SpeedUp(None)
+    loss = max(float(losses.min()), float(base_losses.min()))
+    bound = loss + _EQUAL * abs(loss)
+    seconds, base = times[np.argmax(losses <= bound)], base_times[np.argmax(base_losses <= bound)]
+    return SpeedUp(float(base / seconds), loss) if seconds > 0.0 and base > 0.0 else SpeedUp(None)
 
 
-def evaluated(run: Run, name: str = "loss", against: str = "seconds") -> tuple[Floats, Floats]:
-    """Return seconds (or steps, ``against`` "step") and values of the versions whose column ``name`` is known."""
+def finite_values(run: Run, name: str = "loss", against: str = "seconds") -> tuple[Floats, Floats]:
+    """Return the seconds (or steps) and the finite values of a column of a run's history.
+
+    ``against``: "seconds" or "step". Versions that were not evaluated have no value.
+    """
     history = run.history
     column = history.get(name, np.full(len(history[against]), np.nan))  # a run that failed may have no metric
-    good = np.isfinite(column)
-    return history[against][good].astype(float), column[good]
+    finite = np.isfinite(column)
+    return history[against][finite].astype(float), column[finite]

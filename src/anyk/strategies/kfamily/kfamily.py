@@ -381,7 +381,7 @@ class KFamily(CrewStrategy[KState]):
             self._batch_tasks[key] = (Chunk((worker,), (1.0,), batch=self.batch, repeat=repeat),)
         return self._batch_tasks[key]
 
-    # ------------------------------------------------------------------------------------------- how fast it is
+    # ------------------------------------------------------------------------------------------- pace
 
     def _pace(self, delays: DelayLaw) -> Pace:
         """Return the pace, in the closed forms of Dutta et al. 2018."""

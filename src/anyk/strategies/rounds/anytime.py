@@ -32,7 +32,7 @@ from anyk.specs import show
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
 from anyk.strategies.wait import Adaptive, Deadline, wait_rule
 
-_ROUNDS_SEEN = 10  # steps whose times an adapting deadline uses
+_RECENT_STEPS = 10  # steps whose times determine a deadline that adapts
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class AnytimeState(RequestState):
     arrivals: list[float] = field(default_factory=list)  # seconds that workers took for all their parts in this step
     recent: tuple[float, ...] = ()  # the same for the last steps, if the deadline adapts
     noted: str = ""  # the last note in the log about an adapting deadline
-    extended: bool = False  # whether a deadline at which no worker had finished a part has been noted in the log
+    extended: bool = False  # whether the log has the note that no worker had finished a part at a deadline
     orders: Any = derived()  # each worker's partitions in the order of this step
 
 
@@ -52,12 +52,12 @@ class Anytime(RequestRounds[AnytimeState]):
     """Anytime mini-batches: at a deadline each worker sends the sum of the micro-batches that it has finished.
 
     (Ferdinand, Al-Lawati, Draper and Nokleby 2019; with a cap on micro-batches, DropCompute of Giladi et al. 2023.) A
-    step never waits for a slow worker, but uses what it has finished: the step ends at a fixed time, and its batch is
-    as large as the workers manage. Worker i has ``parts`` partitions, which no other worker has, and computes them in
-    an order sampled by (``seed``, step, worker). ``batch``: samples of each partition, sampled by (version, partition),
-    whose gradient estimates the gradient of the partition (0: all samples). The step takes the mean over all samples
-    that were computed. A worker stores the gradient of each part until the deadline, so ``parts`` is also the number of
-    vectors that it stores.
+    step never waits for a slow worker, but uses the parts that it has finished: the step ends at a fixed time, and its
+    batch is as large as the workers manage. Worker i has ``parts`` partitions, which no other worker has, and computes
+    them in an order sampled by (``seed``, step, worker). ``batch``: samples of each partition, sampled by (version,
+    partition), whose gradient estimates the gradient of the partition (0: all samples). The step takes the mean over
+    all samples that were computed. A worker stores the gradient of each part until the deadline, so ``parts`` is also
+    the number of vectors that it stores.
 
     With c_i parts done by worker i, C in total, the expected update is ``sum_i E[c_i / C] g_i``, g_i the mean gradient
     of worker i's data: in a random order each of its parts is equally likely to be among the c_i. It is unbiased if
@@ -66,10 +66,10 @@ class Anytime(RequestRounds[AnytimeState]):
     micro-batch depends on its contents, slow data are underrepresented.
 
     ``deadline``: seconds, or ``3mad``: three median absolute deviations above the median of the seconds that workers
-    took for all their parts in the last ten steps. Until 30 such times are known, and whenever all workers have
-    finished all parts, the step is taken at that moment. If no worker has finished a part at the deadline, the step
-    continues until the next deadline. The step is taken without a requested message that takes longer than the
-    deadline, and without workers that die or whose message is unusable.
+    took for all their parts in the last ten steps; until 30 such times are known there is no deadline. A step ends
+    earlier when all workers have finished all parts. If no worker has finished a part at the deadline, the step
+    continues until the next deadline. The step is taken without messages that arrive later than ``deadline`` after
+    they were requested, and without workers that die or whose message is unusable.
 
     >>> Anytime(8, deadline=0.5, batch=32).spec, Anytime(8).spec
     ('anytime:deadline=0.5,batch=32', 'anytime')
@@ -100,8 +100,8 @@ class Anytime(RequestRounds[AnytimeState]):
             rule = wait_rule(text, replies=1) if text.endswith("mad") else None
             if isinstance(rule, Adaptive):
                 return rule
-            why = f"deadline should be seconds, such as 0.5, or 3mad, which adapts; got '{text}'"
-            raise BadInput(why) from None
+            reason = f"deadline must be seconds, such as 0.5, or 3mad, which adapts to the workers; got '{text}'"
+            raise BadInput(reason) from None
         if not 0.0 < seconds < float("inf"):
             raise BadInput(f"deadline must be above 0 s, got {seconds:g}")
         return Deadline(seconds)
@@ -137,7 +137,7 @@ class Anytime(RequestRounds[AnytimeState]):
         if event.done < self.parts:
             return ()
         s.arrivals.append(s.now - s.began)
-        return self._ask_if_all_done(s)
+        return self._request_if_all_done(s)
 
     def on_failed(self, state: AnytimeState, event: Failed) -> Commands:
         state.crew.fail(event.worker, event.task)
@@ -146,7 +146,7 @@ class Anytime(RequestRounds[AnytimeState]):
     def on_alarm(self, state: AnytimeState, event: Alarm) -> Commands:
         s = state
         if not s.asked:
-            return self._ask(s)
+            return self._request_messages(s)
         if not s.got:
             return self._alarm_at_deadline(s)
         s.asked = {worker: weight for worker, weight in s.asked.items() if worker in s.got}
@@ -156,7 +156,7 @@ class Anytime(RequestRounds[AnytimeState]):
         return () if state.asked else self._dispatch(state, (worker,))
 
     def worker_left(self, state: AnytimeState, worker: int) -> Commands:
-        """Continue without the parts of a lost worker, or of one with an unusable message; its message stays."""
+        """Continue without a worker that is lost, or whose message is unusable, unless its message has arrived."""
         s = state
         if worker in s.got:
             return ()
@@ -169,7 +169,7 @@ class Anytime(RequestRounds[AnytimeState]):
             return self._dispatch(s, (worker,))
         if s.crew.complete and not any(map(s.crew.able, s.crew.present)):
             return self._stop_without_workers(s)
-        return self._ask_if_all_done(s)
+        return self._request_if_all_done(s)
 
     # ------------------------------------------------------------------------------------------- commands
 
@@ -193,36 +193,36 @@ class Anytime(RequestRounds[AnytimeState]):
         seconds = self.rule.after(s.recent)  # 0 on a virtual clock without delays: all workers finish immediately
         return [SetAlarm("deadline", s.now + seconds if seconds else None)]
 
-    def _ask_if_all_done(self, s: AnytimeState) -> Commands:
+    def _request_if_all_done(self, s: AnytimeState) -> Commands:
         """Request the messages if no present worker can do more in this step."""
         complete = s.task_of and all(s.done.get(worker, 0) == self.parts for worker in s.task_of)
-        return self._ask(s) if complete else ()
+        return self._request_messages(s) if complete else ()
 
-    def _ask(self, s: AnytimeState) -> list[Command]:
+    def _request_messages(self, s: AnytimeState) -> list[Command]:
         """Request a message of each worker that has finished a part; without any, wait for another deadline."""
         asks = [
             Ask(worker, s.orders[worker][:done], (1.0,) * done, 1.0) for worker, done in sorted(s.done.items()) if done
         ]
         if not asks:
-            seconds = self.rule.after(s.recent)
-            note = f"nobody had finished anything at the deadline of {seconds:.3g} s; such a step goes on for another"
-            first = [] if s.extended else [Note(f"{note} (this is noted once)")]
+            deadline = self.rule.after(s.recent)
+            reason = f"no worker had finished a part at the deadline of {deadline:.3g} s"
+            notes = [] if s.extended else [Note(f"{reason}; the step waits for another deadline (noted only once)")]
             s.extended = True
-            return [*first, *self._alarm_at_deadline(s)]
-        if self.rule.remembers:  # a worker that is cut off takes at least as long as the step
+            return [*notes, *self._alarm_at_deadline(s)]
+        if self.rule.remembers:  # workers with unfinished parts would take longer than this
             late = [s.now - s.began] * (len(s.task_of) - len(s.arrivals))
-            s.recent = (*s.recent, *s.arrivals, *late)[-_ROUNDS_SEEN * self.workers :]
+            s.recent = (*s.recent, *s.arrivals, *late)[-_RECENT_STEPS * self.workers :]
         return [*self._request(s, asks), *self._alarm_at_deadline(s)]
 
     def _combine(self, s: AnytimeState) -> Combine:
         workers = sorted(s.asked)
         parts, finished = self.layout.partitions, sum(s.done[worker] for worker in workers)
         messages = [(s.got[worker], 0) for worker in workers]
-        # coefficients are m / C for finished parts and 0 for the others
+        # the decoded coefficients are parts / finished for finished parts and 0 for the others
         residual, gain = (parts / finished - 1.0) ** 0.5, parts / finished**0.5
         return Combine("model", messages, [1.0] * len(messages), "counted", 1.0, residual, gain)
 
-    # ------------------------------------------------------------------------------------------- how fast it is
+    # ------------------------------------------------------------------------------------------- pace
 
     @property
     def facts(self) -> StrategyFacts:
@@ -231,9 +231,8 @@ class Anytime(RequestRounds[AnytimeState]):
     def _pace(self, delays: DelayLaw) -> Pace:
         """Return the pace for a fixed deadline.
 
-        A worker is delayed once, before its first part. A step ends at the deadline, or when the last delay does if
-        that is earlier. If no worker is ready by the deadline, the step continues; with memoryless delays this is like
-        a new start.
+        A worker is delayed once, before its first part. A step ends at the deadline, or earlier with the last worker's
+        delay. If all delays exceed the deadline, the step continues; with memoryless delays this is like a new start.
         """
         if isinstance(self.rule, Adaptive) or delays.uninterruptible:
             return Pace(None, 0.0, "no closed form for a deadline that adapts or uninterruptible delays; simulate")

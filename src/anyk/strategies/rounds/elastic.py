@@ -10,25 +10,25 @@ from anyk.codes import Code
 from anyk.codes.bernoulli import BernoulliCode
 from anyk.codes.changing import GroupedRepetition, Lists, PartialBernoulli, check_elastic, first_groups, follow
 
-PARTITIONS = 4  # for each worker of the largest fleet, by default
+PARTITIONS = 4  # default number of partitions per worker of the largest fleet
 
 
 @dataclass(slots=True)
 class ElasticState:
-    """The workers to which the code in use assigns partitions, and its groups if it has any."""
+    """The workers to which the current code assigns partitions, and its groups if it is a repetition code."""
 
     present: list[int]
-    members: Lists = field(default_factory=list)
-    blocks: Lists = field(default_factory=list)
+    members: Lists = field(default_factory=list)  # workers of each group
+    blocks: Lists = field(default_factory=list)  # partitions of each group
 
 
 @typed
 @dataclass(frozen=True)
 class Elastic:
-    """A fleet of ``fewest`` workers and more, with ``partitions`` whatever their number.
+    """A fleet of at least ``fewest`` workers; the data always has the same ``partitions``.
 
-    Between rounds, and in a round whose sum can no longer be obtained, the code follows the workers that are present
-    (:func:`anyk.codes.changing.follow`). With fewer than ``fewest`` workers the run waits for others.
+    Between rounds, and in a round whose sum can no longer be obtained, the code is adapted to the workers that are
+    present (:func:`anyk.codes.changing.follow`). With fewer than ``fewest`` workers the run waits for others to join.
     """
 
     fewest: int
@@ -37,24 +37,24 @@ class Elastic:
     State = ElasticState
 
     def check(self, code: Code) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if a code cannot follow the fleet."""
+        """Raise :class:`~anyk.errors.BadInput` if a code cannot be adapted to the fleet."""
         check_elastic(code, self.fewest, self.partitions)
 
     def start(self, code: Code, present: Collection[int]) -> ElasticState:
-        """Return the state at the start of a run."""
+        """Return the state at the start of a run, with the workers that are ``present``."""
         workers = sorted(present)
         if isinstance(code, BernoulliCode):
             return ElasticState(workers)
         return ElasticState(workers, *first_groups(code, workers, self.partitions))
 
     def follow(self, own: ElasticState, code: Code, present: Collection[int]) -> None:
-        """Adapt groups to the workers that are present now."""
+        """Adapt the state, and the groups of a repetition code, to the workers that are ``present`` now."""
         own.present = sorted(present)
         if own.members:
             own.members, own.blocks = follow(code, own.members, own.blocks, present, self.partitions)
 
     def code(self, own: ElasticState, code: Code) -> Code:
-        """Return the code of the workers that are present, with rows for the whole fleet."""
+        """Return the adapted code; it has a row for each worker of the largest fleet, empty for absent workers."""
         if isinstance(code, BernoulliCode):
             return PartialBernoulli(code.workers, self.partitions, code, tuple(own.present))
         groups = zip(map(tuple, own.members), map(tuple, own.blocks), strict=True)
@@ -62,6 +62,6 @@ class Elastic:
 
 
 def share_moved(before: Code, after: Code) -> float:
-    """Return the share of the data that workers load because of another code, in units of the whole data."""
+    """Return the amount of data that workers must load when the code changes, as a multiple of the whole data."""
     pairs = zip(before.assignment, after.assignment, strict=True)
     return sum(len(set(new).difference(old)) for old, new in pairs) / after.partitions

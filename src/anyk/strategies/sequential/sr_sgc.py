@@ -17,9 +17,9 @@ from anyk.strategies.sequential.sequential_rounds import SequentialState
 
 @dataclass(slots=True)
 class RepetitionState(OneCodeState):
-    """The rounds, and the last ones that do not count in the straggler model."""
+    """The rounds, and which of the last rounds do not count in the straggler model."""
 
-    all_on: list[bool] = field(default_factory=list)  # whether each of the last rounds does not count
+    exempt: list[bool] = field(default_factory=list)  # whether a round does not count, for the last W rounds
 
 
 @typed
@@ -27,13 +27,14 @@ class RepetitionState(OneCodeState):
 class SelectiveRepetition(ForBursts, OneCode):
     """SR-SGC: a job's missing results beyond what the code tolerates are computed again B rounds later.
 
-    For (``B``, ``W``, ``lambda``)-bursty stragglers, W = x B + 1: every job has a code that tolerates
+    For (``B``, ``W``, ``lambda``)-bursty stragglers, with W - 1 a multiple of B: every job has a code that tolerates
     ``s = ceil(B lambda / (W - 1 + B))`` stragglers, of load (s + 1) / n; T = B. If more than s workers did not return
-    job t - B in its round, all but s, in order of their numbers, repeat it in round t; all others do job t.
+    job t - B in its round, they repeat it in round t, except the s workers with the highest numbers among them; all
+    others do job t.
 
-    If groups count (``inner=frc``), one worker of each group without a result repeats the job, if possible one that was
-    late instead of busy with a repetition. That suffices for any stragglers that are in time B rounds later, which is
-    then the straggler model: W and lambda only determine the size of the groups.
+    If groups count (``inner=frc``), one worker of each group without a result repeats the job; a worker that was late
+    is preferred to one that was busy with a repetition. Any workers may then straggle, except those that repeat a job:
+    this is the straggler model, and W and lambda only determine the size of the groups.
 
     >>> SelectiveRepetition(256, B=2, W=3, lambda_=23).tolerated
     12
@@ -67,38 +68,39 @@ class SelectiveRepetition(ForBursts, OneCode):
             groups=groups,
         )
 
-    def _repeating(self, s: RepetitionState, t: int) -> list[int]:
+    def _choose_repeaters(self, s: RepetitionState, t: int) -> list[int]:
         """Return the workers that repeat job t - B in round t; none if it is done."""
         if t - self.B < s.combined:
             return []
-        miss = self._missing(s, t - self.B)
+        missing = self._missing(s, t - self.B)
         group_of = self.within.group_of
         if group_of is None:
-            return [int(i) for i in np.flatnonzero(miss)[: max(0, int(miss.sum()) - self.tolerated)]]
+            return [int(i) for i in np.flatnonzero(missing)[: max(0, int(missing.sum()) - self.tolerated)]]
         late = self._straggled(s, [t - self.B])
-        silent = set(group_of.tolist()) - set(group_of[~miss].tolist())
-        first = {int(group_of[i]): int(i) for i in [*np.flatnonzero(~late)[::-1], *np.flatnonzero(late)[::-1]]}
-        return sorted(first[group] for group in silent)
+        missing_groups = set(group_of.tolist()) - set(group_of[~missing].tolist())
+        # the last worker of a group in this order is chosen
+        repeater = {int(group_of[i]): int(i) for i in [*np.flatnonzero(~late)[::-1], *np.flatnonzero(late)[::-1]]}
+        return sorted(repeater[group] for group in missing_groups)
 
     def _skips(self, s: RepetitionState, t: int) -> bool:
         return bool(self.limit) and t >= self.limit and t - self.B < s.combined
 
     def _assign(self, s: RepetitionState, t: int) -> list[list[tuple[int, int]]]:
-        again = set(self._repeating(s, t))
-        fresh = [(t, 0)] if not self.limit or t < self.limit else []
-        return [[(t - self.B, 0)] if worker in again else list(fresh) for worker in range(self.workers)]
+        repeaters = set(self._choose_repeaters(s, t))
+        new_job = [(t, 0)] if not self.limit or t < self.limit else []
+        return [[(t - self.B, 0)] if worker in repeaters else list(new_job) for worker in range(self.workers)]
 
     def _fits(self, s: RepetitionState, late: Flags) -> bool:
         if self.within.group_of is not None:
             return self._feasible(s, late)
         r = s.round
-        counted = [q for q in range(max(0, r + 1 - self.W), r) if not s.all_on[q - r]]
-        union = late | self._straggled(s, counted)
-        again = late & self._straggled(s, [q for q in counted if q <= r - self.B])
-        return int(union.sum()) <= self.lambda_ and not again.any()
+        counted = [q for q in range(max(0, r + 1 - self.W), r) if not s.exempt[q - r]]
+        stragglers = late | self._straggled(s, counted)
+        late_again = late & self._straggled(s, [q for q in counted if q <= r - self.B])
+        return int(stragglers.sum()) <= self.lambda_ and not late_again.any()
 
     def _feasible(self, s: RepetitionState, late: Flags) -> bool:
-        """Return whether the job that is due now is done; jobs of later rounds can repeat all missing results."""
+        """Return whether the job that is due in this round gets its sum; later jobs can still repeat all results."""
         due = s.round - self.B
         if due < s.combined:
             return True
@@ -108,7 +110,7 @@ class SelectiveRepetition(ForBursts, OneCode):
 
     def _finish_round(self, s: SequentialState, late: Flags) -> None:
         assert isinstance(s, RepetitionState)
-        again = [i for i, work in enumerate(s.assigned) if work and work[0][0] < s.round]
-        s.all_on.append(int(late.sum()) <= self.tolerated and all(late[i] for i in again))
-        del s.all_on[: -self.W]
+        repeaters = [i for i, work in enumerate(s.assigned) if work and work[0][0] < s.round]
+        s.exempt.append(int(late.sum()) <= self.tolerated and all(late[i] for i in repeaters))
+        del s.exempt[: -self.W]
         super()._finish_round(s, late)

@@ -14,7 +14,7 @@ from anyk.plain import ByName
 from anyk.runs import Run, Tasks, absences, grouped, tasks_of
 from anyk.runs.log import queries
 from anyk.runs.log.fates import FATES, LOST
-from anyk.runs.races.speedups import evaluated
+from anyk.runs.races.speedups import finite_values
 from anyk.views.columns import Columns
 from anyk.views.page import figures, texts
 from anyk.views.page.account import account
@@ -92,7 +92,7 @@ def _curves(groups: Sequence[Sequence[Run]], drawn: ByName) -> list[str]:
 def _line(group: Sequence[Run], column: str) -> figures.Line:
     by: dict[str, tuple[Any, ...]] = {}
     for axis, key in (("seconds", "seconds"), ("steps", "step")):
-        times, values, band = banded([evaluated(run, column, key) for run in group])
+        times, values, band = banded([finite_values(run, column, key) for run in group])
         by[axis] = (times, values) if band is None else (times, values, *band)
     return figures.Line(group[0].config.strategy, by)
 

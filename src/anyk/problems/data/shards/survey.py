@@ -18,7 +18,7 @@ from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.shards.formats import HEAD, format_of
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.user_files import target_column
-from anyk.tables import Table, listed, missing, shown
+from anyk.tables import Table, listed, missing_values, shown
 
 Wanted = Literal["rows", "arrays", "columns"]
 _LABELS = 10_000  # targets with more different values are not classes
@@ -243,7 +243,7 @@ def arrays_of(shards: Shards, content: Table, where: str) -> dict[str, Array]:
             place, column = f"column '{shown(content.names[i])}' of {where}", content.columns[i]
             if column.dtype.kind != "f":
                 raise BadInput(f"{place} holds text; leave it out (columns=), or give read=")
-            if missing(column).any():
+            if missing_values(column).any():
                 raise BadInput(f"{place} has missing values; fill them, or give read=")
         X, y = plain(shards, content, where)
         return {"0": X, "1": y}
