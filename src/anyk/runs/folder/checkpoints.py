@@ -211,7 +211,7 @@ def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None
             return saved._replace(instead=why)
     if wrong:
         more = "" if len(wrong) < 2 else f", and {wrong[1]}"
-        ended = "; there is no checkpoint to resume from: restore one, or begin anew in another folder"
+        ended = "; there is no checkpoint to resume from: restore one, or start again in another folder"
         raise BadInput(f"{wrong[0]}{more}{ended}" if or_older else wrong[0])
     if last is not None:
         raise BadInput(f"the checkpoints of '{folder}' are gone, though its log says that they were written")
