@@ -19,7 +19,7 @@ from anyk.cli.fields import LIMITS, Command, as_field, option
 from anyk.cli.output import check_file, check_picture, claimed_folder, exit_interrupted
 from anyk.errors import BadInput, as_bad_input, explaining, suggest
 from anyk.named import names_in_folder, plugged_in
-from anyk.plain import values_of
+from anyk.plain import ByName, values_of
 from anyk.protocol import slot_names
 from anyk.tables import reading
 
@@ -152,7 +152,7 @@ def read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int
     return int(read(most if dots else fewest, int, "workers"))
 
 
-def with_smallest(workers: int) -> int | tuple[int, int]:
+def workers_or_range(workers: int) -> int | tuple[int, int]:
     """Return the number of workers, or the range (fewest, most) if the user gave a range."""
     fewest: int | None = click.get_current_context().meta.get(FEWEST)
     return workers if fewest is None else (fewest, workers)
@@ -204,8 +204,8 @@ def picture_option(text: str) -> Callable[[Command], Command]:
 
 
 @contextlib.contextmanager
-def listening(console: Console, callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
-    """Yield a run's callbacks and those of the options: progress on the terminal, metrics, a copy of the log.
+def option_callbacks(console: Console, callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
+    """Yield a run's callbacks, and callbacks for the options: progress on the terminal, metrics, a copy of the log.
 
     If the run is interrupted, print the command that resumes the folder, and exit.
     """
@@ -385,7 +385,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
         """Return a strategy's spec for the range of workers and the number of partitions, if they are given."""
         from anyk.strategies import with_fleet
 
-        return with_fleet(spec, with_smallest(self.workers), self.partitions)[0]
+        return with_fleet(spec, workers_or_range(self.workers), self.partitions)[0]
 
     def make_problems(self) -> list[Problem]:
         """Return a problem for each model: the same data, with different random starts."""
@@ -451,7 +451,7 @@ def make_callbacks(specs: Sequence[str]) -> Callbacks:
 
 
 @contextlib.contextmanager
-def resuming(console: Console, folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[dict[str, Any]]:
+def resume_arguments(console: Console, folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[ByName]:
     """Yield the arguments that ``resume``, ``resume_race`` and ``resume_auto`` have in common.
 
     Callbacks come from the options or, if there are none, from the folder.
@@ -465,7 +465,7 @@ def resuming(console: Console, folder: Path, config: SharedConfig, options: Resu
         with names_in_folder(folder, config.digests.code, trust=options.trust):
             callbacks = make_callbacks(config.callbacks)
     problem = None if options.problem is None else from_function(options.problem)
-    with listening(console, callbacks, options, folder) as all_callbacks:
+    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
         yield {
             "problem": problem,
             "callbacks": all_callbacks,
@@ -473,7 +473,7 @@ def resuming(console: Console, folder: Path, config: SharedConfig, options: Resu
         }
 
 
-def tell_delays(spec: str, workers: int) -> None:
+def print_trace_summary(spec: str, workers: int) -> None:
     """If the delays are a trace, print how it was read to standard error."""
     from anyk.delays import Trace, parse
 

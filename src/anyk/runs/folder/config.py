@@ -34,8 +34,8 @@ class Digests(msgspec.Struct, frozen=True, omit_defaults=True):
     """Digests of the data, files and code that a run uses, to notice later changes.
 
     ``data``: digest of the problem's arrays, None without arrays. ``traces``: digests of measured delays, by file.
-    ``files``: SHA-256 of files that strategies name, such as a matrix, by path. ``code``: SHA-256, by name, of the files
-    and modules that the configuration names, of plug-ins, and of modules that these import from their own folder.
+    ``files``: SHA-256 of files that strategies name, such as a matrix, by path. ``code``: SHA-256, by name, of files and
+    modules that the configuration names, of plug-ins, and of modules that these import from their own folder.
     ``plugins``: paths of the plug-ins. ``predictor``: SHA-256 of the file with which the model predicts.
     """
 
@@ -48,7 +48,7 @@ class Digests(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DataRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The keys from which :func:`anyk.problems.from_recipe` rebuilds a problem: ``problem``, a function, or the others."""
+    """The keys from which :func:`anyk.problems.from_recipe` rebuilds a problem: a function, or data."""
 
     problem: str | None = None
     data: str | None = None
@@ -173,9 +173,7 @@ def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
     """
     with as_bad_input(f"'{file}' cannot be read"):
         text = read_plain(file)
-    with as_bad_input(
-        f"'{file}' is damaged", ValueError, RecursionError
-    ):  # ValueError: also for a number of very many digits
+    with as_bad_input(f"'{file}' is damaged", ValueError, RecursionError):  # ValueError: also for a huge integer
         plain = tomllib.loads(text.decode())
     version = plain.get("format")
     if not isinstance(version, int):

@@ -130,7 +130,7 @@ def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
     rows = log.rows(
         "SELECT c.version, group_concat(c.worker), group_concat(c.digest) FROM chunks c JOIN works w ON w.id = c.work "
         "WHERE c.digest != 0 AND w.steps = 0 AND w.send = 'done' AND w.compress = '' "
-        "AND (c.task, c.chunk) NOT IN (SELECT task, chunk FROM events WHERE kind = 'Failed') "  # this subquery runs only once
+        "AND (c.task, c.chunk) NOT IN (SELECT task, chunk FROM events WHERE kind = 'Failed') "  # runs only once
         "GROUP BY c.version, c.work HAVING min(c.digest) != max(c.digest) ORDER BY c.version"
     )
     pairs: dict[tuple[int, int], tuple[int, int]] = {}
@@ -177,15 +177,8 @@ def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
         "ORDER BY c.dispatched, c.task"
     )
     return [
-        TaskTime(
-            dispatched,
-            worker,
-            end,
-            bool(finished),
-            computing,
-            [j for text in texts.split(";") for j in json.loads(text)],
-        )
-        for dispatched, worker, end, finished, computing, texts in rows
+        TaskTime(start, worker, end, bool(exact), computing, [j for text in texts.split(";") for j in json.loads(text)])
+        for start, worker, end, exact, computing, texts in rows
         if end is not None
     ]
 
