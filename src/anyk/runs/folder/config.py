@@ -34,8 +34,8 @@ class Digests(msgspec.Struct, frozen=True, omit_defaults=True):
     """Digests of the data, files and code that a run uses, to notice later changes.
 
     ``data``: digest of the problem's arrays, None without arrays. ``traces``: digests of measured delays, by file.
-    ``files``: SHA-256 of files that strategies name, such as a matrix, by path. ``code``: SHA-256, by name, of files and
-    modules that the configuration names, of plug-ins, and of modules that these import from their own folder.
+    ``files``: SHA-256 of files that strategies name, such as a matrix, by path. ``code``: SHA-256, by name, of the
+    files and modules that the configuration names, of plug-ins, and of what these import from their own folder.
     ``plugins``: paths of the plug-ins. ``predictor``: SHA-256 of the file with which the model predicts.
     """
 
