@@ -248,6 +248,7 @@ class Worker(ABC, Generic[R]):
             w = self.model(chunk.slot, place)
 
             def between(done: int, index: int = index, first: float = due) -> None:
+                """Wait for the injected delay of the next partition, after ``done`` others, and read new orders."""
                 if orders.each:
                     self._wait(first + orders.each * (done + 1), done, index)
                 else:
