@@ -243,7 +243,7 @@ curve_option = click.option(
     default="metric",
     help="The value that the picture shows against seconds.",
 )
-problem_again = click.option(
+problem_option = click.option(
     "--problem",
     metavar="FILE.py:FUNCTION",
     help="The function that makes the run's problem; name it again, as code is not run just because a folder names it.",
@@ -401,7 +401,7 @@ class ResumeOptions(RunOptions):
     steps: int | None = option(type=int, help="New limit on steps, counted from the beginning.")
     seconds: float | None = option(type=float, help="New limit on the run's clock.")
     target: float | None = option(type=float, help="New target of the metric.")
-    problem: str | None = as_field(problem_again)
+    problem: str | None = as_field(problem_option)
     trust: bool = as_field(trust_option)
     evaluate: str | None = as_field(evaluate_option)
     add: tuple[str, ...] = option(

@@ -25,7 +25,7 @@ from anyk.cli.options import (
     picture_option,
     plugin_option,
     print_trace_summary,
-    problem_again,
+    problem_option,
     resume_arguments,
     trust_option,
 )
@@ -360,7 +360,7 @@ def _show_staleness(console: Console, run: Run) -> ByName:
 @main.command()
 @click.argument("run")
 @click.option("--decisions-only", is_flag=True, help="Do not compute gradients.")
-@problem_again
+@problem_option
 @trust_option
 @plugin_option
 def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> None:

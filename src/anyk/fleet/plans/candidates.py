@@ -209,7 +209,7 @@ def _promising(
     """Return the specs of ``simulated`` strategies that may be the fastest, then of all inexact strategies among them.
 
     An exact strategy may be the fastest if the time until each partition has been computed by some worker is below the
-    least mean in ``timed``. Reasons for omitting strategies are added to ``omitted``.
+    least mean of exact strategies in ``timed``. Reasons for omitting strategies are added to ``omitted``.
     """
     rounds, workers = fleet.times.shape
     fastest = min((strategy.mean for strategy in timed.values() if strategy.exact), default=np.inf)
