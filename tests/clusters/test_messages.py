@@ -7,7 +7,7 @@ import pytest
 
 import anyk
 from anyk import keyed
-from anyk.clusters.messages import Messages, checked
+from anyk.clusters.messages import Messages, inspect_message
 from anyk.protocol import Chunk
 from anyk.testing import Squares
 
@@ -24,18 +24,18 @@ def test_messages_of_partitions_that_have_travelled_have_numpys_own_type(dtype: 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_digests_of_messages_notice_signs_and_order_and_what_is_not_finite(size: int, dtype: str) -> None:
     message = np.random.default_rng(size).standard_normal(size).astype(dtype)
-    whole = checked(message)
+    whole = inspect_message(message)
     others = [-message, message[::-1].copy(), np.roll(message, 1), np.roll(message, 512)]
     for place in (0, size // 2, size - 1):
         others.append(message.copy())
         others[-1][place] *= -1.0
-    assert whole == checked(message.copy()) and whole[0] is None
-    assert whole not in [checked(one) for one in others if not np.array_equal(one, message)]
+    assert whole == inspect_message(message.copy()) and whole[0] is None
+    assert whole not in [inspect_message(one) for one in others if not np.array_equal(one, message)]
     for place, value, why in ((0, np.nan, "NaN"), (size - 1, np.inf, "Inf"), (size // 2, -np.inf, "Inf")):
         wrong = message.copy()
         wrong[place] = value
-        assert checked(wrong)[0] == f"not finite ({why})"
-    assert checked(np.full(size, np.finfo(dtype).max))[0] is None  # though its sums are not finite
+        assert inspect_message(wrong)[0] == f"not finite ({why})"
+    assert inspect_message(np.full(size, np.finfo(dtype).max))[0] is None  # though its sums are not finite
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

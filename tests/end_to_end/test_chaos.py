@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from anyk.cli import main
-from anyk.clusters.messages import checked, spoil
+from anyk.clusters.messages import inspect_message, spoil
 from anyk.errors import BadInput, RunFailed
 from anyk.testing import FaultPlan, chaos, chaos_outcome
 from anyk.testing.chaos_faults import PROMISES, per_second, slowness
@@ -185,7 +185,7 @@ def test_a_request_spoils_one_message_only(tmp_path: Path) -> None:
         messages = [np.linspace(-5.0, 3.0, 9) for _ in range(2)]
         for message in messages:
             spoil(message, tmp_path)
-        assert (checked(messages[0])[0] is None) == finite
+        assert (inspect_message(messages[0])[0] is None) == finite
         assert np.isfinite(messages[0]).all() == finite
         assert sum(messages[0] != np.linspace(-5.0, 3.0, 9)) == 1, "more than one number was altered"
         assert np.array_equal(messages[1], np.linspace(-5.0, 3.0, 9))

@@ -396,7 +396,7 @@ def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, mon
     data = ("--data", "synthetic:rows=120,features=5,task=regression", *SMALL[2:])
     result = run("train", *data, "--target", "1e-30", "--out", str(tmp_path / "r"), "--quiet")
     assert result.exit_code == 0, result.output
-    assert "uncoded did not reach 1e-30 in 30 steps, the limit where no other is given" in result.output
+    assert "uncoded did not reach 1e-30 in 30 steps, the default limit" in result.output
     further = run("resume", str(tmp_path / "r"), "--target", "1e-29", "--json", "-", "--quiet")
     assert json.loads(further.stdout)["runs"][0]["steps"] == 60
 

@@ -118,8 +118,8 @@ def test_what_names_no_problem_is_said(script):
             from_function(name)
         assert sentence in str(caught.value), str(caught.value)
     for given, sentence in [
-        (["--data", "digits"], "--problem brings its own data and model; leave --data out"),
-        (["--l2", "0.1"], "leave --l2 out"),
+        (["--data", "digits"], "--problem brings its own data and model; omit --data"),
+        (["--l2", "0.1"], "omit --l2"),
     ]:
         result = run("train", "--problem", f"{script}:make_problem", "--workers", "4", *given)
         assert result.exit_code == 2 and sentence in result.output, result.output

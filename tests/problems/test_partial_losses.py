@@ -168,7 +168,7 @@ def stream(partition, seed):
         (
             lambda: TorchProblem(module(), torch.nn.CrossEntropyLoss(), Stream(stream)),
             {"strategy": "uncoded:batch=2", "evaluate": "where=workers,samples=9"},
-            "the training data is a stream, and one process generates the samples to evaluate",
+            "the training data is a stream, whose samples for evaluation one process generates",
         ),
         (
             lambda: JaxProblem(lambda params, batch: ((batch["x"] @ params["w"]) ** 2).mean(), {"w": X[0]}, {"x": X},

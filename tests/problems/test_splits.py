@@ -115,6 +115,6 @@ def test_a_run_keeps_its_split_and_goes_on_with_it(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="changed since"):
         anyk.resume(folder, problem=even, steps=10)
     refused = runner.invoke(main, [*train, "--problem", "p.py:f"])
-    assert refused.exit_code == 2 and "leave --data out" in refused.output
+    assert refused.exit_code == 2 and "omit --data" in refused.output
     shown = runner.invoke(main, [*train, "--settings"])
     assert "dirichlet:alpha=0.2,seed=1" in shown.output, json.dumps(shown.output)

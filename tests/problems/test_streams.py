@@ -187,7 +187,7 @@ def test_what_needs_an_end_takes_a_sample_or_is_refused():
         (lambda: Stream(7), "make must be a function"),
         (lambda: of_jax(Stream(lambda j, seed: [])), "the stream of partition 0 has no samples"),
         (lambda: of_jax(Stream(lambda j, seed: [(np.ones(3), 1.0)] * 40)), "the same samples under every seed"),
-        (lambda: of_torch(Unseeded()), "other samples when it was made again with the same seed"),
+        (lambda: of_torch(Unseeded()), "different samples when called again with the same seed"),
         (lambda: of_jax(Stream(lambda j, seed: 1 / 0)), "the stream of partition 0 fails: ZeroDivisionError"),
         (lambda: of_jax(Stream(lambda j, seed: iter([object()]))), "made of arrays, tensors and numbers, got object"),
         (lambda: of_jax(Stream(lambda j, seed: [np.full(2, seed), np.ones(1)])), "not all have the same form"),

@@ -167,7 +167,7 @@ def test_what_cannot_be_set_up_leaves_no_folder(tmp_path):
 def test_a_folder_that_was_killed_before_it_was_a_run_says_so(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "lock").touch()
-    with pytest.raises(anyk.BadInput, match=r"it has no run.toml, as a run leaves it that was killed .* start the run"):
+    with pytest.raises(anyk.BadInput, match=r"it has no run.toml, because its run was killed .* start the run"):
         anyk.resume(tmp_path / "run")
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     anyk.train(problem, "uncoded", "simulated", workers=4, steps=2, out=tmp_path / "run").close()

@@ -267,7 +267,7 @@ class Alarmed(Turns):
         (Gullible, r"^the message of task \d+, chunk 0, is used (though it was used before|though it was lost)", 3),
         (Forgetful, r"^saved and restored it decides otherwise", 3),
         (Unplain, r"^its state is not plain data that JSON can hold: .*object is not JSON serializable", 1),
-        (Keyed, r"^its state is not plain data that JSON can hold: keys of a state must be whole numbers or texts", 1),
+        (Keyed, r"^its state is not plain data that JSON can hold: keys of a state must be integers or strings", 1),
         (Waiting, r"^deadlock at step \d+: every worker is idle", 2),
         (Boastful, r"^a step claims a residual of 0, and it is \d\.\d+", 1),
         (Hoarding, r"^task 3, chunk 0, which is arrived, is neither used nor cancelled", 4),

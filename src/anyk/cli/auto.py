@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from anyk.cli.fields import FLEET, LIMITS
 from anyk.cli.options import (
     ResumeOptions,
-    listening,
     make_callbacks,
     new_folder,
-    resuming,
-    tell_delays,
-    with_smallest,
+    option_callbacks,
+    print_trace_summary,
+    resume_arguments,
+    workers_or_range,
 )
 from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
@@ -50,19 +50,19 @@ def train_in_parts(options: TrainOptions) -> None:
     folder = new_folder(options, "train")
     callbacks = make_callbacks(options.callbacks)
     problems = options.make_problems()
-    tell_delays(options.delays, options.workers)
+    print_trace_summary(options.delays, options.workers)
     console = people(options.json_file)
-    with listening(console, callbacks, options, folder) as shown:
+    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
         result = train_auto(
             problems if options.models > 1 else problems[0],
             cluster=options.cluster,
             optimizer=options.make_optimizer(problems[0]),
             out=folder,
-            callbacks=shown,
+            callbacks=all_callbacks,
             tell=lambda text: say(console, text),
             evaluate=options.evaluate or "",
             **asdict(settings),
-            **values_of(options, *FLEET, *LIMITS, "partitions") | {"workers": with_smallest(options.workers)},
+            **values_of(options, *FLEET, *LIMITS, "partitions") | {"workers": workers_or_range(options.workers)},
         )
     _report(console, result, options.json_file)
 
@@ -72,7 +72,7 @@ def resume_the_parts(console: Console, folder: Path, options: ResumeOptions) -> 
     from anyk.fleet import resume_auto
     from anyk.fleet.auto.parts import read_auto
 
-    with resuming(console, folder, read_auto(folder), options) as arguments:
+    with resume_arguments(console, folder, read_auto(folder), options) as arguments:
         result = resume_auto(folder, tell=lambda text: say(console, text), **arguments)
     _report(console, result, options.json_file)
 

@@ -12,7 +12,7 @@ import click
 
 from anyk.cli.fields import as_field, option, takes
 from anyk.cli.group import main
-from anyk.cli.options import ProblemOptions, json_option, read_workers, with_smallest
+from anyk.cli.options import ProblemOptions, json_option, read_workers, workers_or_range
 from anyk.cli.output import check_page, people, say, warn, write_json
 from anyk.errors import RunFailed
 
@@ -77,7 +77,7 @@ def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
             options.strategy,
             options.cluster,
             faults,
-            workers=with_smallest(options.workers),
+            workers=workers_or_range(options.workers),
             least=options.least,
             options=tuple(_forwarded(ctx, options)),
             out=options.out,

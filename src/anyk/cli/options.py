@@ -19,7 +19,7 @@ from anyk.cli.fields import LIMITS, Command, as_field, option
 from anyk.cli.output import check_file, check_picture, claimed_folder, exit_interrupted
 from anyk.errors import BadInput, as_bad_input, explaining, suggest
 from anyk.named import names_in_folder, plugged_in
-from anyk.plain import values_of
+from anyk.plain import ByName, values_of
 from anyk.protocol import slot_names
 from anyk.tables import reading
 
@@ -37,20 +37,20 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
     if file is None:
         return None
     path = Path(file)
-    with reading(path, "a config file"):  # its name may be too long, its tables nested too deeply
+    with reading(path, "a config file"):  # also if its name is too long or its tables are nested too deeply
         if not path.is_file():
             raise BadInput(f"no config file '{file}'")
         with as_bad_input(f"the config file '{file}' is not TOML", tomllib.TOMLDecodeError, UnicodeDecodeError):
             values = tomllib.loads(path.read_text(encoding="utf-8"))
     options = {option_name(parameter): parameter for parameter in ctx.command.params if parameter.name != "config"}
     defaults: dict[str, Any] = {}
-    for written, value in values.items():
-        key = written.replace("_", "-")
+    for name, value in values.items():
+        key = name.replace("_", "-")
         if key not in options:
             hint = suggest(key, options, f"keys: {', '.join(sorted(options))}")
-            raise BadInput(f"the config file '{file}' has an unknown key '{written}'; {hint}")
+            raise BadInput(f"the config file '{file}' has an unknown key '{name}'; {hint}")
         parameter = options[key]
-        defaults[str(parameter.name)] = check(value, _kind(parameter), f"{written} in the config file '{file}'")
+        defaults[str(parameter.name)] = check(value, _type_of(parameter), f"{name} in the config file '{file}'")
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return file
 
@@ -60,23 +60,23 @@ def option_name(parameter: click.Parameter) -> str:
     return max(parameter.opts, key=len).lstrip("-")
 
 
-def _kind(parameter: click.Parameter) -> Any:
+def _type_of(parameter: click.Parameter) -> Any:
     """Return the type of an option's value in a config file."""
-    kinds: dict[str, Any] = {"integer": int, "float": float, "boolean": bool}
+    types: dict[str, Any] = {"integer": int, "float": float, "boolean": bool}
     if isinstance(parameter, click.Option) and parameter.multiple:
         return tuple[str, ...]
     if "NUMBER" in str(parameter.metavar):
         return float | str
     if "RANGE" in str(parameter.metavar):
         return int | str
-    return kinds.get(parameter.type.name, str)
+    return types.get(parameter.type.name, str)
 
 
-PLUGINS = "anyk.plugins"  # the key of the files in a click context
+PLUGINS = "anyk.plugins"  # the key in a click context for the files of --plugin
 
 
 def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]) -> tuple[str, ...]:
-    """Run Python files that register codes, strategies, delay models or data sets."""
+    """Run Python files that register codes, strategies, delay models, clusters or data sets."""
     ctx.meta[PLUGINS] = (*ctx.meta.get(PLUGINS, ()), *files)
     for file in files:
         path = Path(file)
@@ -91,7 +91,7 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
 
 
 def _ranks_of_mpiexec() -> tuple[int, int] | None:
-    """Return the rank and the number of ranks if mpiexec has started several, else None."""
+    """Return this rank and the number of ranks if mpiexec has started several processes, else None."""
     for rank, size in (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")):
         texts = os.environ.get(rank, ""), os.environ.get(size, "")
         if texts[0].isdigit() and texts[1].isdigit() and int(texts[1]) > 1:
@@ -100,9 +100,9 @@ def _ranks_of_mpiexec() -> tuple[int, int] | None:
 
 
 def join_cluster(spec: str) -> str:
-    """Return the spec of a cluster; under mpiexec, every rank but the first becomes a worker here and never returns.
+    """Return the spec of a cluster; under mpiexec with cluster ``mpi``, ranks above 0 become workers and never return.
 
-    With any other cluster each rank would start its own run: the first raises BadInput, the others exit.
+    With any other cluster each rank would start its own run: rank 0 raises BadInput, the others exit.
     """
     ranks = _ranks_of_mpiexec()
     if ranks is not None and spec.partition(":")[0] != "mpi":
@@ -139,11 +139,11 @@ plugin_option = click.option(
 )
 
 
-FEWEST = "anyk.fewest"  # the key of the smallest number of workers in a click context
+FEWEST = "anyk.fewest"  # the key in a click context for the smallest number of workers
 
 
 def read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int:
-    """Return the largest number of workers; note the smallest one of a range."""
+    """Return the largest number of workers; if the text is a range, store the smallest in the context."""
     from anyk.specs import read
 
     fewest, dots, most = str(text).partition("..")
@@ -152,13 +152,13 @@ def read_workers(ctx: click.Context, _: click.Parameter, text: str | int) -> int
     return int(read(most if dots else fewest, int, "workers"))
 
 
-def with_smallest(workers: int) -> int | tuple[int, int]:
-    """Return the option for the number of workers, or the range if the user gave one."""
+def workers_or_range(workers: int) -> int | tuple[int, int]:
+    """Return the number of workers, or the range (fewest, most) if the user gave a range."""
     fewest: int | None = click.get_current_context().meta.get(FEWEST)
     return workers if fewest is None else (fewest, workers)
 
 
-def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+def _check_evaluate(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
     if text is not None:
         from anyk.runs.evaluation.evaluate import read_evaluate
 
@@ -169,20 +169,20 @@ def _checked_evaluate(_: click.Context, __: click.Parameter, text: str | None) -
 evaluate_option = click.option(
     "--evaluate",
     metavar="SPEC",
-    callback=_checked_evaluate,
+    callback=_check_evaluate,
     help="none, or every=10 (steps), seconds=5 (between two evaluations), samples=1000, on=train or on=held_out "
     "(the metric only), where=aside (in a separate process) or where=workers (the training loss, each worker on its "
     "own data); default: a few hundred versions.",
 )
 quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
-_MAKERS = ("train", "race")  # commands that make a folder, into which a file may go; they check files themselves
+_CREATE_FOLDERS = ("train", "race")  # output files may lie in the folder that they create, so they check files later
 
 
-def _checked_before(check_output: Callable[[str | None], object]) -> Callable[..., str | None]:
-    """Return the callback of an option that checks the file, unless the command itself does."""
+def _check_early(check_output: Callable[[str | None], object]) -> Callable[..., str | None]:
+    """Return the callback of an option that checks an output file before the command starts."""
 
     def callback(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
-        if ctx.command.name not in _MAKERS:
+        if ctx.command.name not in _CREATE_FOLDERS:
             check_output(file)
         return file
 
@@ -193,19 +193,19 @@ json_option = click.option(
     "--json",
     "json_file",
     metavar="FILE",
-    callback=_checked_before(partial(check_file, what="file")),
+    callback=_check_early(partial(check_file, what="file")),
     help="Write the result as JSON ('-': to standard output).",
 )
 
 
 def picture_option(text: str) -> Callable[[Command], Command]:
     """Return the option ``--picture``, which refuses a file that cannot be written before the work starts."""
-    return click.option("--picture", metavar="FILE", callback=_checked_before(check_picture), help=text)
+    return click.option("--picture", metavar="FILE", callback=_check_early(check_picture), help=text)
 
 
 @contextlib.contextmanager
-def listening(console: Console, callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
-    """Yield a run's callbacks, with more for the options: progress on the terminal, metrics, a copy of the log.
+def option_callbacks(console: Console, callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
+    """Yield a run's callbacks, and callbacks for the options: progress on the terminal, metrics, a copy of the log.
 
     If the run is interrupted, print the command that resumes the folder, and exit.
     """
@@ -214,14 +214,14 @@ def listening(console: Console, callbacks: Callbacks, options: RunOptions, folde
     from anyk.views.exports.prometheus import Metrics, address
 
     try:
-        with contextlib.ExitStack() as opened:
-            others: list[Any] = [] if options.mirror is None else [Mirror(options.mirror)]
+        with contextlib.ExitStack() as stack:
+            added: list[Any] = [] if options.mirror is None else [Mirror(options.mirror)]
             if options.metrics is not None:
-                metrics = opened.enter_context(Metrics(*address(options.metrics)))
+                metrics = stack.enter_context(Metrics(*address(options.metrics)))
                 click.echo(f"metrics: {metrics.url}", err=True)
-                others.append(metrics)
-            progress = opened.enter_context(Progress(console, quiet=options.quiet))
-            yield callbacks.also(progress, *others)
+                added.append(metrics)
+            progress = stack.enter_context(Progress(console, quiet=options.quiet))
+            yield callbacks.also(progress, *added)
     except KeyboardInterrupt:
         exit_interrupted(folder, console)
 
@@ -243,7 +243,7 @@ curve_option = click.option(
     default="metric",
     help="The value that the picture shows against seconds.",
 )
-problem_again = click.option(
+problem_option = click.option(
     "--problem",
     metavar="FILE.py:FUNCTION",
     help="The function that makes the run's problem; name it again, as code is not run just because a folder names it.",
@@ -319,14 +319,14 @@ class ProblemOptions:
         from anyk.problems import from_data, from_function
 
         if self.problem is None:
-            tell = partial(click.echo, err=True)
+            report = partial(click.echo, err=True)
             return from_data(
-                str(self.data), file=self.data_file, l2=self.l2, model=self.model, split=self.split, progress=tell
+                str(self.data), file=self.data_file, l2=self.l2, model=self.model, split=self.split, progress=report
             )
         source = click.get_current_context().get_parameter_source
         for name in ("data", "data_file", "model", "split", "l2"):
             if source(name) != ParameterSource.DEFAULT:
-                raise BadInput(f"--problem brings its own data and model; leave --{name.replace('_', '-')} out")
+                raise BadInput(f"--problem brings its own data and model; omit --{name.replace('_', '-')}")
         return from_function(self.problem)
 
     def make_optimizer(self, problem: Problem) -> Optimizer:
@@ -385,10 +385,10 @@ class TrainingOptions(ProblemOptions, RunOptions):
         """Return a strategy's spec for the range of workers and the number of partitions, if they are given."""
         from anyk.strategies import with_fleet
 
-        return with_fleet(spec, with_smallest(self.workers), self.partitions)[0]
+        return with_fleet(spec, workers_or_range(self.workers), self.partitions)[0]
 
     def make_problems(self) -> list[Problem]:
-        """Return the problem of each model: the same data, with different random starts."""
+        """Return a problem for each model: the same data, with different random starts."""
         slots = slot_names(self.models)
         problem = self.make_problem()
         return [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
@@ -401,7 +401,7 @@ class ResumeOptions(RunOptions):
     steps: int | None = option(type=int, help="New limit on steps, counted from the beginning.")
     seconds: float | None = option(type=float, help="New limit on the run's clock.")
     target: float | None = option(type=float, help="New target of the metric.")
-    problem: str | None = as_field(problem_again)
+    problem: str | None = as_field(problem_option)
     trust: bool = as_field(trust_option)
     evaluate: str | None = as_field(evaluate_option)
     add: tuple[str, ...] = option(
@@ -411,7 +411,7 @@ class ResumeOptions(RunOptions):
 
 
 def _variant(problem: object, number: int) -> Any:
-    """Return the same problem with another random start, if it has one; the data is shared."""
+    """Return a problem with the same data and another random start; the same problem if its start is not random."""
     from anyk.problems import TwoLayerNetwork
     from anyk.specs import parse
 
@@ -435,7 +435,7 @@ def _variant(problem: object, number: int) -> Any:
 
 
 def make_callbacks(specs: Sequence[str]) -> Callbacks:
-    """Return the callbacks that the options name; a logger without handlers writes to standard error."""
+    """Return the callbacks with these specs; loggers without handlers get one that writes to standard error."""
     import logging
 
     from anyk.callbacks.lookup import named_callbacks
@@ -451,8 +451,8 @@ def make_callbacks(specs: Sequence[str]) -> Callbacks:
 
 
 @contextlib.contextmanager
-def resuming(console: Console, folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[dict[str, Any]]:
-    """Yield the arguments that resuming takes for every kind of folder.
+def resume_arguments(console: Console, folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[ByName]:
+    """Yield the arguments that ``resume``, ``resume_race`` and ``resume_auto`` have in common.
 
     Callbacks come from the options or, if there are none, from the folder.
     """
@@ -465,16 +465,16 @@ def resuming(console: Console, folder: Path, config: SharedConfig, options: Resu
         with names_in_folder(folder, config.digests.code, trust=options.trust):
             callbacks = make_callbacks(config.callbacks)
     problem = None if options.problem is None else from_function(options.problem)
-    with listening(console, callbacks, options, folder) as shown:
+    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
         yield {
             "problem": problem,
-            "callbacks": shown,
+            "callbacks": all_callbacks,
             **values_of(options, "trust", *LIMITS),
         }
 
 
-def tell_delays(spec: str, workers: int) -> None:
-    """Print the interpretation of a trace to standard error."""
+def print_trace_summary(spec: str, workers: int) -> None:
+    """If the delays are a trace, print how it was read to standard error."""
     from anyk.delays import Trace, parse
 
     model = parse(spec)
@@ -484,9 +484,9 @@ def tell_delays(spec: str, workers: int) -> None:
 
 
 def new_folder(options: TrainingOptions, kind: str) -> Path:
-    """Return the folder that --out names, or else make a free one under runs/, which no other process can take.
+    """Return the folder that --out names, or else create one under runs/ that no other process can take.
 
-    If the command leaves it empty, it is removed in the end. Raise if --json names a file that cannot be written.
+    A created folder is removed at the end if it is still empty. Raise if --json names a file that cannot be written.
     """
     out = options.out
     folder = Path(out) if out else click.get_current_context().with_resource(claimed_folder(kind))

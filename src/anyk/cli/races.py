@@ -17,13 +17,13 @@ from anyk.cli.options import (
     TrainingOptions,
     config_option,
     curve_option,
-    listening,
     make_callbacks,
     new_folder,
+    option_callbacks,
     picture_option,
     plugin_option,
-    resuming,
-    tell_delays,
+    print_trace_summary,
+    resume_arguments,
 )
 from anyk.cli.output import check_page, check_picture, people, say, warn, write_json
 from anyk.cli.settings_report import show_settings
@@ -115,13 +115,13 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
     console = people(options.json_file)
     callbacks = make_callbacks(options.callbacks)
     problems = options.make_problems()
-    tell_delays(options.delays, options.workers)
+    print_trace_summary(options.delays, options.workers)
     optimizer = options.make_optimizer(problems[0])
     cluster = options.cluster if changed else charged(options.cluster, problems[0], workers=options.workers)
     head = [_head(options, problems[0], optimizer)]
     if cluster != options.cluster:
         head.append(f"cluster {cluster}: what computing a partition takes here, on a core for each worker")
-    with listening(console, callbacks, options, folder) as shown:
+    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
         result = run_race(
             problems if options.models > 1 else problems[0],
             options.strategies,
@@ -131,7 +131,7 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
             **values_of(options, *FLEET, *LIMITS),
             out=folder,
             evaluate=options.evaluate or "",
-            callbacks=shown,
+            callbacks=all_callbacks,
             before=_announce(console, options.quiet, head),
         )
     page = None if options.page == "none" else Path(options.page or folder / PAGE)
@@ -198,7 +198,7 @@ def resume_the_race(console: Console, folder: Path, options: ResumeOptions) -> N
     from anyk.runs.races.race_folder import read_race
 
     before = _announce(console, options.quiet)
-    with resuming(console, folder, read_race(folder), options) as arguments:
+    with resume_arguments(console, folder, read_race(folder), options) as arguments:
         result = resume_race(folder, add=options.add, seeds=options.seeds, before=before, tell=warn, **arguments)
     page = folder / PAGE
     tell_race(console, result, folder / "race.png", "metric", page=page if page.exists() else None)

@@ -19,14 +19,14 @@ from anyk.cli.options import (
     config_option,
     curve_option,
     json_option,
-    listening,
     make_callbacks,
     new_folder,
+    option_callbacks,
     picture_option,
     plugin_option,
-    problem_again,
-    resuming,
-    tell_delays,
+    print_trace_summary,
+    problem_option,
+    resume_arguments,
     trust_option,
 )
 from anyk.cli.output import people, say, warn, write_json
@@ -122,12 +122,12 @@ def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path
 
     callbacks = make_callbacks(options.callbacks)
     problems = options.make_problems()
-    tell_delays(options.delays, options.workers)
+    print_trace_summary(options.delays, options.workers)
     continues = options.begin is not None and options.optimizer is None and options.lr is None
     if promise is not None:
         lr = options.lr if promise.learning_rate is None or options.lr is not None else str(promise.learning_rate)
         options = replace(options, optimizer=options.optimizer or promise.optimizer, lr=lr)
-    with listening(console, callbacks, options, folder) as shown:
+    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
         training: Any = train_many if options.models > 1 else train_one
         run: Run = training(
             problems if options.models > 1 else problems[0],
@@ -137,7 +137,7 @@ def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path
             **values_of(options, *LIMITS, "begin"),
             out=folder,
             evaluate=options.evaluate or "",
-            callbacks=shown,
+            callbacks=all_callbacks,
         )
         return run
 
@@ -213,7 +213,7 @@ def resume(run: str, options: ResumeOptions) -> None:
     for name, value in (("add", options.add or None), ("seeds", options.seeds)):
         if value is not None:
             raise BadInput(f"'{run}' is a single run; --{name} is for the folder of a race")
-    with resuming(console, Path(run), read_config(Path(run)), options) as arguments:
+    with resume_arguments(console, Path(run), read_config(Path(run)), options) as arguments:
         if options.evaluate is not None:
             arguments["evaluate"] = options.evaluate
         result = resume_training(run, tell=warn, **arguments)
@@ -360,7 +360,7 @@ def _show_staleness(console: Console, run: Run) -> ByName:
 @main.command()
 @click.argument("run")
 @click.option("--decisions-only", is_flag=True, help="Do not compute gradients.")
-@problem_again
+@problem_option
 @trust_option
 @plugin_option
 def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> None:

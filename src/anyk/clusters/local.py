@@ -79,7 +79,7 @@ class LocalStepper:
                 gradient += self._penalty * w
             own = first + done
             scale = 1.0 if own == number else rate.at(number) / rate.at(own)
-            with np.errstate(over="ignore", invalid="ignore"):  # checked() detects numbers that are not finite
+            with np.errstate(over="ignore", invalid="ignore"):  # inspect_message() detects numbers that are not finite
                 w = self._optimizer.step(w, gradient, state, own, scale)
         if not chunk.compress:
             keep_state(states, task, chunk, state | {_COUNT: np.array([first + chunk.steps], dtype=np.float64)})

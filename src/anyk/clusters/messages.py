@@ -43,7 +43,7 @@ def spoil(message: Vector, requests: Path) -> None:
             message[message.size // 2] += value
 
 
-def checked(message: Vector) -> tuple[str | None, int]:
+def inspect_message(message: Vector) -> tuple[str | None, int]:
     """Return the reason why a message must not be used (None if it may), and its digest; usually in one pass.
 
     On one machine, equal messages have equal digests. Different messages, even if only in sign or order, have different
@@ -274,7 +274,7 @@ class Messages:
         if isinstance(parts, Batches):
             parts.key = keyed.integer(self._seed, "draws", version, 0 if chunk is None else chunk.repeat)
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # checked() detects numbers that are not finite
+            with np.errstate(over="ignore", invalid="ignore"):  # inspect_message() detects numbers that are not finite
                 if rows is None:
                     gradient = _real(partition, parts.partial_gradient(partition, w))
                 elif not rows.size:

@@ -1,4 +1,4 @@
-"""Seconds of strategies, in closed form or on the virtual clock, without computing anything."""
+"""The seconds that strategies take, in closed form or on the virtual clock, without computing gradients."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from anyk.runs.log.queries import works
 from anyk.runs.log.runlog import RunLog
 from anyk.strategies import strategy as build_strategy
 
-_BATCHES = 20
+_BATCHES = 20  # of updates, whose means give the standard error
 
 
 def drive(strategy: Strategy, cluster: Simulated, steps: int, log: RunLog | None = None) -> tuple[list[float], Any]:
-    """Return the time of each step on a virtual clock, in seconds, after a 0, and the strategy's last state."""
-    ends = [0.0]
-    driver = Driver(strategy, cluster, log=log, steps=steps, on_step=lambda driver: ends.append(driver.time))
+    """Run a strategy on a virtual clock; return 0 and the time of each step, in seconds, and the last state."""
+    times = [0.0]
+    driver = Driver(strategy, cluster, log=log, steps=steps, on_step=lambda driver: times.append(driver.time))
     with session(driver):
         driver.run()
-    return ends, driver.running.state
+    return times, driver.running.state
 
 
 def pace(strategy: Strategy, delays: DelayModel) -> Pace:
-    """Return the expected seconds of an update and the mean staleness, without computing and communication.
+    """Return the expected seconds of an update and the mean staleness; computing and communication take no time.
 
-    Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018; preemption is assumed, and delays that do not depend on load. Each
-    strategy states it in its :class:`~anyk.protocol.StrategyFacts`.
+    Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018. Workers are preempted, and delays do not depend on load. Each strategy
+    states its pace in its :class:`~anyk.protocol.StrategyFacts`.
 
     >>> import anyk
     >>> pace(anyk.strategy("k-batch-async:k=4", workers=8), anyk.delays.Exponential(mean=1.0))
@@ -63,7 +63,7 @@ def simulated_pace(
     updates: Annotated[int, msgspec.Meta(ge=2 * _BATCHES)] = 2000,
     seed: int = 0,
 ) -> Measured:
-    """Return the seconds of an update, by running a fresh ``strategy`` for ``updates`` updates on the virtual clock.
+    """Return the seconds of an update, measured by running ``updates`` updates on the virtual clock.
 
     Settings that adapt to the loss keep their initial values. Only the latency of ``communication`` counts, because
     bytes are unknown without a problem.
@@ -73,9 +73,9 @@ def simulated_pace(
     Measured(seconds=2.0, error=0.0)
     """
     cluster = Simulated(strategy.layout.workers, delays=delays, seed=seed, communication=communication)
-    waits = np.diff(drive(strategy, cluster, updates)[0])
-    batches = waits[: len(waits) // _BATCHES * _BATCHES].reshape(_BATCHES, -1).mean(axis=1)
-    return Measured(float(waits.mean()), float(batches.std(ddof=1) / _BATCHES**0.5))
+    durations = np.diff(drive(strategy, cluster, updates)[0])
+    batch_means = durations[: len(durations) // _BATCHES * _BATCHES].reshape(_BATCHES, -1).mean(axis=1)
+    return Measured(float(durations.mean()), float(batch_means.std(ddof=1) / _BATCHES**0.5))
 
 
 def computed_load(
@@ -86,12 +86,12 @@ def computed_load(
     updates: int = 200,
     seed: int = 0,
 ) -> float:
-    """Return the mean share of the data that a worker really computes in an update, on the virtual clock.
+    """Return the mean share of the data that a worker computes in an update, on the virtual clock.
 
-    A worker that is never cancelled computes its code's ``load``. The result counts each partial gradient that is
-    finished when its worker is cancelled, used or not, but not the unfinished one. So it is at most the load, and much
-    less with codes that end in mid-step, ``nested`` and ``progress``. It is informative for delays by partition
-    (``per=load``). Raises :class:`~anyk.errors.BadInput` if workers take local steps.
+    A worker that is never cancelled computes its code's ``load``. If it is cancelled, the partial gradients that it has
+    finished count, used or not. So the result is at most the load, and much less with the codes ``nested`` and
+    ``progress``, which use unfinished tasks. It is informative only if delays depend on the load (``per=load``). Raises
+    :class:`~anyk.errors.BadInput` if workers take local steps.
 
     >>> import anyk
     >>> delays = anyk.delays.parse("bimodal:fast=1,slow=5,probability=0.1,per=load")
@@ -106,19 +106,21 @@ def computed_load(
     drive(strategy, cluster, -(-updates // len(layout.slots)), log)
     assigned = {number: work.partitions for number, work in works(log).items()}
     sizes = layout.shares or (1,) * layout.partitions
-    total = 0.0
+    computed = 0.0
     for number, done, count in log.rows("SELECT work, done, count(*) FROM chunks WHERE done > 0 GROUP BY work, done"):
         finished = assigned[number][:done]
-        total += count * (sum(sizes[j] for j in finished) + (done - len(finished)))  # fewer may have been requested
+        # a message on request may cover fewer partitions than are finished; the others count as 1 each
+        computed += count * (sum(sizes[j] for j in finished) + (done - len(finished)))
     steps = log.rows("SELECT count(*) FROM updates")[0][0]
-    return total / (sum(sizes) * layout.workers * int(steps))
+    return computed / (sum(sizes) * layout.workers * int(steps))
 
 
 def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple[Floats, int]:
-    """Return the seconds of each round, and the number of rounds with waiting, for ``jobs`` jobs on measured delays.
+    """Return the seconds of each round with measured delays, and the number of rounds that waited for stragglers.
 
-    The strategy itself runs, on the virtual clock. ``delays``: seconds, shape (rounds, workers); round t has row t.
-    Sequential codes take ``jobs + T`` rounds. A strategy without a straggler model waits in every round. Raises
+    The strategy runs on the virtual clock. ``jobs``: steps of all models together; ``delays``: seconds, shape (rounds,
+    workers), a row for each round. Sequential codes take ``jobs + T`` rounds. A strategy without a straggler model
+    waits in every round. Raises
     :class:`~anyk.errors.BadInput` if there are fewer rows than rounds.
 
     >>> durations, waits = simulate("m-sgc:B=1,W=2,lambda=1", [[1, 1, 4], [1, 3, 1], [1, 1, 1]], jobs=2)
@@ -137,13 +139,13 @@ def simulate(strategy: Strategy | str, delays: ArrayLike, *, jobs: int) -> tuple
             f"{jobs} jobs of '{strategy.spec}' take {rounds} rounds, at least one; the delays have {len(table)}"
         )
     cluster = Simulated(planned.layout.workers, delays=Table(table[:rounds], by="round"))
-    ends, state = drive(planned, cluster, jobs)
+    times, state = drive(planned, cluster, jobs)
     if facts.round_seconds is None:
-        return np.diff(ends), jobs
+        return np.diff(times), jobs
     seconds, waits = facts.round_seconds(state)
     return np.array(seconds), waits
 
 
 def for_jobs(strategy: Strategy, jobs: int) -> Strategy:
-    """Return the strategy for a number of steps of all models together."""
+    """Return the strategy that is planned for ``jobs`` steps of all models together."""
     return strategy if strategy.facts.for_jobs is None else strategy.facts.for_jobs(jobs)

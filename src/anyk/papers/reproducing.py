@@ -1,4 +1,4 @@
-"""Running items and writing their results: tables, pictures, verdicts, and a page of all items."""
+"""Running items, the figures and tables of papers, and writing tables, pictures, verdicts and a page of all items."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEADER = ("claim", "paper", "here", "verdict")
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The result of an item. ``picture``: its file, or None without matplotlib."""
+    """The result of an item. ``picture``: the file, or None if none was written."""
 
     item: Item
     table: Table
@@ -40,12 +40,14 @@ class Reproduction:
 
     @property
     def setting(self) -> str:
-        """Clock, seeds and size in words."""
+        """The clock, the seeds and the size of the reproduction in words."""
         seeds = (
             "no random draws" if self.item.clock == "none" else f"seeds 0 to {self.seeds - 1}, mean (least to largest)"
         )
-        on = {"none": "closed forms", "simulated": "virtual clock"}.get(self.cluster, f"real clock, {self.cluster}")
-        return f"{on}; {seeds}{'; quick: smaller than the paper' if self.quick else ''}"
+        clock_text = {"none": "closed forms", "simulated": "virtual clock"}.get(
+            self.cluster, f"real clock, {self.cluster}"
+        )
+        return f"{clock_text}; {seeds}{'; quick: smaller than the paper' if self.quick else ''}"
 
     def plain(self) -> dict[str, Any]:
         """Return the result as plain data, for JSON."""
@@ -69,13 +71,13 @@ class Reproduction:
         lines = [f"## {self.item.name}: {self.word}", "", f"{self.item.title}. *{self.item.source}*", ""]
         if picture is not None:
             lines += [f"![{self.item.title}]({picture})", ""]
-        lines += _markdown(_HEADER, [list(verdict) for verdict in self.verdicts])
-        lines += ["", *_markdown(columns, self.table.cells(columns))]
+        lines += _markdown_table(_HEADER, [list(verdict) for verdict in self.verdicts])
+        lines += ["", *_markdown_table(columns, self.table.cells(columns))]
         lines += ["", f"{self.setting[0].upper()}{self.setting[1:]}. Differs from the paper: {self.item.differs}", ""]
         return "\n".join(lines)
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return [f"| {' | '.join(header)} |", "|" + " --- |" * len(header), *(f"| {' | '.join(row)} |" for row in escaped)]
 
@@ -93,9 +95,10 @@ def reproduce(
 ) -> Reproduction:
     """Run an item; write its table (CSV, JSON), page (Markdown) and picture into the folder ``out``, if given.
 
-    ``cluster``: ``processes`` for items of the virtual clock that can run on the real clock. ``keep``: a folder that
-    stores the results of single cases by their settings (default: ``.results`` in ``out``), so that an interrupted run
-    continues. Raises :class:`~anyk.errors.BadInput` if the item does not exist, or its data is missing.
+    ``cluster``: ``processes`` runs an item on the real clock that otherwise uses the virtual clock. ``keep``: a folder
+    that stores the result of each case by its settings (default: ``.results`` in ``out``), so that only the
+    remaining cases are run after an interruption. Raises :class:`~anyk.errors.BadInput` if the item does not exist, or
+    its data is missing.
 
     >>> reproduction = reproduce("erasurehead-theory", quick=True, seeds=1)
     >>> reproduction.word
@@ -111,7 +114,7 @@ def reproduce(
         item = known_items[item]
     clock_name = item.clock if cluster is None else cluster
     if item.clock != "simulated" and clock_name != item.clock:
-        raise BadInput(f"'{item.name}' runs on its own clock ({item.clock}) only; leave out cluster={clock_name}")
+        raise BadInput(f"'{item.name}' runs on its own clock ({item.clock}) only; omit cluster={clock_name}")
     if clock_name not in ("simulated", "processes", "none"):
         raise BadInput(f"cluster must be simulated or processes, got '{clock_name}'")
     count = 1 if item.clock == "none" else item.seeds if seeds is None else check(seeds, AtLeastOne, "seeds")
@@ -128,13 +131,13 @@ def reproduce(
         None if data_folder is None else Path(data_folder),
         progress,
     )
-    began = clock.monotonic()
+    start = clock.monotonic()
     table = item.table(lab)
     verdicts = tuple(item.verdicts(table))
     picture = None
     if folder is not None:
         picture = _draw_picture(item, table, folder)
-    reproduction = Reproduction(item, table, verdicts, count, quick, clock_name, clock.monotonic() - began, picture)
+    reproduction = Reproduction(item, table, verdicts, count, quick, clock_name, clock.monotonic() - start, picture)
     if folder is not None:
         (folder / f"{item.name}.json").write_text(json.dumps(reproduction.plain(), indent=1) + "\n", encoding="utf-8")
         (folder / f"{item.name}.csv").write_text(table.csv(), encoding="utf-8")
@@ -144,13 +147,14 @@ def reproduce(
 
 
 def _prepare_folder(folder: Path, *names: str) -> None:
-    """Create a folder, if necessary, in which files or folders of these names will be written."""
+    """Check the paths of files and folders that will be written into a folder, and create the folder if necessary."""
     check_plain(*(folder / name for name in names))
-    with as_bad_input(f"the folder '{folder}' cannot be made"):
+    with as_bad_input(f"the folder '{folder}' cannot be created"):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def _draw_picture(item: Item, table: Table, folder: Path) -> Path | None:
+    """Draw the item's picture into the folder and return its file; None without matplotlib."""
     file = folder / f"{item.name}.png"
     try:
         draw(item.title, item.panels, table, file)
@@ -168,18 +172,19 @@ def reproduce_all(
     data_folder: str | Path | None = None,
     progress: Progress = lambda text, done, of: None,
     before: Callable[[Item], None] = lambda item: None,
-    after: Callable[[Reproduction], None] = lambda finished: None,
+    after: Callable[[Reproduction], None] = lambda reproduction: None,
 ) -> tuple[list[Reproduction], dict[str, str]]:
-    """Run all items, or the named items, and write the gallery page, ``gallery.md``.
+    """Run all items, or the named items, and write the gallery page, ``gallery.md``, after each item.
 
-    Returns the results, and by name the reasons why other items, such as items without data, could not be run.
+    ``before`` and ``after`` are called before and after each item. Returns the results, and the reasons why other items
+    could not be run (such as missing data), by name.
     """
     from anyk.papers import items
 
     folder = Path(out)
     _prepare_folder(folder, "gallery.md")
     reproductions: list[Reproduction] = []
-    missing: dict[str, str] = {}
+    failures: dict[str, str] = {}
     for item in items().values():
         if names and item.name not in names:
             continue
@@ -189,36 +194,36 @@ def reproduce_all(
                 item, out=folder, quick=quick, seeds=seeds, data_folder=data_folder, progress=progress
             )
         except BadInput as error:
-            missing[item.name] = str(error)
+            failures[item.name] = str(error)
             continue
         reproductions.append(reproduction)
         after(reproduction)
-        (folder / "gallery.md").write_text(page(reproductions, missing), encoding="utf-8")
-    (folder / "gallery.md").write_text(page(reproductions, missing), encoding="utf-8")
-    return reproductions, missing
+        (folder / "gallery.md").write_text(page(reproductions, failures), encoding="utf-8")
+    (folder / "gallery.md").write_text(page(reproductions, failures), encoding="utf-8")
+    return reproductions, failures
 
 
 def _link(reproduction: Reproduction) -> str:
     return f"[{reproduction.item.name}](#{reproduction.item.name}-{reproduction.word.replace(' ', '-')})"
 
 
-def page(reproductions: Sequence[Reproduction], missing: dict[str, str]) -> str:
-    """Return the gallery page: a table of verdicts, then each item."""
+def page(reproductions: Sequence[Reproduction], failures: dict[str, str]) -> str:
+    """Return the gallery page: a table of verdicts, then each item; ``failures``: reasons by item."""
     words = [each.word for each in reproductions]
     lines = [
         "# Gallery",
         "",
-        "Figures and tables of papers, made again by `anyk reproduce --all`. A claim *holds* where its number is met "
-        "within the tolerance beside it, every printed order is kept and the test of a claim in words is passed; a "
-        "number that is missed in the right direction *holds in part*. Verdicts are computed from the numbers.",
+        "Figures and tables of papers, reproduced by `anyk reproduce --all`. A claim about a number *holds* if the "
+        "number is met within the stated tolerance, and *holds in part* if only its direction is. A claim about an "
+        "order, or in words, *holds* if its test passes. Verdicts are computed from the numbers.",
         "",
         f"{words.count('holds')} hold, {words.count('holds in part')} hold in part, "
-        f"{words.count('does not hold')} do not hold; {len(missing)} could not be run.",
+        f"{words.count('does not hold')} do not hold; {len(failures)} could not be run.",
         "",
-        *_markdown(
+        *_markdown_table(
             ["item", "what", "verdict"],
             [[_link(each), each.item.title, each.word] for each in reproductions]
-            + [[name, why.partition(";")[0], "not run"] for name, why in missing.items()],
+            + [[name, reason.partition(";")[0], "not run"] for name, reason in failures.items()],
         ),
         "",
         *(each.markdown(None if each.picture is None else each.picture.name) for each in reproductions),

@@ -24,8 +24,8 @@ from anyk.views.style import COLOURS, picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FREE = 0.05  # share of a task's delay below which computing counts as free
-_WIDEST = 16  # characters of the reference's spec in a title
+FREE = 0.05  # computing counts as free if it takes a smaller share of a task's delay
+_WIDEST = 16  # largest number of characters of the reference's spec in a title
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -39,7 +39,7 @@ def seconds(value: float | None) -> str:
 
 
 def ratio_to_floor(run: Run) -> float | None:
-    """Return seconds over floor seconds; None if the floor is too small for a meaningful ratio."""
+    """Return a run's seconds over its floor; None if the floor is too small for a meaningful ratio."""
     floor = run.floor_seconds
     steps = run.steps - run.begun
     if not floor or not steps or floor / steps < SHOWN_FROM:
@@ -48,11 +48,11 @@ def ratio_to_floor(run: Run) -> float | None:
 
 
 class _Column(NamedTuple):
-    """A column of numbers: the value of a run, the format of its text, and the value that counts for a missing one."""
+    """A column of numbers: functions that return a run's value and its text, and the number that replaces None."""
 
     title: str
     value: Callable[[Run], float | None]
-    form: Callable[[Any], str]
+    text: Callable[[Any], str]
     missing: float = math.inf
 
 
@@ -62,25 +62,25 @@ def _metric(name: str, run: Run) -> float | None:
 
 def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
     """Return the columns that the runs need; ``single``: each strategy ran with one seed."""
-    several = any(run.models_trained > 1 for run in runs)
+    many_models = any(run.models_trained > 1 for run in runs)
     target = next((run.config.target for run in runs if run.config.target is not None), None)
     worst = -math.inf if runs[0].config.better == "higher" else math.inf
     columns = [_Column("steps", lambda run: run.steps, "{:.12g}".format)]
-    if several and single:
+    if many_models and single:
         columns += [_Column("models", lambda run: run.models_trained, str), _Column("jobs", lambda run: run.jobs, str)]
     columns += [_Column("seconds", lambda run: run.seconds, seconds)]
-    columns += [_Column("seconds\na job", lambda run: run.seconds_a_job, seconds)] * several
+    columns += [_Column("seconds\na job", lambda run: run.seconds_a_job, seconds)] * many_models
     if single:
         columns += [_Column("floor\ns", lambda run: run.floor_seconds, seconds)]
         columns += [_Column("ratio", ratio_to_floor, lambda ratio: "–" if ratio is None else f"{ratio:.3f}")]
     columns += [_Column("loss", lambda run: run.loss, number)]
-    shown = {run.metric_name: (run.metric_name, worst) for run in runs if run.metric} or {"metric": ("metric", worst)}
+    metrics = {run.metric_name: (run.metric_name, worst) for run in runs if run.metric} or {"metric": ("metric", worst)}
     for name, title in (("accuracy", "accuracy"), ("r2", "R²")):  # further metrics
         if any(name in run.metrics for run in runs):
-            shown.setdefault(name, (title, -math.inf))
-    for name, (title, missing) in shown.items():
+            metrics.setdefault(name, (title, -math.inf))
+    for name, (title, missing) in metrics.items():
         columns += [_Column(title, partial(_metric, name), number, missing)]
-    if single and any(_ended_below(run) for run in runs):
+    if single and any(_lost_target(run) for run in runs):
         columns += [_Column("best", lambda run: run.best, number)]
     if target is not None:
         columns += [_Column(f"s to\n{target:g}", lambda run: run.time_to_target, seconds)]
@@ -96,7 +96,7 @@ def race_table(runs: Sequence[Run]) -> Columns:
         return _seeds_table(compare_seeds(runs))
     columns = _columns(runs, single=True)
     titles = ["strategy", *(column.title for column in columns)]
-    rows = [[run.config.strategy, *(column.form(column.value(run)) for column in columns)] for run in runs]
+    rows = [[run.config.strategy, *(column.text(column.value(run)) for column in columns)] for run in runs]
     if len(runs) > 1:
         over, by, speed_ups = compare(runs)
         titles += ["at\nloss"] * (by == "loss")
@@ -104,13 +104,13 @@ def race_table(runs: Sequence[Run]) -> Columns:
         titles += [f"speed-up{job}\nvs {shortened(over, _WIDEST)}"]
         for row, speed_up in zip(rows, speed_ups, strict=True):
             row += [number(speed_up.at)] * (by == "loss")
-            row += [_times(speed_up.times, at_least=speed_up.at_least)]
+            row += [_speed_up_text(speed_up.times, at_least=speed_up.at_least)]
     return Columns(titles, rows)
 
 
 def _seeds_table(comparison: SeedsComparison) -> Columns:
     """Return three rows for each strategy: the median over the seeds, the least and the largest."""
-    columns = _columns([run for one in comparison.strategies for run in one.runs], single=False)
+    columns = _columns([run for strategy in comparison.strategies for run in strategy.runs], single=False)
     titles = ["strategy,\nmedian", "seeds", *(column.title for column in columns)]
     reached = comparison.strategies[0].reached is not None
     compared = len(comparison.strategies) > 1
@@ -120,45 +120,45 @@ def _seeds_table(comparison: SeedsComparison) -> Columns:
         seeds = len(strategy.runs)
         cells = [(str(seeds), "", "")]
         for column in columns:
-            cells.append(_three(spread(map(column.value, strategy.runs), missing=column.missing), column.form))
+            cells.append(_spread_texts(spread(map(column.value, strategy.runs), missing=column.missing), column.text))
         cells += [(f"{strategy.reached} of {seeds}", "", "")] * reached
         if compared:
-            form = partial(_times, at_least=strategy.at_least)
-            cells.append(_three(strategy.speed_up or Spread(None, None, None), form))
+            text = partial(_speed_up_text, at_least=strategy.at_least)
+            cells.append(_spread_texts(strategy.speed_up or Spread(None, None, None), text))
         rows += [list(row) for row in zip((strategy.strategy, "  least", "  largest"), *cells, strict=True)]
     return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])
 
 
-def _three(values: Spread, form: Callable[[Any], str]) -> tuple[str, str, str]:
-    return form(values.median), form(values.least), form(values.most)
+def _spread_texts(values: Spread, text: Callable[[Any], str]) -> tuple[str, str, str]:
+    return text(values.median), text(values.least), text(values.most)
 
 
-def _times(value: float | None, at_least: bool = False) -> str:
+def _speed_up_text(value: float | None, at_least: bool = False) -> str:
     return "–" if value is None else f"{'> ' * at_least}{value:.1f}x"
 
 
 def race_notes(runs: Sequence[Run]) -> list[str]:
-    """Return notes on targets missed at a limit, a loss that is still falling, and load that costs nothing."""
+    """Return notes for below a race's table: on missed targets, losses at the end, and load that costs nothing."""
     groups = grouped(runs)
-    several = any(len(group) > 1 for group in groups)
-    lines = ["medians over the seeds; below them the least and the largest value"] * several
+    many_seeds = any(len(group) > 1 for group in groups)
+    lines = ["medians over the seeds; below them the least and the largest value"] * many_seeds
     for group in groups:
         run, target = group[0], group[0].config.target
-        missed = [one for one in group if one.time_to_target is None]
+        missed = [other for other in group if other.time_to_target is None]
         if target is None or not missed:
             continue
         steps = missed[0].config.steps
         if len(group) > 1:
-            seeds = ", ".join(str(one.config.seed) for one in missed)
+            seeds = ", ".join(str(other.config.seed) for other in missed)
             lines.append(
                 f"{run.config.strategy} reached {target:g} with {len(group) - len(missed)} of {len(group)} seeds, "
-                f"not with {seeds}; these count as later than all others"
+                f"not with {seeds}; these seeds count as slower than all others"
             )
         elif steps is not None and run.steps >= steps:
-            assumed = steps == run.begun + LIMIT and run.config.seconds is None
+            by_default = steps == run.begun + LIMIT and run.config.seconds is None
             lines.append(
                 f"{run.config.strategy} did not reach {target:g} in {steps:,} steps"
-                + (", the limit where no other is given" if assumed else "")
+                + (", the default limit" if by_default else "")
             )
     lines += [
         f"{run.config.strategy}: {note['text']}" for run in runs for note in run.notes if note["kind"] == DIFFERENT
@@ -178,25 +178,25 @@ def _loss_notes(runs: Sequence[Run]) -> list[str]:
     falling, rising = ([run for run in runs if at_end(run)] for at_end in (falls_fast, _has_risen))
     if falling:
         lines.append(
-            f"{_whose(falling, runs)} was still falling fast at the end; more steps, or another learning rate than "
-            f"{falling[0].config.lr}, would probably lower it further"
+            f"{_name_losses(falling, runs)} was still falling fast at the end; more steps, or another learning "
+            f"rate than {falling[0].config.lr}, would probably lower it further"
         )
     if rising:
         lines.append(
-            f"{_whose(rising, runs)} ended above that of the first model; lower the learning rate (now "
+            f"{_name_losses(rising, runs)} ended above that of the first model; lower the learning rate (now "
             f"{rising[0].config.lr})"
         )
     return lines
 
 
-def _whose(some: Sequence[Run], runs: Sequence[Run]) -> str:
-    """Return the subject of a line about losses: the runs' strategies, unless the line is about all runs."""
-    specs = dict.fromkeys(run.config.strategy for run in some)
-    return "the loss" if len(some) == len(runs) else f"the loss of {', '.join(specs)}"
+def _name_losses(affected: Sequence[Run], runs: Sequence[Run]) -> str:
+    """Return the subject of a line about losses, with the strategies unless all runs are affected."""
+    specs = dict.fromkeys(run.config.strategy for run in affected)
+    return "the loss" if len(affected) == len(runs) else f"the loss of {', '.join(specs)}"
 
 
 def falls_fast(run: Run) -> bool:
-    """Return whether the loss was still falling fast when a run ended that reached no target.
+    """Return whether the loss was still falling fast at the end; False if the run reached its target.
 
     The medians of the third and the last quarter of the steps differ by more than a twentieth of the whole fall, or by
     more than a tenth of the last loss (and a thousandth of the whole fall, because of losses that approach 0).
@@ -214,12 +214,12 @@ def falls_fast(run: Run) -> bool:
 
 def _has_risen(run: Run) -> bool:
     _, losses = finite_values(run)
-    failed = any(note["kind"] == "failed" for note in run.notes[-1:])  # for a reason that is printed
+    failed = any(note["kind"] == "failed" for note in run.notes[-1:])  # the reason is printed anyway
     return bool(not failed and losses.size > 1 and losses[-1] > losses[0])
 
 
 def load_notes(runs: Sequence[Run]) -> list[str]:
-    """Return a note if runs differ in load but load costs nothing, or next to nothing beside the delays."""
+    """Return a note if runs differ in load, and load costs nothing or little compared with the delays."""
     costs = [run.cost for run in runs]
     if not costs or max(cost.load for cost in costs) == min(cost.load for cost in costs):
         return []
@@ -239,7 +239,7 @@ def load_notes(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _ended_below(run: Run) -> bool:
+def _lost_target(run: Run) -> bool:
     """Return whether the final model misses the target that an earlier version reached."""
     value = (run.metric or {}).get("value")
     if run.time_to_target is None or value is None:
@@ -249,7 +249,7 @@ def _ended_below(run: Run) -> bool:
 
 
 def speed_table(speed: ClusterSpeed) -> Columns:
-    """Return a row for each message size."""
+    """Return the speed of a cluster's messages, a row for each message size."""
     rows = []
     for each in speed.speeds:
         rate = speed.bandwidth(each)
@@ -266,11 +266,11 @@ def speed_table(speed: ClusterSpeed) -> Columns:
     return Columns(["message", "round trip ms", "MB/s", "step ms", "floor ms", "step / floor"], rows)
 
 
-_ROWS = 100  # of a table, which shows the largest coefficients
+_ROWS = 100  # largest number of coefficients in a table
 
 
 def coefficients_table(coefficients: Coefficients) -> tuple[Columns, str]:
-    """Return intercept and coefficients by column, and a sentence about omitted columns, which may be empty.
+    """Return a table of intercept and coefficients, and a sentence about omitted columns; empty if there are none.
 
     >>> table, _ = coefficients_table(Coefficients(("size",), np.array([[2.0]]), np.array([0.5]), ("price",)))
     >>> table.rows
@@ -301,7 +301,7 @@ def _texts(values: Any) -> list[str]:
     return [f"{value:.6g}" for value in values.tolist()]
 
 
-_STALENESS_ROWS = 20  # of a table; more values share rows
+_STALENESS_ROWS = 20  # if more values occur, each row covers several
 
 
 def staleness_table(counts: Mapping[int, int]) -> Columns:
@@ -310,14 +310,14 @@ def staleness_table(counts: Mapping[int, int]) -> Columns:
     >>> staleness_table({0: 30, 1: 10}).rows
     [['0', '30', '75.0 %', '75.0 %'], ['1', '10', '25.0 %', '100.0 %']]
     """
-    total, upto = sum(counts.values()), 0
+    total, cumulative = sum(counts.values()), 0
     width = max(counts, default=0) // _STALENESS_ROWS + 1
     rows = []
     for low in range(0, max(counts, default=-1) + 1, width):
-        inside = sum(counts.get(value, 0) for value in range(low, low + width))
-        upto += inside
+        count = sum(counts.get(value, 0) for value in range(low, low + width))
+        cumulative += count
         name = str(low) if width == 1 else f"{low} to {low + width - 1}"
-        rows.append([name, str(inside), f"{100 * inside / total:.1f} %", f"{100 * upto / total:.1f} %"])
+        rows.append([name, str(count), f"{100 * count / total:.1f} %", f"{100 * cumulative / total:.1f} %"])
     return Columns(["staleness", "messages", "share", "up to here"], rows)
 
 
@@ -332,16 +332,16 @@ def mean_staleness(counts: Mapping[int, int]) -> float | None:
 
 
 def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
-    """Draw the share of messages against their staleness, beside the geometric distribution with the same mean.
+    """Plot the share of messages by staleness, with the geometric distribution of the same mean.
 
-    With n workers whose delays are exponential, asynchronous SGD follows the distribution with mean n - 1,
-    ``(1/n) (1 - 1/n)^s``: the next reply comes from each worker with equal probability. ``path`` saves the picture.
-    Raises :class:`~anyk.errors.MissingPackage` without matplotlib.
+    With n workers whose delays are exponential, asynchronous SGD follows it, with mean n - 1:
+    ``(1/n) (1 - 1/n)^s``, as the next reply comes from each worker with equal probability. ``path``: the file for
+    the picture. Raises :class:`~anyk.errors.MissingPackage` without matplotlib.
     """
     counts = run.staleness()
     mean = mean_staleness(counts)
     if mean is None:
-        raise BadInput("the run used no messages yet; there is no staleness to draw")
+        raise BadInput("the run used no messages yet; there is no staleness to plot")
     with picture(path, (7.0, 4.2), "the picture of staleness") as (figure, axes):
         values = np.arange(max(counts) + 1)
         shares = np.array([counts.get(value, 0) for value in values.tolist()]) / sum(counts.values())

@@ -1,4 +1,4 @@
-"""The worker in a process of this machine: it reads orders from a mail box, and writes messages to shared memory."""
+"""A worker in a process of this machine: it reads orders from its mail box and writes messages to shared memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from anyk.problems.base import Vector
 
 
 class Shared:
-    """The common part of a fork server's workers: the layout, the segments and the pipe to the driver."""
+    """The run's settings, shared memory and pipe to the driver, common to all workers of a fork server."""
 
     def __init__(self, message: dict[str, Any], fds: list[int]) -> None:
         self.layout = msgspec.convert(message["layout"], MemoryLayout)
@@ -45,13 +45,13 @@ class Shared:
         )
         self.pipe = fds[5]
 
-    def problem(self) -> Any:
-        """Return the partitions, read from the bytes that the driver wrote at the start, without copying arrays."""
+    def read_partitions(self) -> Any:
+        """Return the partitions that the driver wrote into shared memory at the start, without copying their arrays."""
         return unship([memoryview(self.data.memory)[start : start + length] for start, length in self.places])
 
 
 class SharedMemoryWorker(Worker[int]):
-    """A worker with shared memory; it refers to a buffer by the number of its reply buffer."""
+    """A worker with shared memory; it refers to a message buffer by its number, from 0 to ``layout.buffers - 1``."""
 
     def __init__(self, shared: Shared, worker: int, incarnation: int, doorbell: int) -> None:
         super().__init__(worker, shared.setup)
@@ -62,19 +62,17 @@ class SharedMemoryWorker(Worker[int]):
         if layout.state_bytes:
             self._states = SharedStates(shared.states, worker, layout.state_bytes)
         self._reserved: set[int] = set()
-        self._read = OrderReader()
+        self._read_orders = OrderReader()
 
     def start(self) -> None:
-        first = model_view(self._shared.models, self._layout, 0)
-        self.begin(self._shared.problem(), self._shared.assignment[self.worker], first)
+        first_model = model_view(self._shared.models, self._layout, 0)
+        self.begin(self._shared.read_partitions(), self._shared.assignment[self.worker], first_model)
 
     def changed(self) -> bool:
         return self._box.changed()
 
     def take(self) -> Orders | None:
-        if not self._box.changed():
-            return None
-        return self._read(self._box.take())
+        return self._read_orders(self._box.take()) if self._box.changed() else None
 
     def listen(self, until: float | None) -> None:
         ready = until is None or select.select([self._doorbell], [], [], max(0.0, until - time.monotonic()))[0]
@@ -83,7 +81,7 @@ class SharedMemoryWorker(Worker[int]):
 
     def model(self, slot: str, place: int) -> Vector:
         w = model_view(self._shared.models, self._layout, place)
-        w.flags.writeable = False  # other workers read it, too
+        w.flags.writeable = False  # other workers read the same memory
         return w
 
     def message(self, place: tuple[int, int], size: int) -> Vector:
@@ -118,6 +116,7 @@ class SharedMemoryWorker(Worker[int]):
             at = self._layout.box_at(self.worker) + self._layout.box
             self._shared.mail.memory[at + 8 : at + 8 + len(text)] = text
             self._shared.mail.memory[at : at + 8] = len(text).to_bytes(8, "little")
+        # a record has no text
         record = RECORD.pack(self.worker, self._incarnation, -1 if buffer is None else buffer, *report[:-1])
         try:
             os.write(self._shared.pipe, record)

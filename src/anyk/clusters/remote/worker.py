@@ -1,6 +1,6 @@
-"""The worker of clusters on the wall clock: it takes the newest order, computes, and sends messages.
+"""The worker of clusters on the wall clock: it takes the newest orders, computes, and sends messages.
 
-Each cluster implements how orders and messages are sent: by shared memory, Ray's objects or MPI's messages.
+Each cluster implements how orders and messages travel: through shared memory, Ray's objects or MPI's messages.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 from anyk import keyed
 from anyk.clusters.contract import Report
 from anyk.clusters.local import Local, LocalStepper, State
-from anyk.clusters.messages import Messages, checked, describe, reverse_attack, spoil
+from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack, spoil
 from anyk.clusters.packing import pack
 from anyk.errors import RunFailed
 from anyk.problems.base import Partitions, Vector
 from anyk.problems.replicas import mark
 from anyk.protocol import Chunk
 
-PREEMPT, UNINTERRUPTIBLE = 1, 2  # flags of an order
+PREEMPT, UNINTERRUPTIBLE = 1, 2  # flags of orders: end the current task now; sleep through delays
 READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED, LEAVING = range(8)  # kinds of reports
 NO_TASK = -1
-ASKED = "asked for losses"  # the slot name of models whose loss workers are asked for
+ASKED = "asked for losses"  # the slot name of models whose losses workers evaluate
 
-_SPOILED = os.environ.get("ANYK_CHAOS", "")  # the folder in which `anyk chaos` asks for spoiled messages
+_CHAOS_FOLDER = os.environ.get("ANYK_CHAOS", "")  # the folder in which `anyk chaos` requests wrong messages
 
-R = TypeVar("R")  # the cluster's type for the buffer of a message
+R = TypeVar("R")  # what a cluster uses to refer to a message buffer
 
 
 class Orders(NamedTuple):
@@ -42,17 +42,17 @@ class Orders(NamedTuple):
     task: int
     flags: int
     start: float  # time from which the task's delays count, on the worker's clock
-    before: float
-    each: float
+    before: float  # seconds of injected delay before the first partition
+    each: float  # seconds of injected delay for each partition
     chunks: Sequence[Chunk]
     places: Sequence[int]  # the place of each chunk's model
     versions: Sequence[int]  # the version of each chunk's model
-    requests: Sequence[Any]
+    requests: Sequence[Any]  # task, chunk, partitions, coefficients, messages of other workers to add
     question: Sequence[Any] | None = None  # about losses: number, place of the model, slot, partitions, samples
 
 
 class RunSetup(NamedTuple):
-    """The settings that all workers of a run need at the start."""
+    """The settings of a run that all its workers need."""
 
     blocks: int = 1  # coordinates that are combined into one number of a message
     byzantine: tuple[int, ...] = ()  # Byzantine workers
@@ -75,22 +75,23 @@ class Worker(ABC, Generic[R]):
 
     def __init__(self, worker: int, setup: RunSetup) -> None:
         self.worker, self._setup = worker, setup
-        self._free = 0.0  # time since which an uninterruptible worker has been idle
+        self._idle_since = 0.0  # time until which the worker was busy
         self._orders: Orders | None = None
         self._next: Orders | None = None
-        # states of optimiser and compressor, by the task that produced them
+        # states of optimiser and compressor after a task, by task
         self._states: MutableMapping[int, State] = {}
-        self._done: dict[tuple[int, int], dict[int, Vector]] = {}  # finished partial gradients kept for a request
-        self._served: set[tuple[int, int]] = set()
-        self._since = 0.0, 0.0  # times at which the task was taken and its delay was over
+        # partial gradients kept for requests, by (task, chunk) and partition
+        self._gradients: dict[tuple[int, int], dict[int, Vector]] = {}
+        self._sent_requests: set[tuple[int, int]] = set()  # (task, chunk) of requests whose messages were sent
+        self._task_times = 0.0, 0.0  # times at which the task started and its first delay ended
         self._pending: list[Any] = []  # requests for partitions that are not finished yet
-        self._answered = 0  # the last question about losses
+        self._last_question = 0  # number of the last question about losses
 
     # --------------------------------------------------------------------------------------- what a cluster implements
 
     @abstractmethod
     def start(self) -> None:
-        """Call :meth:`begin` with what the driver sent at the start."""
+        """Call :meth:`begin` with the partitions and the assignment that the driver sent at the start."""
 
     @abstractmethod
     def changed(self) -> bool:
@@ -125,21 +126,21 @@ class Worker(ABC, Generic[R]):
         """Send a report, and the message in a buffer: its numbers, or its payload of bytes."""
 
     def load_missing(self, partitions: Sequence[int]) -> None:
-        """Load the data of partitions that are needed for the first time; usually all are there from the start."""
+        """Load partitions that were not assigned at the start; by default all partitions are loaded then."""
 
-    def _tell(self, kind: int, task: int, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
+    def _notify(self, kind: int, task: int, chunk: int = 0, done: int = 0, text: str = "", bits: int = 0) -> None:
         self.report(Report(kind, task, chunk, done, sent=time.monotonic(), bits=bits, text=text))
 
-    # ------------------------------------------------------------------------------------------- life
+    # ------------------------------------------------------------------------------------------- start and end
 
     def leave(self) -> None:
         """Report that this worker has been asked to end; the driver ends it when its task is done."""
-        self._tell(LEAVING, NO_TASK)
+        self._notify(LEAVING, NO_TASK)
 
     def begin(self, partitions: Partitions, assigned: Sequence[int], first: Vector | None) -> None:
-        """Load the partitions; ``first``: a model at which to compute one gradient in advance, as the first is slow.
+        """Load the assigned partitions, and compute a gradient at the model ``first``, as the first call is slow.
 
-        An error is ignored here; it recurs in the first task, where it is reported.
+        An error of this gradient is ignored; it recurs in the first task, where it is reported.
         """
         partitions.load(list(assigned))
         setup = self._setup
@@ -157,27 +158,27 @@ class Worker(ABC, Generic[R]):
             try:
                 self.start()
             except Exception as error:
-                self._tell(READY, NO_TASK, done=1, text=describe(error))
+                self._notify(READY, NO_TASK, done=1, text=describe(error))
                 return
-            self._tell(READY, NO_TASK)
-            last = NO_TASK
+            self._notify(READY, NO_TASK)
+            last_task = NO_TASK
             while True:
                 orders, self._next = self.take() or self._next, None
                 if orders is None:
                     self.listen(None)
                     continue
-                orders = self._obey(orders)
-                if orders.task <= last:
+                orders = self._handle_orders(orders)
+                if orders.task <= last_task:
                     continue
-                last = orders.task
+                last_task = orders.task
                 self._orders = orders
-                self._done.clear()
-                self._served.clear()
-                self._pending = [ask for ask in orders.requests if ask[0] == orders.task]
+                self._gradients.clear()
+                self._sent_requests.clear()
+                self._pending = [request for request in orders.requests if request[0] == orders.task]
                 with contextlib.suppress(_Stop):
-                    self._work(orders)
+                    self._compute_task(orders)
 
-    # ------------------------------------------------------------------------------------------- hearing
+    # ------------------------------------------------------------------------------------------- orders and requests
 
     def _check_orders(self, done: int, chunk: int) -> None:
         """Read new orders between two partitions: serve requests, and stop if the task is cancelled."""
@@ -187,26 +188,26 @@ class Worker(ABC, Generic[R]):
         if orders is None:
             return  # newer orders are arriving
         assert self._orders is not None
-        orders = self._obey(orders)
+        orders = self._handle_orders(orders)
         if orders.task != self._orders.task:
             self._next = orders
             if orders.flags & PREEMPT:
-                self._tell(STOPPED, self._orders.task, chunk=chunk, done=done)
+                self._notify(STOPPED, self._orders.task, chunk=chunk, done=done)
                 raise _Stop
 
-    def _obey(self, orders: Orders) -> Orders:
-        """Serve requests and questions; return the newest orders, which may have arrived meanwhile."""
-        self._serve(orders.requests)
-        while (question := orders.question) is not None and question[0] > self._answered:
+    def _handle_orders(self, orders: Orders) -> Orders:
+        """Serve requests and answer questions; return the newest orders, as others may have arrived meanwhile."""
+        self._serve_requests(orders.requests)
+        while (question := orders.question) is not None and question[0] > self._last_question:
             number, place, slot, partitions, samples = question
-            self._answered = number
+            self._last_question = number
             w = self.model(ASKED, place)
             for j in partitions:
                 self._report_loss(number, slot, j, w, samples)
                 newer = self.take() if self.changed() else None
                 if newer is not None:
                     orders = newer
-                    self._serve(orders.requests)
+                    self._serve_requests(orders.requests)
                     if orders.question is None or orders.question[0] != number:
                         break
         return orders
@@ -216,28 +217,29 @@ class Worker(ABC, Generic[R]):
             self.load_missing((partition,))
             loss = np.float64(self._messages.loss(slot, partition, w, samples))
         except Exception as error:
-            self._tell(EVALUATED, number, chunk=partition, done=1, text=describe(error))
+            self._notify(EVALUATED, number, chunk=partition, done=1, text=describe(error))
             return
-        self._tell(EVALUATED, number, chunk=partition, bits=int(loss.view(np.int64)))
+        self._notify(EVALUATED, number, chunk=partition, bits=int(loss.view(np.int64)))
 
     def _wait(self, until: float, done: int, chunk: int) -> None:
-        """Wait for an injected delay."""
+        """Wait until an injected delay is over; ``done``: partitions finished before it, ``chunk``: their chunk."""
         assert self._orders is not None
         if self._orders.flags & UNINTERRUPTIBLE:
             time.sleep(max(0.0, until - time.monotonic()))
-            self._free = until
+            self._idle_since = until
             self._check_orders(done, chunk)
             return
         while time.monotonic() < until:
             self.listen(until)
             self._check_orders(done, chunk)
 
-    # ------------------------------------------------------------------------------------------- working
+    # ------------------------------------------------------------------------------------------- computing
 
-    def _work(self, orders: Orders) -> None:
-        started = max(orders.start, self._free)
+    def _compute_task(self, orders: Orders) -> None:
+        """Compute the chunks of a task after their injected delays, and send their messages."""
+        started = max(orders.start, self._idle_since)
         due = started + orders.before
-        self._since = started, due
+        self._task_times = started, due
         if orders.before:
             self._wait(due, 0, 0)
         for index, (chunk, place, version) in enumerate(
@@ -246,6 +248,7 @@ class Worker(ABC, Generic[R]):
             w = self.model(chunk.slot, place)
 
             def between(done: int, index: int = index, first: float = due) -> None:
+                """Wait for the injected delay of the next partition, after ``done`` others, and read new orders."""
                 if orders.each:
                     self._wait(first + orders.each * (done + 1), done, index)
                 else:
@@ -258,7 +261,7 @@ class Worker(ABC, Generic[R]):
             try:
                 self.load_missing(chunk.partitions)
                 if chunk.send == "request":
-                    self._keep(orders.task, index, chunk, w, between, version)
+                    self._compute_and_keep(orders.task, index, chunk, w, between, version)
                     continue
                 length = self._messages.length(chunk.covers)
                 buffer, out = self.reserve_buffer(length, index)
@@ -270,71 +273,71 @@ class Worker(ABC, Generic[R]):
                     models = [self.message((a, b), w.size) for _, a, b, _ in chunk.mix]
                     out[:] = self._local.run(orders.task, chunk, w, models, self._states, between)
                 else:
-                    compare = self._comparing(orders.task, index, version)
-                    self._messages.encode(chunk, w, out, between, version=version, seen=compare)
-                packed = (chunk, version, w) if chunk.compress else None
-                self._send(orders.task, index, buffer, out, started, computing, packed)
+                    report_mark = self._mark_reporter(orders.task, index, version)
+                    self._messages.encode(chunk, w, out, between, version=version, seen=report_mark)
+                compression = (chunk, version, w) if chunk.compress else None
+                self._send(orders.task, index, buffer, out, started, computing, compression)
             except BaseException as error:
                 if buffer is not None:
                     self.discard_buffer(buffer)
                 if not isinstance(error, Exception):
                     raise
-                self._tell(FAILED, orders.task, chunk=index, text=describe(error))
-        self._free = time.monotonic()  # an uninterrupted task ends before the next task's delay starts
+                self._notify(FAILED, orders.task, chunk=index, text=describe(error))
+        self._idle_since = time.monotonic()  # the delay of the next task starts after this task
 
-    def _comparing(self, task: int, index: int, version: int) -> Callable[[int, Vector], None] | None:
-        """Return a function that reports the mark of a gradient, if replicas are compared now, else None."""
+    def _mark_reporter(self, task: int, index: int, version: int) -> Callable[[int, Vector], None] | None:
+        """Return a function that reports a gradient's mark if replicas are compared at this version, else None."""
         compared = self._messages.compared(version)
         if compared < 0:
             return None
 
         def report_mark(partition: int, gradient: Vector) -> None:
             if partition == compared and (bits := mark(gradient)) is not None:
-                self._tell(COMPARED, task, chunk=index, done=partition, bits=bits)
+                self._notify(COMPARED, task, chunk=index, done=partition, bits=bits)
 
         return report_mark
 
-    def _keep(
+    def _compute_and_keep(
         self, task: int, index: int, chunk: Chunk, w: Vector, between: Callable[[int], None], version: int
     ) -> None:
         """Compute partitions one by one, keep their gradients, and report each."""
-        gradients = self._done.setdefault((task, index), {})
-        compare = self._comparing(task, index, version)
+        gradients = self._gradients.setdefault((task, index), {})
+        report_mark = self._mark_reporter(task, index, version)
         for done, j in enumerate(chunk.partitions):
             between(done)
-            if (task, index) in self._served:
+            if (task, index) in self._sent_requests:
                 return  # its message has been sent: the other partitions are not needed
             gradients[j] = self._messages.partial_gradient(j, w, chunk, version)
-            if compare is not None:
-                compare(j, gradients[j])
-            self._tell(PROGRESS, task, chunk=index, done=done + 1)
+            if report_mark is not None:
+                report_mark(j, gradients[j])
+            self._notify(PROGRESS, task, chunk=index, done=done + 1)
             if self._pending:
-                asks, self._pending = self._pending, []
-                self._serve(asks)
+                requests, self._pending = self._pending, []
+                self._serve_requests(requests)
 
-    def _serve(self, asks: Sequence[Any]) -> None:
-        """Send requested messages; those with unfinished partitions (in a resumed run) are sent later."""
-        for ask in asks:
-            task, index, partitions, coefficients, gathered = ask
-            gradients = self._done.get((task, index))
-            if gradients is None or (task, index) in self._served:
+    def _serve_requests(self, requests: Sequence[Any]) -> None:
+        """Send requested messages; a message with unfinished partitions (in a resumed run) is sent later."""
+        for request in requests:
+            task, index, partitions, coefficients, gathered = request
+            gradients = self._gradients.get((task, index))
+            if gradients is None or (task, index) in self._sent_requests:
                 continue
             if any(j not in gradients for j in partitions):
-                self._pending.append(ask)
+                self._pending.append(request)
                 continue
-            self._served.add((task, index))
+            self._sent_requests.add((task, index))
             ids = tuple(dict.fromkeys([*partitions, *(j for *_, covered, _ in gathered for j in covered)]))
             try:
                 buffer, out = self.reserve_buffer(self._messages.length(ids), index)
             except RunFailed as error:
-                self._tell(FAILED, task, chunk=index, text=describe(error))
+                self._notify(FAILED, task, chunk=index, text=describe(error))
                 continue
             out[:] = 0.0
             for j, coefficient in zip(partitions, coefficients, strict=True):
                 self._messages.add_message(out, ids, (j,), gradients[j], coefficient)
             for first, second, size, covered, weight in gathered:  # other workers' messages
                 self._messages.add_message(out, ids, tuple(covered), self.message((first, second), size), weight)
-            self._send(task, index, buffer, out, *self._since)
+            self._send(task, index, buffer, out, *self._task_times)
 
     def _send(
         self,
@@ -344,22 +347,22 @@ class Worker(ABC, Generic[R]):
         out: Vector,
         started: float,
         computing: float,
-        packed: tuple[Chunk, int, Vector] | None = None,
+        compression: tuple[Chunk, int, Vector] | None = None,
     ) -> None:
-        """Send the message in a buffer, compressing it first if required."""
+        """Send the message in a buffer, or report its fault; ``compression``: chunk, version and model, if required."""
         if self.worker in self._setup.byzantine:
             reverse_attack(out)
-        if _SPOILED:
-            spoil(out, Path(_SPOILED))
+        if _CHAOS_FOLDER:
+            spoil(out, Path(_CHAOS_FOLDER))
         computed = time.monotonic()
-        why, bits = checked(out)
-        if why is not None:
+        fault, bits = inspect_message(out)
+        if fault is not None:
             self.discard_buffer(buffer)
-            self._tell(FAILED, task, chunk=index, text=why)
+            self._notify(FAILED, task, chunk=index, text=fault)
             return
         sent: NDArray[Any] = out
-        if packed is not None:
-            chunk, version, base = packed
+        if compression is not None:
+            chunk, version, base = compression
             sent = pack(task, chunk, version, self._setup.seed, out, base, self._states)
             bits = keyed.digest(sent)
         times = started, computing, computed, time.monotonic()

@@ -8,7 +8,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.clusters.local import Local, LocalStepper
-from anyk.clusters.messages import Messages, checked, describe, reverse_attack
+from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack
 from anyk.clusters.packing import pack, unpack
 from anyk.clusters.store import Message, VectorStore
 from anyk.problems.base import Partitions, Vector
@@ -96,7 +96,7 @@ class ComputingStore(VectorStore):
         """Store a message unless it has a fault; return (fault, digest)."""
         if worker in self._byzantine:
             reverse_attack(out)
-        why, bits = checked(out)
+        why, bits = inspect_message(out)
         if why is not None:
             return why, bits
         if not chunk.compress:

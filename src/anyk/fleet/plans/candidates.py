@@ -20,56 +20,56 @@ from anyk.strategies import registry
 from anyk.strategies import strategy as build_strategy
 from anyk.strategies.construction import fleet_keys, from_spec
 
-SIMULATED = 60  # candidates at most that have no closed form
-_STEPS = 2_000_000  # rounds x workers^2 from which on replies are not decoded one after another
-_FAR = 1e3  # factor by which times that were cut off might be longer
-_MISFIT = 0.1  # largest misfit of a delay model that fits
-_OFF = 0.1  # largest relative difference between the samples of a step and the request
+SIMULATED = 60  # largest number of candidates that are simulated, because they have no closed form
+_MOST_DECODING = 2_000_000  # largest rounds x workers^2 for which codes without a closed form are simulated
+_FAR = 1e3  # factor by which censored times may be longer than measured, in the extreme
+_MISFIT = 0.1  # largest misfit of a delay model that counts as fitting
+_TOLERANCE = 0.1  # largest relative difference between the samples of a step and the requested number
 
 
 def specs_for(workers: int) -> Iterator[str]:
-    """Yield the specs that registered codes and strategies offer for planning; some may not exist."""
+    """Yield the specs that registered codes and strategies offer for planning; some may be impossible here."""
     for entry in (*codes.registry, *registry):
         yield from entry.grid(workers) if entry.grid is not None else (entry.name,)
 
 
 def build_candidate(spec: str, workers: int, models: int, *, exact: bool = False, batch: int = 0) -> Strategy:
-    """Return the strategy for ``models`` models; raise :class:`~anyk.errors.BadInput` if there is none.
+    """Return the strategy for ``models`` models; raise :class:`~anyk.errors.BadInput` if it does not exist.
 
-    ``exact``: require steps that are the exact sum. ``batch``: the samples of a step, to within 10 %; 0: all of the
+    ``exact``: require that steps are the exact sum. ``batch``: the samples of a step, met to within 10 %; 0: all of the
     data.
     """
-    strategy = from_spec(spec, workers)  # without suggestions, as most specs that do not exist are skipped
+    strategy = from_spec(spec, workers)  # not by strategy(), whose errors suggest other specs: most errors are ignored
     if exact and not strategy.facts.exact:
         raise BadInput(f"steps of '{spec}' are not the exact sum")
     if models_trained(strategy) != models:
         strategy = from_spec(with_keys(spec, {"models": models}), workers)
     if models_trained(strategy) != models:
-        raise BadInput(f"'{spec}' does not train {models} models at once")
+        raise BadInput(f"'{spec}' does not train {models} models simultaneously")
     if batch == batch_of(strategy):
         return strategy
     parts = _sampled_parts(strategy)
-    each = max(1, round(batch / parts))
-    if abs(each * parts - batch) > _OFF * batch:
+    part_batch = max(1, round(batch / parts))
+    if abs(part_batch * parts - batch) > _TOLERANCE * batch:
         raise BadInput(f"a step of '{strategy.spec}' cannot have {batch} samples")
-    return from_spec(with_keys(strategy.spec, {"batch": each}), workers)
+    return from_spec(with_keys(strategy.spec, {"batch": part_batch}), workers)
 
 
 def batch_of(strategy: Strategy) -> int:
-    """Return the samples of a step; 0: all of the data."""
-    each = parse(strategy.spec)[1].get("batch", "0")
-    return int(each) * _sampled_parts(strategy) if each.isdigit() else 0
+    """Return the number of samples of a step; 0: all of the data."""
+    part_batch = parse(strategy.spec)[1].get("batch", "0")
+    return int(part_batch) * _sampled_parts(strategy) if part_batch.isdigit() else 0
 
 
 def _sampled_parts(strategy: Strategy) -> int:
-    """Return the number of parts that a mini-batch is sampled from."""
+    """Return the number of parts of the data from which each step samples ``batch`` rows."""
     layout = strategy.layout
     return layout.workers if layout.together else layout.partitions
 
 
 @dataclass(frozen=True)
 class Request:
-    """The request that a plan answers, see :func:`anyk.plan`; ``inexact``: include strategies with inexact steps."""
+    """The arguments of :func:`anyk.plan` that limit candidates; ``inexact``: include strategies with inexact steps."""
 
     today: str
     max_load: float
@@ -92,27 +92,27 @@ def candidates_for(fleet: MeasuredFleet, request: Request) -> dict[str, Strategy
         batch = batch_of(build_strategy(today, workers=workers))
     current = build_candidate(today, workers, models, batch=batch)
     candidates = {current.spec: current}
-    fleet_of_today = fleet_keys(current.spec)  # others follow a changing fleet as well, or are skipped
+    required_keys = fleet_keys(current.spec)  # if today's strategy can follow a changing fleet, so must the others
     for spec in specs_for(workers):
         try:
-            spec = with_keys(spec, fleet_of_today)
+            spec = with_keys(spec, required_keys)
             strategy = build_candidate(spec, workers, models, exact=not request.inexact, batch=batch_of(current))
             load = loads_of(fleet.adapt(strategy)).max()
-            within = load <= request.max_load + 1e-12 and share_stored(strategy) <= request.memory + 1e-12
+            fits = load <= request.max_load + 1e-12 and share_stored(strategy) <= request.memory + 1e-12
         except BadInput:
-            continue  # it does not exist for these numbers of workers and models
-        if within and (request.among is None or request.among(strategy)):
+            continue  # the strategy does not exist for these numbers of workers and models
+        if fits and (request.among is None or request.among(strategy)):
             candidates.setdefault(strategy.spec, strategy)
     return candidates
 
 
 @dataclass(frozen=True, eq=False)
 class Timed:
-    """A strategy with the seconds of each round under it, shape (rounds,).
+    """A strategy with the seconds that each recorded round would take under it, shape (rounds,).
 
-    ``series``: with times that were cut off counted as measured; ``imputed``: with their continuations by several
-    delay models, if they matter. ``measured_share``: the share of rounds that measured times decide. ``quality``: the
-    composition of its steps.
+    ``series``: seconds if tasks that were cut off took no longer than measured; ``imputed``: seconds if delay models
+    continue these tasks, one series for each model, or none if it makes no difference. ``measured_share``: the share of
+    rounds whose seconds do not depend on tasks that were cut off. ``quality``: the composition of its steps.
     """
 
     strategy: Strategy
@@ -137,10 +137,10 @@ class Timed:
         return float(self.series.mean())
 
     def means(self, least: int) -> Floats:
-        """Return the means of the series and of its imputed versions, the last repeated up to ``least`` of these."""
-        versions = [self.series, *self.imputed]
-        versions += versions[-1:] * (least - len(self.imputed))
-        return np.array([version.mean() for version in versions])
+        """Return the mean of the series, then of each imputed one; the last is repeated until these are ``least``."""
+        all_series = [self.series, *self.imputed]
+        all_series += all_series[-1:] * (least - len(self.imputed))
+        return np.array([series.mean() for series in all_series])
 
 
 def time_strategies(
@@ -150,37 +150,37 @@ def time_strategies(
     tell: Tell | None = None,
     size: VectorSize = USUAL,
 ) -> tuple[dict[str, Timed], list[str]]:
-    """Return strategies with their seconds by spec, and sentences about those that were omitted.
+    """Return timed strategies by spec, and sentences about omitted strategies.
 
-    The first strategy is today's and must be possible. ``size``: of the model.
+    The first strategy is today's; an error of it is raised, others are skipped. ``size``: the size of the model.
     """
     timed: dict[str, Timed] = {}
     omitted: list[str] = []
     continued = []
     if fleet.censored.any():
-        far = fleet.taking(np.where(fleet.censored, fleet.times * _FAR, fleet.times))
-        continued = [far, *imputations(fleet, seed)]
+        extreme = fleet.taking(np.where(fleet.censored, fleet.times * _FAR, fleet.times))
+        continued = [extreme, *imputations(fleet, seed)]
     today = next(iter(strategies))
 
-    def add(spec: str) -> None:
+    def time_strategy(spec: str) -> None:
         try:
             timed[spec] = _time(fleet, continued, strategies[spec], size)
         except (BadInput, RunFailed):
             if spec == today:
                 raise
 
-    quick = [spec for spec, strategy in strategies.items() if _quick(strategy, fleet) or spec == today]
+    quick = [spec for spec, strategy in strategies.items() if _has_closed_form(strategy, fleet) or spec == today]
     for spec in quick:
-        add(spec)
+        time_strategy(spec)
     for spec in _promising(fleet, timed, [strategies[spec] for spec in strategies if spec not in quick], omitted):
         if tell is not None:
             tell(spec)
-        add(spec)
+        time_strategy(spec)
     return timed, omitted
 
 
-def _quick(strategy: Strategy, fleet: MeasuredFleet) -> bool:
-    """Return whether the seconds of its rounds have a closed form."""
+def _has_closed_form(strategy: Strategy, fleet: MeasuredFleet) -> bool:
+    """Return whether the seconds of a strategy's rounds have a closed form."""
     code = code_of(strategy)
     if code is not None and not code.quick and code.policy().rounds == "coded":
         return False
@@ -190,49 +190,55 @@ def _quick(strategy: Strategy, fleet: MeasuredFleet) -> bool:
 def _time(fleet: MeasuredFleet, continued: list[MeasuredFleet], strategy: Strategy, size: VectorSize) -> Timed:
     """Return a strategy with its seconds; raise if its steps are impossible or take no time.
 
-    ``continued``: if times were cut off, the fleet with these far longer, then with likely continuations.
+    ``continued``: nothing without censored times, otherwise the fleet with these extremely long, then with their likely
+    values.
     """
     rounds, measured_share = len(fleet.times), 1.0
-    lower, *others = (np.resize(own.durations(strategy), rounds) for own in (fleet, *continued[:1]))
-    if not np.isfinite(lower).all() or lower.mean() <= 0:
+    measured, *extreme = (np.resize(each.durations(strategy), rounds) for each in (fleet, *continued[:1]))
+    if not np.isfinite(measured).all() or measured.mean() <= 0:
         raise BadInput(f"no step of '{strategy.spec}' takes any time")
-    if others:
-        measured_share = float((np.abs(others[0] - lower) <= 1e-9 * lower).mean())
+    if extreme:
+        measured_share = float((np.abs(extreme[0] - measured) <= 1e-9 * measured).mean())
     imputed = [np.resize(likely.durations(strategy), rounds) for likely in continued[1:] if measured_share < 1.0]
-    return Timed(strategy, lower, imputed, measured_share, fleet.quality(strategy, size))
+    return Timed(strategy, measured, imputed, measured_share, fleet.quality(strategy, size))
 
 
-def _promising(fleet: MeasuredFleet, timed: dict[str, Timed], slow: list[Strategy], omitted: list[str]) -> list[str]:
-    """Return the ``slow`` strategies, without a closed form, that might be the fastest, then inexact ones in order.
+def _promising(
+    fleet: MeasuredFleet, timed: dict[str, Timed], simulated: list[Strategy], omitted: list[str]
+) -> list[str]:
+    """Return the specs of ``simulated`` strategies that may be the fastest, then of all inexact strategies among them.
 
-    No exact step can be taken before each partition has been computed by some worker. Reasons for omitting the others
-    are added to ``omitted``.
+    An exact strategy may be the fastest if the time until each partition has been computed by some worker is below the
+    least mean of exact strategies in ``timed``. Reasons for omitting strategies are added to ``omitted``.
     """
     rounds, workers = fleet.times.shape
-    least = min((one.mean for one in timed.values() if one.exact), default=np.inf)
-    bounds = {strategy.spec: _bound(fleet, strategy) for strategy in slow if strategy.facts.exact}
-    near = sorted((spec for spec, bound in bounds.items() if bound < least), key=bounds.__getitem__)
-    if len(near) < len(bounds):
-        omitted.append(f"{count_strategies(len(bounds) - len(near))} left out that cannot be the soonest")
-    coded = {strategy.spec for strategy in slow if code_of(strategy) is not None}
-    heavy = [spec for spec in near if rounds * workers**2 > _STEPS and spec in coded]
-    if heavy:
-        some = ", ".join(heavy[:3]) + (f" and {len(heavy) - 3} more" if len(heavy) > 3 else "")
-        omitted.append(f"{some} left out, as deciding when they can be decoded takes too long")
-    first = [spec for spec in near if spec not in heavy]
-    first += [strategy.spec for strategy in slow if strategy.spec not in bounds]
-    if len(first) > SIMULATED:
-        omitted.append(f"{count_strategies(len(first) - SIMULATED)} that would have to be simulated left out")
-    return first[:SIMULATED]
+    fastest = min((strategy.mean for strategy in timed.values() if strategy.exact), default=np.inf)
+    bounds = {strategy.spec: _bound(fleet, strategy) for strategy in simulated if strategy.facts.exact}
+    promising = sorted((spec for spec, bound in bounds.items() if bound < fastest), key=bounds.__getitem__)
+    if len(promising) < len(bounds):
+        omitted.append(f"{count_strategies(len(bounds) - len(promising))} omitted that cannot be the fastest")
+    coded = {strategy.spec for strategy in simulated if code_of(strategy) is not None}
+    undecoded = [spec for spec in promising if rounds * workers**2 > _MOST_DECODING and spec in coded]
+    if undecoded:
+        names = ", ".join(undecoded[:3]) + (f" and {len(undecoded) - 3} more" if len(undecoded) > 3 else "")
+        omitted.append(f"{names} omitted, because computing when they can be decoded takes too long")
+    selected = [spec for spec in promising if spec not in undecoded]
+    selected += [strategy.spec for strategy in simulated if strategy.spec not in bounds]
+    if len(selected) > SIMULATED:
+        omitted.append(f"{count_strategies(len(selected) - SIMULATED)} omitted that would have to be simulated")
+    return selected[:SIMULATED]
 
 
 def count_strategies(strategies: int) -> str:
-    """Return a number of strategies in words."""
+    """Return the number with the noun, such as '2 strategies'."""
     return f"{strategies} strateg{'y' if strategies == 1 else 'ies'}"
 
 
 def _bound(fleet: MeasuredFleet, strategy: Strategy) -> float:
-    """Return the mean seconds until each partition has been computed by one of its workers, at the least load."""
+    """Return a lower bound on the mean seconds of an exact step.
+
+    It is the time until each partition has been computed by a worker that computes it before its other partitions.
+    """
     assignment = strategy.layout.assignment
     sizes = np.array([len(partitions) for partitions in assignment])
     first = fleet.seconds(loads_of(strategy) / np.maximum(sizes, 1))  # until a worker's first partition is computed
@@ -247,30 +253,30 @@ def _bound(fleet: MeasuredFleet, strategy: Strategy) -> float:
 
 
 def imputations(fleet: MeasuredFleet, seed: int) -> list[MeasuredFleet]:
-    """Return the fleet with its censored times continued, once by each delay model that fits, and by Pareto's.
+    """Return fleets with likely values of the censored times: one for each delay model that fits, and one for Pareto.
 
-    Models are fitted to times relative to the workers' slowness, and sample the remainder of a time given that it is
-    longer than the cut; all models use the same uniforms.
+    Models are fitted to times relative to the workers' slowness. A censored time is sampled from the model's
+    distribution above the time of censoring; all models use the same uniform random numbers.
     """
-    speeds = slowness(fleet.times)
-    relative = fleet.times / speeds
+    factors = slowness(fleet.times)
+    relative = fleet.times / factors
     uniforms = keyed.generator(seed, "imputed").random(relative.shape)
     uncensored = relative[~fleet.censored]
     try:
         models = [candidate.law for candidate in fit(relative, censored=fleet.censored) if candidate.misfit <= _MISFIT]
     except BadInput:
         models = []
-    least = uncensored[uncensored > 0].min() if (uncensored > 0).any() else 0.0
-    if least > 0 and not any(isinstance(model, Pareto) for model in models):
-        logs = float(np.log(np.maximum(relative, least) / least).sum())
-        models.append(Pareto(minimum=float(least), alpha=max(HEAVIEST, uncensored.size / logs if logs else 100.0)))
+    shortest = uncensored[uncensored > 0].min() if (uncensored > 0).any() else 0.0
+    if shortest > 0 and not any(isinstance(model, Pareto) for model in models):
+        logs = float(np.log(np.maximum(relative, shortest) / shortest).sum())
+        models.append(Pareto(minimum=float(shortest), alpha=max(HEAVIEST, uncensored.size / logs if logs else 100.0)))
     fleets = []
     for model in models:
         if isinstance(model, Bimodal):
-            longer = np.full_like(relative, model.slow)
+            sampled = np.full_like(relative, model.slow)
         else:
-            before = np.asarray(model.cdf(relative.ravel(), 0)).reshape(relative.shape)
-            longer = model.seconds(np.minimum(before + (1.0 - before) * uniforms, 1.0 - 1e-12), 0)
-        times = np.where(fleet.censored, np.maximum(relative, longer), relative) * speeds
+            below = np.asarray(model.cdf(relative.ravel(), 0)).reshape(relative.shape)
+            sampled = model.seconds(np.minimum(below + (1.0 - below) * uniforms, 1.0 - 1e-12), 0)
+        times = np.where(fleet.censored, np.maximum(relative, sampled), relative) * factors
         fleets.append(fleet.taking(times))
     return fleets

@@ -20,10 +20,10 @@ from anyk.problems.data.sample_batches import SampledOnce, Samples
 from anyk.problems.torch.generators import preserved_generators, seed_all
 
 Sample = Any
-Make = Callable[[int, int], Iterable[Sample]]  # of a partition's number and a seed
-SAMPLES = 1 << 40  # nominal length: no sample occurs twice, and the sizes of partitions differ by less than 1 in 10^9
-_HEAD = 32  # samples on which a loss is tried
-_SEEDED = "give each iterable a generator of its own, made from the seed"
+Make = Callable[[int, int], Iterable[Sample]]  # called with a partition's number and a seed
+SAMPLES = 1 << 40  # nominal length; so large that no sample occurs twice and partitions have almost equal sizes
+_HEAD = 32  # number of samples on which the loss is tried
+_ADVICE = "give each iterable its own random generator, made from the seed"
 
 
 @value_class
@@ -37,8 +37,8 @@ class Stream:
     ``make`` depends on its arguments alone. The same seed is set in the global generators of NumPy, of Python's
     ``random`` and, if it is loaded, of torch. Partitions are numbered from 0; the strategy determines their number.
 
-    The objective is the mean over the stream, in which each partition has the same weight. The loss is tried on the
-    first samples of partition 0, which a separate process generates once. Batch norm and
+    The objective is the mean over the stream, in which each partition has the same weight. Before a run, the loss
+    is tried on the first samples of partition 0, which a separate process generates. Batch norm and
     ``Evaluate(on="train", samples=…)`` use further samples of partition 0.
 
     Raises :class:`~anyk.errors.BadInput` if ``make`` is not a function. A problem raises it if samples do not follow
@@ -65,7 +65,7 @@ class Stream:
 
 
 class StreamSamples(SampledOnce):
-    """The samples of a stream, generated when they are needed; ``form`` combines several samples."""
+    """The samples of a stream, generated when they are needed; ``form`` turns a list of samples into a batch."""
 
     endless = True
 
@@ -92,17 +92,17 @@ class StreamSamples(SampledOnce):
         counts = np.diff(cut(len(rows), len(partitions))).tolist()
         samples: list[Sample] = []
         for j, count in zip(partitions, counts, strict=True):
-            own = _take_samples(self._make, j, _seed(key, j), count)
-            if len(own) < count:
+            batch = _take_samples(self._make, j, _seed(key, j), count)
+            if len(batch) < count:
                 raise RunFailed(
-                    f"the stream of partition {j} ended after {len(own)} samples, and a mini-batch takes {count}; have "
-                    "make return an endless iterable, or use a smaller batch"
+                    f"the stream of partition {j} ended after {len(batch)} samples, and a mini-batch takes {count}; "
+                    "let make return an endless iterable, or use a smaller batch"
                 )
-            samples += own
+            samples += batch
         return self._form(samples)
 
     def read_some(self, samples: int, of: str) -> Samples:
-        """Return at most ``samples`` samples of partition 0, which a process generates."""
+        """Return at most ``samples`` samples of partition 0 from a separate process; ``of``: a part of their key."""
         seed = keyed.integer(samples, "stream", of) >> 31
         return self._form(_decode(map_in_processes(partial(_encode_samples, self._make, samples), [seed])[0]))
 
@@ -115,10 +115,10 @@ NO_LOSS = (
     "samples=1000), or on='held_out'"
 )
 NO_PARTS = (
-    "the training data is a stream, and one process generates the samples to evaluate; evaluate where='driver' or "
+    "the training data is a stream, whose samples for evaluation one process generates; evaluate where='driver' or "
     "'aside'"
 )
-ENDS = "held_out is evaluated as a whole, and a stream has no end; give arrays, shards, or a list of samples"
+ENDS = "held_out is evaluated as a whole, but a stream has no end; give arrays, shards, or a list of samples"
 
 
 def _seed(key: int, partition: int) -> int:
@@ -126,7 +126,7 @@ def _seed(key: int, partition: int) -> int:
 
 
 def _take_samples(make: Make, partition: int, seed: int, count: int) -> list[Sample]:
-    """Return the first ``count`` samples of a partition, fewer if it ends."""
+    """Return the first ``count`` samples of a partition, or fewer if its iterable ends."""
     with preserved_generators([]) as generators:
         seed_all(generators, seed)
         try:
@@ -136,19 +136,22 @@ def _take_samples(make: Make, partition: int, seed: int, count: int) -> list[Sam
 
 
 def _encode_head(make: Make, piece: int) -> bytes:
-    """Encode the first samples of partition 0; refuse a stream that does not follow from its seed."""
+    """Encode the first samples of partition 0; refuse a stream whose samples do not follow from the seed.
+
+    ``piece`` is the number that :func:`map_in_processes` passes.
+    """
     first, again, other = (_encode_samples(make, _HEAD, _seed(key, 0)) for key in (0, 0, 1))
     if first != again:
-        raise BadInput(f"the stream gave other samples when it was made again with the same seed; {_SEEDED}")
+        raise BadInput(f"the stream returned different samples when called again with the same seed; {_ADVICE}")
     if first == other:
         raise BadInput(
-            f"the stream gives the same samples under every seed, so that no step would see others; {_SEEDED}"
+            f"the stream returns the same samples under every seed, so every step would use the same; {_ADVICE}"
         )
     return first
 
 
 def _encode_samples(make: Make, count: int, seed: int) -> bytes:
-    """Encode the first ``count`` samples of partition 0 as MessagePack, because results are not unpickled."""
+    """Encode the first ``count`` samples of partition 0 as MessagePack, because no data from processes is unpickled."""
     try:
         samples = _take_samples(make, 0, seed, count)
     except RunFailed as error:
@@ -159,7 +162,7 @@ def _encode_samples(make: Make, count: int, seed: int) -> bytes:
 
 
 def _as_plain(value: Any) -> object:
-    """Return a sample as plain data: tuples as lists, and all else as a mapping by which it is recognised."""
+    """Return a sample as plain data: tuples as lists, other values as a mapping whose keys show their kind."""
     if isinstance(value, Mapping):
         return {"keys": list(value), "values": [_as_plain(part) for part in value.values()]}
     if isinstance(value, (tuple, list)):

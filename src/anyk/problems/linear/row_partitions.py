@@ -11,11 +11,11 @@ import numpy as np
 
 from anyk.problems.base import Ends, Floats, Index, PartitionAbilities, Vector, stacked
 
-_LOCAL = 0.5  # below this share of touched coordinates a partition is stored, and answers, on those coordinates alone
+_SPARSE = 0.5  # a partition that touches a smaller share of the columns is stored with these columns alone
 
 
 class _Assigned(NamedTuple):
-    """The rows of an assigned partition, with targets and weights; ``columns``: those that ``X`` has, None for all."""
+    """The rows of an assigned partition, with targets and weights; ``columns``: the columns in ``X``, None for all."""
 
     X: Any
     y: Vector
@@ -24,11 +24,11 @@ class _Assigned(NamedTuple):
 
 
 class LinearPartitions(PartitionAbilities):
-    """A linear model's training rows in partitions; see :class:`~anyk.problems.base.Partitions`.
+    """The training rows of a linear model in partitions; see :class:`~anyk.problems.base.Partitions`.
 
-    A sparse partition stores only the columns it touches, renumbered, so that products run in cache and a reply covers
-    nothing else. ``penalty``: the regulariser's factor of each coordinate, for local steps; ``weights``: the rows'
-    weights.
+    A sparse partition stores only the columns that it touches, renumbered, so that products run in cache and messages
+    have no other coordinates. ``penalty``: the regulariser's factor of each coordinate, for local steps; ``weights``:
+    the weights of the rows.
     """
 
     penalty: float | Vector
@@ -51,23 +51,23 @@ class LinearPartitions(PartitionAbilities):
         self.sizes = tuple(np.diff(ends).tolist())
         self._parts: list[_Assigned | None] = []
         for a, b in pairwise(ends):
-            own = None if weights is None else np.ascontiguousarray(weights[a:b], dtype=self.dtype)
-            columns, rows = _touched(X[a:b])
-            self._parts.append(_Assigned(rows, np.ascontiguousarray(y[a:b], dtype=self.dtype), own, columns))
+            part_weights = None if weights is None else np.ascontiguousarray(weights[a:b], self.dtype)
+            columns, rows = _drop_untouched_columns(X[a:b])
+            self._parts.append(_Assigned(rows, np.ascontiguousarray(y[a:b], self.dtype), part_weights, columns))
         self._columns = [part.columns for part in self._parts if part is not None]
 
     def only(self, partitions: Sequence[int]) -> LinearPartitions:
-        """Return the part that computes these partitions alone; it knows all supports."""
-        smaller, loaded = copy(self), set(partitions)
-        smaller._parts = [part if j in loaded else None for j, part in enumerate(self._parts)]
+        """Return a copy with the rows of these partitions alone, and the supports of all."""
+        smaller, assigned = copy(self), set(partitions)
+        smaller._parts = [part if j in assigned else None for j, part in enumerate(self._parts)]
         return smaller
 
     def adopt(self, other: LinearPartitions) -> None:
-        """Take over the rows of another part's partitions."""
-        self._parts = [own or new for own, new in zip(self._parts, other._parts, strict=True)]
+        """Add the rows of the partitions that another copy has (:meth:`only`)."""
+        self._parts = [part or added for part, added in zip(self._parts, other._parts, strict=True)]
 
     def piece(self, first: int, last: int) -> LinearPartitions:
-        """Return consecutive partitions, ``first`` to ``last``, as one."""
+        """Return the partitions ``first`` to ``last``, both included, as one partition."""
         parts = [part for part in self._parts[first : last + 1] if part is not None]
         weights = [part.weights for part in parts if part.weights is not None]
         y = np.concatenate([part.y for part in parts])
@@ -115,20 +115,20 @@ class LinearPartitions(PartitionAbilities):
         return X, y, weights, X @ (W if columns is None else W[columns])
 
 
-def _touched(X: Any) -> tuple[Index | None, Any]:
-    """Return the columns that sparse rows touch, and the rows with these columns alone; None: all columns."""
+def _drop_untouched_columns(X: Any) -> tuple[Index | None, Any]:
+    """Return the columns that sparse rows touch, and the rows with these columns alone; None if all are kept."""
     from scipy import sparse
 
     if sparse.issparse(X):
-        touched, local = np.unique(X.indices, return_inverse=True)
-        if touched.size < _LOCAL * X.shape[1]:
-            parts = X.data, local.astype(np.int32).reshape(-1), X.indptr.astype(np.int32)
-            return touched.astype(np.intp), sparse.csr_array(parts, shape=(X.shape[0], touched.size))
+        touched, new_numbers = np.unique(X.indices, return_inverse=True)
+        if touched.size < _SPARSE * X.shape[1]:
+            arrays = X.data, new_numbers.astype(np.int32).reshape(-1), X.indptr.astype(np.int32)
+            return touched.astype(np.intp), sparse.csr_array(arrays, shape=(X.shape[0], touched.size))
     return None, X
 
 
 def _with_all_columns(part: _Assigned, features: int) -> object:
-    """Return the rows of a partition with columns that it does not touch."""
+    """Return the rows of a partition with all ``features`` columns, also those that it does not touch."""
     from scipy import sparse
 
     X, columns = part.X, part.columns
@@ -155,7 +155,7 @@ def slope_of(kind: str, scores: Vector, y: Vector) -> Vector:
         return softmax_slope(scores, y)
     if kind == "least-squares":
         return scores - y
-    # of log(1 + exp(-y s)) in s: -y / (1 + exp(y s)), by tanh so that nothing overflows
+    # the derivative of log(1 + exp(-y s)) is -y / (1 + exp(y s)); as a tanh it cannot overflow
     return np.asarray(0.5 * y * (np.tanh(0.5 * y * scores) - 1.0))
 
 

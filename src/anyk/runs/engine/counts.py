@@ -11,11 +11,11 @@ ENDINGS = ("counted", "late_counted", "discarded", "cancelled", "lost")
 
 @dataclass(slots=True)
 class Counts:
-    """Chunks by how they ended.
+    """Numbers of chunks by how they ended.
 
-    ``counted``: used in the step for the version they were computed on; ``late_counted``: in a later step (staleness
-    above 0); ``discarded``: the message arrived and was not used; ``cancelled``: before it arrived; ``lost``: its
-    worker died or gave no usable message. ``open`` are still under way.
+    ``counted``: used in the step from the version that they were computed on; ``late_counted``: used in a later step
+    (staleness above 0); ``discarded``: arrived but not used; ``cancelled``: cancelled before the message arrived;
+    ``lost``: the worker died or sent no usable message.
     """
 
     dispatched: int = 0
@@ -47,11 +47,15 @@ class Counts:
         return asdict(self)
 
 
-class Used(NamedTuple):
-    """The messages of a step: the number used for the first time, the number of their workers, and staleness."""
+class Usage(NamedTuple):
+    """Statistics of the messages that a step used.
+
+    ``replies``: messages used for the first time; ``workers``: the number of their senders, ``by``.
+    ``staleness`` and ``stalest``: mean and maximum over all messages, in versions.
+    """
 
     replies: int
     workers: int
-    staleness: float  # mean
+    staleness: float
     stalest: int
-    by: Collection[int] = ()  # the workers
+    by: Collection[int] = ()

@@ -10,7 +10,7 @@ from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
 from anyk.problems.base import Vector
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Progress, Reply, RequestMessage, Timing
-from anyk.runs.engine.counts import Counts, Used
+from anyk.runs.engine.counts import Counts, Usage
 from anyk.runs.engine.dispatches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch, plain_weight
 from anyk.runs.engine.versions import Versions
 from anyk.runs.log.runlog import RunLog
@@ -22,7 +22,7 @@ _UNUSED = (None, None, None)
 _CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is recorded as never begun
 
 
-_UNSEEN = Used(0, 0, 0.0, 0)  # without log and models, these statistics are not used
+_UNSEEN = Usage(0, 0, 0.0, 0)  # without log and models, these statistics are not used
 
 
 class Ledger:
@@ -281,7 +281,7 @@ class Ledger:
                 weights.append(weight * share)
         return command._replace(messages=messages, weights=weights)
 
-    def use(self, command: Combine | Mix, version: int) -> Used:
+    def use(self, command: Combine | Mix, version: int) -> Usage:
         """End the chunks whose messages were used in the step from ``version``; return statistics of the messages."""
         slot = command.slot
         for key in command.messages if self.gathered else ():
@@ -318,7 +318,7 @@ class Ledger:
                 used.add(batch.workers[task - batch.first])
                 ending = "late_counted" if staleness else "counted"
                 self._end(batch, place, ending, (slot, version + 1, plain_weight(weight)), kept=stays)
-        return _UNSEEN if quick else Used(replies, len(used), total / max(len(command.messages), 1), oldest, used)
+        return _UNSEEN if quick else Usage(replies, len(used), total / max(len(command.messages), 1), oldest, used)
 
     def settle(self, now: float) -> None:
         """End all open chunks at the end of the run."""

@@ -215,7 +215,7 @@ def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None
             if or_older:
                 return saved._replace(instead=wrong[0])
     if wrong:
-        ended = "; there is no checkpoint to resume from: restore one, or begin anew in another folder"
+        ended = "; there is no checkpoint to resume from: restore one, or start again in another folder"
         raise BadInput(f"{', and '.join(wrong)}{ended}" if or_older else wrong[0])
     return None
 

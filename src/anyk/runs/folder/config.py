@@ -1,8 +1,8 @@
 """The settings of a run folder, ``run.toml``, with their types and a digest.
 
-The digest covers everything else in the file and reveals damage and edits; it is no secret, and a folder may be forged.
-What a folder names is another matter (:mod:`anyk.named`). ``race.toml`` and ``auto.toml`` are stored in the same way.
-New limits are written into the file when a run is resumed; the log does not mention them.
+The digest covers everything else in the file and reveals damage and edits. It is not a signature: anyone can write a
+folder with a valid digest, so code that a folder names is not run just for that (:mod:`anyk.named`). ``race.toml`` and
+``auto.toml`` are stored in the same way. When a run is resumed with new limits, they replace those in the file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class Digests(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Digests of what a run was made of, by which a later change is noticed.
+    """Digests of the data, files and code that a run uses, to notice later changes.
 
-    ``data``: of the problem's arrays, None if it has no arrays to look at. ``traces``: of measured delays, by file.
-    ``files``: SHA-256 of files that strategies name (a matrix), by path. ``code``: SHA-256, by name, of the files and
-    modules that the configuration names, of plug-ins, and of what such files import from their own folder.
-    ``plugins``: the plug-ins among them, by path. ``predictor``: SHA-256 of the file with which the model predicts.
+    ``data``: digest of the problem's arrays, None without arrays. ``traces``: digests of measured delays, by file.
+    ``files``: SHA-256 of files that strategies name, such as a matrix, by path. ``code``: SHA-256, by name, of the
+    files and modules that the configuration names, of plug-ins, and of what these import from their own folder.
+    ``plugins``: paths of the plug-ins. ``predictor``: SHA-256 of the file with which the model predicts.
     """
 
     data: str | None = None
@@ -48,7 +48,7 @@ class Digests(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DataRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The keys from which :func:`anyk.problems.from_recipe` makes a problem again: a function, or data."""
+    """The keys from which :func:`anyk.problems.from_recipe` rebuilds a problem: a function, or data."""
 
     problem: str | None = None
     data: str | None = None
@@ -58,7 +58,7 @@ class DataRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     split: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Return the keys that are given, as plain values."""
+        """Return the keys that have values, for TOML and JSON."""
         return cast("dict[str, Any]", msgspec.to_builtins(self))
 
 
@@ -98,7 +98,7 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     target: float | None = None
     problem: Recipe | None = None
     evaluate: str = ""
-    callbacks: list[str] = []  # those that the command line named
+    callbacks: list[str] = []  # the specs that the command line named
     digests: Digests = Digests()
 
     @property
@@ -112,7 +112,7 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return ()
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, as TOML has them."""
+        """Return the settings that differ from their defaults, as TOML stores them."""
         return cast("dict[str, Any]", without_none(msgspec.to_builtins(self)))
 
 
@@ -125,9 +125,9 @@ class RunConfig(SharedConfig, frozen=True, kw_only=True):
     better: Literal["higher", "lower"]
     auxiliary: list[str] = []
     begin: Origin | None = None
-    plan: Promise | None = None  # with which it was started
+    plan: Promise | None = None  # the plan that chose the strategy
     environment: dict[str, str] = {}
-    mirror: bool = False  # a copy of a run's log and settings, without its other files
+    mirror: bool = False  # whether the folder is a copy of a run's log and settings, without its other files
 
     @property
     def strategies(self) -> Collection[str]:
@@ -142,7 +142,7 @@ def recipe_of(problem: Problem) -> Recipe | None:
     """Return the recipe of a problem, or None if it was made in Python."""
     recipe = problem.recipe()
     with as_bad_input(
-        f"recipe() of {type(problem).__name__} is not one from which it can be made", msgspec.ValidationError
+        f"recipe() of {type(problem).__name__} has keys from which no problem can be made", msgspec.ValidationError
     ):
         return msgspec.convert(recipe, Recipe) if recipe else None
 
@@ -152,57 +152,57 @@ def read_config(folder: Path) -> RunConfig:
     file = folder / NAME
     if not folder.exists():
         others = sorted(path.name for path in folder.parent.glob("*/")) if folder.parent.is_dir() else []
-        near = get_close_matches(folder.name, others, n=1)
-        hint = f"; did you mean '{folder.parent / near[0]}'?" if near else ""
+        similar = get_close_matches(folder.name, others, n=1)
+        hint = f"; did you mean '{folder.parent / similar[0]}'?" if similar else ""
         raise BadInput(f"'{folder}' is not a run folder: it does not exist{hint}")
     if not file.is_file():
-        runs = sorted(one.parent.name for one in folder.glob(f"*/{NAME}")) if folder.is_dir() else []
+        runs = sorted(config.parent.name for config in folder.glob(f"*/{NAME}")) if folder.is_dir() else []
         hint = f"; name one of the runs in it, as in {folder / runs[0]}" if runs else ""
         if any(folder.glob("checkpoint*.safetensors")):
-            hint = ", though it has checkpoints; restore that file, or begin anew in another folder"
+            hint = ", though it has checkpoints; restore that file, or start again in another folder"
         elif (folder / LOCK).exists():
-            hint = ", as a run leaves it that was killed before it began; remove the folder and start the run again"
+            hint = ", because its run was killed before it began; remove the folder and start the run again"
         raise BadInput(f"'{folder}' is not a run folder: it has no {NAME}{hint}")
     return read_sealed(file, RunConfig, f"the run '{folder}'")
 
 
 def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
-    """Return the settings that :func:`write_sealed` wrote; ``of`` names the folder in messages.
+    """Return the settings that :func:`write_sealed` wrote; ``of``: the folder in words, for messages.
 
     Raises :class:`~anyk.errors.BadInput` if the file is damaged, was edited or is of a newer format.
     """
     with as_bad_input(f"'{file}' cannot be read"):
         text = read_plain(file)
-    with as_bad_input(f"'{file}' is damaged", ValueError, RecursionError):  # also a number of very many digits
+    with as_bad_input(f"'{file}' is damaged", ValueError, RecursionError):  # ValueError: also for a huge integer
         plain = tomllib.loads(text.decode())
     version = plain.get("format")
     if not isinstance(version, int):
-        raise BadInput(f"'{file}' does not say its format")
+        raise BadInput(f"'{file}' does not state its format")
     if version > FORMAT:
         raise BadInput(f"{of} has format {version}, this anyk reads up to {FORMAT}; use a newer anyk")
     with as_bad_input(f"'{file}' is damaged", msgspec.ValidationError):
         config = msgspec.convert(plain, kind)
     if plain.get("digest") != _digest(plain):
         raise BadInput(
-            f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file, or begin "
-            "anew in another folder"
+            f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file, or start "
+            "again in another folder"
         )
     return config
 
 
 def write_sealed(file: Path, config: SharedConfig) -> None:
-    """Write a configuration with its digest; raises :class:`~anyk.errors.BadInput` if the folder does not take it."""
+    """Write a configuration with its digest; raises :class:`~anyk.errors.BadInput` if the folder cannot be written."""
     write_plain(file, config.plain())
 
 
 def write_plain(file: Path, plain: dict[str, Any]) -> None:
-    """Write plain settings with the digest of what a reader will find."""
+    """Write plain settings with their digest, in the first line; a ``digest`` among the settings is replaced."""
     import tomli_w
 
-    digest = _digest(tomllib.loads(tomli_w.dumps(plain)))
+    digest = _digest(tomllib.loads(tomli_w.dumps(plain)))  # of the values as they will be read
     sentence = f"the folder '{file.parent}' cannot be written"
-    with as_bad_input(sentence), replacing(file) as part, part.open("xb") as new:
-        new.write(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}).encode())
+    with as_bad_input(sentence), replacing(file) as temporary, temporary.open("xb") as stream:
+        stream.write(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}).encode())
 
 
 def _digest(config: dict[str, Any]) -> str:

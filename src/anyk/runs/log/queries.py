@@ -1,6 +1,6 @@
-"""Queries of a run log as named rows and columns.
+"""Queries of a run log, each a function that returns named rows or columns.
 
-``fleet``, ``testing`` and ``runs`` also contain SQL on the tables of :mod:`anyk.runs.log.schema`.
+Other modules of ``runs``, ``fleet`` and ``testing`` also query the tables of :mod:`anyk.runs.log.schema`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anyk.runs.log.schema import Totals
 
 
 class Decision(NamedTuple):
-    """A message that a step used, and its weight (JSON if it has one for each block)."""
+    """A message that a step used, and its weight: a number, or a JSON list with a weight for each block."""
 
     step: int
     task: int
@@ -42,9 +42,10 @@ class Work(NamedTuple):
 
 
 class TaskTime(NamedTuple):
-    """The times of a task; ``finished``: whether ``end`` is exact, not a lower bound as for a task that was cut off.
+    """The times of a task on the run's clock, in seconds.
 
-    ``computing``: seconds that its worker computed; None if a chunk has no such time.
+    ``finished``: whether ``end`` is exact; a task that was cancelled has a lower bound. ``computing``: seconds that the
+    worker computed; None unless every chunk of the task reports them.
     """
 
     dispatched: float
@@ -88,12 +89,12 @@ def totals(log: RunLog) -> Totals:
 
 
 def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
-    """Return the newest version of each slot that has been updated, sorted by slot."""
+    """Return the newest version of each slot that has been updated, except ``without``; sorted by slot."""
     return {slot: version for slot, version in sorted(totals(log).newest.items()) if slot not in without}
 
 
 def staleness(log: RunLog) -> dict[str, dict[int, int]]:
-    """Return, by slot and staleness, the number of messages that its versions used."""
+    """Return the number of messages that updates used, by slot and by staleness in versions."""
     rows = log.rows(
         "SELECT slot, stale, count(*) FROM (SELECT slot, step - 1 - version AS stale FROM chunks WHERE step > 0 "
         "UNION ALL SELECT r.slot, r.version - 1 - c.version FROM reuses r JOIN chunks c "
@@ -106,13 +107,13 @@ def staleness(log: RunLog) -> dict[str, dict[int, int]]:
 
 
 def works(log: RunLog) -> dict[int, Work]:
-    """Return the work of chunks, by number."""
+    """Return all works by their numbers, which chunks refer to."""
     rows = log.rows("SELECT id, partitions, coefficients, batch FROM works")
     return {number: Work(json.loads(p), json.loads(c), batch) for number, p, c, batch in rows}
 
 
 def kept_states(log: RunLog) -> set[str]:
-    """Return what workers keep for their next tasks, if their tasks do: ``optimiser states``, ``error feedback``."""
+    """Return names of the states that workers had kept for their next tasks; empty before the first reply."""
     if not log.rows("SELECT 1 FROM events WHERE kind = 'Reply' LIMIT 1"):
         return set()
     rows = log.rows("SELECT DISTINCT compress != '' FROM works")
@@ -129,7 +130,7 @@ def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
     rows = log.rows(
         "SELECT c.version, group_concat(c.worker), group_concat(c.digest) FROM chunks c JOIN works w ON w.id = c.work "
         "WHERE c.digest != 0 AND w.steps = 0 AND w.send = 'done' AND w.compress = '' "
-        "AND (c.task, c.chunk) NOT IN (SELECT task, chunk FROM events WHERE kind = 'Failed') "  # searched only once
+        "AND (c.task, c.chunk) NOT IN (SELECT task, chunk FROM events WHERE kind = 'Failed') "  # runs only once
         "GROUP BY c.version, c.work HAVING min(c.digest) != max(c.digest) ORDER BY c.version"
     )
     pairs: dict[tuple[int, int], tuple[int, int]] = {}
@@ -163,10 +164,9 @@ def waits_of_steps(log: RunLog) -> float | None:
 
 
 def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
-    """Return all tasks that were not lost with their workers, in the order of dispatch.
+    """Return all tasks that have an end and were not lost with their workers, in the order of dispatch.
 
-    ``due``: if a task was cut off, use the time at which it would have ended, if the cluster reports it. Tasks that
-    have no end at all are omitted.
+    ``due``: let cancelled tasks end when they would have ended, if the cluster reports that time.
     """
     end = "c.received, c.due" if due else "c.received"
     rows = log.rows(
@@ -177,8 +177,8 @@ def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
         "ORDER BY c.dispatched, c.task"
     )
     return [
-        TaskTime(at, worker, end, bool(complete), computing, [j for part in parts.split(";") for j in json.loads(part)])
-        for at, worker, end, complete, computing, parts in rows
+        TaskTime(start, worker, end, bool(exact), computing, [j for text in texts.split(";") for j in json.loads(text)])
+        for start, worker, end, exact, computing, texts in rows
         if end is not None
     ]
 
@@ -209,15 +209,15 @@ _QUERIES = {
 TABLES = tuple(_QUERIES)
 _TEXT = {"slot", "ending", "kind", "info", "text", "partitions", "coefficients", "compress"}
 _INTEGERS = {"task", "chunk", "worker", "version", "work", "seq"}
-# integers, though columns are float if values are missing
+# columns of integers that columns() returns as float, because values may be missing
 COUNTS = ("step", "done", "replies", "stalest", "worker", "task", "chunk")
 
 
 def columns(log: RunLog, table: str, slot: str | None = None) -> dict[str, NDArray[Any]]:
     """Return a table of the log, one of :data:`TABLES`, as columns; with ``slot`` only the rows of this slot, by step.
 
-    Missing numbers are NaN, missing text is None. If a message has a weight for each block, the column has their mean.
-    Raises :class:`~anyk.errors.BadInput` for another table.
+    Missing numbers are NaN, missing text is None. A message with a weight for each block has their mean in the column.
+    Raises :class:`~anyk.errors.BadInput` if the table does not exist.
     """
     if table not in _QUERIES:
         raise BadInput(f"a run has no table '{table}'; it has {', '.join(_QUERIES)}")

@@ -121,13 +121,13 @@ def _section(run: Run, name: str, drawn: ByName) -> ByName:
         "about": about,
         "panels": _panels(run, tasks, name, drawn),
         "spent": spent,
-        "promised": texts.promised(run),
+        "promised": texts.compare_with_plan(run),
         "settings": _settings(run),
     }
     if len(tasks):
         about |= _for_receipts(run, tasks)
         drawn[f"{name} timeline"] = figures.timeline(run, tasks, _steps(run, tasks), name)
-    section["explained"], section["sentences"] = texts.explained(run, tasks)
+    section["explained"], section["sentences"] = texts.explain_run(run, tasks)
     return section
 
 

@@ -18,10 +18,10 @@ from anyk.views.result_tables import mean_staleness, number
 
 
 class Panel(NamedTuple):
-    """A part of a run's account: a heading, a note, a figure of Bokeh below it, and a table to open.
+    """A part of a report: a heading, a note, below it a Bokeh figure, and a table that readers can open.
 
-    ``legend``: pairs of a style class and a text. ``table``: its title and contents. ``wide``: as wide as the page;
-    otherwise two panels stand side by side.
+    ``legend``: pairs of a style class and a text. ``table``: title and contents. ``wide``: whether the panel is as wide
+    as the page; otherwise two panels stand side by side.
     """
 
     title: str
@@ -38,7 +38,7 @@ register = report_figures.register
 
 @register("heat")
 def _heat(run: Run, tasks: Tasks) -> Panel | None:
-    """Return the panel of the seconds of each worker's task in each step."""
+    """Return a heat map of the seconds that each worker's task took in each step."""
     from anyk.views.page import figures
 
     times = heat(tasks, run.config.workers)
@@ -47,26 +47,26 @@ def _heat(run: Run, tasks: Tasks) -> Panel | None:
     note = "A column is a step" if times.by_step else "A column is the n-th task of each worker"
     if times.each > 1:
         note = f"A column is the mean of {times.each} {'steps' if times.by_step else 'tasks of a worker'}"
-    note += ", a row is a worker: seconds from dispatch to the end of the task, the lighter, the longer. "
-    note += "A task that was cut off counts with the seconds until then. Colours end at the 99 % quantile."
+    note += ", a row is a worker. Colours show seconds from dispatch to the end of the task; lighter is longer. "
+    note += "A task that was cut off shows the seconds until that moment. Colours end at the 99 % quantile."
     return Panel("Seconds of each worker's tasks", note, figures.heat_map(times), wide=True)
 
 
 @register("workers")
 def _workers(run: Run, tasks: Tasks) -> Panel | None:
-    """Return the panel of the endings of each worker's tasks."""
+    """Return bars of how each worker's tasks ended."""
     from anyk.views.page import figures
 
     if not len(tasks):
         return None
     bars = figures.worker_bars(shares(tasks, run.config.workers))
     legend = [(f"fate{i}", FATES[i]) for i in np.unique(tasks.fate).tolist()]
-    return Panel("Who was used, and who was cut off", "", bars, legend, wide=True)
+    return Panel("How each worker's tasks ended", "", bars, legend, wide=True)
 
 
 @register("lateness")
 def _lateness(run: Run, tasks: Tasks) -> Panel | None:
-    """Return the panel of the lateness of cancelled messages, by worker."""
+    """Return how late the messages of cancelled tasks were or would have been, by worker."""
     from anyk.views.page import figures
 
     if not len(tasks):
@@ -82,19 +82,19 @@ def _lateness(run: Run, tasks: Tasks) -> Panel | None:
     if np.isfinite(tasks.late).any():
         figure = figures.lateness(workers)
         note = (
-            "How much later the messages of tasks that were cut off would have come: the median (dot), and up to the "
-            "largest. A worker without a dot had no such task."
+            "Seconds from when a task was cut off to when its message would have come: the median (dot) and the "
+            "largest (end of the line). A worker without a dot had no such task."
         )
         titles += ["median\nseconds late", "largest\nseconds late"]
         rows = [[*row, number(w.late, 3), number(w.latest, 3)] for row, w in zip(rows, workers, strict=True)]
     elif FATES.index("cut off") in fates:
-        note = "How late the tasks that were cut off would have been is not known: their workers were stopped."
+        note = "It is not known how late the tasks that were cut off would have been: their workers were stopped."
     return Panel("", note, figure, table=("Numbers of each worker", Columns(titles, rows)), wide=True)
 
 
 @register("residual")
 def _residual(run: Run, tasks: Tasks) -> Panel:
-    """Return the panel of the residual of each step."""
+    """Return the residual of each step."""
     from anyk.views.page import figures
 
     residual = run.history["residual"]
@@ -107,15 +107,15 @@ def _residual(run: Run, tasks: Tasks) -> Panel:
         zero = "" if largest == 0.0 else f", up to rounding ({largest:.1g})"
         return Panel("Residual", f"0 in every step{zero}: no partition counted too much or too little.")
     if largest - residual.min() <= EXACT:
-        return Panel("Residual", f"{largest:.3g} in every step: how far its sum was from the sum over all partitions.")
+        return Panel("Residual", f"{largest:.3g} in every step: the distance of its sum from that over all partitions.")
     note = f"Above 0 in {percent(float((residual > EXACT).mean()))} of the steps, {residual.mean():.3g} on average: "
-    note += "how far a step's sum was from the sum over all partitions."
+    note += "the distance of a step's sum from the sum over all partitions."
     return Panel("Residual", note, figures.residuals(run.history["step"][finite], residual))
 
 
 @register("staleness")
 def _staleness(run: Run, tasks: Tasks) -> Panel:
-    """Return the panel of the staleness of used messages, in versions."""
+    """Return the staleness of used messages, in versions."""
     from anyk.views.page import figures
 
     counts = run.staleness()
@@ -124,5 +124,5 @@ def _staleness(run: Run, tasks: Tasks) -> Panel:
         return Panel("Staleness", "No message was used.")
     if set(counts) == {0}:
         return Panel("Staleness", "0 in every step: each message was computed with the newest model.")
-    note = f"{mean:.3g} on average: how many steps had been taken since a message's model was made."
+    note = f"{mean:.3g} on average: the number of steps taken since a message's model was made."
     return Panel("Staleness", note, figures.staleness(counts))

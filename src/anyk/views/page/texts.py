@@ -22,7 +22,7 @@ from anyk.views.plots import on_virtual_clock
 from anyk.views.prose import count_steps, duration
 from anyk.views.result_tables import mean_staleness, ratio_to_floor
 
-_CELLS = 20_000  # times that are explained, at the most, because more take seconds
+_CELLS = 20_000  # largest number of times that are explained, because more would take seconds
 _WHERE = {
     "processes": "processes on one machine",
     "simulated": "simulated workers (seconds are virtual)",
@@ -35,10 +35,10 @@ def subject(config: RunConfig) -> str:
     """Return the model and its data in words, as far as the configuration names them."""
     recipe = config.problem or Recipe()
     if recipe.many is not None:
-        data = dict.fromkeys(each.data or "a model" for each in recipe.many)
+        data = dict.fromkeys(part.data or "a model" for part in recipe.many)
         return f"{len(recipe.many)} models on {', '.join(data)}"
-    named = [part for part in (recipe.model, recipe.data, Path(recipe.problem or "").name) if part]
-    return " on ".join(named if recipe.model else ["a model", *named])
+    names = [name for name in (recipe.model, recipe.data, Path(recipe.problem or "").name) if name]
+    return " on ".join(names if recipe.model else ["a model", *names])
 
 
 def where(config: RunConfig) -> str:
@@ -50,11 +50,11 @@ def where(config: RunConfig) -> str:
 
 
 def run_verdict(run: Run, tasks: Tasks, spent: Account) -> list[str]:
-    """Return three sentences about a run."""
+    """Return three sentences about a run: its settings, its end, and its average step."""
     config = run.config
-    what = f"{config.strategy} trained {subject(config)} with {where(config)}: {count_steps(run.steps - run.begun)}"
-    what += f" in {duration(run.seconds)}."
-    return [what + _presence(run) * bool(len(tasks)), _ending(run), _lesson(run, tasks, spent)]
+    settings = f"{config.strategy} trained {subject(config)} with {where(config)}: {count_steps(run.steps - run.begun)}"
+    settings += f" in {duration(run.seconds)}."
+    return [settings + _presence(run) * bool(len(tasks)), _ending(run), _average_step(run, tasks, spent)]
 
 
 def _presence(run: Run) -> str:
@@ -70,11 +70,12 @@ def _presence(run: Run) -> str:
 
 
 def _ending(run: Run) -> str:
+    """Return a sentence about the newest model, the target and the reason of the end."""
     value = (run.metric or {}).get("value")
-    worth = [] if run.loss is None else [f"a loss of {run.loss:.4g}"]
-    worth += [] if value is None else [f"{run.metric_name} {value:.4g}"]
-    which = "final model" if run.ledger else "newest model that was evaluated"  # the run may not have ended
-    end = f"The {which} has {' and '.join(worth)}" if worth else f"Its {which.split(' that')[0]} has not been evaluated"
+    results = [] if run.loss is None else [f"a loss of {run.loss:.4g}"]
+    results += [] if value is None else [f"{run.metric_name} {value:.4g}"]
+    model = "final model" if run.ledger else "newest model that was evaluated"  # without a ledger the run has not ended
+    end = f"The {model} has {' and '.join(results)}" if results else "No model has been evaluated"
     target = run.config.target
     if target is not None and run.time_to_target is not None:
         end += f"; the target of {target:g} was reached after {duration(run.time_to_target)}"
@@ -86,58 +87,59 @@ def _ending(run: Run) -> str:
     return end + "."
 
 
-def _lesson(run: Run, tasks: Tasks, spent: Account) -> str:
+def _average_step(run: Run, tasks: Tasks, spent: Account) -> str:
+    """Return a sentence about the messages of an average step, and about the use of the run's time."""
     jobs = max(run.jobs, 1)
     used = float(np.nansum(run.history["replies"])) / max(run.steps - run.begun, 1)
     counted = tasks.only((tasks.fate <= LATE) & (tasks.step >= 0))
-    pairs = len(np.unique(np.stack([counted.slot, counted.step, counted.worker]), axis=1).T)
-    senders = pairs / jobs
+    senders = len(np.unique(np.stack([counted.slot, counted.step, counted.worker]), axis=1).T) / jobs
     cut, spare = (float((tasks.fate == fate).sum()) / jobs for fate in (CUT, SPARE))
     plural = "message" if f"{used:.3g}" == "1" else "messages"
-    mean = f"On average a step used {used:.3g} {plural}"
-    mean += f" from {senders:.3g} of {run.config.workers} workers" if senders else ""
-    mean += f", cut off {cut:.3g} tasks and left {spare:.3g} messages unused" if cut or spare else ""
+    text = f"On average a step used {used:.3g} {plural}"
+    text += f" from {senders:.3g} of {run.config.workers} workers" if senders else ""
+    text += f", cut off {cut:.3g} tasks and left {spare:.3g} messages unused" if cut or spare else ""
     ratio = ratio_to_floor(run)
     if ratio is not None:
         longer = "no longer than" if ratio < 1.005 else f"{ratio:.3g} times as long as"
-        return f"{mean}; the run took {longer} its delays alone make it."
+        return f"{text}; the run took {longer} its delays alone make it."
     name, most = max(zip(spent._fields, spent, strict=True), key=lambda part: part[1])
     # the driver takes no virtual time
     other_text = "spent until deadlines" if on_virtual_clock(run) else "spent in the driver or until deadlines"
-    doing = {"waiting": "waiting for delays and orders", "driver": other_text}.get(name, name)
-    return f"{mean}; the largest part of the time, {percent(most / spent.total)}, was {doing}." if most else f"{mean}."
+    use = {"waiting": "waiting for delays and orders", "driver": other_text}.get(name, name)
+    return f"{text}; the largest part of the time, {percent(most / spent.total)}, was {use}." if most else f"{text}."
 
 
 def race_verdict(runs: Sequence[Run]) -> list[str]:
-    """Return three sentences about several runs."""
+    """Return three sentences about several runs: their settings, the fastest strategy, and a caveat."""
     comparison = compare_seeds(runs)
     first = runs[0]
     seeds = max(len(each.runs) for each in comparison.strategies)
     count = len(comparison.strategies)
-    what = f"{count} strateg{'ies' if count > 1 else 'y'} trained {subject(first.config)} with {where(first.config)}"
-    what += f", each with {seeds} seeds" if seeds > 1 else ""
-    unlike = differing(runs)
-    what += f"; the runs differ in {', '.join(unlike)}, so compare them with care." if unlike else "."
-    took = [(t, i) for i, each in enumerate(comparison.strategies) if (t := _took(each, comparison)) is not None]
-    ranked = [comparison.strategies[i] for _, i in sorted(took)]
+    text = f"{count} strateg{'ies' if count > 1 else 'y'} trained {subject(first.config)} with {where(first.config)}"
+    text += f", each with {seeds} seeds" if seeds > 1 else ""
+    different = differing_settings(runs)
+    text += f"; the runs differ in {', '.join(different)}, so compare them with care." if different else "."
+    values = [
+        (v, i) for i, each in enumerate(comparison.strategies) if (v := _ranking_value(each, comparison)) is not None
+    ]
+    ranked = [comparison.strategies[i] for _, i in sorted(values)]
     if not ranked:
-        none = "They cannot be compared by speed: no two came equally far."
+        reason = "They cannot be compared by speed: no two came equally far."
         if comparison.by == "target":
-            none = "None of them reached the target."
-        return [what, none, "Each run's own account is below."]
+            reason = "None of them reached the target."
+        return [text, reason, "Each run's own account is below."]
     best = ranked[0]
-    ending = _fastest(best, comparison)
-    return [what, ending, _caveat(best, ranked, comparison)]
+    return [text, _fastest(best, comparison), _caveat(best, ranked, comparison)]
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[Run]) -> list[str]:
     """Return the settings, other than strategy and seed, in which runs differ."""
     names = ("workers", "cluster", "delays", "communication", "optimizer", "lr", "problem")
     return [name for name in names if len({repr(getattr(run.config, name)) for run in runs}) > 1]
 
 
-def _took(strategy: OverSeeds, comparison: SeedsComparison) -> float | None:
-    """Return the value by which strategies are ranked: seconds to the target or a job, or one over the speed-up."""
+def _ranking_value(strategy: OverSeeds, comparison: SeedsComparison) -> float | None:
+    """Return the value by which strategies are ranked: seconds to the target, seconds a job, or 1 / speed-up."""
     if comparison.by == "target":
         return strategy.spread(lambda run: run.time_to_target).median
     if comparison.by == "job":
@@ -147,58 +149,60 @@ def _took(strategy: OverSeeds, comparison: SeedsComparison) -> float | None:
 
 
 def _fastest(best: OverSeeds, comparison: SeedsComparison) -> str:
-    over = f"{comparison.over} was the reference"
-    took = _took(best, comparison)
+    """Return a sentence about the fastest strategy, compared with the reference."""
+    relation = f"{comparison.over} was the reference"
+    value = _ranking_value(best, comparison)
     if best.strategy == comparison.over:
-        over = "the reference itself"
+        relation = "the reference itself"
     elif best.speed_up is not None and best.speed_up.median is not None:
         bound = "more than " if best.at_least else ""
-        over = f"{bound}{best.speed_up.median:.1f} times as fast as {comparison.over}"
+        relation = f"{bound}{best.speed_up.median:.1f} times as fast as {comparison.over}"
     median = "a median of " if len(best.runs) > 1 else ""
-    if comparison.by == "target" and took is not None:
+    if comparison.by == "target" and value is not None:
         target = best.runs[0].config.target
         return (
             f"{best.strategy} was the fastest to reach {best.runs[0].metric_name} {target:g}, "
-            f"in {median}{duration(took)}: {over}."
+            f"in {median}{duration(value)}: {relation}."
         )
-    if comparison.by == "job" and took is not None:
-        return f"{best.strategy} was the fastest, with {median}{duration(took)} a step of one model: {over}."
-    return f"{best.strategy} came soonest to the lowest loss that it shares with the reference: {over}."
+    if comparison.by == "job" and value is not None:
+        return f"{best.strategy} was the fastest, with {median}{duration(value)} a step of one model: {relation}."
+    return f"{best.strategy} was the fastest to reach the lowest loss that the reference reached too: {relation}."
 
 
 def _caveat(best: OverSeeds, ranked: Sequence[OverSeeds], comparison: SeedsComparison) -> str:
+    """Return a sentence about strategies that are not ranked, or about the steps of the fastest strategy."""
     unranked = [each.strategy for each in comparison.strategies if each not in ranked]
     if unranked:
-        return f"Not ranked, as they did not come as far in most of their runs: {', '.join(unranked)}."
-    how = ", ".join(departures(best.runs[0]))
-    if not how:
+        return f"Not ranked, because most of their runs did not come as far: {', '.join(unranked)}."
+    differences = ", ".join(departures(best.runs[0]))
+    if not differences:
         return "Its steps were the exact full gradient, so that nothing was traded for the speed."
     other = next((each for each in ranked if not departures(each.runs[0])), None)
     if other is None:
-        return f"Its steps were not those of the full gradient: {how}."
+        return f"Its steps were not those of the full gradient: {differences}."
     speed = "" if other.speed_up is None or other.speed_up.median is None else f" ({other.speed_up.median:.1f} times)"
     return (
-        f"Its steps were not those of the full gradient ({how}); the fastest of those with exact steps was "
+        f"Its steps were not those of the full gradient ({differences}); the fastest strategy with exact steps was "
         f"{other.strategy}{speed}."
     )
 
 
-def promised(run: Run) -> str:
-    """Return the plan's promise and how the run compares with it; empty without a plan."""
+def compare_with_plan(run: Run) -> str:
+    """Return sentences that compare a run with its plan's promise; empty without a plan."""
     plan = run.config.plan
     if not plan:
         return ""
-    span, steps_taken = plan.seconds_per_step, max(run.steps - run.begun, 1)
-    took = run.seconds / steps_taken
-    place = "above" if took > span.high else "below" if took < span.low else "within"
+    interval, steps_taken = plan.seconds_per_step, max(run.steps - run.begun, 1)
+    seconds = run.seconds / steps_taken
+    place = "above" if seconds > interval.high else "below" if seconds < interval.low else "within"
     text = (
-        f"The plan promised {duration(span.median)} a step ({duration(span.low)} to {duration(span.high)}) for a "
-        f"run of {plan.horizon:,} steps; this run of {count_steps(steps_taken)} took {duration(took)} a step, {place} "
-        "that interval"
+        f"The plan promised {duration(interval.median)} a step ({duration(interval.low)} to {duration(interval.high)}) "
+        f"for a run of {plan.horizon:,} steps; this run of {count_steps(steps_taken)} took {duration(seconds)} a step, "
+        f"{place} that interval"
     )
     if plan.verdict == "change":
         today = plan.today
-        text += f". Today's strategy, {today.strategy}, was to take {duration(today.seconds_per_step.median)}"
+        text += f". Today's strategy, {today.strategy}, was expected to take {duration(today.seconds_per_step.median)}"
     return text + "."
 
 
@@ -220,15 +224,15 @@ def departures(run: Run) -> list[str]:
     return ways
 
 
-def explained(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
+def explain_run(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
     """Return an introduction and the sentences of :func:`anyk.explain` about a run, or the reason for their absence."""
     workers = run.config.workers
-    seconds_, censored = rounds(tasks, workers)
+    times, censored = rounds(tasks, workers)
     most = max(_CELLS // workers, 2)
     try:
-        if len(seconds_) < 2:
-            return "This run cannot tell: its workers were never all given a task at the same time.", []
-        record = Record(seconds_[:most], censored[:most])
+        if len(times) < 2:
+            return "This run cannot tell: its workers were never all given tasks at the same time.", []
+        record = Record(times[:most], censored[:most])
         if record.cut > 0.5:
             return (
                 f"{percent(record.cut)} of the tasks were cut off, and how long they would have taken is not known. "
@@ -239,15 +243,15 @@ def explained(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
     except BadInput as error:
         return f"This run cannot tell: {error}.", []
     head = "If every step had waited for all workers"
-    head += f" (the first {most:,} of {len(seconds_):,} rounds)" if len(seconds_) > most else ""
+    head += f" (the first {most:,} of {len(times):,} rounds)" if len(times) > most else ""
     return head + ":", [sentence[:1].upper() + sentence[1:] + "." for sentence in explanation.sentences]
 
 
 def rounds(tasks: Tasks, workers: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return seconds of tasks, shape (rounds, workers), if all workers were given one at the same time, and a mask.
+    """Return seconds of tasks, shape (rounds, workers), and a mask of the times that are lower bounds.
 
-    The mask marks lower bounds. This is a fast version of :func:`anyk.runs.log.delay_trace.task_seconds`, for pages of
-    100,000 tasks.
+    A round is a time at which every worker was given a task. This is a fast version of
+    :func:`anyk.runs.log.delay_trace.task_seconds`, for pages of 100,000 tasks.
     """
     tasks = tasks.only(tasks.fate != LOST)
     if not len(tasks):
@@ -258,10 +262,10 @@ def rounds(tasks: Tasks, workers: int) -> tuple[NDArray[np.float64], NDArray[np.
     end = np.maximum.reduceat(end, first)
     cut = np.logical_or.reduceat(~finite & ~tasks.finished, first)
     start, worker = tasks.start[first], tasks.worker[first]
-    times, row = np.unique(start, return_inverse=True)
-    count = np.zeros((len(times), workers), dtype=np.int64)
+    starts, row = np.unique(start, return_inverse=True)
+    count = np.zeros((len(starts), workers), dtype=np.int64)
     np.add.at(count, (row, worker), 1)
-    seconds_, censored = np.zeros(count.shape), np.zeros(count.shape, dtype=bool)
-    seconds_[row, worker], censored[row, worker] = end - start, cut
+    times, censored = np.zeros(count.shape), np.zeros(count.shape, dtype=bool)
+    times[row, worker], censored[row, worker] = end - start, cut
     whole = (count == 1).all(axis=1) & ~censored.all(axis=1)
-    return seconds_[whole], censored[whole]
+    return times[whole], censored[whole]
