@@ -173,30 +173,22 @@ class TorchProblem(NetworkProblem):
         device = str(device)  # it may be a torch.device
         functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
         check_options(device, precision, microbatch, threads, num_workers, better, functions)
-        loss_takes_module = takes_module(loss)
-        mean = is_mean(loss, reduction)
+        takes, mean = takes_module(loss), is_mean(loss, reduction)
         check_module(module)
         with as_bad_input("the module cannot be copied", Exception):
-            module_copy = copy.deepcopy(module).cpu()
-            module_copy.zero_grad(set_to_none=True)
+            twin = copy.deepcopy(module).cpu()
+            twin.zero_grad(set_to_none=True)
         self._network = Network(
-            module_copy,
-            loss,
-            device=device,
-            precision=precision,
-            mean=mean,
-            takes_module=loss_takes_module,
-            count=count,
-            threads=threads,
+            twin, loss, device=device, precision=precision, mean=mean, takes_module=takes, count=count, threads=threads
         )
         self.module, self._given = module, list(module.parameters())
         ignored = ignored_target(loss)
-        parameters = trainable_parameters(module_copy)
+        parameters = trainable_parameters(twin)
         self.dtype = dtype_of(parameters)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = checked_l2(l2)
-        reading = Reading(collate_fn, loss_takes_module, transform, eval_transform)
+        reading = Reading(collate_fn, takes, transform, eval_transform)
         data = samples_of(dataset, "the data set", self.dtype, reading)
         no_labels = "the targets are not an array of one integer for each sample"
         self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
