@@ -71,7 +71,7 @@ def from_plain(kind: type[T], plain: Any, owner: Any = None) -> T:
     for f in fields(kind):
         if f.metadata.get("derived"):
             continue
-        value, hint = plain[f.name], _hints(cast(Any, kind))[f.name]
+        value, hint = plain[f.name], _hints(kind)[f.name]
         if f.metadata.get("part"):
             component = getattr(owner, f.name)
             values[f.name] = None if component is None else from_plain(component.State, value, component)
