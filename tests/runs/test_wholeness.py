@@ -115,7 +115,7 @@ def test_an_older_checkpoint_that_was_put_in_place_of_the_newest_is_not_taken_aw
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(launch.Launch, "_keep_first_versions", killed)
+        patch.setattr(launch.Launch, "_store_first_versions", killed)
         anyk.resume(tmp_path / "run", problem=Squares(4), steps=12, tell=told.append)
     assert told[0].endswith("has a newer checkpoint than there is; continuing from the checkpoint before, at step 7")
     *same, _ = resumed(tmp_path / "run")
