@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from anyk.arrays import Array
 
 PART = 1 << 17  # numbers of an array that are digested, and stepped, together: they fit into a core's cache
 _LONG = 1 << 13  # bytes up to which everything is hashed
@@ -80,7 +81,7 @@ def integer(seed: int, purpose: str, *ids: int | str) -> int:
     return _key(seed, purpose, ids) >> 65
 
 
-def digest(array: NDArray[Any], first: int = 0) -> int:
+def digest(array: Array, first: int = 0) -> int:
     """Return a digest of 63 bits of an array's bits and their order.
 
     The digests of consecutive parts of :data:`PART` numbers, each with ``first``, the index of its first number, add up

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.errors import BadInput
-from anyk.tables import Array, Limit, check_input_file, limit, listed, read_csv, reading, shown
+from anyk.tables import Limit, check_input_file, limit, listed, read_csv, reading, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

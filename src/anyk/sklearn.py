@@ -21,13 +21,13 @@ from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
+from anyk.arrays import Array, Floats, Vector
 from anyk.checks import AtLeastOne, NonnegativeNumber, check
 from anyk.delays import DelayModel
 from anyk.errors import BadInput
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.plain import ByName
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
-from anyk.problems.base import Floats, Vector
 from anyk.problems.linear.regression import LinearProblem
 from anyk.problems.linear.scaling import Scaling, checked_l2, row_weights
 from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
@@ -35,11 +35,11 @@ from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.run import Run
 from anyk.runs.training import train
 
-Numbers = NDArray[np.floating[Any]]
+Numbers = Vector
 _CALM = 3  # consecutive steps that must change little, as momentum stands still for a moment where it turns
 
 
-def _check_classes(classes: NDArray[Any]) -> None:
+def _check_classes(classes: Array) -> None:
     if classes.size < 2:
         raise BadInput(f"a classifier needs labels of two classes, got one class only: {classes.tolist()}")
 
@@ -317,7 +317,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
         scores = self._scores(X)
         return scores.ravel() if self.classes_.size == 2 else scores
 
-    def predict(self, X: Any) -> NDArray[Any]:
+    def predict(self, X: Any) -> Array:
         """Return the likeliest label of each row, shape (rows,)."""
         scores = self.decision_function(X)
         best = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)

@@ -21,9 +21,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.errors import BadInput, needing
 
-Array = NDArray[Any]
 _GB = 10**9
 _DEFAULT = 1 * _GB  # default limit in bytes; for a large file it is a multiple of the file's size:
 _EXPANSION = 8  # only files that expand more than this are refused

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, NonnegativeNumber, typed
 from anyk.errors import BadInput, RunFailed
 from anyk.plain import ByName
-from anyk.problems.base import Vector
 from anyk.regular_files import replacing
 from anyk.runs.callbacks import Callback, EvaluationInfo, RunInfo, StepInfo, StopRun
 from anyk.specs import Folder

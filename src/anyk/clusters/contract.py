@@ -11,14 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
-from numpy.typing import NDArray
-
 from anyk import html
+from anyk.arrays import Array, Vector
 from anyk.clusters.injection import ClusterOptions, Injection
 from anyk.clusters.local import Local
 from anyk.clusters.store import VectorStore
 from anyk.errors import BadInput
-from anyk.problems.base import Partitions, Vector
+from anyk.problems.base import Partitions
 from anyk.protocol import Cancel, Cut, Dispatch, Event, Layout, ProjectMessage, RequestMessage, SetAlarm
 from anyk.specs import show
 
@@ -214,7 +213,7 @@ class WorkerTransport(ABC):
     """The worker's interface to the driver; it must pass every envelope to ``receive``."""
 
     @abstractmethod
-    def transmit(self, report: Report, vector: NDArray[Any] | None) -> None:
+    def transmit(self, report: Report, vector: Array | None) -> None:
         """Send the driver a report, and its vector if there is one."""
 
     @abstractmethod

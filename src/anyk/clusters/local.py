@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.clusters.messages import Messages
 from anyk.optimizers import optimizer
-from anyk.problems.base import Vector, partition_abilities
+from anyk.problems.base import partition_abilities
 from anyk.protocol import Chunk
 
 State = dict[str, Vector]

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.arrays import Vector
 from anyk.errors import BadInput, describe_error
-from anyk.problems.base import Index, Partitions, Vector, partition_abilities, rows_within
+from anyk.problems.base import Index, Partitions, partition_abilities, rows_within
 from anyk.problems.batches import Batches
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk

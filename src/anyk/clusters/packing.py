@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
+from anyk.arrays import DType, Vector
 from anyk.clusters.local import State, keep_state
 from anyk.compression import Compressor, compressor
 from anyk.compression.schemes import Key, Payload
-from anyk.problems.base import Vector
 from anyk.protocol import Chunk
 
 RESIDUAL = "residual"  # the part that compression omitted, stored like an optimiser's state
@@ -55,9 +54,7 @@ def pack(
     return payload
 
 
-def unpack(
-    chunk: Chunk, version: int, seed: int, payload: Payload, length: int, dtype: np.dtype[Any], base: Vector
-) -> Vector:
+def unpack(chunk: Chunk, version: int, seed: int, payload: Payload, length: int, dtype: DType, base: Vector) -> Vector:
     """Return the message that a payload encodes."""
     vector = scheme(chunk.compress).unpack(payload, length, np.dtype(dtype), _key(seed, chunk, version))
     return vector + base if chunk.steps else vector

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Vector
 from anyk.clusters.local import State
 from anyk.clusters.messages import WHOLE, Messages
-from anyk.problems.base import Vector
 from anyk.protocol import RequestMessage, Task
 
 Place = tuple[int, int]  # a message, by its task and chunk

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import html
+from anyk.arrays import Floats, Indices
 from anyk.checks import check_range, check_workers, value_class, whole
 from anyk.codes.decoders import (
     EXACT,
@@ -28,8 +29,6 @@ from anyk.codes.decoders import (
     CountingDecoder,
     Decoder,
     Decoding,
-    Floats,
-    Indices,
     LeastSquaresDecoder,
     Method,
     Removal,

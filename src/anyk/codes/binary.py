@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from anyk.arrays import Floats, Indices
 from anyk.checks import value_class
-from anyk.codes.base import Decoder, Floats, Indices, Row, StragglersCode
+from anyk.codes.base import Decoder, Row, StragglersCode
 from anyk.codes.decoders import LeastSquaresDecoder
 from anyk.codes.made import fixed_property
 from anyk.codes.repetition import FractionalRepetition, cut_evenly

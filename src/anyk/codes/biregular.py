@@ -7,18 +7,9 @@ from operator import itemgetter
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Floats, Indices
 from anyk.checks import AtLeastOne, value_class
-from anyk.codes.base import (
-    Code,
-    Floats,
-    Indices,
-    MatrixCode,
-    RegisteredCode,
-    check_load,
-    check_workers,
-    incidence,
-    usual_load,
-)
+from anyk.codes.base import Code, MatrixCode, RegisteredCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.decoders import LeastSquares
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput

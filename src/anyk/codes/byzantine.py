@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Floats, Indices
 from anyk.checks import AtLeastZero, value_class
-from anyk.codes.base import Code, Decoder, Floats, Indices, Policy, RegisteredCode, Row, check_workers
+from anyk.codes.base import Code, Decoder, Policy, RegisteredCode, Row, check_workers
 from anyk.codes.decoders import METHODS, Decoding
 from anyk.codes.made import fixed_property
 from anyk.codes.mds import CyclicMDS

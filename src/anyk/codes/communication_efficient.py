@@ -8,8 +8,9 @@ from operator import itemgetter
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Floats, Indices
 from anyk.checks import check_range, value_class
-from anyk.codes.base import Decoding, Floats, Indices, Method, Row, WindowCode
+from anyk.codes.base import Decoding, Method, Row, WindowCode
 from anyk.codes.decoders import Exact, Own
 from anyk.codes.made import fixed_property
 from anyk.errors import BadInput

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Floats, Indices
 from anyk.checks import value_class
-from anyk.codes.base import Decoding, Floats, Indices, Row, WindowCode
+from anyk.codes.base import Decoding, Row, WindowCode
 from anyk.codes.made import ReadOnly, fixed_property, frozen
 from anyk.errors import BadInput
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Floats, Indices
 from anyk.checks import AtLeastOne, value_class
 from anyk.codes.made import ReadOnly, frozen
 from anyk.errors import BadInput, NotDecodable
@@ -84,9 +84,6 @@ class Removal(ReadOnly):
             vectors = vectors @ left[:, int((singular > _SPANNED).sum()) :]
         return np.linalg.qr(vectors)[0]
 
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.int64]
 
 EXACT = 1e-6  # a decode is exact when max|a B - 1| is at most this
 _DENSE = 40_000  # replies x partitions up to which least squares are solved densely

@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Floats, Indices
 from anyk.checks import value_class
-from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, check_workers
+from anyk.codes.base import Decoder, MatrixCode, check_workers
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from anyk.arrays import Floats, Indices
 from anyk.checks import value_class
-from anyk.codes.base import Floats, Indices, MatrixCode, check_workers, incidence, usual_load
+from anyk.codes.base import MatrixCode, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
 from anyk.graphs import edges_of_regular

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.checks import value_class
-from anyk.codes.base import EXACT, Floats, MatrixCode, RegisteredCode, check_workers
+from anyk.codes.base import EXACT, MatrixCode, RegisteredCode, check_workers
 from anyk.codes.decoders import Removal
 from anyk.codes.made import fixed_property, valid_matrix
 from anyk.errors import BadInput

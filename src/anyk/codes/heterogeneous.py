@@ -7,8 +7,9 @@ from dataclasses import field, replace
 
 import numpy as np
 
+from anyk.arrays import Floats, Indices
 from anyk.checks import AtLeastOne, AtLeastZero, check_range, value_class
-from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, Policy, check_workers, usual_load
+from anyk.codes.base import Decoder, MatrixCode, Policy, check_workers, usual_load
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput

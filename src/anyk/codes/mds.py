@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
+from anyk.arrays import Floats, Indices
 from anyk.checks import value_class
-from anyk.codes.base import EXACT, Code, Floats, Indices, Row, WindowCode
+from anyk.codes.base import EXACT, Code, Row, WindowCode
 from anyk.codes.made import fixed_property
 from anyk.errors import BadInput
 

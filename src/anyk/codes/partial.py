@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from anyk.arrays import Floats, Indices
 from anyk.checks import value_class
-from anyk.codes.base import Code, Decoder, Floats, Indices, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, fixed_property

@@ -8,12 +8,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from anyk.arrays import Floats, Indices
 from anyk.checks import value_class
 from anyk.codes.base import (
     Code,
     Decoder,
-    Floats,
-    Indices,
     Policy,
     RegisteredCode,
     Row,

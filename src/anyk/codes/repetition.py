@@ -11,19 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
+from anyk.arrays import Floats, Indices
 from anyk.checks import AtLeastOne, check_range, value_class
-from anyk.codes.base import (
-    Code,
-    Decoder,
-    Decoding,
-    Floats,
-    Indices,
-    RegisteredCode,
-    Row,
-    Selection,
-    check_stragglers,
-    check_workers,
-)
+from anyk.codes.base import Code, Decoder, Decoding, RegisteredCode, Row, Selection, check_stragglers, check_workers
 from anyk.codes.made import LEFT_OUT, fixed_property
 from anyk.errors import BadInput
 from anyk.plain import ByName

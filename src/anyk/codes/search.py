@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Floats, Indices
 from anyk.checks import check_range
 from anyk.codes.base import Code, incidence, whole
-from anyk.codes.decoders import Decoding, Floats, Indices, LeastSquares, Method, Own, method
+from anyk.codes.decoders import Decoding, LeastSquares, Method, Own, method
 
 _DECODED = 2_000  # sets up to which all are decoded
 _COMPUTED = 200_000  # sets up to which the least-squares errors of all are computed

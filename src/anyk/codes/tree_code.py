@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from anyk.arrays import Floats, Indices
 from anyk.checks import value_class
-from anyk.codes.base import Code, Decoder, Floats, Indices, Policy, RegisteredCode, Row, check_stragglers, check_workers
+from anyk.codes.base import Code, Decoder, Policy, RegisteredCode, Row, check_stragglers, check_workers
 from anyk.codes.cyclic import CyclicRepetition
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import fixed_property

@@ -14,22 +14,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.arrays import Array, DType, Vector
 from anyk.checks import PositiveShare, value_class
 from anyk.specs import Registry, show
 
-Vector = NDArray[np.floating[Any]]
 Payload = NDArray[np.uint8]  # complete 8-byte words
 Key = tuple[int, str]  # seed and purpose of the draw
 
 
-def _words(*parts: NDArray[Any]) -> Payload:
+def _words(*parts: Array) -> Payload:
     """Return consecutive arrays as bytes, filled up to complete words."""
     raw = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
     return np.frombuffer(raw + bytes(-len(raw) % 8), dtype=np.uint8)
@@ -65,7 +65,7 @@ class Compressor(ABC):
         """Return the payload of a vector, shape (length,); equal keys give equal draws."""
 
     @abstractmethod
-    def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
+    def unpack(self, payload: Payload, length: int, dtype: DType, key: Key) -> Vector:
         """Return the vector of a payload, shape (length,)."""
 
 
@@ -98,7 +98,7 @@ class RandomK(Compressor):
         places = self._places(vector.size, key)
         return _words(vector[places] * vector.dtype.type(vector.size / places.size))
 
-    def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
+    def unpack(self, payload: Payload, length: int, dtype: DType, key: Key) -> Vector:
         places = self._places(length, key)
         out = np.zeros(length, dtype=dtype)
         out[places] = payload.view(dtype)[: places.size]
@@ -129,7 +129,7 @@ class QSGD(Compressor):
         steps = np.minimum(np.floor(scaled + draws), 127)
         return _words(np.array([norm]), (np.sign(vector) * steps).astype(np.int8))
 
-    def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
+    def unpack(self, payload: Payload, length: int, dtype: DType, key: Key) -> Vector:
         norm = float(payload[:8].view(np.float64)[0])
         return (payload[8 : 8 + length].view(np.int8) * (norm / self.levels)).astype(dtype)
 
@@ -149,7 +149,7 @@ class Half(Compressor):
         scaled = vector / top if 0.0 < top < np.inf else np.zeros_like(vector)
         return _words(np.array([top]), (scaled * 2.0**10).astype(np.float16))
 
-    def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
+    def unpack(self, payload: Payload, length: int, dtype: DType, key: Key) -> Vector:
         top = float(payload[:8].view(np.float64)[0])
         values = payload[8 : 8 + 2 * length].view(np.float16).astype(np.float64)
         return np.asarray(values * (top * 2.0**-10), dtype=dtype)
@@ -177,7 +177,7 @@ class TopK(Compressor):
         places = np.sort(np.argpartition(-np.abs(vector), count - 1)[:count]).astype(np.int32)
         return _words(vector[places], places)
 
-    def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
+    def unpack(self, payload: Payload, length: int, dtype: DType, key: Key) -> Vector:
         count, item = _count(self.share, length), np.dtype(dtype).itemsize
         out = np.zeros(length, dtype=dtype)
         out[payload[count * item : count * (item + 4)].view(np.int32)] = payload[: count * item].view(dtype)
@@ -202,7 +202,7 @@ class Sign(Compressor):
         mean = float(np.abs(vector, dtype=np.float64).mean()) if vector.size else 0.0
         return _words(np.array([mean]), np.packbits(vector < 0.0))
 
-    def unpack(self, payload: Payload, length: int, dtype: np.dtype[Any], key: Key) -> Vector:
+    def unpack(self, payload: Payload, length: int, dtype: DType, key: Key) -> Vector:
         mean = float(payload[:8].view(np.float64)[0])
         negative = np.unpackbits(payload[8:], count=length).astype(bool)
         return np.asarray(np.where(negative, -mean, mean), dtype=dtype)

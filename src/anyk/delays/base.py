@@ -14,15 +14,13 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.arrays import Floats
 from anyk.checks import check
 from anyk.errors import BadInput
 from anyk.specs import show
 
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 _FAR = 1e15  # seconds beyond which distribution functions are 1 up to rounding, and say nothing about the tail
 MOST = 1e9  # seconds; sums of longer draws are not accurate to a microsecond, or overflow
 

@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
+from anyk.arrays import Flags, Floats
 from anyk.checks import FiniteNumber, PositiveNumber, value_class
-from anyk.delays.base import DelayModel, Flags, Floats, Seconds, SecondsOrZero
+from anyk.delays.base import DelayModel, Seconds, SecondsOrZero
 from anyk.errors import BadInput
 
 HEAVIEST = 0.1  # least exponent of a Pareto delay model; with a smaller one the longest draws overflow

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.delays.base import MOST, Flags, Floats
+from anyk.arrays import Flags, Floats
+from anyk.delays.base import MOST
 from anyk.errors import BadInput
 from anyk.matrices import read_npz
 from anyk.tables import (

@@ -10,8 +10,9 @@ from typing import Literal
 
 import numpy as np
 
+from anyk.arrays import Flags, Floats
 from anyk.checks import FiniteNumber, NonnegativeNumber, value_class
-from anyk.delays.base import DelayModel, Flags, Floats
+from anyk.delays.base import DelayModel
 from anyk.delays.time_tables import TimeTable, read_measured
 from anyk.errors import BadInput
 from anyk.specs import File, absolute, parse

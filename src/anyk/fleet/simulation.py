@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
+from anyk.arrays import Floats
 from anyk.checks import typed
 from anyk.clusters import Simulated
 from anyk.delays import Communication, DelayModel, Table
-from anyk.delays.base import Floats
 from anyk.errors import BadInput
 from anyk.protocol import Pace, Strategy
 from anyk.runs import Driver, session

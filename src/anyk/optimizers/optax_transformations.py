@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.errors import BadInput, as_bad_input, needing
 from anyk.optimizers.library_classes import MADE, refuse_made
 from anyk.optimizers.schedules import Schedule
-from anyk.optimizers.steps import Optimizer, State, Vector
+from anyk.optimizers.steps import Optimizer, State
 from anyk.specs import show
 
 

@@ -16,14 +16,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Vector
 from anyk.checks import NonnegativeNumber, PositiveNumber, value_class
 from anyk.errors import BadInput
 from anyk.optimizers.schedules import Schedule, learning_rate, number_in
 from anyk.specs import Registry, bracketed, show
 
-Vector = NDArray[np.floating[Any]]
 State = dict[str, Vector]
 Stepper = Callable[[slice, Vector], None]
 Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]

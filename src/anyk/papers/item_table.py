@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Floats
 from anyk.errors import BadInput
 
 Case = Mapping[str, Any]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

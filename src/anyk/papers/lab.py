@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.callbacks import Callback
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import DelayModel
 from anyk.errors import BadInput
 from anyk.optimizers import GD, Optimizer
-from anyk.papers.item_table import Case, Floats, Row, Table, crossing
+from anyk.papers.item_table import Case, Row, Table, crossing
 from anyk.problems import from_data
 from anyk.problems.base import Problem
 from anyk.runs import Run, train

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from anyk.papers.item_table import Case, Floats, Row, Table
+from anyk.arrays import Floats
+from anyk.papers.item_table import Case, Row, Table
 from anyk.views.style import COLOURS, picture
 
 _POINTS = 300  # of the grid on which curves of several seeds are compared

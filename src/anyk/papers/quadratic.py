@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk.papers.item_table import Floats
-from anyk.problems.base import Index, Vector, cut
+from anyk.arrays import Floats, Vector
+from anyk.problems.base import Index, cut
 
 
 class Quadratic:

@@ -18,15 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.arrays import DType, Vector
 from anyk.errors import BadInput
 from anyk.plain import ByName
 
-Array = NDArray[Any]
-DType = np.dtype[Any]
 Ends = NDArray[np.int64]  # where consecutive pieces of samples begin and the last one ends
-Floats = NDArray[np.float64]
 Index = NDArray[np.intp]  # the type with which NumPy scatters fastest
-Vector = NDArray[np.floating[Any]]
 Better = Literal["higher", "lower"]
 Evaluated = Literal["train", "held_out"] | None
 Recipe = ByName  # plain data

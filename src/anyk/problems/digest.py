@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from anyk.problems.base import Array, Problem, abilities_of, is_sparse
+from anyk.arrays import Array
+from anyk.problems.base import Problem, abilities_of, is_sparse
 
 _KNOWN: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.errors import BadInput
 from anyk.problems.base import (
     Better,
@@ -17,7 +18,6 @@ from anyk.problems.base import (
     Problem,
     ProblemAbilities,
     Recipe,
-    Vector,
     abilities_of,
     partition_abilities,
     problem_text,

@@ -8,8 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from anyk.arrays import Array, DType
 from anyk.errors import BadInput
-from anyk.problems.base import Array, Better, DType, ProblemAbilities, Recipe, problem_text
+from anyk.problems.base import Better, ProblemAbilities, Recipe, problem_text
 from anyk.problems.data.sample_batches import Samples
 
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from anyk.arrays import Array, Floats, Vector
 from anyk.checks import value_class
 from anyk.errors import BadInput
 from anyk.matrices import Matrix
-from anyk.problems.base import Array, Floats, Tell, Vector
+from anyk.problems.base import Tell
 from anyk.problems.data.encoding import Encoding, check_finite
 from anyk.problems.linear.scaling import Scaling, in_units
 from anyk.tables import Table

@@ -9,8 +9,9 @@ from zlib import crc32
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Array, DType, Floats, Vector
 from anyk.errors import BadInput
-from anyk.problems.base import Array, DType, Floats, Index, Vector, cut
+from anyk.problems.base import Index, cut
 
 TOGETHER = 4  # samples that a loss is tried on together before a run
 _TRIED = 32  # samples of the data set that a loss is tried on before a run

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anyk.arrays import Vector
 from anyk.errors import RAISED, BadInput
-from anyk.problems.base import Vector
 from anyk.runs.log.receipts import CutOff, Receipt, receipt_after
 
 if TYPE_CHECKING:

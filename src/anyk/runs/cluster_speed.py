@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.clusters.contract import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import GD
-from anyk.problems.base import Index, Vector
+from anyk.problems.base import Index
 from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Fleet, Layout, Reply, Strategy
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from anyk.arrays import Vector
 from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
 from anyk.clusters.remote.losses import LossUnknown
 from anyk.errors import RunFailed, describe_error
-from anyk.problems.base import Vector, abilities_of
+from anyk.problems.base import abilities_of
 from anyk.problems.many import each_of, problem_of
 from anyk.protocol import Lost, Strategy
 from anyk.runs.callbacks import EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo

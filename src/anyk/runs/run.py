@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import html
+from anyk.arrays import Array, Vector
 from anyk.checks import typed, whole
 from anyk.errors import BadInput, MissingPackage
-from anyk.problems.base import Vector
 from anyk.problems.data.new_rows import read_rows
 from anyk.problems.predicting import Coefficients, Predictor
 from anyk.runs.engine.warm_start import WarmStart
@@ -172,9 +171,7 @@ class Run(Results, AbstractContextManager["Run"]):
             self._predictor = predictors.load_predictor(self.path, self.config.digests.predictor)
         return self._predictor
 
-    def predict(
-        self, X: Any, *, probabilities: bool = False, tell: Callable[[str], None] | None = None
-    ) -> NDArray[Any]:
+    def predict(self, X: Any, *, probabilities: bool = False, tell: Callable[[str], None] | None = None) -> Array:
         """Return predictions of the (first) final model for rows: the likeliest label or the value, shape (rows,).
 
         ``X``: a data frame, a dictionary of columns or a file, whose columns are found by name, or an array with the
@@ -202,11 +199,11 @@ class Run(Results, AbstractContextManager["Run"]):
         return self.predictor.coefficients(self.model)
 
     @cached_property
-    def history(self) -> dict[str, NDArray[Any]]:
+    def history(self) -> dict[str, Array]:
         """The columns of the first slot's history, as :meth:`history_of` returns them."""
         return self.history_of(self.slot)
 
-    def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
+    def history_of(self, slot: str) -> dict[str, Array]:
         """Return columns over the steps: step, seconds, replies, residual, gain, staleness, loss and the metric.
 
         Loss and metric are NaN for versions that were not evaluated.

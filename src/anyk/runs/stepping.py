@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.checks import check
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
-from anyk.problems.base import Problem, Vector, abilities_of, ensure_problem
+from anyk.problems.base import Problem, abilities_of, ensure_problem
 from anyk.problems.torch.module_partitions import dtype_of, norms_of, pieces_of
 from anyk.problems.torch.network import trainable_parameters
 from anyk.protocol import Strategy

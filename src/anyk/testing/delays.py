@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.delays import DelayModel, parse
-from anyk.delays.base import Floats
 
 _DRAWS = 20_000  # of each worker
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.errors import BadInput
-from anyk.problems.base import Floats
 from anyk.runs import Run, Spread, compare, compare_seeds, grouped, spread
 from anyk.runs.folder.config import Recipe
 from anyk.runs.races.speedups import finite_values

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Floats
 from anyk.delays import Fit, fit
 from anyk.errors import BadInput
 from anyk.fleet.explanation.sentences import rounded, spans
@@ -14,8 +15,6 @@ from anyk.graphs import Mixing
 from anyk.plain import ByName
 from anyk.strategies import stragglers
 from anyk.views.style import COLOURS, LIGHT, picture
-
-Floats = NDArray[np.float64]
 
 
 def trace_facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> ByName:

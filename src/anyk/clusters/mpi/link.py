@@ -10,8 +10,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.errors import BadInput, MissingPackage
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Sends:
         return bool(self._open)
 
 
-def take_parcel(world: Intracomm) -> tuple[int, list[Any], bytes, list[NDArray[Any]]] | None:
+def take_parcel(world: Intracomm) -> tuple[int, list[Any], bytes, list[Array]] | None:
     """Return the kind, values, body and vectors of the driver's next parcel; None if there is none yet."""
     from mpi4py import MPI
 
@@ -103,7 +103,7 @@ def _receive(world: Intracomm, data: Any) -> None:
         pause()
 
 
-def parcel(kind: int, values: Sequence[Any], body: bytes, vectors: Sequence[NDArray[Any]]) -> bytes:
+def parcel(kind: int, values: Sequence[Any], body: bytes, vectors: Sequence[Array]) -> bytes:
     """Return the first message of a parcel: its head, which describes the vectors that follow, and its body."""
     head = json.dumps([kind, values, [[vector.dtype.str, vector.size] for vector in vectors]]).encode()
     return len(head).to_bytes(8, "little") + head + body

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.checks import typed
 from anyk.clusters.contract import Envelope, Report
 from anyk.clusters.injection import ClusterOptions
@@ -120,7 +119,7 @@ class Mpi(Networked[NetworkedHandle]):
         while not self._ranks.look() and time.monotonic() < until:
             pause(until)
 
-    def on_message(self, worker: int, report: Report, vector: NDArray[Any] | None) -> None:
+    def on_message(self, worker: int, report: Report, vector: Array | None) -> None:
         """Take in a report of a worker of this run."""
         handle = self.handles[worker]
         if report.kind == RECEIVED:

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.clusters.contract import Envelope, Report
 from anyk.clusters.mpi.link import (
     BYE,
@@ -40,7 +40,7 @@ class _RankWorker(NetworkedWorker):
         self._world, self._sends, self._run = world, sends, run
         self.ended = False  # whether the driver has ended, so that no run follows
 
-    def transmit(self, report: Report, vector: NDArray[Any] | None) -> None:
+    def transmit(self, report: Report, vector: Array | None) -> None:
         text = report.text.encode()
         if len(text) > TEXT:
             text = text[: TEXT - 3] + "…".encode()

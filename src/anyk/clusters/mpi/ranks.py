@@ -12,8 +12,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.clusters.contract import Report
 from anyk.clusters.mpi.link import (
     BYE,
@@ -48,7 +48,7 @@ class Rank:
         self.number = number
         self._world = world
         self._buffer = bytearray(WIRE_FORM.size)
-        self._pending: tuple[int, Report, NDArray[Any]] | None = None  # a report whose vector has not arrived yet
+        self._pending: tuple[int, Report, Array] | None = None  # a report whose vector has not arrived yet
         self.busy = 0  # the number of its run, 0 if idle
         self.told_to_close = False
         self.received = True  # whether it has received the last envelope
@@ -58,7 +58,7 @@ class Rank:
     def _await_message(self) -> Request:
         return self._world.Irecv(self._buffer, source=self.number, tag=WIRE)
 
-    def take(self) -> tuple[int, Report, NDArray[Any] | None] | None:
+    def take(self) -> tuple[int, Report, Array | None] | None:
         """Return the message received: its run's number, report and vector; None until the vector has arrived."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
@@ -93,7 +93,7 @@ class Ranks:
         atexit.register(self.end)
 
     def send(
-        self, rank: Rank, kind: int, values: Sequence[Any] = (), body: bytes = b"", vectors: Sequence[NDArray[Any]] = ()
+        self, rank: Rank, kind: int, values: Sequence[Any] = (), body: bytes = b"", vectors: Sequence[Array] = ()
     ) -> None:
         """Send a parcel."""
         if not rank.dead:

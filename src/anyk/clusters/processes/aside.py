@@ -23,11 +23,12 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.clusters.processes.memory import Segment, place_buffers
 from anyk.clusters.remote.losses import LossUnknown
 from anyk.clusters.remote.shipping import ship, unship
 from anyk.errors import BadInput, RunFailed
-from anyk.problems.base import Problem, Vector, abilities_of
+from anyk.problems.base import Problem, abilities_of
 from anyk.problems.many import ManyProblems, each_of
 
 _BOOT = "import json, sys; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; "

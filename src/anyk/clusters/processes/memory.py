@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array, DType, Vector
 from anyk.clusters.local import State
 from anyk.errors import RunFailed
-from anyk.problems.base import Vector
 
 ALIGN = 64
 _RETRY = 2e-4  # seconds after which orders that were being written are read again
@@ -72,7 +70,7 @@ class Segment:
                 written = os.pwrite(self.fd, remaining, start)
             remaining, start = remaining[written:], start + written
 
-    def array(self, start: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def array(self, start: int, length: int, dtype: DType) -> Array:
         """Return an array in the segment's memory."""
         if start + length * dtype.itemsize > self.size:
             self.refresh()

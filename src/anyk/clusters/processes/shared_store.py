@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array, DType, Vector
 from anyk.clusters.local import State
 from anyk.clusters.messages import Messages
 from anyk.clusters.processes.memory import (
@@ -24,7 +24,6 @@ from anyk.clusters.processes.memory import (
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.store import Message
-from anyk.problems.base import Vector
 
 
 class _Moved(NamedTuple):
@@ -133,7 +132,7 @@ class SharedStore(RemoteStore):
         self.arrived[key] = message._replace(vector=vector, buffer=buffer)
         return buffer
 
-    def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+    def contents(self, notice: Notice, length: int, dtype: DType) -> tuple[int, Array | None]:
         at = self._plan.buffer_at(notice.worker, notice.buffer)
         state, task, chunk, size = HEADER.unpack_from(self._replies.memory, at)
         if (state, task, chunk, size) != (FULL, notice.report.task, notice.report.chunk, length):

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array, Vector
 from anyk.clusters.contract import Report
 from anyk.clusters.processes.memory import (
     ERROR_BOX,
@@ -28,7 +28,6 @@ from anyk.clusters.processes.memory import (
 from anyk.clusters.remote.orders import OrderReader
 from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.worker import Disconnected, Orders, RunSetup, Worker
-from anyk.problems.base import Vector
 
 
 class Shared:
@@ -105,7 +104,7 @@ class SharedMemoryWorker(Worker[int]):
     def discard_buffer(self, buffer: int) -> None:
         HEADER.pack_into(self._shared.replies.memory, self._layout.buffer_at(self.worker, buffer), FREE, -1, -1, 0)
 
-    def report(self, report: Report, vector: NDArray[Any] | None = None, buffer: int | None = None) -> None:
+    def report(self, report: Report, vector: Array | None = None, buffer: int | None = None) -> None:
         if vector is not None and buffer is not None:
             memory, at = self._shared.replies.memory, self._layout.buffer_at(self.worker, buffer)
             if vector.dtype == np.uint8:

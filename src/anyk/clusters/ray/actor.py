@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Array, Vector
 from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.ray.connection import ray_module
 from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.worker import RunSetup
-from anyk.problems.base import Vector, partition_abilities
+from anyk.problems.base import partition_abilities
 
 _Parcels = Sequence[Sequence[Any]]  # Ray's references to the bytes of each partition
 
@@ -39,7 +40,7 @@ class RayWorker(NetworkedWorker):
         self._missing = dict(enumerate(parcels))  # Ray's references to the bytes of partitions that are not loaded
         self._missing.pop(0, None)  # it came with the worker
         self._condition = threading.Condition(self.lock)
-        self._news: deque[tuple[Report, NDArray[Any] | None]] = deque()
+        self._news: deque[tuple[Report, Array | None]] = deque()
 
     def load_missing(self, partitions: Sequence[int]) -> None:
         missing = [j for j in partitions if j in self._missing]
@@ -55,7 +56,7 @@ class RayWorker(NetworkedWorker):
         for j in missing:
             del self._missing[j]
 
-    def transmit(self, report: Report, vector: NDArray[Any] | None) -> None:
+    def transmit(self, report: Report, vector: Array | None) -> None:
         with self._condition:
             self._news.append((report, vector))
             self._condition.notify_all()
@@ -70,7 +71,7 @@ class RayWorker(NetworkedWorker):
         with self._condition:
             self._condition.notify_all()
 
-    def news(self) -> list[tuple[Report, NDArray[Any] | None]]:
+    def news(self) -> list[tuple[Report, Array | None]]:
         """Return the reports not sent yet, with their vectors; wait until there is a report."""
         with self._condition:
             self._condition.wait_for(lambda: bool(self._news))
@@ -112,7 +113,7 @@ class Actor:
         }
         self._worker.receive_and_wake(letter, vectors)
 
-    def exchange(self, *packed: Any) -> list[tuple[Report, NDArray[Any] | None]]:
+    def exchange(self, *packed: Any) -> list[tuple[Report, Array | None]]:
         """Take in an envelope, if there is one; wait for reports and return them."""
         if packed:
             self.receive(*packed)

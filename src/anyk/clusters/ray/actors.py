@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array, DType, Vector
 from anyk.checks import typed
 from anyk.clusters.contract import Envelope, Key
 from anyk.clusters.injection import ClusterOptions
@@ -27,7 +27,7 @@ from anyk.clusters.remote.shipping import parcels, ship, single_parcels
 from anyk.clusters.store import Message
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed, as_bad_input
-from anyk.problems.base import Partitions, Vector
+from anyk.problems.base import Partitions
 from anyk.protocol import Layout
 from anyk.regular_files import LockedFolder, remove_abandoned
 from anyk.specs import show
@@ -73,7 +73,7 @@ class _ObjectStore(RemoteStore):
         super().release(slot, version)
         self._objects.pop((slot, version), None)
 
-    def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+    def contents(self, notice: Notice, length: int, dtype: DType) -> tuple[int, Array | None]:
         return super().contents(notice._replace(buffer=notice.buffer[2]), length, dtype)
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array, Vector
 from anyk.clusters.contract import Envelope, Key, NetworkTransport, Report, WorkerTransport
 from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.orders import OrderReader
@@ -21,7 +21,6 @@ from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.worker import ASKED, NO_TASK, READY, Orders, RunSetup, Worker
 from anyk.errors import RunFailed
-from anyk.problems.base import Vector
 
 
 def machine() -> str:
@@ -155,7 +154,7 @@ class NetworkedWorker(Worker[None], WorkerTransport):
     def discard_buffer(self, buffer: None) -> None:
         """Do nothing: the array is freed with its last reference."""
 
-    def report(self, report: Report, vector: NDArray[Any] | None = None, buffer: None = None) -> None:
+    def report(self, report: Report, vector: Array | None = None, buffer: None = None) -> None:
         if report.kind == READY and not report.done:
             report = report._replace(text=f"{machine()} {os.getpid()}")
         self.transmit(report, vector)

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.clusters.contract import Cluster, Order, Transport
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.local import Local
@@ -25,7 +26,7 @@ from anyk.clusters.remote.tasks import Comparisons, OpenTasks
 from anyk.clusters.remote.worker import COMPARED, EVALUATED, FAILED, LEAVING, PROGRESS, READY, REPLY, STOPPED, RunSetup
 from anyk.clusters.store import Message
 from anyk.errors import BadInput, RunFailed
-from anyk.problems.base import Partitions, Vector
+from anyk.problems.base import Partitions
 from anyk.protocol import (
     Alarm,
     Cancel,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from anyk.arrays import Array, DType, Vector
 from anyk.clusters.contract import Key
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.store import Message, Place, VectorStore
-from anyk.problems.base import Vector
 from anyk.protocol import Chunk
 
 
@@ -33,9 +30,9 @@ class RemoteStore(VectorStore):
         """Return the place at which workers find another worker's message."""
         return key
 
-    def contents(self, notice: Notice, length: int, dtype: np.dtype[Any]) -> tuple[int, NDArray[Any] | None]:
+    def contents(self, notice: Notice, length: int, dtype: DType) -> tuple[int, Array | None]:
         """Return the length of the array sent, and the array itself if it is the message expected, else None."""
-        vector: NDArray[Any] = notice.buffer
+        vector: Array = notice.buffer
         return vector.size, vector if vector.shape == (length,) and vector.dtype == dtype else None
 
     def keep(self, notice: Notice, ids: tuple[int, ...], vector: Vector) -> Message:

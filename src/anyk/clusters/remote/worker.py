@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.arrays import Array, Vector
 from anyk.clusters.contract import Report
 from anyk.clusters.local import Local, LocalStepper, State
 from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack, spoil
 from anyk.clusters.packing import pack
 from anyk.errors import RunFailed
-from anyk.problems.base import Partitions, Vector
+from anyk.problems.base import Partitions
 from anyk.problems.replicas import mark
 from anyk.protocol import Chunk
 
@@ -122,7 +122,7 @@ class Worker(ABC, Generic[R]):
         """Free a buffer whose message will not be sent."""
 
     @abstractmethod
-    def report(self, report: Report, vector: NDArray[Any] | None = None, buffer: R | None = None) -> None:
+    def report(self, report: Report, vector: Array | None = None, buffer: R | None = None) -> None:
         """Send a report, and the message in a buffer: its numbers, or its payload of bytes."""
 
     def load_missing(self, partitions: Sequence[int]) -> None:
@@ -360,7 +360,7 @@ class Worker(ABC, Generic[R]):
             self.discard_buffer(buffer)
             self._notify(FAILED, task, chunk=index, text=fault)
             return
-        sent: NDArray[Any] = out
+        sent: Array = out
         if compression is not None:
             chunk, version, base = compression
             sent = pack(task, chunk, version, self._setup.seed, out, base, self._states)

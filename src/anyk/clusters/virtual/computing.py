@@ -7,11 +7,12 @@ from collections.abc import Collection
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Vector
 from anyk.clusters.local import Local, LocalStepper
 from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack
 from anyk.clusters.packing import pack, unpack
 from anyk.clusters.store import Message, VectorStore
-from anyk.problems.base import Partitions, Vector
+from anyk.problems.base import Partitions
 from anyk.protocol import Chunk, Layout
 
 Part = tuple[tuple[int, ...], int, int]  # partitions computed together, batch size, number of the mini-batch

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.checks import check_range, typed
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
@@ -20,7 +21,7 @@ from anyk.clusters.virtual.cores import COMPUTED, DUE, Compute
 from anyk.clusters.virtual.schedule import TaskSchedule
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
-from anyk.problems.base import Partitions, Vector
+from anyk.problems.base import Partitions
 from anyk.protocol import (
     Cancel,
     Cut,

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from anyk import specs
+from anyk.arrays import Array, Vector
 from anyk.checks import AtLeastOne, typed
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel
@@ -24,7 +24,7 @@ from anyk.fleet.plans.plan import LEAST_ROUNDS
 from anyk.fleet.records import read
 from anyk.fleet.records.record_sources import Readable
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, Tell, Vector
+from anyk.problems.base import Problem, Tell
 from anyk.runs import Run, usual_optimizer
 from anyk.runs.callbacks import check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluation, read_evaluate
@@ -89,13 +89,13 @@ class Auto:
         return self.run.models
 
     @property
-    def history(self) -> dict[str, NDArray[Any]]:
+    def history(self) -> dict[str, Array]:
         """The :attr:`Run.history <anyk.runs.Run.history>` of all runs, on one clock."""
         return self.history_of(self.run.slot)
 
-    def history_of(self, slot: str) -> dict[str, NDArray[Any]]:
+    def history_of(self, slot: str) -> dict[str, Array]:
         """Return the :meth:`Run.history_of <anyk.runs.Run.history_of>` of all runs, on one clock."""
-        parts: list[dict[str, NDArray[Any]]] = []
+        parts: list[dict[str, Array]] = []
         before = 0.0
         for run in self.runs:
             part = run.history_of(slot)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.delays.base import Flags, Floats
+from anyk.arrays import Flags, Floats
 
 SHUFFLES = 199
 _COST_SHUFFLES = 499

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Floats
 from anyk.checks import AtLeastZero, typed
 from anyk.delays import fit
-from anyk.delays.base import Floats
 from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.sentences import Explanation, WorkerCost, sentences

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from anyk.arrays import Flags
 from anyk.delays import DelayModel, parse
-from anyk.delays.base import Flags
 from anyk.fleet.explanation.attribution import DRIFT, lower_median, mean_burst, slow_kind
 from anyk.fleet.records import Record
 from anyk.plain import ByName

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyk import codes, keyed
+from anyk.arrays import Floats
 from anyk.delays import fit
-from anyk.delays.base import Floats
 from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.measured_fleet import USUAL, MeasuredFleet, Quality, VectorSize, code_of, loads_of, slowness

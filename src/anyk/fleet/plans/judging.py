@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
-from anyk.delays.base import Floats
+from anyk.arrays import Floats
 from anyk.fleet.explanation import attribution
 from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import USUAL, MeasuredFleet, loads_of, vectors_held

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from anyk import codes
+from anyk.arrays import Flags, Floats
 from anyk.clusters import Simulated
 from anyk.clusters.virtual.cores import Compute
 from anyk.compression import compressor
 from anyk.delays import DelayModel, Table
-from anyk.delays.base import Flags, Floats
 from anyk.errors import BadInput
 from anyk.fleet.explanation import attribution
 from anyk.fleet.records import Record, read

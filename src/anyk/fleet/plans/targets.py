@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.clusters import Simulated
-from anyk.delays.base import Floats
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.candidates import Timed, batch_of, build_candidate, count_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize

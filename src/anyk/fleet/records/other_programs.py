@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.delays.base import Floats
+from anyk.arrays import Floats
 from anyk.errors import BadInput
 from anyk.fleet.records.record import Record
 from anyk.plain import ByName

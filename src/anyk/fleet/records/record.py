@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.delays.base import MOST, Flags, Floats
+from anyk.arrays import Flags, Floats
+from anyk.delays.base import MOST
 from anyk.delays.time_tables import summarised
 from anyk.errors import BadInput, as_bad_input, needing
 from anyk.plain import ByName

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.delays.base import Floats
+from anyk.arrays import Floats
 from anyk.delays.time_tables import (
     checked_columns,
     in_seconds,

@@ -14,11 +14,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Indices
 from anyk.checks import AtLeastOne, PositiveShare, typed
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import incidence
 from anyk.codes.biregular import second_singular
-from anyk.codes.decoders import Decoding, Indices, Method, Own, method
+from anyk.codes.decoders import Decoding, Method, Own, method
 from anyk.codes.search import check_count, is_exhaustive, is_optimal, replies_of
 
 Knowledge = Literal["code", "overlaps", "nothing"]

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import codes, keyed
+from anyk.arrays import Floats, Indices
 from anyk.checks import AtLeastOne, typed
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import check_workers
-from anyk.codes.decoders import Floats, Indices, method
+from anyk.codes.decoders import method
 from anyk.codes.search import check_count, is_exhaustive, replies_of
 from anyk.errors import BadInput
 from anyk.problems.base import Tell

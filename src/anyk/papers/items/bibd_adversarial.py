@@ -3,8 +3,9 @@
 import numpy as np
 
 from anyk import code, keyed
+from anyk.arrays import Indices
 from anyk.codes import Code, worst_stragglers
-from anyk.codes.decoders import Indices, Method, method
+from anyk.codes.decoders import Method, method
 from anyk.codes.search import is_exhaustive
 from anyk.fleet import adversarial_threshold, threshold_bound
 from anyk.papers.item import Criterion, Item, Order

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.callbacks import Callback, StepInfo
 from anyk.fleet import cooperative_bound
 from anyk.graphs import elastic, graph, zeta
@@ -11,7 +12,6 @@ from anyk.papers.item_table import Case, Table
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.papers.quadratic import noisy
-from anyk.problems.base import Vector
 
 M, RATE, STEPS = 8, 0.05, 1000
 SCHEMES = {  # strategy, tau

@@ -3,11 +3,12 @@
 import numpy as np
 
 from anyk import strategy
+from anyk.arrays import Floats
 from anyk.errors import BadInput
 from anyk.graphs import elastic, zeta
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
-from anyk.papers.item_table import Case, Floats, Table
+from anyk.papers.item_table import Case, Table
 from anyk.papers.items.coop_bound import Models
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines

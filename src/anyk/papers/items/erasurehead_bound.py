@@ -3,15 +3,15 @@
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Floats, Vector
 from anyk.callbacks import Callback, StepInfo
 from anyk.fleet.theory.erasurehead import excess_bound, missing
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
-from anyk.papers.item_table import Case, Floats, Row, Table, cases
+from anyk.papers.item_table import Case, Row, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Lines
 from anyk.problems import LeastSquares
-from anyk.problems.base import Vector
 
 N, C, R, ROWS, FEATURES = 12, 3, 5, 4, 3
 STEPS = (1, 2, 5, 10, 20, 50, 100)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.clusters import cluster
 from anyk.fleet import sequential_candidates
 from anyk.optimizers import GD
 from anyk.papers.item import Criterion, Item
-from anyk.papers.item_table import Case, Floats, Table, cases
+from anyk.papers.item_table import Case, Table, cases
 from anyk.papers.lab import Lab, Results
 from anyk.papers.pictures import Bars
 from anyk.problems import from_data

@@ -12,11 +12,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
+from anyk.arrays import Array, Floats
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.keyed import generator
 from anyk.matrices import Matrix
-from anyk.problems.base import Array, Floats, Tell
+from anyk.problems.base import Tell
 from anyk.problems.data.encoding import Column, Encoding
 from anyk.specs import Registry, parse
 

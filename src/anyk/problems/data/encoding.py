@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.errors import BadInput
 from anyk.matrices import Matrix
-from anyk.problems.base import Array, Tell, is_sparse
+from anyk.problems.base import Tell, is_sparse
 from anyk.tables import column_hint, is_number, listed, missing_values, shown, unusable_values
 
 Fill: TypeAlias = Literal["mean", "median"]

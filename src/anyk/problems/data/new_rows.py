@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from anyk.arrays import Array
 from anyk.errors import BadInput, as_bad_input
 from anyk.matrices import Matrix, read_npz
-from anyk.problems.base import Array, Tell
+from anyk.problems.base import Tell
 from anyk.problems.data.user_files import extension_of, read_svmlight
 from anyk.problems.predicting import Predictor
 from anyk.regular_files import replacing

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anyk.arrays import Array, Floats
 from anyk.checks import typed
 from anyk.errors import BadInput, needing
 from anyk.named import admit_address
-from anyk.problems.base import Array, Floats, Tell
+from anyk.problems.base import Tell
 from anyk.problems.data.dataset import Dataset, Fraction, assemble, make_dataset, read_target, sources
 from anyk.problems.data.encoding import check_finite
 from anyk.tables import Table, check_input_file, limit, listed, read_csv, reading, shown

@@ -7,14 +7,14 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.plain import ByName
 from anyk.problems.base import Index, even_ends, some_rows, stacked
 
 Rows = slice | Index
 Batch = Any  # several samples in the type that a framework computes with
-Form = Callable[[Sequence[NDArray[Any]]], Batch]  # makes a batch from the same rows of all arrays
+Form = Callable[[Sequence[Array]], Batch]  # makes a batch from the same rows of all arrays
 
 
 class SampleBatch(NamedTuple):
@@ -40,7 +40,7 @@ class Samples:
 
     in_memory: ClassVar[bool] = False
     endless: ClassVar[bool] = False
-    arrays: Sequence[NDArray[Any]] = ()
+    arrays: Sequence[Array] = ()
     mark: Any = None
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class Arrays(Samples):
 
     in_memory = True
 
-    def __init__(self, arrays: Sequence[NDArray[Any]], form: Form) -> None:
+    def __init__(self, arrays: Sequence[Array], form: Form) -> None:
         self.arrays, self.form = list(arrays), form
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ class ArrayRanges(Samples):
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
         """Return some rows; consecutive rows of a single range are not copied."""
-        parts: list[list[NDArray[Any]]] = []
+        parts: list[list[Array]] = []
         for start, arrays in self._ranges.items():
             if isinstance(rows, slice):
                 inside: Rows = slice(max(rows.start - start, 0), max(rows.stop - start, 0))

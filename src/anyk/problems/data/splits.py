@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Array
 from anyk.checks import value_class
 from anyk.errors import BadInput
-from anyk.problems.base import Array, Ends, Index
+from anyk.problems.base import Ends, Index
 from anyk.specs import Registry, show
 
 splits: Registry[Dirichlet] = Registry("split")

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anyk.arrays import Array, Floats
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.matrices import Matrix, read_npz
-from anyk.problems.base import Array, Floats, Tell
+from anyk.problems.base import Tell
 from anyk.problems.data.dataset import (
     Dataset,
     Fraction,

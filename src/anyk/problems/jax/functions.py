@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anyk.arrays import Floats, Vector
 from anyk.checks import AtLeastZero, typed
 from anyk.decompile import Source
 from anyk.errors import BadInput, describe_error, needing
-from anyk.problems.base import NO_HELD_OUT, Better, Floats, Index, Vector, cut
+from anyk.problems.base import NO_HELD_OUT, Better, Index, cut
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Array, DType, Vector
 from anyk.decompile import compile_source
 from anyk.errors import BadInput
 from anyk.plain import ByName
-from anyk.problems.base import Array, DType, Ends, Index, PartitionAbilities, Vector, even_ends
+from anyk.problems.base import Ends, Index, PartitionAbilities, even_ends
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import PartitionSamples, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples

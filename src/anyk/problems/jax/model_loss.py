@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.arrays import Array, Floats
 from anyk.errors import BadInput
 from anyk.plain import ByName
-from anyk.problems.base import Array, Floats
 from anyk.problems.jax.pytrees import Arrays, JaxArray, Model, Tree
 
 

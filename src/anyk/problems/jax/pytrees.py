@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Array
 from anyk.errors import BadInput, RunFailed
 from anyk.plain import ByName
-from anyk.problems.base import Array
 
 Tree = Any  # nested tuples, lists, dictionaries and other pytrees of JAX
 Arrays = list[Array]

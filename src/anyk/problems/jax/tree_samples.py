@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Array, DType
 from anyk.errors import BadInput
-from anyk.problems.base import Array, DType
 from anyk.problems.data.sample_batches import Arrays, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards

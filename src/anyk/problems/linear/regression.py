@@ -11,20 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
+from anyk.arrays import Array, Floats, Vector
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import (
-    Array,
-    Better,
-    Ends,
-    Floats,
-    ProblemAbilities,
-    Recipe,
-    Vector,
-    cut,
-    problem_text,
-    some_rows,
-)
+from anyk.problems.base import Better, Ends, ProblemAbilities, Recipe, cut, problem_text, some_rows
 from anyk.problems.data.dataset import Task
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.data.shards.sources import Shards

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anyk.arrays import Floats
 from anyk.checks import NonnegativeNumber, check
 from anyk.errors import BadInput
-from anyk.problems.base import Floats
 from anyk.tables import shown
 
 

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anyk.arrays import Array, DType, Floats, Vector
 from anyk.errors import BadInput, RunFailed, describe_error
-from anyk.problems.base import Array, DType, Ends, Floats, Index, Vector, is_sparse, some_rows
+from anyk.problems.base import Ends, Index, is_sparse, some_rows
 from anyk.problems.batches import Batches
 from anyk.problems.data.dataset import Task, read_target
 from anyk.problems.data.encoding import Column, Encoding, check_categories

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
+from anyk.arrays import Floats, Vector
 from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput
-from anyk.problems.base import Ends, Floats, Recipe, Vector, cut
+from anyk.problems.base import Ends, Recipe, cut
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Arrays, PartitionSamples
 from anyk.problems.data.shards.sources import Shards

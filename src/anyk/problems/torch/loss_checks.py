@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.checks import AtLeastOne, AtLeastZero, check
 from anyk.errors import BadInput, needing
 from anyk.plain import ByName
-from anyk.problems.base import Floats, Index
+from anyk.problems.base import Index
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
 from anyk.problems.torch.network import Network, trainable_parameters

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anyk.arrays import DType, Vector
 from anyk.errors import BadInput
 from anyk.plain import ByName
-from anyk.problems.base import DType, Ends, Index, Vector
+from anyk.problems.base import Ends, Index
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
 from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, seed_of_draws

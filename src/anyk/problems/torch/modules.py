@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
-from anyk.problems.base import NO_HELD_OUT, Better, Index, Vector, cut, even_ends
+from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, even_ends
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples

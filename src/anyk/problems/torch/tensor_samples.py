@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Array, DType
 from anyk.errors import BadInput, RunFailed, describe_error, explaining
 from anyk.plain import ByName
-from anyk.problems.base import Array, DType, Index, some_rows
+from anyk.problems.base import Index, some_rows
 from anyk.problems.data.sample_batches import Arrays, Batch, Rows, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Vector
 from anyk.clusters.contract import Cluster
 from anyk.clusters.store import Place
 from anyk.errors import RunFailed
-from anyk.problems.base import Vector
 from anyk.protocol import Chunk, Event, Failed, Layout, Lost, Reply
 from anyk.runs.engine.ledger import Ledger
 

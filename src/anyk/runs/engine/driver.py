@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from anyk.arrays import Vector
 from anyk.clusters.contract import Cluster, Order
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, Vector, partition_abilities
+from anyk.problems.base import Problem, partition_abilities
 from anyk.problems.many import problem_of
 from anyk.protocol import (
     Alarm,

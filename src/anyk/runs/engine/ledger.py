@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from anyk.arrays import Vector
 from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
-from anyk.problems.base import Vector
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Progress, Reply, RequestMessage, Timing
 from anyk.runs.engine.counts import Counts, Usage
 from anyk.runs.engine.dispatches import ARRIVED, CUT, ENDED, KEPT, OPEN, Batch, plain_weight

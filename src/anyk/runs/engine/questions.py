@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.clusters.contract import Cluster
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, Vector
+from anyk.problems.base import Problem
 from anyk.problems.many import problem_of
 from anyk.protocol import DriftMeasured, EvaluateLoss, LossEvaluated, MeasureDrift, MeasureNoise, NoiseMeasured
 from anyk.runs.engine.ledger import Ledger

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.arrays import Vector
 from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer, SlowMo
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems.base import Problem, Vector, penalty_of
+from anyk.problems.base import Problem, penalty_of
 from anyk.problems.many import problem_of
 from anyk.protocol import Combine, Layout, Mix
 from anyk.runs.engine.audit import Audit

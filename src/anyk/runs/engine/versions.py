@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from anyk.arrays import Vector
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, Vector
+from anyk.problems.base import Problem
 from anyk.problems.many import problem_of
 from anyk.protocol import Layout
 from anyk.runs.engine.warm_start import OUTER, WarmStart

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anyk.arrays import Vector
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, Vector
+from anyk.problems.base import Problem
 from anyk.protocol import Strategy
 from anyk.runs.folder import checkpoints
 

@@ -7,10 +7,11 @@ import time as clock
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from anyk.arrays import Vector
 from anyk.clusters.contract import Cluster
 from anyk.clusters.remote.remote import Remote
 from anyk.errors import BadInput
-from anyk.problems.base import Problem, Vector, abilities_of, penalty_of
+from anyk.problems.base import Problem, abilities_of, penalty_of
 from anyk.problems.many import ManyProblems, each_of
 from anyk.runs.evaluation.evaluate import Evaluate
 from anyk.runs.limits import first_metrics

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import PINNED
 from anyk.clusters.remote.losses import LossUnknown
 from anyk.errors import BadInput, RunFailed, describe_error
-from anyk.problems.base import Problem, Vector
+from anyk.problems.base import Problem
 from anyk.problems.many import problem_of
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.log.schema import Evaluation

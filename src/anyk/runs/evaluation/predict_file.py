@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
-
+from anyk.arrays import Array
 from anyk.problems.data.new_rows import check_out, limit_of, read_rows, write_predictions
 from anyk.runs.run import Run
 
@@ -52,7 +50,7 @@ def predict_file(
     check_out(source, target)
     rows = read_rows(source, predictor, header=header, max_gb=max_gb, tell=tell)
     scores = predictor.scores(model, rows)
-    columns: dict[str, NDArray[Any]] = {"prediction": predictor.decided(scores)}
+    columns: dict[str, Array] = {"prediction": predictor.decided(scores)}
     if probabilities:
         chances = predictor.chances(scores)
         columns |= {f"probability_{label}": chances[:, k] for k, label in enumerate(predictor.labels.tolist())}

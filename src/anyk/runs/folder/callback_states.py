@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Vector
 from anyk.errors import BadInput
-from anyk.problems.base import Vector
 
 KEY = "callbacks"  # in checkpoints
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anyk import keyed
+from anyk.arrays import Vector
 from anyk.errors import BadInput, RunFailed
-from anyk.problems.base import Vector
 from anyk.regular_files import open_plain, replacing, synchronise
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog

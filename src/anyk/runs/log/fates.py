@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.runs.log import queries
 from anyk.runs.run import Run
 
-Column = NDArray[Any]
+Column = Array
 FATES = ("used", "used late", "not needed", "cut off", "lost", "unfinished at the end")
 USED, LATE, SPARE, CUT, LOST, OPEN = range(len(FATES))
 PHASES = ("waiting", "computing", "idle", "sending")  # of a finished chunk, in this order

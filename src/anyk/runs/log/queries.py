@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.errors import BadInput
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import Totals
@@ -213,7 +213,7 @@ _INTEGERS = {"task", "chunk", "worker", "version", "work", "seq"}
 COUNTS = ("step", "done", "replies", "stalest", "worker", "task", "chunk")
 
 
-def columns(log: RunLog, table: str, slot: str | None = None) -> dict[str, NDArray[Any]]:
+def columns(log: RunLog, table: str, slot: str | None = None) -> dict[str, Array]:
     """Return a table of the log, one of :data:`TABLES`, as columns; with ``slot`` only the rows of this slot, by step.
 
     Missing numbers are NaN, missing text is None. A message with a weight for each block has their mean in the column.
@@ -223,7 +223,7 @@ def columns(log: RunLog, table: str, slot: str | None = None) -> dict[str, NDArr
         raise BadInput(f"a run has no table '{table}'; it has {', '.join(_QUERIES)}")
     query, values = _QUERIES[table], () if slot is None else (slot,)
     names, rows = log.select(f"SELECT * FROM ({query}) WHERE slot = ? ORDER BY step" if values else query, values)
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     for name, column in zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True):
         integer = name in _INTEGERS and not (table == "events" and name in ("worker", "task", "chunk"))
         arrays[name] = np.array(column, dtype=object if name in _TEXT else np.int64 if integer else np.float64)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from anyk.problems.base import Floats
+from anyk.arrays import Floats
 from anyk.runs.run import Run
 from anyk.specs import parse
 

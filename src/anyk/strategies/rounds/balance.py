@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Floats
 from anyk.codes import Code, RepetitionCode
 from anyk.errors import BadInput
 
@@ -22,8 +23,6 @@ _GAIN = 0.05  # share of a round's seconds that other shares must save, in eithe
 _APART = 0.2  # relative change of a share whose effect stands out from noise
 _LEAST = 0.1  # smallest part of a share's seconds that is assumed to be proportional to its size
 _OFF = 0.1  # largest relative deviation of the samples of a step
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ from typing import Literal
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.codes import Code, RepetitionCode, Selection
-from anyk.codes.decoders import EXACT, Floats
+from anyk.codes.decoders import EXACT
 from anyk.errors import BadInput
 from anyk.protocol import Combine
 from anyk.strategies.rounds.state import RoundState

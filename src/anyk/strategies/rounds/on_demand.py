@@ -7,8 +7,8 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
 
+from anyk.arrays import Floats
 from anyk.checks import typed
-from anyk.codes.base import Floats
 from anyk.codes.progress_codes import ProgressCode, ProgressWatch
 from anyk.errors import BadInput
 from anyk.plain import derived

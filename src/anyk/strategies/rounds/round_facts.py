@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyk.codes.decoders import Floats
+from anyk.arrays import Floats
 from anyk.errors import BadInput
 from anyk.protocol import CompressorFacts, DelayLaw, Pace, Strategy, StrategyFacts
 from anyk.strategies.closed_forms import uncoded_pace

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.checks import AtLeastOne, AtLeastZero, Share
 from anyk.codes import Code, Method, Policy, RepetitionCode, Selection
-from anyk.codes.decoders import METHODS, Floats, method
+from anyk.codes.decoders import METHODS, method
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Layout, slot_names
 from anyk.specs import with_keys

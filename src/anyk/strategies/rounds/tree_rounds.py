@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.checks import typed
-from anyk.codes.base import Floats
 from anyk.codes.tree_code import ROOT, TreeCode
 from anyk.protocol import (
     CancelMode,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from anyk.arrays import Flags
 from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.errors import BadInput
 from anyk.protocol import Layout
-from anyk.strategies.sequential.inner import Flags
 from anyk.strategies.sequential.replay import Decided, End, KnownRounds, Tolerance, replay
 from anyk.strategies.sequential.sequential_rounds import Place, SequentialRounds, SequentialState
 

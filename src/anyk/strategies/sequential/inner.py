@@ -8,11 +8,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Flags
 from anyk.codes import Code, code
 from anyk.codes.repetition import RepetitionCode
 from anyk.errors import BadInput
-
-Flags = NDArray[np.bool_]
 
 
 @lru_cache(maxsize=64)

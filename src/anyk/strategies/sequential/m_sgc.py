@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Flags
 from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
 from anyk.strategies.sequential.bursts import ForBursts
-from anyk.strategies.sequential.inner import Flags, Inner
+from anyk.strategies.sequential.inner import Inner
 from anyk.strategies.sequential.replay import Decided, KnownRounds, Tolerance, replay
 from anyk.strategies.sequential.sequential_rounds import Place, SequentialState
 

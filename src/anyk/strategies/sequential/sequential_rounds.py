@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from anyk.arrays import Flags, Floats
 from anyk.checks import AtLeastZero
 from anyk.codes import Code
 from anyk.codes.base import Row
-from anyk.codes.decoders import Floats
 from anyk.errors import BadInput
 from anyk.protocol import (
     Alarm,
@@ -40,7 +40,7 @@ from anyk.protocol import (
 from anyk.specs import show
 from anyk.strategies.crew import Crew, CrewStrategy
 from anyk.strategies.ranges import FiniteOrZero
-from anyk.strategies.sequential.inner import Flags, Inner
+from anyk.strategies.sequential.inner import Inner
 from anyk.strategies.sequential.replay import Decided, End, KnownRounds, bits_of
 
 _ALARM = "cut-off"

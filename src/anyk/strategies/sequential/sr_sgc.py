@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from anyk.arrays import Flags
 from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.gc import OneCode, OneCodeState
-from anyk.strategies.sequential.inner import Flags
 from anyk.strategies.sequential.replay import Decided, KnownRounds, selective
 from anyk.strategies.sequential.sequential_rounds import SequentialState
 

@@ -37,6 +37,7 @@ from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 
+from anyk.arrays import Array
 from anyk.plain import ByName
 from anyk.runs import Run, Tasks, absences
 from anyk.runs.log.fates import FATES, LATE, LOST, PHASES
@@ -60,7 +61,7 @@ class Line(NamedTuple):
     """A curve of a figure: its values by seconds and by step, each with a band or None."""
 
     name: str
-    by: dict[str, tuple[NDArray[Any], ...]]  # x, value, low, high
+    by: dict[str, tuple[Array, ...]]  # x, value, low, high
 
 
 def new_figure(
@@ -163,7 +164,7 @@ def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: 
     return plot
 
 
-def timeline(run: Run, tasks: Tasks, steps: Mapping[str, NDArray[Any]], name: str) -> Any:
+def timeline(run: Run, tasks: Tasks, steps: Mapping[str, Array], name: str) -> Any:
     """Return the timeline: a bar for each phase of each task, thick if its message was used.
 
     The page finds receipts in its columns.
@@ -254,9 +255,9 @@ def kinds(tasks: Tasks) -> dict[str, tuple[NDArray[np.bool_], float]]:
     }
 
 
-def columns(tasks: Tasks, which: NDArray[np.bool_], kind: str) -> dict[str, NDArray[Any]]:
+def columns(tasks: Tasks, which: NDArray[np.bool_], kind: str) -> dict[str, Array]:
     """Return columns for the timeline and receipts of tasks of one kind, ordered by start."""
-    narrow: dict[str, tuple[NDArray[Any], Any]] = {
+    narrow: dict[str, tuple[Array, Any]] = {
         "worker": (tasks.worker, np.uint16),
         "task": (tasks.task, np.int32),
         "version": (tasks.version, np.int32),

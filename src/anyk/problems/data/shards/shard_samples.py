@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Array
 from anyk.errors import BadInput, RunFailed
 from anyk.plain import ByName
-from anyk.problems.base import Array, Index, is_sparse, some_rows, stacked
+from anyk.problems.base import Index, is_sparse, some_rows, stacked
 from anyk.problems.data.sample_batches import Arrays, Batch, Form, Rows, SampledOnce
 from anyk.problems.data.shards.formats import format_of
 from anyk.problems.data.shards.sources import Shards

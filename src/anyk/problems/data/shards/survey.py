@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple, Self
 import msgspec
 import numpy as np
 
+from anyk.arrays import Array, Floats
 from anyk.errors import BadInput
-from anyk.problems.base import Array, Floats, is_sparse
+from anyk.problems.base import is_sparse
 from anyk.problems.data.encoding import check_categories, check_complete, check_finite
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.shards.formats import HEAD, format_of
