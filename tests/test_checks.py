@@ -199,7 +199,7 @@ def test_what_train_cannot_take_is_said_in_one_sentence(arguments, keys, sentenc
         (lambda: anyk.train_many("ab", "uncoded", clusters.Simulated(4)), "problem must be one of anyk.problems, .* got 'a'"),
         (lambda: anyk.Run.open(None), "path must be a string or a Path, got None"),
         (lambda: anyk.Race.open(3), "path must be a string or a Path, got 3"),
-        (lambda: clusters.Processes(10**12), "workers must be at most 1,000,000, got 1000000000000"),
+        (lambda: clusters.Processes(10**12), "workers must be 1 to 1,000,000, got 1000000000000"),
     ],
 )  # fmt: skip
 def test_what_the_cousins_of_train_cannot_take_is_said_too(call, sentence):

@@ -83,17 +83,27 @@ def whole(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        least = " of at least 1" if name == "workers" else ""
-        raise BadInput(f"{name} must be a whole number{least}, got {value!r}") from None
+        raise BadInput(f"{name} must be a whole number, got {value!r}") from None
+
+
+def check_range(name: str, value: float, low: float, high: float, of: str = "") -> None:
+    """Raise :class:`~anyk.errors.BadInput` unless ``value`` lies between ``low`` and ``high``.
+
+    ``of``: what the largest value is, for the message.
+
+    >>> check_range("replies", 5, 1, 4, " workers")
+    Traceback (most recent call last):
+    anyk.errors.BadInput: replies must be 1 to 4 workers, got 5
+    """
+    if not low <= value <= high:
+        raise BadInput(f"{name} must be {low:,} to {high:,}{of}, got {value}")
 
 
 def check_workers(workers: Any) -> int:
     """Return ``workers`` as an integer from 1 to :data:`MOST_WORKERS`; raise BadInput for anything else."""
-    if isinstance(workers, bool) or whole("workers", workers) < 1:
-        raise BadInput(f"workers must be a whole number of at least 1, got {workers!r}")
-    if workers > MOST_WORKERS:  # a typing error would fill the memory
-        raise BadInput(f"workers must be at most {MOST_WORKERS:,}, got {workers}")
-    return int(workers)
+    number: int = check(workers, AtLeastOne, "workers")
+    check_range("workers", number, 1, MOST_WORKERS)  # a typing error would fill the memory
+    return number
 
 
 def typed(thing: Thing) -> Thing:

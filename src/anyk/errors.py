@@ -58,12 +58,14 @@ def needing(package: str, extra: str, purpose: str) -> Iterator[None]:
 
 
 @contextmanager
-def on_system_error(sentence: str) -> Iterator[None]:
-    """Raise :class:`BadInput` with this sentence and the system's reason if the block raises OSError."""
+def as_bad_input(sentence: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise :class:`BadInput` with this sentence and the reason if the block raises one of ``kinds``, else OSError."""
+    kinds = kinds or (OSError,)
     try:
         yield
-    except OSError as error:
-        raise BadInput(f"{sentence} ({error.strerror or error})") from None
+    except kinds as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise BadInput(f"{sentence} ({' '.join(reason.split())})") from None
 
 
 @contextmanager

@@ -166,12 +166,13 @@ def _imports(file: Path, folder: Path) -> Iterator[list[str]]:
         return
     package = list(file.parent.relative_to(folder).parts)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            start = package[: len(package) + 1 - node.level] if node.level else []
-            start += node.module.split(".") if node.module else []
-            yield from ([*start, alias.name] for alias in node.names)  # a module, or a name in a module
+        match node:
+            case ast.Import():
+                yield from (alias.name.split(".") for alias in node.names)
+            case ast.ImportFrom():
+                start = package[: len(package) + 1 - node.level] if node.level else []
+                start += node.module.split(".") if node.module else []
+                yield from ([*start, alias.name] for alias in node.names)  # a module, or a name in a module
 
 
 def _path_without(folder: Path | None) -> list[str]:

@@ -42,12 +42,13 @@ def to_plain(state: object) -> Any:
     >>> to_plain(Seen({3: float("inf")}))
     {'when': {'3': inf}}
     """
-    if isinstance(state, set):
-        return sorted(state)  # in an order that is independent of its history
-    if isinstance(state, dict):
-        if not all(isinstance(key, str | int) for key in state):
-            raise TypeError(f"keys of a state must be whole numbers or texts, got {next(iter(state))!r}")
-        return {str(key): to_plain(value) for key, value in state.items()}
+    match state:
+        case set():
+            return sorted(state)  # in an order that is independent of its history
+        case dict():
+            if not all(isinstance(key, str | int) for key in state):
+                raise TypeError(f"keys of a state must be whole numbers or texts, got {next(iter(state))!r}")
+            return {str(key): to_plain(value) for key, value in state.items()}
     if not is_dataclass(state):
         return msgspec.to_builtins(state, str_keys=True, enc_hook=_of_numpy)
     return {f.name: to_plain(getattr(state, f.name)) for f in fields(state) if not f.metadata.get("derived")}

@@ -42,6 +42,11 @@ Numbers = NDArray[np.floating[Any]]
 _CALM = 3  # consecutive steps that must change little, as momentum stands still for a moment where it turns
 
 
+def _check_classes(classes: NDArray[Any]) -> None:
+    if classes.size < 2:
+        raise BadInput(f"a classifier needs labels of two classes, got one class only: {classes.tolist()}")
+
+
 def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
     """Return X (and y) after scikit-learn's checks, which also set or compare the number and names of features."""
     checks |= {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}
@@ -261,8 +266,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
         X, y = _validated(self, X, y, ensure_min_samples=2)
         check_classification_targets(y)
         classes, numbers = np.unique(y, return_inverse=True)
-        if classes.size < 2:
-            raise BadInput(f"a classifier needs labels of two classes, got one class only: {classes[0]!r}")
+        _check_classes(classes)
         if self.warm_start and before is not None and not np.array_equal(before, classes):
             raise BadInput(f"with warm_start the labels must be those of the fit before, {before.tolist()}")
         self.classes_ = classes
@@ -288,8 +292,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
         classes_known = self.classes_ if classes is None else np.unique(np.asarray(classes))
         if not first and not np.array_equal(classes_known, self.classes_):
             raise BadInput(f"classes must be those of the first call, {self.classes_.tolist()}, or left out")
-        if classes_known.size < 2:
-            raise BadInput(f"a classifier needs labels of two classes, got one class only: {classes_known.tolist()}")
+        _check_classes(classes_known)
         if not np.isin(y, classes_known).all():
             raise BadInput(f"y has labels that are not in classes: {np.setdiff1d(y, classes_known).tolist()}")
         if self.class_weight == "balanced":

@@ -145,7 +145,7 @@ def test_a_worker_that_is_told_to_leave_while_it_loads_is_replaced(tmp_path) -> 
     ("arguments", "sentence"),
     [
         (["nowhere", "1"], "'nowhere' is not a run folder"),
-        (["RUN", "9"], "the run has workers 0 to 3, got 9"),
+        (["RUN", "9"], "a worker of the run must be 0 to 3, got 9"),
         (["RUN", "1"], "cluster 'simulated' cannot drain workers; processes and ray can"),
     ],
 )

@@ -214,8 +214,8 @@ def test_relearning_forgets_what_was_learned_before_and_lowers_the_error_under_t
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("hetero:probability=1.5", "probability of 'hetero' must lie between 0 and 1, got 1.5"),
-        ("hetero:probability=-0.1", "probability of 'hetero' must lie between 0 and 1, got -0.1"),
+        ("hetero:probability=1.5", "probability of 'hetero' must be 0 to 1, got 1.5"),
+        ("hetero:probability=-0.1", "probability of 'hetero' must be 0 to 1, got -0.1"),
         ("hetero:probability=0.1/0.2", "probability of 'hetero' should be one number or 4, one for each worker; got 2"),
         ("hetero:load=1/2/3/4/4", "load of 'hetero' should be one number or 4, one for each worker; got 5"),
         ("hetero:load=5", "load of 'hetero' must be 0 to 4 partitions, got 5"),

@@ -96,9 +96,7 @@ def test_batches_left_out_need_three_quarters_of_the_workers_at_most() -> None:
         assert b == 1 or b * harmonic(b) <= 0.75 * n
         assert (b + 1) * harmonic(b + 1) > 0.75 * n
     for batches in (0, 9, -1):
-        with pytest.raises(
-            BadInput, match=f"bcc:batches={batches} does not exist for 8 workers; batches must be 1 to 8"
-        ):
+        with pytest.raises(BadInput, match=f"batches of 'bcc' must be 1 to 8 workers, got {batches}"):
             BatchedCoupons(8, batches=batches)
 
 
@@ -167,9 +165,9 @@ def test_a_larger_code_with_short_replies() -> None:
 @pytest.mark.parametrize(
     ("blocks", "sentence"),
     [
-        (0, "comm-efficient:blocks=0 does not exist for 6 workers and stragglers=2.*blocks must be 1 to 4"),
-        (5, "comm-efficient:blocks=5 does not exist for 6 workers and stragglers=2.*blocks must be 1 to 4"),
-        (-1, "comm-efficient:blocks=-1 does not exist for 6 workers"),
+        (0, "blocks of 'comm-efficient' must be 1 to 4 .*, got 0"),
+        (5, "blocks of 'comm-efficient' must be 1 to 4 .*, got 5"),
+        (-1, "blocks of 'comm-efficient' must be 1 to 4 .*, got -1"),
     ],
 )
 def test_blocks_out_of_range(blocks: int, sentence: str) -> None:
@@ -342,7 +340,7 @@ def test_as_a_code_each_finished_partition_is_a_reply() -> None:
 
 @pytest.mark.parametrize("load", [0, 6, -1])
 def test_loads_of_progress_codes_out_of_range(load: int) -> None:
-    with pytest.raises(BadInput, match=f"progress:load={load} does not exist for 5 partitions; load must be 1 to 5"):
+    with pytest.raises(BadInput, match=f"load of 'progress' must be 1 to 5 partitions, got {load}"):
         ChunkOrderCode(5, load=load)
 
 

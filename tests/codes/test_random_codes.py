@@ -380,14 +380,14 @@ def test_counts_of_replies_out_of_range(replies: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("bgc:load=0", "bgc:load=0 does not exist for 12 partitions; load must be 1 to 12"),
-        ("bgc:load=13", "bgc:load=13 does not exist for 12 partitions; load must be 1 to 12"),
+        ("bgc:load=0", "load of 'bgc' must be 1 to 12 partitions, got 0"),
+        ("bgc:load=13", "load of 'bgc' must be 1 to 12 partitions, got 13"),
         ("sbc:load=0", "sbc:load=0 does not exist for 12 partitions; load must be above 0 and at most 12"),
         ("sbc:load=3,outside=0.1", "sbc takes load=… or outside=…, not both; one follows from the other"),
-        ("sbc:block=13", "sbc:block=13 does not exist for 12 workers; block must be 1 to 12"),
+        ("sbc:block=13", "block of 'sbc' must be 1 to 12 workers, got 13"),
         ("sbc:inside=0", "inside must be a number above 0 and of at most 1, got 0"),
         ("sbc:inside=0.3,outside=0.5", "sbc:outside=0.5 must be between 0 and inside (0.3)"),
-        ("biregular:load=0", "biregular:load=0 does not exist for 12 partitions; load must be 1 to 12"),
+        ("biregular:load=0", "load of 'biregular' must be 1 to 12 partitions, got 0"),
         ("biregular:partitions=0", "partitions must be a whole number of at least 1, got 0"),
         ("expander:load=12", "expander:load=12 does not exist for 12 workers: load must be 3 to 11"),
     ],

@@ -226,7 +226,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["verdict"] == "holds in part"
     for arguments, reason in (
         (["erasurehead-theroy"], "no item 'erasurehead-theroy'; did you mean 'erasurehead-theory'?"),
-        (["erasurehead-theory", "--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["erasurehead-theory", "--seeds", "0"], "seeds must be a whole number of at least 1, got 0"),
         (["coop-easgd", "--out", "/dev/null/x"], "the folder '/dev/null/x' cannot be made"),
         (["erasurehead-theory", "--all"], "--all reproduces every item; leave out 'erasurehead-theory' or --all"),
         (["--all", "--cluster", "processes"], "--all runs each item on its own clock; leave out --cluster"),

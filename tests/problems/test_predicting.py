@@ -329,7 +329,7 @@ def test_what_a_run_keeps(tmp_path: Path) -> None:
     fails("has no predictor: only linear models", other.predict, [[1.0]])
     race = anyk.race(from_data("digits"), ["uncoded"], workers=2, cluster="simulated", steps=1, out=tmp_path / "race")
     race.close()
-    fails("is the folder of a race; give one of the runs in it", predict_file, tmp_path / "race", file)
+    fails("name one of the runs in it", predict_file, tmp_path / "race", file)
 
 
 def test_filling_is_of_training_rows_and_said(tmp_path: Path) -> None:

@@ -307,7 +307,7 @@ def test_shares_are_the_best_that_whole_partitions_allow(groups: int, seed: int)
     ("spec", "says"),
     [
         ("cyclic:stragglers=1,balance=auto", "'cyclic:stragglers=1' needs even blocks"),
-        ("uncoded:balance=auto,models=2", "balance=auto has been tested without models"),
+        ("uncoded:balance=auto,models=2", "balance=auto also without models"),
         ("uncoded:balance=yes", "balance"),
         ("pasgd:tau=2,clients=2,balance=auto", "clients"),
     ],

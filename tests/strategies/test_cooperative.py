@@ -156,7 +156,7 @@ def test_groups_go_on_without_who_is_lost_and_cannot_be_more_than_workers() -> N
     problem = anyk.problems.from_data("synthetic:rows=203,features=6")
     run = anyk.train(problem, "hierarchical:groups=3,tau=1,every=2", fleet, steps=14, optimizer=GD)
     assert run.steps == 14 and run.history["replies"][-1] == 5
-    with pytest.raises(BadInput, match="groups must be 1 to 6 for 6 nodes, got 7"):
+    with pytest.raises(BadInput, match="groups must be 1 to 6 nodes, got 7"):
         strategy("hierarchical:groups=7", workers=6)
     with pytest.raises(BadInput, match="every must be a whole number from 1 to 1000, got 0"):
         strategy("hierarchical:every=0", workers=6)

@@ -531,7 +531,7 @@ def test_a_k_that_grows_by_plan() -> None:
             "rule=noise of 'adasync' measures how gradients of a step differ; k must be at least 2",
         ),
         ("gradual:every=0", "every must be a whole number of at least 1, got 0"),
-        ("gradual:last=9", "last of 'gradual' must be k = 1 to 8 workers, got 9"),
+        ("gradual:last=9", "last of 'gradual' must be 1 to 8 workers, and at least k, got 9"),
         ("gradual:base=async", "base in 'gradual:base=async' should be one of k-sync, .*"),
         ("async:compensate=-1", r"compensate must be a number from 0 to 1e\+308, got -1.0"),
         ("k-batch-sync:compensate=1", "strategy 'k-batch-sync' has no key 'compensate'"),

@@ -272,7 +272,7 @@ def test_mini_batches_and_unusable_messages() -> None:
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("m-sgc:B=2,W=2,lambda=1", "B of 'm-sgc' must be 1 to W - 1, and W at least 2, got B = 2, W = 2"),
+        ("m-sgc:B=2,W=2,lambda=1", r"B of 'm-sgc' must be 1 to 1 \(W - 1, W = 2\), got 2"),
         ("m-sgc:B=1,W=2,lambda=7", "lambda of 'm-sgc' must be 0 to 6 workers, got 7"),
         ("sr-sgc:B=2,W=4,lambda=2", "W - 1 of 'sr-sgc' must be a multiple of B = 2, got W = 4"),
         ("m-sgc:B=1,W=2", r"strategy 'm-sgc' needs lambda=…, as in m-sgc:B=…,W=…,lambda=…"),

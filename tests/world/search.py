@@ -61,12 +61,12 @@ def attempt(seed: int, options: Options | None = None, only: Deviations | None =
     return Failure(seed, world.options, auditor, what, dict(world.choices.deviations), world.kernel.trace)
 
 
-def shrink(failure: Failure, runs: int = 300) -> Failure:
-    """Return the failure with as few deviations as ``runs`` further runs find."""
+def shrink(failure: Failure, runs: int = 300, enough: int = 0) -> Failure:
+    """Return the failure with as few deviations as ``runs`` further runs find; stop at ``enough`` deviations."""
     best, size = failure, len(failure.deviations)
-    while size and runs > 0:
+    while size and runs > 0 and len(best.deviations) > enough:
         start, before = 0, len(best.deviations)
-        while start < len(best.deviations) and runs > 0:
+        while start < len(best.deviations) and runs > 0 and len(best.deviations) > enough:
             kept = list(best.deviations.items())
             again = attempt(failure.seed, failure.options, dict(kept[:start] + kept[start + size :]))
             runs -= 1

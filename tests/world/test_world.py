@@ -85,6 +85,6 @@ def test_the_removal_of_a_safeguard_is_noticed(safeguard: Safeguard) -> None:
         failure, _ = search(range(1000), lambda seed: focused(safeguard, seed))
         assert failure is not None
         assert failure.auditor in safeguard.auditors, str(failure)
-        least = shrink(failure, runs=150)
+        least = shrink(failure, runs=150, enough=10)
     assert len(least.deviations) <= 10, str(least)
     assert not isinstance(attempt(failure.seed, failure.options), Failure)

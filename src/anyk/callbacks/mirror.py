@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from anyk.checks import Positive, typed
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, as_bad_input
 from anyk.regular_files import LockedFolder, replacing
 from anyk.runs.callbacks import Callback, EndInfo, RunInfo
 from anyk.runs.folder.config import NAME, read_config, write_sealed
@@ -58,18 +58,14 @@ class Mirror(Callback):
         origin, into = info.path, self.folder / info.title if info.title else self.folder
         if into.exists() and into.samefile(origin):
             raise BadInput(f"a Mirror needs a folder of its own; '{into}' is the run's")
-        try:
+        with as_bad_input(f"the log cannot be copied to '{into}'"):
             into.mkdir(parents=True, exist_ok=True)
             files = list(into.iterdir())
-        except OSError as error:
-            raise BadInput(f"the log cannot be copied to '{into}' ({error})") from None
         check_plain(*files)
         if {file.name for file in files} - {NAME, LOG, f"{NAME}.part", f"{LOG}.part"}:
             raise BadInput(f"the copy's folder '{into}' contains other files; choose another, or an empty folder")
-        try:
+        with as_bad_input(f"the log cannot be copied to '{into}'", *_FAILURES):
             _copy(origin, into)
-        except _FAILURES as error:
-            raise BadInput(f"the log cannot be copied to '{into}' ({error})") from None
         self._into, self._origin = into, origin
         self._over.clear()
         self._thread = threading.Thread(target=self._copy_regularly, name="anyk-mirror", daemon=True)

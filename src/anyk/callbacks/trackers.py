@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from anyk.callbacks.lookup import registry
 from anyk.checks import AtLeastOne, typed
-from anyk.errors import BadInput, MissingPackage, needing
+from anyk.errors import BadInput, MissingPackage, as_bad_input, needing
 from anyk.plain import ByName, values_of
 from anyk.runs.callbacks import Callback, EndInfo, EvaluationInfo, LostInfo, RunInfo, StepInfo
 from anyk.specs import Folder
@@ -157,10 +157,8 @@ class TensorBoard(Callback):
     def on_begin(self, info: RunInfo) -> None:
         writer = _package()
         self._metric, self._lost = info.metric, 0
-        try:
+        with as_bad_input(f"the folder '{self._folder}' cannot be written"):
             self._writer = writer.EventFileWriter(str(self._folder / info.title if info.title else self._folder))
-        except OSError as error:
-            raise BadInput(f"the folder '{self._folder}' cannot be written ({error})") from None
         rows = "".join(f"| {key} | {value} |\n" for key, value in info.settings.items())
         self._text("settings", f"| setting | value |\n| --- | --- |\n{rows}", info.step)
 

@@ -17,7 +17,7 @@ import click
 from anyk.checks import check
 from anyk.cli.fields import LIMITS, Command, as_field, option
 from anyk.cli.output import check_file, check_picture, claimed_folder, exit_interrupted
-from anyk.errors import BadInput, describe_error, suggest
+from anyk.errors import BadInput, as_bad_input, explaining, suggest
 from anyk.named import names_in_folder, plugged_in
 from anyk.plain import values_of
 from anyk.protocol import slot_names
@@ -40,10 +40,8 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
     with reading(path, "a config file"):  # its name may be too long, its tables nested too deeply
         if not path.is_file():
             raise BadInput(f"no config file '{file}'")
-        try:
+        with as_bad_input(f"the config file '{file}' is not TOML", tomllib.TOMLDecodeError, UnicodeDecodeError):
             values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise BadInput(f"the config file '{file}' is not TOML: {error}") from None
     options = {option_name(parameter): parameter for parameter in ctx.command.params if parameter.name != "config"}
     defaults: dict[str, Any] = {}
     for written, value in values.items():
@@ -87,12 +85,8 @@ def _load_plugins(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]
                 raise BadInput(f"no plug-in file '{file}'")
         if path.suffix != ".py":
             raise BadInput(f"the plug-in '{file}' is not a Python file")
-        try:
+        with explaining(f"the plug-in '{file}' failed"):
             ctx.with_resource(plugged_in(path))
-        except BadInput:
-            raise
-        except (Exception, SystemExit) as error:  # a script may end itself when it is imported
-            raise BadInput(f"the plug-in '{file}' failed: {describe_error(error)}") from None
     return files
 
 

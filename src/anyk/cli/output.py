@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.errors import BadInput, on_system_error
+from anyk.errors import BadInput, as_bad_input
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -147,7 +147,7 @@ def write_json(value: object, file: str | None) -> None:
     if file == "-":
         click.echo(text)
         return
-    with on_system_error(f"the file '{file}' cannot be written"):
+    with as_bad_input(f"the file '{file}' cannot be written"):
         Path(file).write_text(text + "\n", encoding="utf-8")
 
 

@@ -27,7 +27,6 @@ from anyk.cli.options import (
 )
 from anyk.cli.output import check_page, check_picture, people, say, warn, write_json
 from anyk.cli.settings_report import show_settings
-from anyk.errors import BadInput
 from anyk.plain import values_of
 from anyk.problems.base import rows_of
 
@@ -106,10 +105,10 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
     if options.settings:
         show_settings(ctx, options)
         return
+    from anyk.checks import AtLeastOne, check
     from anyk.runs import race as run_race
 
-    if options.seeds < 1:
-        raise BadInput(f"seeds must be at least 1, got {options.seeds}")
+    check(options.seeds, AtLeastOne, "seeds")
     folder = new_folder(options, "race")
     check_picture(options.picture, folder=folder)
     check_page(options.page, folder=folder)

@@ -105,11 +105,9 @@ def export(run: str, kind: str, out: str | None) -> None:
     anyk export runs/train-1                      train-1.perfetto.json.gz
     anyk export runs/train-1 --to csv -o tables   tables/chunks.csv, …
     """
-    from anyk.runs import Run, is_race
+    from anyk.runs import Run
     from anyk.views.exports import save_perfetto, save_tables
 
-    if is_race(run):
-        raise BadInput(f"'{run}' is the folder of a race; export one of the runs in it")
     console = people(None)
     with Run.open(run) as opened:
         name = Path(run).resolve().name
@@ -170,11 +168,9 @@ def coefficients(run: str, json_file: str | None) -> None:
     They belong to the columns of the data set, even if the model was trained on standardised ones; a column of text
     has one coefficient for each of its values.
     """
-    from anyk.runs import Run, is_race
+    from anyk.runs import Run
     from anyk.views import coefficients_report, coefficients_table
 
-    if is_race(run):
-        raise BadInput(f"'{run}' is the folder of a race; name one of the runs in it")
     with Run.open(run) as opened:
         values = opened.coefficients
     table, note = coefficients_table(values)

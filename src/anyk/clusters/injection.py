@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from anyk.checks import check_workers, typed
+from anyk.checks import check_range, check_workers, typed
 from anyk.clusters.messages import Messages
 from anyk.clusters.packing import scheme
 from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic, parse
 from anyk.delays import communication as parse_communication
-from anyk.errors import BadInput
 from anyk.protocol import Chunk, Layout, Task
 
 
@@ -62,9 +61,8 @@ class ClusterOptions:
 
     def __post_init__(self) -> None:
         check_workers(self.workers)
-        if not all(0 <= worker < self.workers for worker in self.byzantine):
-            workers = "/".join(map(str, self.byzantine))
-            raise BadInput(f"byzantine must be workers 0 to {self.workers - 1}, got {workers}")
+        for worker in self.byzantine:
+            check_range("a worker of byzantine", worker, 0, self.workers - 1)
 
 
 class Injection:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import html
-from anyk.checks import check_workers, value_class, whole
+from anyk.checks import check_range, check_workers, value_class, whole
 from anyk.codes.decoders import (
     EXACT,
     METHODS,
@@ -115,8 +115,7 @@ class _CodeRows(ReadOnly, metaclass=CodeType):
         b = self.blocks
         columns = np.concatenate([np.asarray(p, dtype=np.int64) for p, _ in self.rows])
         for j in (columns.min(initial=0), columns.max(initial=0)):  # beyond these SciPy would write to foreign memory
-            if not 0 <= j < self.partitions:
-                raise BadInput(f"a row holds partition {j}; there are {self.partitions} (0 to {self.partitions - 1})")
+            check_range("a partition of a row", j, 0, self.partitions - 1)
         indices = (columns[:, None] * b + np.arange(b)).ravel()
         values = np.concatenate([np.asarray(c, dtype=float) for _, c in self.rows])
         starts = b * np.concatenate([[0], np.cumsum([len(p) for p, _ in self.rows])])
@@ -255,8 +254,8 @@ class Code(_CodeRows):
         replies = np.sort(replies.astype(np.int64))
         if (replies[1:] == replies[:-1]).any():
             raise BadInput(f"workers must be different, got {replies.tolist()}")
-        if not 0 <= replies[0] <= replies[-1] < self.replies:
-            raise BadInput(f"workers must be 0 to {self.replies - 1}, got {replies.tolist()}")
+        for replying in replies[[0, -1]].tolist():
+            check_range("a worker", replying, 0, self.replies - 1)
         return replies
 
     def _solve(self, replies: Indices) -> Floats:
@@ -309,8 +308,7 @@ class Code(_CodeRows):
         return (0.0, True) if stragglers <= self.tolerates and not (self.approximate and not self.tolerates) else None
 
     def _check_count(self, replies: int) -> None:
-        if not 1 <= whole("replies", replies) <= self.replies:
-            raise BadInput(f"replies must be 1 to {self.replies}, got {replies}")
+        check_range("replies", whole("replies", replies), 1, self.replies)
 
     # ------------------------------------------------------------------------------------------- planning
 
@@ -441,8 +439,7 @@ def usual_load(workers: int) -> int:
 
 def check_load(name: str, load: int, most: int) -> int:
     """Return ``load``; raise :class:`~anyk.errors.BadInput` unless it is between 1 and ``most``."""
-    if not 1 <= load <= most:
-        raise BadInput(f"{name}:load={load} does not exist for {most} partitions; load must be 1 to {most}")
+    check_range(f"load of '{name}'", load, 1, most, " partitions")
     return load
 
 

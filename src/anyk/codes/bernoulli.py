@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import PositiveShare, value_class
+from anyk.checks import PositiveShare, check_range, value_class
 from anyk.codes.base import MatrixCode, check_load, check_workers, incidence, usual_load
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
 from anyk.errors import BadInput
@@ -136,8 +136,7 @@ class StochasticBlockCode(_RandomCode):
         if not 0 < load <= n:
             raise BadInput(f"sbc:load={load:g} does not exist for {n} partitions; load must be above 0 and at most {n}")
         block = min(n, max(1, round(load))) if self.block is LEFT_OUT else self.block
-        if not 1 <= block <= n:
-            raise BadInput(f"sbc:block={block} does not exist for {n} workers; block must be 1 to {n}")
+        check_range("block of 'sbc'", block, 1, n, " workers")
         outside = self.outside
         if outside is LEFT_OUT:
             outside = (load - block * self.inside) / (n - block) if block < n else 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import MOST_WORKERS
+from anyk.checks import MOST_WORKERS, check_range
 from anyk.codes.base import Code, MatrixCode, Row, incidence
 from anyk.codes.bernoulli import BernoulliCode
 from anyk.codes.made import SparseMatrix, fixed_property
@@ -105,13 +105,9 @@ class PartialBernoulli(MatrixCode):
 
 def check_elastic(code: Code, fewest: int, partitions: int) -> None:
     """Raise :class:`~anyk.errors.BadInput` for a code that cannot follow a fleet of ``fewest`` workers and more."""
-    if not 1 <= fewest <= code.workers:
-        raise BadInput(f"the smallest number of workers must be 1 to {code.workers}, the largest, got {fewest}")
-    if not code.workers <= partitions <= _PARTITIONS:  # a typing error would fill the memory
-        raise BadInput(
-            f"partitions must be at least the largest number of workers ({code.workers}) and at most {_PARTITIONS:,}, "
-            f"got {partitions}"
-        )
+    check_range("the smallest number of workers", fewest, 1, code.workers, ", the largest")
+    # a typing error would fill the memory
+    check_range("partitions", partitions, code.workers, _PARTITIONS, ", and as many as workers")
     if isinstance(code, RepetitionCode) and code.shares:
         raise BadInput("shares belong to a fixed fleet; leave them out, or the range and partitions")
     if isinstance(code, FractionalRepetition) and code.stragglers is None:

@@ -8,7 +8,7 @@ from operator import itemgetter
 import numpy as np
 
 from anyk import keyed
-from anyk.checks import value_class
+from anyk.checks import check_range, value_class
 from anyk.codes.base import Decoding, Floats, Indices, Method, Row, WindowCode
 from anyk.codes.decoders import Exact, Own
 from anyk.codes.made import fixed_property
@@ -51,11 +51,7 @@ class CommunicationEfficient(WindowCode):
         super().__post_init__()
         s = self.tolerates
         blocks = min(self.blocks, n - s) if self.blocks == 2 else self.blocks
-        if not 1 <= blocks <= n - s:
-            raise BadInput(
-                f"comm-efficient:blocks={blocks} does not exist for {n} workers and stragglers={s}: a worker would "
-                f"hold stragglers + blocks partitions of {n}; blocks must be 1 to {n - s}"
-            )
+        check_range("blocks of 'comm-efficient'", blocks, 1, n - s, f" (of {n} partitions, less stragglers={s})")
         self._resolve(blocks=blocks)
 
     @fixed_property

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 
 import numpy as np
 
-from anyk.checks import AtLeastOne, AtLeastZero, value_class
+from anyk.checks import AtLeastOne, AtLeastZero, check_range, value_class
 from anyk.codes.base import Decoder, Floats, Indices, MatrixCode, Policy, check_workers, usual_load
 from anyk.codes.decoders import SetDecoder
 from anyk.codes.made import LEFT_OUT, SparseMatrix, fixed_property
@@ -59,11 +59,11 @@ class HeterogeneousCode(MatrixCode):
         for name, value in (("probability", self.probability), ("load", load)):
             if isinstance(value, tuple) and len(value) != n:
                 raise BadInput(f"{name} of 'hetero' should be one number or {n}, one for each worker; got {len(value)}")
-        if not all(0.0 <= p <= 1.0 for p in self.probabilities):
-            raise BadInput(f"probability of 'hetero' must lie between 0 and 1, got {self.probability}")
+        for probability in self.probabilities:
+            check_range("probability of 'hetero'", probability, 0, 1)
         budgets = load if isinstance(load, tuple) else (load,) * n
-        if not all(0 <= b <= m for b in budgets):
-            raise BadInput(f"load of 'hetero' must be 0 to {m} partitions, got {self.load}")
+        for budget in budgets:
+            check_range("load of 'hetero'", budget, 0, m, " partitions")
         useful = [b for b, p in zip(budgets, self.probabilities, strict=True) if p < 1]
         if sum(useful) < m:
             raise BadInput(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from anyk.checks import AtLeastOne, check
-from anyk.errors import BadInput
+from anyk.checks import AtLeastOne, check, check_range
+from anyk.errors import BadInput, as_bad_input
 from anyk.plain import ByName
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def check_code(code: Code) -> None:
     numbers = {"workers": code.workers, "partitions": code.partitions, "messages": code.messages, "blocks": code.blocks}
     for name, value in numbers.items():
         check(value, AtLeastOne, name)
-    if not _is_whole(code.tolerates) or not 0 <= code.tolerates < code.replies:
-        raise BadInput(f"tolerates must be 0 to {code.replies - 1} stragglers, got {code.tolerates!r}")
+    check_range("tolerates", check(code.tolerates, int, "tolerates"), 0, code.replies - 1, " stragglers")
     rows = code.rows
     if not isinstance(rows, Sized):
         raise BadInput(f"rows must be a sequence, got {rows!r}")
@@ -124,8 +123,7 @@ def _check_row(i: int, row: Any, partitions: int, blocks: int) -> None:
     for j in own:
         if not _is_whole(j):
             raise BadInput(f"row {i} holds partition {j!r}, which is not a whole number")
-        if not 0 <= j < partitions:
-            raise BadInput(f"row {i} holds partition {j}; there are {partitions} (0 to {partitions - 1})")
+        check_range(f"a partition of row {i}", j, 0, partitions - 1)
     numbers = list(map(operator.index, own))
     if len(set(numbers)) < len(numbers):
         twice = next(j for j in numbers if numbers.count(j) > 1)
@@ -152,10 +150,8 @@ def valid_matrix(matrix: Any, shape: tuple[int, int]) -> SparseMatrix:
         raise BadInput(f"the encoding must have shape {shape}, got {matrix.shape}")
     if matrix.dtype.kind not in "biuf":
         raise BadInput(f"the encoding must be a matrix of real numbers, got {matrix.dtype}")
-    try:
+    with as_bad_input("the encoding is not a valid sparse matrix", ValueError):
         copied = csr_array(matrix, dtype=float, copy=True)
-    except ValueError as error:
-        raise BadInput(f"the encoding is not a valid sparse matrix: {error}") from None
     row_of = np.repeat(np.arange(shape[0]), np.diff(copied.indptr))
     outside = np.flatnonzero((copied.indices < 0) | (copied.indices >= shape[1]))
     if len(outside):

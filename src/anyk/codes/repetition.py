@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from anyk import keyed
-from anyk.checks import AtLeastOne, value_class
+from anyk.checks import AtLeastOne, check_range, value_class
 from anyk.codes.base import (
     Code,
     Decoder,
@@ -333,8 +333,7 @@ class BatchedCoupons(RegisteredCode, RepetitionCode):
             batches = 1
             while (batches + 1) * harmonic(batches + 1) <= 0.75 * n:
                 batches += 1
-        if not 1 <= batches <= n:
-            raise BadInput(f"bcc:batches={batches} does not exist for {n} workers; batches must be 1 to {n}")
+        check_range("batches of 'bcc'", batches, 1, n, " workers")
         self._resolve(batches=batches)
 
     @property

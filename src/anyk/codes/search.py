@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from anyk import keyed
+from anyk.checks import check_range
 from anyk.codes.base import Code, incidence, whole
 from anyk.codes.decoders import Decoding, Floats, Indices, LeastSquares, Method, Own, method
-from anyk.errors import BadInput
 
 _DECODED = 2_000  # sets up to which all are decoded
 _COMPUTED = 200_000  # sets up to which the least-squares errors of all are computed
@@ -90,8 +90,7 @@ def worst_stragglers(code: Code, stragglers: int, *, decoder: str | Method = "ow
 
 def check_count(stragglers: int, workers: int) -> None:
     """Raise :class:`~anyk.errors.BadInput` unless ``stragglers`` is at least 0 and below ``workers``."""
-    if not 0 <= whole("stragglers", stragglers) < workers:
-        raise BadInput(f"stragglers must be at least 0 and below workers ({workers}), got {stragglers}")
+    check_range("stragglers", whole("stragglers", stragglers), 0, workers - 1, ", below workers")
 
 
 def replies_of(code: Code, workers: Indices) -> Indices:

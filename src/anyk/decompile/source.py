@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import BadInput, on_system_error
+from anyk.errors import BadInput, as_bad_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,8 @@ class Source:
         Tracebacks and :func:`inspect.getsource` show its lines. Raises :class:`~anyk.errors.BadInput` when the text is
         not Python, defines no function, or raises an error.
         """
-        try:
+        with as_bad_input("the source is not Python", SyntaxError, ValueError):
             tree = ast.parse(self.text)
-        except (SyntaxError, ValueError) as error:
-            raise BadInput(f"the source is not Python: {error}") from None
         names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         if not names:
             raise BadInput("the source defines no function; its last function is the one that is run")
@@ -71,7 +69,7 @@ class Source:
         Raises :class:`~anyk.errors.BadInput` when it cannot be written.
         """
         file = Path(path)
-        with on_system_error(f"the file '{path}' cannot be written"):
+        with as_bad_input(f"the file '{path}' cannot be written"):
             file.write_text(self.text, encoding="utf-8")
         return file
 

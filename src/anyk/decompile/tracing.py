@@ -149,17 +149,18 @@ def _leaves(arguments: Sequence[Any], names: list[str]) -> list[tuple[str, str]]
         for path, _ in keys.tree_flatten_with_path(argument)[0]:
             access, words = name, []
             for key in path:
-                if isinstance(key, keys.DictKey):
-                    access += f"[{ex.literal(key.key)}]"
-                    words.append(str(key.key))
-                elif isinstance(key, keys.GetAttrKey):
-                    access += f".{key.name}"
-                    words.append(key.name)
-                elif isinstance(key, keys.SequenceKey):
-                    access += f"[{key.idx}]"
-                    words.append(str(key.idx))
-                else:
-                    raise BadInput(f"argument '{name}' is a tree of an unknown kind; pass tuples, lists or dicts")
+                match key:
+                    case keys.DictKey():
+                        access += f"[{ex.literal(key.key)}]"
+                        words.append(str(key.key))
+                    case keys.GetAttrKey():
+                        access += f".{key.name}"
+                        words.append(key.name)
+                    case keys.SequenceKey():
+                        access += f"[{key.idx}]"
+                        words.append(str(key.idx))
+                    case _:
+                        raise BadInput(f"argument '{name}' is a tree of an unknown kind; pass tuples, lists or dicts")
             leaves.append((words, name, access))
     # the last word and its numbers are enough, unless another argument has the same
     brief = ["_".join(_tail(words)) or name for words, name, _ in leaves]
@@ -199,19 +200,20 @@ def _tree(result: Any, outputs: Any, types: dict[str, tuple[str, ...]]) -> Expr:
         return expr
     if result is None:
         return ex.raw("None")
-    if isinstance(result, tuple) and hasattr(result, "_fields"):
-        if types.setdefault(type(result).__name__, tuple(result._fields)) != tuple(result._fields):
-            raise BadInput(f"the function returns two kinds of named tuples called {type(result).__name__}; rename one")
-        return ex.call(type(result).__name__, *(_tree(part, outputs, types) for part in result))
-    if isinstance(result, tuple | list):
-        return ex.sequence(
-            [_tree(part, outputs, types) for part in result], "()" if isinstance(result, tuple) else "[]"
-        )
-    if isinstance(result, dict):
-        # JAX flattens a plain dictionary in the order of its keys
-        keys = list(result) if type(result).__name__ == "OrderedDict" else sorted(result)
-        return ex.mapping([(ex.literal(key).text, _tree(result[key], outputs, types)) for key in keys])
+    name = type(result).__name__
+    match result:
+        case tuple() if hasattr(result, "_fields"):
+            if types.setdefault(name, tuple(result._fields)) != tuple(result._fields):
+                raise BadInput(f"the function returns two kinds of named tuples called {name}; rename one")
+            return ex.call(name, *(_tree(part, outputs, types) for part in result))
+        case tuple():
+            return ex.sequence([_tree(part, outputs, types) for part in result], "()")
+        case list():
+            return ex.sequence([_tree(part, outputs, types) for part in result], "[]")
+        case dict():
+            # JAX flattens a plain dictionary in the order of its keys
+            keys = list(result) if name == "OrderedDict" else sorted(result)
+            return ex.mapping([(ex.literal(key).text, _tree(result[key], outputs, types)) for key in keys])
     raise BadInput(
-        f"the function returns a {type(result).__name__}; a result consists of arrays, tuples, lists, dictionaries and "
-        "named tuples"
+        f"the function returns a {name}; a result consists of arrays, tuples, lists, dictionaries and named tuples"
     )

@@ -17,7 +17,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.checks import AtLeastOne, PositiveShare, typed
+from anyk.checks import AtLeastOne, PositiveShare, check_range, typed
 from anyk.errors import BadInput
 from anyk.graphs.random_regular import edges_of_regular
 from anyk.matrices import read_matrix
@@ -232,8 +232,7 @@ def _one_peer(workers: int) -> Mixing:
 @typed
 def _groups(workers: int, *, groups: int = 2, every: Annotated[int, Meta(ge=1, le=_MOST_ROUNDS)] = 4) -> Mixing:
     """Groups of consecutive nodes that average among themselves, and in every ``every``-th round with all nodes."""
-    if not 1 <= groups <= workers:
-        raise BadInput(f"groups must be 1 to {workers} for {workers} nodes, got {groups}")
+    check_range("groups", groups, 1, workers, " nodes")
     inside = np.zeros((workers, workers))
     for members in np.array_split(np.arange(workers), groups):
         inside[np.ix_(members, members)] = 1.0 / len(members)

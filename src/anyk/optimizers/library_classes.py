@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from anyk.errors import BadInput, suggest
+from anyk.errors import BadInput, as_bad_input, suggest
 from anyk.named import admit, import_named
 
 Argument = None | bool | int | float | tuple[float, ...] | str  # the types of values in a spec
@@ -34,10 +34,8 @@ def resolve_class(method: str | type, home: str, kind: str) -> Any:
     own = not where or where == home or where.startswith(f"{home}.")
     if not own:
         admit(where, method, "optimizer")
-    try:
+    with as_bad_input(f"'{method}' cannot be imported", Exception):
         module = import_module(where or home) if own else import_named(where, here=False)
-    except Exception as error:  # whatever the module raises, and no module has such a name
-        raise BadInput(f"'{method}' cannot be imported: {error}") from None
     method_class = getattr(module, name, None)
     base = getattr(import_module(home), kind)
     if isinstance(method_class, type) and issubclass(method_class, base) and method_class is not base:

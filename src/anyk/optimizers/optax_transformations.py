@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import BadInput, needing
+from anyk.errors import BadInput, as_bad_input, needing
 from anyk.optimizers.library_classes import MADE, refuse_made
 from anyk.optimizers.schedules import Schedule
 from anyk.optimizers.steps import Optimizer, State, Vector
@@ -47,10 +47,8 @@ class OptaxOptimizer(Optimizer):
             if not callable(getattr(optax, method, None)):
                 near = get_close_matches(method, dir(optax), n=1, cutoff=0.5)
                 raise BadInput(f"no '{method}' in optax" + (f"; did you mean '{near[0]}'?" if near else ""))
-            try:
+            with as_bad_input(f"optax's '{method}' cannot be used like this", Exception):
                 transformation = getattr(optax, method)(learning_rate=self.rate.at(0), **arguments)
-            except Exception as error:
-                raise BadInput(f"optax's '{method}' cannot be used like this: {error}") from None
         elif arguments:
             raise BadInput(f"a transformation has its arguments already, got {', '.join(arguments)} as well")
         if not (hasattr(transformation, "init") and hasattr(transformation, "update")):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, explaining
 from anyk.optimizers.library_classes import Argument, label, resolve_class
 from anyk.optimizers.steps import State
 from anyk.plain import ByName
@@ -202,7 +202,7 @@ class TorchSchedule:
         self._fed: list[float] = []
         schedule: Any = self._schedule
         arguments = {}
-        try:
+        with explaining(f"the torch schedule {label(self._schedule)} cannot be used like this"):
             if isinstance(schedule, str):
                 name, values = parse(schedule)
                 arguments = {key: read(value, Argument, f"{key} in '{schedule}'") for key, value in values.items()}
@@ -216,8 +216,4 @@ class TorchSchedule:
                     f"{type(schedule).__name__}"
                 )
             self._scheduler = schedule(self._optimizer, **arguments)
-        except BadInput:
-            raise
-        except Exception as error:
-            raise BadInput(f"the torch schedule {label(self._schedule)} cannot be used like this: {error}") from None
         self._count = 0

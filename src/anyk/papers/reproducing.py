@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.errors import BadInput, MissingPackage, on_system_error
+from anyk.checks import AtLeastOne, check
+from anyk.errors import BadInput, MissingPackage, as_bad_input, suggest
 from anyk.papers.item import Item, Verdict, Word, overall
 from anyk.papers.item_table import Table
 from anyk.papers.lab import Lab, Progress
@@ -105,10 +106,7 @@ def reproduce(
     if isinstance(item, str):
         known_items = items()
         if item not in known_items:
-            from difflib import get_close_matches
-
-            near = get_close_matches(item, known_items, n=1, cutoff=0.4)
-            hint = f"did you mean '{near[0]}'?" if near else "'anyk reproduce' lists them"
+            hint = suggest(item, known_items, "'anyk reproduce' lists them", cutoff=0.4)
             raise BadInput(f"there is no item '{item}'; {hint}")
         item = known_items[item]
     clock_name = item.clock if cluster is None else cluster
@@ -116,9 +114,7 @@ def reproduce(
         raise BadInput(f"'{item.name}' runs on its own clock ({item.clock}) only; leave out cluster={clock_name}")
     if clock_name not in ("simulated", "processes", "none"):
         raise BadInput(f"cluster must be simulated or processes, got '{clock_name}'")
-    count = 1 if item.clock == "none" else item.seeds if seeds is None else seeds
-    if count < 1:
-        raise BadInput(f"seeds must be at least 1, got {count}")
+    count = 1 if item.clock == "none" else item.seeds if seeds is None else check(seeds, AtLeastOne, "seeds")
     folder = None if out is None else Path(out)
     if folder is not None:
         _prepare_folder(folder, *(f"{item.name}.{kind}" for kind in ("json", "csv", "md", "png")), ".results")
@@ -150,7 +146,7 @@ def reproduce(
 def _prepare_folder(folder: Path, *names: str) -> None:
     """Create a folder, if necessary, in which files or folders of these names will be written."""
     check_plain(*(folder / name for name in names))
-    with on_system_error(f"the folder '{folder}' cannot be made"):
+    with as_bad_input(f"the folder '{folder}' cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed, on_system_error
+from anyk.errors import BadInput, RunFailed, as_bad_input
 from anyk.regular_files import open_plain, replacing
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check_model_file(file: Path, *, of_run: bool) -> None:
 
     A file of a run folder is not read through a link.
     """
-    with on_system_error(f"'{file}' cannot be read"), open_plain(file, follow=not of_run) as opened:
+    with as_bad_input(f"'{file}' cannot be read"), open_plain(file, follow=not of_run) as opened:
         digests = _read_digests(opened)
     if digests is None and of_run:
         raise BadInput(f"'{file}' is damaged or was edited: it has no digest; to load it nevertheless, name the file")

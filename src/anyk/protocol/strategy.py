@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from anyk.errors import BadInput
+from anyk.checks import check_range
 from anyk.plain import from_plain, to_plain
 from anyk.protocol.commands import Commands
 from anyk.protocol.events import Event
@@ -23,8 +23,7 @@ def slot_names(models: int) -> tuple[str, ...]:
     >>> slot_names(1), slot_names(2)
     (('model',), ('model 0', 'model 1'))
     """
-    if not 1 <= models <= MOST_MODELS:
-        raise BadInput(f"models must be from 1 to {MOST_MODELS:,}, got {models:,}")
+    check_range("models", models, 1, MOST_MODELS)
     return ("model",) if models == 1 else tuple(f"model {i}" for i in range(models))
 
 

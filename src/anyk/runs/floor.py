@@ -39,15 +39,16 @@ def _absences(log: RunLog, workers: int) -> tuple[list[Absence], dict[int, float
     noticed: dict[int, float] = {}
     ended: list[Absence] = []
     for event in log.events([kind.__name__ for kind in (Leaving, Lost, Joined)]):
-        if isinstance(event, Leaving):
-            noticed[event.worker] = event.time
-        elif isinstance(event, Lost):
-            notice = event.time - noticed.pop(event.worker, event.time)
-            gone.setdefault(event.worker, Absence(event.time, event.worker, inf, notice))
-        elif isinstance(event, Joined):
-            noticed.pop(event.worker, None)
-            if event.worker in gone:
-                ended.append(gone.pop(event.worker)._replace(end=event.time))
+        match event:
+            case Leaving():
+                noticed[event.worker] = event.time
+            case Lost():
+                notice = event.time - noticed.pop(event.worker, event.time)
+                gone.setdefault(event.worker, Absence(event.time, event.worker, inf, notice))
+            case Joined():
+                noticed.pop(event.worker, None)
+                if event.worker in gone:
+                    ended.append(gone.pop(event.worker)._replace(end=event.time))
     return [*ended, *gone.values()], noticed
 
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from anyk.checks import AtLeastOne, typed
 from anyk.clusters import Cluster
-from anyk.errors import BadInput, RunFailed, describe_error
+from anyk.errors import BadInput, RunFailed, explaining
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.data.streams import NO_PASS
 from anyk.protocol import Strategy
@@ -142,9 +142,5 @@ def plan(strategy: Strategy, steps: int | None, first_step: int = 0) -> Strategy
 
 def first_metrics(problem: Problem) -> dict[str, float]:
     """Return the metrics of the initial model; raise :class:`~anyk.errors.BadInput` if they cannot be computed."""
-    try:
+    with explaining("the metrics fail at the initial model"):  # a user's problem may raise anything
         return problem.metrics(problem.initial())
-    except BadInput:
-        raise
-    except Exception as error:  # a user's problem may raise anything
-        raise BadInput(f"the metrics fail at the initial model: {describe_error(error)}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from anyk.checks import typed
 from anyk.protocol import (
@@ -122,7 +122,16 @@ def spec_of(name: str, strategy: Any, first: Mapping[str, Any], omit: Collection
     return show(name, {**first, **values}, {field.name: field.default for field in others})
 
 
-class CrewStrategy(Strategy):
+class CrewState(Protocol):
+    """The part of a state that a :class:`CrewStrategy` needs."""
+
+    crew: Crew
+
+
+S = TypeVar("S", bound=CrewState)
+
+
+class CrewStrategy(Strategy, Generic[S]):
     """A strategy whose state has a ``crew`` and that handles each kind of event by a separate method.
 
     The methods are ``on_reply``, ``on_progress``, ``on_failed``, ``on_leaving``, ``on_alarm``, ``on_projected``,
@@ -136,28 +145,27 @@ class CrewStrategy(Strategy):
         super().__init_subclass__(**keywords)
         cls.handlers = {event: getattr(cls, name, lambda *_: ()) for event, name in _METHODS.items()}
 
-    def on(self, state: Any, event: Event) -> Commands:
+    def on(self, state: S, event: Event) -> Commands:
         return self.handlers[type(event)](self, state, event)
 
-    def on_joined(self, state: Any, event: Joined) -> Commands:
+    def on_joined(self, state: S, event: Joined) -> Commands:
         """Add a worker to the crew, unless it is present already."""
         return self.worker_returned(state, event.worker) if state.crew.join(event.worker) else ()
 
-    def on_lost(self, state: Any, event: Lost) -> Commands:
+    def on_lost(self, state: S, event: Lost) -> Commands:
         """Remove a worker from the crew."""
         state.crew.lose(event)
         return self.worker_left(state, event.worker)
 
     def cannot_step(self, state: Any, why: str) -> list[Command]:
-        """Return the command that ends a run in which the present step cannot be taken."""
+        """Return the command that ends a run in which step ``state.version`` cannot be taken."""
         hopeless: list[Command] = state.crew.stop_if_hopeless()
         return hopeless or [Stop(f"step {state.version} cannot be taken under '{self.spec}': {why}", failed=True)]
 
-    def worker_returned(self, state: Any, worker: int) -> Commands:
+    def worker_returned(self, state: S, worker: int) -> Commands:
         """Return the commands that follow when a worker has joined."""
         return ()
 
-    def worker_left(self, state: Any, worker: int) -> Commands:
+    def worker_left(self, state: S, worker: int) -> Commands:
         """Return the commands that follow when a worker has been lost."""
-        commands: Commands = state.crew.stop_if_hopeless()
-        return commands
+        return state.crew.stop_if_hopeless()

@@ -8,7 +8,7 @@ from functools import lru_cache
 from statistics import median
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
-from anyk.checks import PositiveShare, typed
+from anyk.checks import PositiveShare, check_range, typed
 from anyk.errors import BadInput
 from anyk.specs import Registry, bracket_depths, show, split_outside
 from anyk.strategies.ranges import Finite, FiniteOrZero
@@ -231,6 +231,10 @@ class Deadline(Wait):
     def changes(self) -> tuple[float, ...]:
         return (self.seconds,)
 
+    def after(self, recent: Sequence[float]) -> float:
+        """Return the deadline in seconds."""
+        return self.seconds
+
     def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
         return 1 if seconds >= self.seconds else workers + 1
 
@@ -374,8 +378,7 @@ def _rule(text: str, replies: int) -> Wait:
             return rule(number)
         except BadInput:
             raise BadInput(f"{requirement}, got '{text}'") from None
-    if not 1 <= number <= replies:
-        raise BadInput(f"wait must be 1 to {replies} (the number of replies), got {number}")
+    check_range("wait", number, 1, replies, " (the number of replies)")
     return Count(int(number))
 
 

@@ -98,9 +98,9 @@ def _single(task: int, partition: int, worker: int = 0, **settings: Any) -> Disp
     return Dispatch(task, (worker,), ((Chunk((partition,), (1.0,), **settings),),))
 
 
-def _step(event: Event) -> list[Command]:
-    """Return the step by a reply's message alone; nothing for other events."""
-    return [Combine("model", [(event.task, event.chunk)], [1.0])] if isinstance(event, Reply) else []
+def _step(toy: Toy, event: Reply) -> list[Command]:
+    """Return the step by a reply's message alone."""
+    return [Combine("model", [(event.task, event.chunk)], [1.0])]
 
 
 def _expect_model(driver: Driver, expected: Any, name: str = "model", slot: str = "model") -> None:
@@ -129,12 +129,12 @@ def check_order_of_delays(make: MakeCluster) -> None:
 def check_discard(make: MakeCluster) -> None:
     """Check that the message of a discarded task is dropped, and its worker then continues with the newest task."""
 
-    def react(toy: Toy, event: Event) -> Commands:
-        if isinstance(event, Reply) and event.task == 0:
-            return [*_step(event), Cancel((1,), "discard"), Dispatch(2, (1,), (_all(2),))]
-        return _step(event)
+    def react(toy: Toy, event: Reply) -> Commands:
+        if event.task == 0:
+            return [*_step(toy, event), Cancel((1,), "discard"), Dispatch(2, (1,), (_all(2),))]
+        return _step(toy, event)
 
-    driver = _run(Toy(2, [Dispatch(0, (0, 1), (_all(2), _all(2)))], react), make(2, _Staggered(value=0.2)), 2)
+    driver = _run(Toy(2, [Dispatch(0, (0, 1), (_all(2), _all(2)))], {Reply: react}), make(2, _Staggered(value=0.2)), 2)
     rows = _rows(driver, "SELECT ending, received, cancelled FROM chunks ORDER BY task")
     endings, received, cancelled = zip(*rows, strict=True)
     assert endings == ("counted", "discarded", "counted"), f"endings: {rows}"
@@ -146,12 +146,10 @@ def check_collect(make: MakeCluster) -> None:
     """Check that a worker reports each partition and sends one message, of the partitions that are requested."""
     chunk = Chunk((0, 1, 2, 3), (1.0,) * 4, send="request")
 
-    def react(toy: Toy, event: Event) -> Commands:
-        if isinstance(event, Progress) and event.done == 3:
-            return [RequestMessage(0, 0, 0, (0, 2), (1.0, -2.0))]
-        return _step(event)
+    def request(toy: Toy, event: Progress) -> Commands:
+        return [RequestMessage(0, 0, 0, (0, 2), (1.0, -2.0))] if event.done == 3 else []
 
-    toy = Toy(1, [Dispatch(0, (0,), ((chunk,),))], react, partitions=_N)
+    toy = Toy(1, [Dispatch(0, (0,), ((chunk,),))], {Progress: request, Reply: _step}, partitions=_N)
     driver = _run(toy, make(1, None), 1)
     done = [event.done for event in _received(toy, Progress)]
     assert done[:3] == [1, 2, 3], f"progress was {done}"
@@ -186,16 +184,14 @@ def check_messages_that_wait(make: MakeCluster) -> None:
     def work(task: int, worker: int, **start: Any) -> Dispatch:
         return _single(task, task % _N, worker, repeat=task, steps=1, **start)
 
-    def react(toy: Toy, event: Event) -> Commands:
-        if not isinstance(event, Reply):
-            return []
+    def react(toy: Toy, event: Reply) -> Commands:
         if event.task < count - 1:
             return [work(event.task + 1, 0)]
         if event.task == count - 1:
             return [work(count, 1, mix=tuple((0, task, 0, 1.0 / count) for task in range(count)), share=0.0)]
         return [Mix("model", [(count, 0)], [1.0])]
 
-    toy = Toy(2, [work(0, 0)], react, inner="", partitions=_N)  # with the run's own optimiser
+    toy = Toy(2, [work(0, 0)], {Reply: react}, inner="", partitions=_N)  # with the run's own optimiser
     driver = _run(toy, make(2, None), 1)
     centres = Squares(_N).centres
     start = 0.5 * sum(centres[task % _N] for task in range(count)) / count
@@ -209,9 +205,7 @@ def check_versions_that_wait(make: MakeCluster) -> None:
     def work(task: int) -> Dispatch:
         return Dispatch(task, (0, 1), ((Chunk((0,), (1.0,)),), (Chunk((1,), (1.0,)),)))
 
-    def react(toy: Toy, event: Event) -> Commands:
-        if not isinstance(event, Reply):
-            return []
+    def react(toy: Toy, event: Reply) -> Commands:
         toy.memory["replies"] = replies = toy.memory.get("replies", 0) + 1
         if replies % 2:
             return []
@@ -221,7 +215,7 @@ def check_versions_that_wait(make: MakeCluster) -> None:
         waiting = [(task, 0) for task in range(1, replies, 2)]
         return [step, Combine("model", waiting, [1.0 / rounds] * rounds)]
 
-    driver = _run(Toy(n, [work(0)], react), make(n, None), rounds + 1)
+    driver = _run(Toy(n, [work(0)], {Reply: react}), make(n, None), rounds + 1)
     centres, w, late = Squares(n).centres, np.zeros(5), np.zeros(5)
     for _ in range(rounds):
         late += (w - centres[1]) / rounds
@@ -233,12 +227,13 @@ def check_measures(make: MakeCluster) -> None:
     """Check that messages are projected on request; equal messages have equal projections, others do not."""
     first = Dispatch(0, (0, 1, 2), (_all(2), _all(2), (Chunk((0, 1), (1.0, 2.0)),)))
 
-    def react(toy: Toy, event: Event) -> Commands:
-        if isinstance(event, Reply):
-            return [ProjectMessage(event.worker, event.task, event.chunk, key) for key in (0, 1)]
+    def project(toy: Toy, event: Reply) -> Commands:
+        return [ProjectMessage(event.worker, event.task, event.chunk, key) for key in (0, 1)]
+
+    def step(toy: Toy, event: MessageProjected) -> Commands:
         return [Combine("model", [(0, 0)], [1.0])] if len(_received(toy, MessageProjected)) == 6 else []
 
-    toy = Toy(3, [first], react)
+    toy = Toy(3, [first], {Reply: project, MessageProjected: step})
     _run(toy, make(3, None), 1)
     values: dict[int, list[float]] = {}
     for event in _received(toy, MessageProjected):
@@ -254,15 +249,13 @@ def check_two_models(make: MakeCluster) -> None:
     def give(task: int) -> Dispatch:
         return Dispatch(task, (1,), ((Chunk((0, 1), (1.0, 1.0), "a"), Chunk((2, 3), (1.0, 1.0), "b")),))
 
-    def react(toy: Toy, event: Event) -> Commands:
-        if not isinstance(event, Reply):
-            return []
+    def react(toy: Toy, event: Reply) -> Commands:
         commands: list[Command] = [Combine(("a", "b")[event.chunk], [(event.task, event.chunk)], [1.0])]
         if event.chunk == 1 and event.task < 2:
             commands.append(give(event.task + 1))
         return commands
 
-    driver = _run(Toy(2, [give(0)], react, slots=("a", "b"), partitions=_N), make(2, None), 3)
+    driver = _run(Toy(2, [give(0)], {Reply: react}, slots=("a", "b"), partitions=_N), make(2, None), 3)
     assert driver.versions.newest == {"a": 3, "b": 3}, f"versions {driver.versions.newest}"
     centres = Squares(_N).centres
     for slot, assigned in (("a", (0, 1)), ("b", (2, 3))):
@@ -284,7 +277,7 @@ def check_equal_bits(make: MakeCluster) -> None:
 def check_the_newest_task_wins(make: MakeCluster) -> None:
     """Check that a worker that gets a new task abandons the old one, whose message is not used."""
     tasks = [Dispatch(task, (0,), (_all(2),)) for task in range(3)]
-    toy = Toy(2, [tasks[0], Cancel((0,)), tasks[1], Cancel((1,)), tasks[2]], lambda toy, event: _step(event))
+    toy = Toy(2, [tasks[0], Cancel((0,)), tasks[1], Cancel((1,)), tasks[2]], {Reply: _step})
     driver = _run(toy, make(2, _Staggered(value=0.1)), 1)
     tasks_of_replies = [event.task for event in _received(toy, Reply)]
     assert tasks_of_replies == [2], f"the strategy received replies of tasks {tasks_of_replies}"
@@ -296,13 +289,13 @@ def check_bad_replies(make: MakeCluster) -> None:
     """Check that messages with NaN, Inf or a wrong length, and errors, are reported, and their workers continue."""
     faults = {-1: "nan", -2: "inf", -3: "short", -4: "raise"}
 
-    def react(toy: Toy, event: Event) -> Commands:
-        if isinstance(event, Failed) and event.task < 5:
-            return [_single(event.task + 1, event.task)]
-        first = isinstance(event, Reply) and event.task == 0
-        return [*_step(event), *([_single(1, 0)] if first else [])]
+    def retry(toy: Toy, event: Failed) -> Commands:
+        return [_single(event.task + 1, event.task)] if event.task < 5 else []
 
-    toy = Toy(5, [_single(0, 0)], react)  # the first gradients, at zero, have no faults
+    def react(toy: Toy, event: Reply) -> Commands:
+        return [*_step(toy, event), *([] if event.task else [_single(1, 0)])]
+
+    toy = Toy(5, [_single(0, 0)], {Failed: retry, Reply: react})  # the first gradients, at zero, have no faults
     driver = _run(toy, make(5, None), 2, Squares(5, faults=faults))
     reasons = [event.reason for event in _received(toy, Failed)]
     for reason, word in zip(reasons, ("NaN", "Inf", "wrong length", "ValueError: partition 3 is broken"), strict=True):
@@ -345,14 +338,15 @@ def check_losses(make: MakeCluster, cases: Sequence[tuple[str, int, int]] = _EVA
 def check_a_lost_worker(make: MakeCluster, kill: Kill) -> None:
     """Check that a worker that dies is lost with its task, joins again and works."""
 
-    def react(toy: Toy, event: Event) -> Commands:
-        if isinstance(event, Joined):
-            return [Dispatch(2, (event.worker,), (_all(2),))]
-        if isinstance(event, Reply) and event.task == 0:
-            kill(cluster, 1)
-        return _step(event)
+    def dispatch(toy: Toy, event: Joined) -> Commands:
+        return [Dispatch(2, (event.worker,), (_all(2),))]
 
-    toy = Toy(2, [Dispatch(0, (0, 1), (_all(2), _all(2)))], react)
+    def react(toy: Toy, event: Reply) -> Commands:
+        if event.task == 0:
+            kill(cluster, 1)
+        return _step(toy, event)
+
+    toy = Toy(2, [Dispatch(0, (0, 1), (_all(2), _all(2)))], {Joined: dispatch, Reply: react})
     cluster = make(2, _Staggered(value=0.2))
     driver = _run(toy, cluster, 2)
     kinds = [(type(event).__name__, event.worker) for event in toy.seen if isinstance(event, Reply | Lost | Joined)]

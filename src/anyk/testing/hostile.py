@@ -198,10 +198,11 @@ class Play:
 
 def _shown(value: Any) -> str:
     """Return an event or a command as text, without fields that have their defaults."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        return f"{value:.4g}"
+    match value:
+        case str():
+            return value
+        case float():
+            return f"{value:.4g}"
     defaults: ByName | None = getattr(value, "_field_defaults", None)
     if defaults is not None:
         shown = zip(value._fields, value, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,8 @@ class Memory:
 class Toy(Strategy):
     """A strategy made of functions, for the protocol's own tests.
 
-    ``begin``: the first commands, or ``begin(toy)`` returns them; ``react(toy, event)`` returns those after an event.
+    ``begin``: the first commands, or ``begin(toy)`` returns them; ``react(toy, event)`` returns those after an event,
+    or is a table of such functions by the type of the event.
     ``toy.seen`` collects the events, and ``toy.memory`` is saved. ``partitions``: by default the number of workers.
     """
 
@@ -32,7 +33,7 @@ class Toy(Strategy):
         self,
         workers: int,
         begin: Callable[[Toy], Commands] | Commands,
-        react: Callable[[Toy, Event], Commands],
+        react: Callable[[Toy, Event], Commands] | Mapping[type, Callable[[Toy, Any], Commands]],
         *,
         slots: tuple[str, ...] = ("model",),
         inner: str | None = None,
@@ -54,4 +55,5 @@ class Toy(Strategy):
 
     def on(self, state: Memory, event: Event) -> Commands:
         self.seen.append(event)
-        return self.react(self, event)
+        react = self.react if callable(self.react) else self.react.get(type(event))
+        return react(self, event) if react else ()

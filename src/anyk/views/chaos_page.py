@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyk.errors import BadInput
+from anyk.errors import as_bad_input
 from anyk.views.columns import Columns
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ def chaos_page(result: ChaosResult, path: str | Path) -> Path:
         lanes=lanes,
     )
     target = Path(path)
-    try:
+    with as_bad_input(f"the page '{path}' cannot be written"):
         target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"the page '{path}' cannot be written ({error.strerror})") from None
     return target

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anyk.errors import BadInput, needing
+from anyk.errors import as_bad_input, needing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,10 +82,8 @@ def picture(
         figure = Figure(figsize=size, layout="constrained")
         yield figure, figure.subplots(1, columns)
         if path is not None:
-            try:
+            with as_bad_input(f"the picture '{path}' cannot be written", OSError, ValueError):
                 figure.savefig(path, dpi=140)
-            except (OSError, ValueError) as error:
-                raise BadInput(f"the picture '{path}' cannot be written ({error})") from None
 
 
 def name_ticks(axis: Any) -> None:

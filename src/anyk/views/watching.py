@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from anyk.checks import typed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, as_bad_input
 from anyk.plain import ByName
 from anyk.regular_files import remove_abandoned
 from anyk.runs import Following, Run, is_race
@@ -76,12 +76,8 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
 
             answer = staticmethod(watch._answer)
 
-        try:
+        with as_bad_input(f"the page cannot be served at {_HOST}:{port}; --port 0 takes a free port"):
             self._server = ThreadingHTTPServer((_HOST, port), Handler)
-        except OSError as error:
-            raise BadInput(
-                f"the page cannot be served at {_HOST}:{port} ({error.strerror}); --port 0 takes a free port"
-            ) from None
         self._server.daemon_threads = False  # closing waits for answers that are under way
         self.url = f"http://{_HOST}:{self._server.server_port}/"
         self._served = False

@@ -147,7 +147,7 @@ def test_the_grid_is_the_authors_and_tune_takes_the_best() -> None:
 def test_what_cannot_be_planned() -> None:
     with pytest.raises(BadInput, match="8 jobs of 'm-sgc:B=1,W=2,lambda=1' take 9 rounds, the trace has 8"):
         TraceGrid(np.ones((8, 3)), load=0, slope=0, jobs=8).multiplexed(1, 2, 1)
-    with pytest.raises(BadInput, match="jobs must be 1 to the trace's 8 rounds, got 9"):
+    with pytest.raises(BadInput, match="jobs must be 1 to 8, the rounds of the trace, got 9"):
         TraceGrid(np.ones((8, 3)), load=0, slope=0, jobs=9)
     with pytest.raises(BadInput, match="the slope of time against load needs traces at two loads or more"):
         fit_slope([(0.5, np.ones((2, 2))), (0.5, np.ones((2, 2)))])

@@ -155,7 +155,7 @@ def test_folders_and_tables_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="neither a run nor written by a recorder"):
         read(tmp_path)
     (tmp_path / "race.toml").write_text("")
-    with pytest.raises(BadInput, match="the folder of one of its runs"):
+    with pytest.raises(BadInput, match="is not a run folder"):
         read(tmp_path)
     for wrong, why in (
         ({"seconds": [[1.0, np.nan], [2.0, np.nan]]}, "worker 1 has no times"),

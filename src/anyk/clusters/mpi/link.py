@@ -7,12 +7,15 @@ import struct
 import time
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anyk.errors import BadInput, MissingPackage
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm, Request
 
 RECEIVED, BYE = 100, 101  # further kinds of reports: received an envelope; left a run
 TO_WORKER, WIRE, VECTOR = 1, 2, 3  # tags
@@ -37,7 +40,7 @@ class Pause:
 
 
 @cache
-def communicator() -> Any:
+def communicator() -> Intracomm:
     """Return anyk's communicator, which all ranks create together once; start MPI."""
     try:
         from mpi4py import MPI
@@ -55,9 +58,9 @@ def communicator() -> Any:
 class Sends:
     """Messages being sent; their memory is kept until they have left."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Intracomm) -> None:
         self._world = world
-        self._open: list[tuple[Any, Any]] = []
+        self._open: list[tuple[Request, Any]] = []
 
     def __call__(self, rank: int, tag: int, data: Any) -> None:
         """Start sending a message."""
@@ -76,7 +79,7 @@ class Sends:
         return bool(self._open)
 
 
-def take_parcel(world: Any) -> tuple[int, list[Any], bytes, list[NDArray[Any]]] | None:
+def take_parcel(world: Intracomm) -> tuple[int, list[Any], bytes, list[NDArray[Any]]] | None:
     """Return the kind, values, body and vectors of the driver's next parcel; None if there is none yet."""
     from mpi4py import MPI
 
@@ -93,7 +96,7 @@ def take_parcel(world: Any) -> tuple[int, list[Any], bytes, list[NDArray[Any]]] 
     return kind, values, bytes(data[8 + size :]), vectors
 
 
-def _receive(world: Any, data: Any) -> None:
+def _receive(world: Intracomm, data: Any) -> None:
     request = world.Irecv(data, source=0, tag=TO_WORKER)
     pause = Pause()
     while not request.Test():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from numpy.typing import NDArray
@@ -28,11 +28,14 @@ from anyk.clusters.mpi.link import (
 from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.worker import Disconnected, RunSetup
 
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
 
 class _RankWorker(NetworkedWorker):
     """The worker in a rank during one run."""
 
-    def __init__(self, world: Any, sends: Sends, run: int, *life: Any) -> None:
+    def __init__(self, world: Intracomm, sends: Sends, run: int, *life: Any) -> None:
         super().__init__(*life)
         self._world, self._sends, self._run = world, sends, run
         self.ended = False  # whether the driver has ended, so that no run follows
@@ -74,7 +77,7 @@ class _RankWorker(NetworkedWorker):
             pause(until)
 
 
-def serve(world: Any) -> None:
+def serve(world: Intracomm) -> None:
     """Work in one run after another, until the driver ends."""
     from threadpoolctl import threadpool_limits
 

@@ -33,6 +33,9 @@ from anyk.clusters.mpi.rank_worker import serve
 from anyk.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm, Request
+
+if TYPE_CHECKING:
     from anyk.clusters.mpi.mpi import Mpi
 
 PATIENCE = 30.0  # seconds that a worker may take to finish its work after the run has ended
@@ -41,7 +44,7 @@ PATIENCE = 30.0  # seconds that a worker may take to finish its work after the r
 class Rank:
     """The driver's record of a worker's rank; it lasts until the program ends."""
 
-    def __init__(self, world: Any, number: int) -> None:
+    def __init__(self, world: Intracomm, number: int) -> None:
         self.number = number
         self._world = world
         self._buffer = bytearray(WIRE_FORM.size)
@@ -52,7 +55,7 @@ class Rank:
         self.dead = False
         self.request = self._await_message()
 
-    def _await_message(self) -> Any:
+    def _await_message(self) -> Request:
         return self._world.Irecv(self._buffer, source=self.number, tag=WIRE)
 
     def take(self) -> tuple[int, Report, NDArray[Any] | None] | None:
@@ -81,7 +84,7 @@ class Rank:
 class Ranks:
     """The workers' ranks, which outlast runs: the program's next cluster uses them again."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Intracomm) -> None:
         self.world = world
         self._sends = Sends(world)
         self.all = [Rank(world, number) for number in range(1, world.size)]

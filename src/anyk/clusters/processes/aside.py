@@ -28,7 +28,7 @@ from anyk.clusters.remote.losses import LossUnknown
 from anyk.clusters.remote.shipping import ship, unship
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Problem, Vector, abilities_of
-from anyk.problems.many import ManyProblems
+from anyk.problems.many import ManyProblems, each_of
 
 _BOOT = "import json, sys; s = json.loads(sys.argv[1]); sys.path[:] = s['path']; "
 _BOOT += "from anyk.clusters.processes.aside import main; main(s)"
@@ -214,7 +214,7 @@ def main(setup: dict[str, Any]) -> None:
             if problem is None:
                 problem = unship([memoryview(data.memory)[start : start + length] for start, length in setup["places"]])
                 problem = problem if setup["samples"] is None else abilities_of(problem).sampled(setup["samples"])
-            each = problem.each[model] if isinstance(problem, ManyProblems) else problem
+            each = each_of(problem)[model]
             w = models.array(0, size, np.dtype(setup["dtype"]))
             with np.errstate(over="ignore", invalid="ignore"):
                 value = float(each.loss(w)) if what == "loss" else {k: float(v) for k, v in each.metrics(w).items()}

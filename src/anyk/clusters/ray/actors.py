@@ -26,7 +26,7 @@ from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.shipping import parcels, ship, single_parcels
 from anyk.clusters.store import Message
 from anyk.delays import Communication, DelayModel
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, as_bad_input
 from anyk.problems.base import Partitions, Vector
 from anyk.protocol import Layout
 from anyk.regular_files import LockedFolder, remove_abandoned
@@ -175,10 +175,8 @@ class Ray(Networked[_ActorHandle]):
         address = self.address or os.environ.get("RAY_ADDRESS", "")
         if address:
             knock(address)
-            try:
+            with as_bad_input(f"no Ray cluster answers at '{address}'", Exception):
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-            except Exception as error:
-                raise BadInput(f"no Ray cluster answers at '{address}' ({one_line(error)})") from None
             return
         remove_abandoned(_FOLDERS, "/tmp")
         self._folder = LockedFolder(_FOLDERS, "/tmp")  # names of sockets must be short

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anyk.clusters.remote.remote import NOTICE
-from anyk.errors import BadInput, MissingPackage
+from anyk.errors import MissingPackage, as_bad_input
 
 _KNOCK = 10.0  # seconds that a machine may take to answer
 _TOKEN = secrets.token_hex(32)  # the token of all Ray clusters that this process starts: Ray reads it once
@@ -64,11 +64,8 @@ def knock(address: str) -> None:
     host, _, port = address.rpartition("//")[2].rpartition(":")
     if not host:
         return  # 'auto', which Ray resolves
-    try:
-        with socket.create_connection((host, int(port)), timeout=_KNOCK):
-            pass
-    except (OSError, ValueError) as error:
-        raise BadInput(f"no Ray cluster answers at '{address}' ({error})") from None
+    with as_bad_input(f"no Ray cluster answers at '{address}'", OSError, ValueError):
+        socket.create_connection((host, int(port)), timeout=_KNOCK).close()
 
 
 def machines_drained(actors: Mapping[int, Any]) -> dict[int, float]:

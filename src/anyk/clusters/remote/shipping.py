@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import BadInput
+from anyk.errors import as_bad_input
 from anyk.problems.base import Partitions, Problem, partition_abilities
 from anyk.problems.jax.loss_partitions import DecompiledPartitions
 
@@ -27,10 +27,8 @@ def ship(partitions: Partitions | Problem, *, to: str = "workers") -> list[memor
     import cloudpickle
 
     raw: list[Any] = []
-    try:
+    with as_bad_input(f"the problem cannot be sent to {to}", Exception):
         main = cloudpickle.dumps(partitions, protocol=5, buffer_callback=raw.append)
-    except Exception as error:
-        raise BadInput(f"the problem cannot be sent to {to}: {error}") from None
     return [memoryview(main), *(buffer.raw() for buffer in raw)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.checks import typed
+from anyk.checks import check_range, typed
 from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.local import Local
@@ -70,8 +70,7 @@ class Simulated(Cluster):
     ) -> None:
         super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication))
         for outage in (outages := [Outage(*outage) for outage in outages]):
-            if not 0 <= outage.worker < workers:
-                raise BadInput(f"an outage names worker {outage.worker}; workers are 0 to {workers - 1}")
+            check_range("the worker of an outage", outage.worker, 0, workers - 1)
             if not (0 <= outage.time <= (np.inf if outage.back is None else outage.back) and outage.notice >= 0):
                 raise BadInput(f"an outage has time, worker, back (not before time) and notice, got {tuple(outage)}")
         if compute is not None:

@@ -109,12 +109,13 @@ def unchanged(w: Writer, eq: Equation) -> Expr:
 
 def plain(value: Any) -> Any:
     """Convert a parameter to Python's own types."""
-    if isinstance(value, tuple | list):
-        return tuple(plain(item) for item in value)
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    if isinstance(value, int | np.integer):
-        return int(value)
+    match value:
+        case tuple() | list():
+            return tuple(plain(item) for item in value)
+        case bool() | np.bool_():
+            return bool(value)
+        case int() | np.integer():
+            return int(value)
     return value
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from anyk.checks import typed
 from anyk.delays import parse as parse_delays
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, as_bad_input
 from anyk.fleet.explanation.sentences import seconds_text
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, loads_of, sample_record
 from anyk.fleet.plans.plan import plan
@@ -215,10 +215,8 @@ class Split:
         return parts
 
     def _pace(self, fleet: MeasuredFleet) -> float:
-        try:
+        with as_bad_input(f"'{self.strategy.spec}' cannot be simulated on the measured rounds", RunFailed):
             return float(fleet.durations(self.strategy).mean())
-        except RunFailed as error:
-            raise BadInput(f"'{self.strategy.spec}' cannot be simulated on the measured rounds ({error})") from None
 
     def again(self, broke: str) -> Record:
         """Return the run's record to plan again from; the plan's if the run's is censored and only its load differs."""

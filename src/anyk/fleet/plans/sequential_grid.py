@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anyk.checks import AtLeastOne, FiniteNumber, NonnegativeNumber, typed
+from anyk.checks import AtLeastOne, FiniteNumber, NonnegativeNumber, check_range, typed
 from anyk.codes import FractionalRepetition
 from anyk.errors import BadInput
 from anyk.strategies.sequential import End
@@ -67,8 +67,7 @@ class TraceGrid:
         table = np.asarray(delays, dtype=float)
         if table.ndim != 2 or not table.size or not np.isfinite(table).all():
             raise BadInput(f"delays must be a table of rounds x workers in finite seconds, got shape {table.shape}")
-        if not 1 <= jobs <= len(table):
-            raise BadInput(f"jobs must be 1 to the trace's {len(table)} rounds, got {jobs}")
+        check_range("jobs", jobs, 1, len(table), ", the rounds of the trace")
         self.rounds, self.workers = table.shape
         self.load, self.slope, self.jobs, self.mu = load, slope, jobs, mu
         self._known = KnownRounds(table, mu)

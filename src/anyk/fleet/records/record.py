@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from anyk.delays.base import MOST, Flags, Floats
 from anyk.delays.time_tables import summarised
-from anyk.errors import BadInput, needing, on_system_error
+from anyk.errors import BadInput, as_bad_input, needing
 from anyk.plain import ByName
 
 PARTS = ("delay", "compute", "transport")  # of a worker's seconds, if stamps separate them
@@ -149,7 +149,7 @@ class Record:
         :class:`~anyk.errors.MissingPackage` for Parquet without pyarrow.
         """
         target = Path(path)
-        with on_system_error(f"the fleet record '{path}' cannot be written"):
+        with as_bad_input(f"the fleet record '{path}' cannot be written"):
             if target.suffix == ".npz":
                 np.savez_compressed(target, **self._arrays())
             elif target.suffix == ".csv":

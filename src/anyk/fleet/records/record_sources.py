@@ -24,7 +24,7 @@ from anyk.fleet.records.other_programs import COLUMNS, is_event_log, read_event_
 from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
 from anyk.matrices import read_npz
-from anyk.runs import Run
+from anyk.runs import Run, is_race
 from anyk.runs.log.delay_trace import computing_seconds, task_seconds
 from anyk.strategies.construction import fleet_keys
 from anyk.tables import Table, check_input_file, limit, read_csv, read_parquet, shown
@@ -102,11 +102,9 @@ def _of_run(run: Run) -> Record:
 
 
 def _of_folder(path: Path) -> Record:
-    if (path / "run.toml").is_file():
+    if (path / "run.toml").is_file() or is_race(path):  # of which Run.open asks for one of its runs
         with Run.open(path) as run:
             return _of_run(run)
-    if (path / "race.toml").is_file():
-        raise BadInput(f"'{shown(path)}' is the folder of a race; give the folder of one of its runs")
     files = sorted(path.glob(_FILES))
     if not files:
         raise BadInput(f"the folder '{shown(path)}' is neither a run nor written by a recorder ({_FILES})")

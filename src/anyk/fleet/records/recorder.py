@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from anyk.checks import AtLeastZero, typed
-from anyk.errors import BadInput, needing, on_system_error
+from anyk.errors import BadInput, as_bad_input, needing
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self.worker, self.path = worker, Path(folder) / f"worker-{worker}.csv"
         self._rows: list[str] = []
         self._written = time.monotonic()
-        with on_system_error(f"the record '{self.path}' cannot be written"):
+        with as_bad_input(f"the record '{self.path}' cannot be written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.rounds = self._next_round()
             self._file = self.path.open("a", encoding="utf-8")

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from anyk.checks import PositiveNumber, typed
+from anyk.checks import PositiveNumber, check_range, typed
 from anyk.codes.repetition import harmonic
 from anyk.errors import BadInput
 
@@ -175,6 +175,5 @@ def _check(workers: int, load: int, replies: int, partitions: int | None) -> int
         )
     if workers % (n // load):
         raise BadInput(f"the {n // load} groups must divide the number of workers, {workers}")
-    if not 1 <= replies <= workers:
-        raise BadInput(f"replies must be 1 to {workers}, got {replies}")
+    check_range("replies", replies, 1, workers)
     return n

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from anyk.errors import BadInput, on_system_error
+from anyk.errors import BadInput, as_bad_input
 from anyk.matrices import Matrix, read_npz
 from anyk.problems.base import Array, Tell
 from anyk.problems.data.user_files import extension_of, read_svmlight
@@ -129,7 +129,7 @@ def _check_names(names: Iterable[str], added: Iterable[str], file: Path) -> None
 @contextmanager
 def _replacing(out: Path) -> Iterator[Path]:
     """Yield the path of a file that replaces ``out`` when it is complete; raise BadInput if that fails."""
-    with on_system_error(f"'{out}' cannot be written"), replacing(out) as part:
+    with as_bad_input(f"'{out}' cannot be written"), replacing(out) as part:
         yield part
 
 
@@ -172,8 +172,6 @@ def _write_beside_parquet(file: Path, out: Path | None, predictions: Mapping[str
         writer.writerow(table.column_names)
         writer.writerows(zip(*columns, strict=True))
         return
-    with _replacing(out) as part:
-        try:
-            (parquet.write_table if out.suffix.lower() == ".parquet" else arrow_csv.write_csv)(table, part)
-        except pyarrow.ArrowException as error:
-            raise BadInput(f"the columns of {shown(file.name)} cannot be written to '{out}' ({error})") from None
+    sentence = f"the columns of {shown(file.name)} cannot be written to '{out}'"
+    with as_bad_input(sentence, pyarrow.ArrowException), _replacing(out) as part:
+        (parquet.write_table if out.suffix.lower() == ".parquet" else arrow_csv.write_csv)(table, part)

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, as_bad_input
 
 _MOST_PROCESSES = 8
 _SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -36,10 +36,8 @@ def map_in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> lis
     number = max(1, min(len(pieces), os.cpu_count() or 1, _MOST_PROCESSES))
     environment = dict(os.environ) | dict.fromkeys(_SINGLE, "1")
     path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
-    try:
+    with as_bad_input("the data cannot be sent to processes that read it", Exception):
         orders = [cloudpickle.dumps((work, list(pieces[i::number]))) for i in range(number)]
-    except Exception as error:
-        raise BadInput(f"the data cannot be sent to processes that read it: {error}") from None
     results: list[bytes] = [b""] * len(pieces)
     try:
         with ExitStack() as stack:

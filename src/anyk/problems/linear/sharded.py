@@ -50,11 +50,9 @@ class Design:
             y: Array = content.columns[places_of(self.shards, content.names, where)[1]]
         else:
             X, y = plain(self.shards, content, where)
-            if is_sparse(X):
-                if X.shape[1] > self.features:
-                    raise BadInput(f"{where} has {X.shape[1]} columns, but the model learns from {self.features}")
+            if is_sparse(X) and X.shape[1] < self.features:
                 X.resize(X.shape[0], self.features)
-            elif X.shape[1] != self.features:
+            if X.shape[1] != self.features:
                 raise BadInput(f"{where} has {X.shape[1]} columns, but the model learns from {self.features}")
         X = X.astype(self.dtype, copy=False)
         if self.scaling is not None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.errors import BadInput, RunFailed, describe_error, explaining
+from anyk.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, Vector, cut, even_ends
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, Samples
@@ -173,32 +173,23 @@ class TorchProblem(NetworkProblem):
         device = str(device)  # it may be a torch.device
         functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
         check_options(device, precision, microbatch, threads, num_workers, better, functions)
-        loss_takes_module = takes_module(loss)
+        free = takes_module(loss)  # then the loss is free to use the batch as it likes
         mean = is_mean(loss, reduction)
         check_module(module)
-        try:
-            module_copy = copy.deepcopy(module).cpu()
-            module_copy.zero_grad(set_to_none=True)
-        except Exception as error:
-            raise BadInput(f"the module cannot be copied: {error}") from None
+        with as_bad_input("the module cannot be copied", Exception):
+            copied = copy.deepcopy(module).cpu()
+            copied.zero_grad(set_to_none=True)
         self._network = Network(
-            module_copy,
-            loss,
-            device=device,
-            precision=precision,
-            mean=mean,
-            takes_module=loss_takes_module,
-            count=count,
-            threads=threads,
+            copied, loss, device=device, precision=precision, mean=mean, takes_module=free, count=count, threads=threads
         )
         self.module, self._given = module, list(module.parameters())
         ignored = ignored_target(loss)
-        parameters = trainable_parameters(module_copy)
+        parameters = trainable_parameters(copied)
         self.dtype = dtype_of(parameters)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = checked_l2(l2)
-        reading = Reading(collate_fn, loss_takes_module, transform, eval_transform)
+        reading = Reading(collate_fn, free, transform, eval_transform)
         data = samples_of(dataset, "the data set", self.dtype, reading)
         no_labels = "the targets are not an array of one integer for each sample"
         self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
@@ -212,9 +203,8 @@ class TorchProblem(NetworkProblem):
             data.processes = num_workers
         elif num_workers:
             raise BadInput("num_workers is for map-style data sets, which this is not; omit it")
-        if isinstance(data, ShardSamples):
-            microbatch = microbatch or DEFAULT_MICROBATCH  # a partition need not fit into memory
-        self._microbatch = microbatch
+        # a partition of shards need not fit into memory
+        self._microbatch = microbatch or (DEFAULT_MICROBATCH if isinstance(data, ShardSamples) else None)
         if count is not None:
             self._count_terms(count)
         elif mean and ignored is not None:

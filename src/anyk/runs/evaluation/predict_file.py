@@ -9,9 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from anyk.errors import BadInput
 from anyk.problems.data.new_rows import check_out, limit_of, read_rows, write_predictions
-from anyk.runs.races.race_folder import is_race
 from anyk.runs.run import Run
 
 
@@ -46,8 +44,6 @@ def predict_file(
     ...     rows, out.read_text().split()[0]
     (1, 'x,prediction')
     """
-    if not isinstance(run, Run) and is_race(run):
-        raise BadInput(f"'{run}' is the folder of a race; give one of the runs in it")
     source, target = Path(file).expanduser(), None if out is None else Path(out).expanduser()
     with contextlib.nullcontext(run) if isinstance(run, Run) else Run.open(run) as opened:
         predictor, model = opened.predictor, opened.model

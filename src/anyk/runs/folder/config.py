@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 import msgspec
 
 from anyk.checks import AtLeastZero, Positive
-from anyk.errors import BadInput
+from anyk.errors import BadInput, as_bad_input
 from anyk.problems.base import Problem
 from anyk.regular_files import read_plain, replacing
 from anyk.runs.folder.folders import LOCK
@@ -141,10 +141,10 @@ Config = TypeVar("Config", bound=SharedConfig)
 def recipe_of(problem: Problem) -> Recipe | None:
     """Return the recipe of a problem, or None if it was made in Python."""
     recipe = problem.recipe()
-    try:
+    with as_bad_input(
+        f"recipe() of {type(problem).__name__} is not one from which it can be made", msgspec.ValidationError
+    ):
         return msgspec.convert(recipe, Recipe) if recipe else None
-    except msgspec.ValidationError as error:
-        raise BadInput(f"recipe() of {type(problem).__name__} is not one from which it can be made: {error}") from None
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -171,21 +171,17 @@ def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
 
     Raises :class:`~anyk.errors.BadInput` if the file is damaged, was edited or is of a newer format.
     """
-    try:
-        plain = tomllib.loads(read_plain(file).decode())
-    except (ValueError, RecursionError) as error:  # also a number of very many digits
-        raise BadInput(f"'{file}' is damaged ({error})") from None
-    except OSError as error:
-        raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
+    with as_bad_input(f"'{file}' cannot be read"):
+        text = read_plain(file)
+    with as_bad_input(f"'{file}' is damaged", ValueError, RecursionError):  # also a number of very many digits
+        plain = tomllib.loads(text.decode())
     version = plain.get("format")
     if not isinstance(version, int):
         raise BadInput(f"'{file}' does not say its format")
     if version > FORMAT:
         raise BadInput(f"{of} has format {version}, this anyk reads up to {FORMAT}; use a newer anyk")
-    try:
+    with as_bad_input(f"'{file}' is damaged", msgspec.ValidationError):
         config = msgspec.convert(plain, kind)
-    except msgspec.ValidationError as error:
-        raise BadInput(f"'{file}' is damaged ({error})") from None
     if plain.get("digest") != _digest(plain):
         raise BadInput(
             f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file, or begin "
@@ -204,11 +200,9 @@ def write_plain(file: Path, plain: dict[str, Any]) -> None:
     import tomli_w
 
     digest = _digest(tomllib.loads(tomli_w.dumps(plain)))
-    try:
-        with replacing(file) as part, part.open("xb") as new:
-            new.write(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}).encode())
-    except OSError as error:
-        raise BadInput(f"the folder '{file.parent}' cannot be written ({error.strerror})") from None
+    sentence = f"the folder '{file.parent}' cannot be written"
+    with as_bad_input(sentence), replacing(file) as part, part.open("xb") as new:
+        new.write(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}).encode())
 
 
 def _digest(config: dict[str, Any]) -> str:

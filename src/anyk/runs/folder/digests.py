@@ -147,17 +147,18 @@ def check_traces(config: SharedConfig, cluster: Cluster, of: str) -> None:
 
 def traces_of(law: Any) -> Iterator[tuple[str, str]]:
     """Yield the file and the digest of each record of measured delays in a delay model."""
-    if isinstance(law, Trace):
-        text = hashlib.blake2b(digest_size=16)
-        text.update(f"{law.times.shape}{law.load_measured}".encode())
-        text.update(np.ascontiguousarray(law.times).data)
-        yield law.file, text.hexdigest()
-    elif isinstance(law, (list, tuple)):
-        for part in law:
-            yield from traces_of(part)
-    elif is_dataclass(law):
-        for field in fields(law):
-            yield from traces_of(getattr(law, field.name))
+    match law:
+        case Trace():
+            text = hashlib.blake2b(digest_size=16)
+            text.update(f"{law.times.shape}{law.load_measured}".encode())
+            text.update(np.ascontiguousarray(law.times).data)
+            yield law.file, text.hexdigest()
+        case list() | tuple():
+            for part in law:
+                yield from traces_of(part)
+        case _ if is_dataclass(law):
+            for field in fields(law):
+                yield from traces_of(getattr(law, field.name))
 
 
 def admit_strategies(config: SharedConfig) -> None:

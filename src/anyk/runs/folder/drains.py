@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from anyk.checks import typed
+from anyk.checks import check_range, typed
 from anyk.errors import BadInput
 from anyk.regular_files import read_plain, replacing
 from anyk.runs.folder.config import RunConfig, read_config
@@ -32,8 +32,7 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
     folder = Path(run)
     config = read_config(folder)
     for worker in workers:
-        if not 0 <= worker < config.workers:
-            raise BadInput(f"the run has workers 0 to {config.workers - 1}, got {worker}")
+        check_range("a worker of the run", worker, 0, config.workers - 1)
     if workers and config.cluster.partition(":")[0] not in ("processes", "ray"):
         raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
     if workers and not _is_going_on(folder):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, as_bad_input
 
 LOCK = "lock"
 
@@ -33,10 +33,8 @@ def new_folder(folder: Path, *, known: str) -> None:
         if not (folder / known).exists():
             hint = "choose another, or an empty one"
         raise BadInput(f"'{folder}' exists; {hint}")
-    try:
+    with as_bad_input(f"the folder '{folder}' cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"the folder '{folder}' cannot be made ({error.strerror})") from None
 
 
 @contextlib.contextmanager
@@ -47,10 +45,8 @@ def locked(folder: Path | None) -> Iterator[None]:
         return
     check_plain(*folder.iterdir())
     lock: IO[str]
-    try:
+    with as_bad_input(f"the run folder '{folder}' cannot be written"):
         lock = os.fdopen(os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "w")
-    except OSError as error:
-        raise BadInput(f"the run folder '{folder}' cannot be written ({error.strerror})") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, as_bad_input
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.predicting import Predictor
 from anyk.regular_files import read_plain, replacing
@@ -29,11 +29,9 @@ def save_predictor(problem: Problem, folder: Path) -> str | None:
     if predictor is None:
         return None
     text = predictor.encoded()
-    try:
-        with replacing(folder / NAME) as part, part.open("xb") as new:
-            new.write(text)
-    except OSError as error:
-        raise BadInput(f"the folder '{folder}' cannot be written ({error.strerror})") from None
+    sentence = f"the folder '{folder}' cannot be written"
+    with as_bad_input(sentence), replacing(folder / NAME) as part, part.open("xb") as new:
+        new.write(text)
     return hashlib.sha256(text).hexdigest()
 
 
@@ -47,13 +45,9 @@ def load_predictor(folder: Path | None, digest: str | None) -> Predictor:
     if digest is None:
         raise BadInput(f"the run '{folder}' keeps no predictor: {_NONE}")
     file = folder / NAME
-    try:
+    with as_bad_input(f"'{file}' cannot be read"):
         text = read_plain(file)
-    except OSError as error:
-        raise BadInput(f"'{file}' cannot be read ({error.strerror})") from None
     if hashlib.sha256(text).hexdigest() != digest:
         raise BadInput(f"'{file}' is damaged or was edited: its contents do not match their digest; restore the file")
-    try:
+    with as_bad_input(f"'{file}' is damaged", msgspec.DecodeError, ValueError):
         return Predictor.decoded(text)
-    except (msgspec.DecodeError, ValueError) as error:
-        raise BadInput(f"'{file}' is damaged ({error})") from None

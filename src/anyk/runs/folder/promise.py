@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from anyk.checks import AtLeastOne, Nonnegative, Positive, PositiveShare, typed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, as_bad_input
 from anyk.regular_files import read_plain
 
 VERSION = 1
@@ -106,10 +106,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         target = Path(path)
         if target.suffix != ".toml":
             raise BadInput(f"a plan is written as .toml, got '{path}'")
-        try:
+        with as_bad_input(f"the plan '{path}' cannot be written"):
             target.write_text(tomli_w.dumps(self.plain(), multiline_strings=False), encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"the plan '{path}' cannot be written ({error.strerror})") from None
 
     @classmethod
     @typed
@@ -120,12 +118,11 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         key too few, too many or of the wrong type; and, without ``trust``, where it names an optimiser of a package
         other than torch and optax, as the file may be anybody's.
         """
-        try:
-            content = tomllib.loads(read_plain(path, follow=True).decode())
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"'{path}' is not a plan: it is broken ({error}); write it again: anyk plan … -o") from None
-        except OSError as error:
-            raise BadInput(f"the plan '{path}' cannot be read ({error.strerror})") from None
+        with as_bad_input(f"the plan '{path}' cannot be read"):
+            text = read_plain(path, follow=True)
+        sentence = f"'{path}' is not a plan: it is broken; write it again: anyk plan … -o"
+        with as_bad_input(sentence, ValueError, RecursionError):
+            content = tomllib.loads(text.decode())
         promise = cls.of_plain(content, f"'{path}'")
         if not trust:
             promise.check_code(f"the plan '{path}'")

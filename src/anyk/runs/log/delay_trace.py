@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, as_bad_input
 from anyk.runs.folder.digests import with_plugins
 from anyk.runs.log.queries import TaskTime, task_times
 from anyk.runs.run import Run
@@ -85,8 +85,6 @@ def save_trace(run: Run, path: str | Path) -> tuple[int, int, float]:
     target = Path(path)
     if target.suffix != ".npz":
         raise BadInput(f"a trace is written as .npz, got '{path}'")
-    try:
+    with as_bad_input(f"the trace '{path}' cannot be written"):
         np.savez(target, seconds=seconds, censored=censored, load=load)
-    except OSError as error:
-        raise BadInput(f"the trace '{path}' cannot be written ({error.strerror})") from None
     return *seconds.shape, float(censored.mean())

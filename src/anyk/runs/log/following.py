@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from anyk.checks import typed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, as_bad_input
 from anyk.regular_files import LockedFolder
 from anyk.runs.folder.config import NAME, RunConfig, read_config
 from anyk.runs.log import queries
@@ -64,7 +64,7 @@ class Following:
         :class:`~anyk.errors.BadInput` if the run has not started, or cannot be read.
         """
         path = self.folder / LOG
-        try:
+        with as_bad_input(f"the log '{path}' cannot be read", OSError, sqlite3.Error):
             if not path.is_file():
                 raise BadInput(f"the run '{self.folder}' has not started: it has no {path.name} yet")
             before = None if self._run is None else (queries.newest_seal(self._run.log), self._run.log.totals)
@@ -76,8 +76,6 @@ class Following:
                 f"{self._copy.path.as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
             )
             db.execute("PRAGMA trusted_schema=OFF")
-        except (OSError, sqlite3.Error) as error:
-            raise BadInput(f"the log '{path}' cannot be read ({error})") from None
         log = RunLog(path, db=db)
         if before is not None and log.has_seal(before[0]):  # rows have only been added
             log.totals = before[1]

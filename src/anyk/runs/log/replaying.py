@@ -76,11 +76,12 @@ class _Recorded(Simulated):
 
     def execute(self, orders: Sequence[Order]) -> Sequence[Cut]:
         for order in orders:
-            if isinstance(order, Dispatch):
-                self._schedule.dispatch(order)
-                self._schedule.heap.clear()
-            elif isinstance(order, RequestMessage):
-                self._schedule.request(order)
+            match order:
+                case Dispatch():
+                    self._schedule.dispatch(order)
+                    self._schedule.heap.clear()
+                case RequestMessage():
+                    self._schedule.request(order)
         return ()
 
     def events(self) -> Iterator[Event | Cut | None]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from anyk.checks import AtLeastOne, Share, typed
+from anyk.checks import AtLeastOne, Share, check_range, typed
 from anyk.errors import BadInput
 from anyk.protocol import (
     Command,
@@ -95,8 +95,7 @@ class AdaptingSteps:
                 "probe of 'adacomm' starts again and again, which an outer optimiser's state would outlive; "
                 "leave out one of them"
             )
-        if not 1 <= self.least <= work.tau:
-            raise BadInput(f"least of 'adacomm' must be 1 to tau = {work.tau} local steps, got {self.least}")
+        check_range("least of 'adacomm'", self.least, 1, work.tau, " (tau) local steps")
         if work.clients is not None or work.keep or work.speeds or work.weighted or work.inner:
             raise BadInput("'adacomm' has been tested with tau, outer and rate of local work only; leave out the rest")
 

@@ -49,7 +49,7 @@ class GossipState:
 
 
 @dataclass(frozen=True, repr=False)
-class Gossip(CrewStrategy):
+class Gossip(CrewStrategy[GossipState]):
     """Rounds of ``tau`` local steps, at whose end every node averages with its neighbours only.
 
     Worker i has partition i and its own model. Node j starts round k + 1 at the average of the models x_i at the end of

@@ -8,7 +8,7 @@ from math import floor
 from typing import Any
 
 from anyk import keyed
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, check_range, typed
 from anyk.errors import BadInput
 from anyk.protocol import Chunk, Mix
 from anyk.specs import bracketed, show
@@ -69,8 +69,8 @@ class LocalSteps:
         """Raise :class:`~anyk.errors.BadInput` if the settings are invalid for this number of workers."""
         if self.rate != 1.0 and self.outer is None:
             raise BadInput("rate is the learning rate of an outer optimiser; give outer=gd, or leave rate out")
-        if self.clients is not None and not 1 <= self.clients <= workers:
-            raise BadInput(f"clients must be 1 to {workers} workers, got {self.clients}")
+        if self.clients is not None:
+            check_range("clients", self.clients, 1, workers, " workers")
 
     def values(self, rounds: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keys of a spec besides ``tau``: first the keys of the ``rounds``, then of the work."""

@@ -35,7 +35,7 @@ class PairState:
 
 @typed
 @dataclass(frozen=True, repr=False)
-class PairwiseGossip(CrewStrategy):
+class PairwiseGossip(CrewStrategy[PairState]):
     """AD-PSGD (Lian, Zhang, Zhang and Liu 2018): after its local steps a node averages with a random other node.
 
     No node waits. When node i has taken ``tau`` local steps, node j is sampled by (``seed``, number of averages so

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import AtLeastOne, typed
+from anyk.checks import AtLeastOne, check_range, typed
 from anyk.errors import BadInput
 from anyk.protocol import (
-    Alarm,
     Command,
     Commands,
     EvaluateLoss,
@@ -205,12 +204,12 @@ class AdaSync(Growth):
         return AdaSyncState(Durations(max(400, 20 * s.crew.size))), [*first, SetAlarm(_ALARM, s.now + self.interval)]
 
     def on(self, family: KFamily, s: KState, event: Event) -> Commands:
-        if isinstance(event, NoiseMeasured):
-            self._weigh(s.growth, event)
-            return ()
-        if isinstance(event, LossEvaluated):
-            return self._adapt(family, s, event)
-        assert isinstance(event, Alarm)
+        match event:
+            case NoiseMeasured():
+                self._weigh(s.growth, event)
+                return ()
+            case LossEvaluated():
+                return self._adapt(family, s, event)
         again = SetAlarm(_ALARM, event.time + self.interval)
         return [again, *self._by_noise(family, s)] if self.rule == "noise" else [EvaluateLoss("model"), again]
 
@@ -305,8 +304,8 @@ class Gradual(Growth):
     last: int | None = None
 
     def check(self, family: KFamily) -> None:
-        if self.last is not None and not family.k <= self.last <= family.workers:
-            raise BadInput(f"last of 'gradual' must be k = {family.k} to {family.workers} workers, got {self.last}")
+        if self.last is not None:
+            check_range("last of 'gradual'", self.last, family.k, family.workers, " workers, and at least k")
 
     def show(self, family: KFamily) -> str:
         return super(Gradual, replace(self, last=None) if self.last == family.workers else self).show(family)

@@ -79,7 +79,7 @@ class KState:
 
 @typed
 @dataclass(frozen=True, repr=False)
-class KFamily(CrewStrategy):
+class KFamily(CrewStrategy[KState]):
     """K-async, K-batch-async and K-batch-sync SGD (Dutta, Joshi, Ghosh, Dube and Nagpurkar 2018); K = 1 is ``async``.
 
     Worker i has partition i. A step takes the mean of the ``k`` gradients that come first.

@@ -48,7 +48,7 @@ class AnytimeState(RequestState):
 
 @typed
 @dataclass(frozen=True, repr=False)
-class Anytime(RequestRounds):
+class Anytime(RequestRounds[AnytimeState]):
     """Anytime mini-batches: at a deadline each worker sends the sum of the micro-batches that it has finished.
 
     (Ferdinand, Al-Lawati, Draper and Nokleby 2019; with a cap on micro-batches, DropCompute of Giladi et al. 2023.) A
@@ -122,10 +122,6 @@ class Anytime(RequestRounds):
     def summary(self) -> str:
         return f"steps by the clock (deadline {self.rule}) with what workers have finished of {self.parts} parts each"
 
-    def _deadline_of(self, s: AnytimeState) -> float | None:
-        """Return the deadline of a step in seconds; None if too few times are known to adapt it."""
-        return self.rule.seconds if isinstance(self.rule, Deadline) else self.rule.after(s.recent)
-
     # ------------------------------------------------------------------------------------------- events
 
     def rebuild(self, state: AnytimeState) -> None:
@@ -186,14 +182,15 @@ class Anytime(RequestRounds):
 
     def _set_alarms(self, s: AnytimeState) -> list[Command]:
         """Set the alarm of the deadline, after a note if the deadline starts or ceases to adapt."""
-        what = "adapts" if self._deadline_of(s) is not None else "waits for all parts until enough times have been seen"
-        if isinstance(self.rule, Deadline) or what == s.noted:
+        adapts = self.rule.after(s.recent) is not None
+        what = "adapts" if adapts else "waits for all parts until enough times have been seen"
+        if not self.rule.remembers or what == s.noted:
             return self._alarm_at_deadline(s)
         s.noted = what
         return [Note(f"deadline={self.rule} {what}"), *self._alarm_at_deadline(s)]
 
     def _alarm_at_deadline(self, s: AnytimeState) -> list[Command]:
-        seconds = self._deadline_of(s)  # 0 on a virtual clock without delays, on which all workers finish immediately
+        seconds = self.rule.after(s.recent)  # 0 on a virtual clock without delays: all workers finish immediately
         return [SetAlarm("deadline", s.now + seconds if seconds else None)]
 
     def _request_if_all_done(self, s: AnytimeState) -> Commands:
@@ -207,11 +204,12 @@ class Anytime(RequestRounds):
             Ask(worker, s.orders[worker][:done], (1.0,) * done, 1.0) for worker, done in sorted(s.done.items()) if done
         ]
         if not asks:
-            reason = f"no worker had finished a part at the deadline of {self._deadline_of(s):.3g} s"
+            seconds = self.rule.after(s.recent)
+            reason = f"no worker had finished a part at the deadline of {seconds:.3g} s"
             notes = [] if s.extended else [Note(f"{reason}; the step waits for another deadline (noted only once)")]
             s.extended = True
             return [*notes, *self._alarm_at_deadline(s)]
-        if isinstance(self.rule, Adaptive):  # workers with unfinished parts would take longer than this
+        if self.rule.remembers:  # workers with unfinished parts would take longer than this
             late = [s.now - s.began] * (len(s.task_of) - len(s.arrivals))
             s.recent = (*s.recent, *s.arrivals, *late)[-_RECENT_STEPS * self.workers :]
         return [*self._request(s, asks), *self._alarm_at_deadline(s)]

@@ -29,7 +29,7 @@ from anyk.protocol import (
 from anyk.specs import with_keys
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
 from anyk.strategies.rounds.state import Seen
-from anyk.strategies.wait import Count, Decodable, Wait, WaitLike, wait_rule
+from anyk.strategies.wait import Decodable, Wait, WaitLike, wait_rule
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class _SeenProgress(Seen):
 
 @typed
 @dataclass(frozen=True, repr=False)
-class ProgressRounds(RequestRounds):
+class ProgressRounds(RequestRounds[ProgressState]):
     """Synchronous rounds under a code whose workers report how many partitions they have finished.
 
     All workers compute their partitions in order. When the finished partitions give the exact sum (or ``wait``, a
@@ -94,7 +94,7 @@ class ProgressRounds(RequestRounds):
     cancel: CancelMode = "preempt"
 
     def __post_init__(self) -> None:
-        if self.rule.counts() or isinstance(self.rule, Count):
+        if self.rule.counts():
             raise BadInput(
                 f"'{self.code.spec}' waits for progress, not for a number of replies; give a residual or a deadline"
             )

@@ -62,7 +62,7 @@ def _durations(rounds: Rounds, seconds: Floats, whole: Floats) -> Floats | None:
     if not plain or rounds.work or rounds.balance or rounds.elastic:
         return None
     if code.messages > 1:  # each arrives when all but the worker's later messages are done
-        if not isinstance(rule, Decodable):
+        if rule != Decodable():
             return None
         sizes = np.array([len(partitions) for partitions, _ in code.rows]).reshape(-1, code.messages)
         later = sizes[:, ::-1].cumsum(axis=1)[:, ::-1] - sizes
@@ -71,7 +71,7 @@ def _durations(rounds: Rounds, seconds: Floats, whole: Floats) -> Floats | None:
     decodable = code.finish_times(seconds)
     if isinstance(rule, Count):
         return np.minimum(decodable, np.sort(seconds, axis=1)[:, min(rule.number, seconds.shape[1]) - 1])
-    return decodable if isinstance(rule, Decodable) else None
+    return decodable if rule == Decodable() else None
 
 
 def _adapted(rounds: Rounds, seconds: Floats, slopes: Floats, load: float) -> Strategy:

@@ -26,7 +26,7 @@ from anyk.strategies.wait import Count, Decodable, Fraction, Wait, WaitLike, wai
 
 
 @dataclass(frozen=True, repr=False)
-class RoundSettings(CrewStrategy):
+class RoundSettings(CrewStrategy[RoundState]):
     """Settings of rounds with their layout and spec; :class:`~anyk.strategies.Rounds` makes the decisions."""
 
     State = RoundState
@@ -61,12 +61,6 @@ class RoundSettings(CrewStrategy):
             self.adapt.check(self.work)
         if self.balance is not None:
             self.balance.check(self.code)
-            clients = self.work is not None and self.work.clients is not None
-            if self.snapshot or self.models > 1 or self.adapt or self.scaling == "marginal" or clients:
-                raise BadInput(
-                    "balance=auto has been tested without models, snapshot, clients, scaling=marginal and adapting "
-                    "local steps; leave them out"
-                )
         if self.elastic is not None:
             self.elastic.check(self.code)
             counts, most = self.rule.counts(), self.elastic.fewest
@@ -80,18 +74,19 @@ class RoundSettings(CrewStrategy):
                     f"wait={self.rule} waits for the exact sum, which '{self.code.spec}' may never give as its fleet "
                     "changes; leave out wait, or give a share such as wait=0.75n"
                 )
-            clients = self.work is not None and self.work.clients is not None
-            if self.snapshot or self.balance or self.adapt or self.scaling == "marginal" or clients:
-                raise BadInput(
-                    "a fleet that changes has been tested without snapshot, balance, clients, scaling=marginal and "
-                    "adapting local steps; leave them out, or the range and partitions"
-                )
+        clients = self.work is not None and self.work.clients is not None
+        untested = self.snapshot or self.adapt or self.scaling == "marginal" or clients
+        if (self.balance and (untested or self.models > 1 or self.elastic)) or (self.elastic and untested):
+            raise BadInput(
+                "balance=auto, or a range of workers or partitions, has been tested without the other, snapshot, "
+                "clients, scaling=marginal and adapting local steps, balance=auto also without models; leave them out"
+            )
         if self.order == "epoch" and (not self.batch or self.together or self.work is not None):
             raise BadInput(
                 "order=epoch orders the mini-batches of gradients; give batch=…, and leave out shares and balance"
             )
         code, own, rule = self.code, self.own_decoder, self.rule
-        if self.policy.projected and not (isinstance(rule, Decodable) and own):
+        if self.policy.projected and not (rule == Decodable() and own):
             raise BadInput(
                 f"'{code.spec}' finds Byzantine workers by its own decoder and waits until it has; "
                 "leave out wait and decoder"
@@ -107,7 +102,7 @@ class RoundSettings(CrewStrategy):
             if self.work is not None or self.models > 1 or self.batch or not own:
                 raise BadInput("snapshot has been tested with wait, scaling and cancel only; leave out the rest")
         if self.check:
-            if self.snapshot or self.work is not None or self.balance is not None or not isinstance(rule, Decodable):
+            if self.snapshot or self.work is not None or self.balance is not None or rule != Decodable():
                 raise BadInput(
                     "check is for rounds that end when the sum is exact; leave out wait, snapshot, balance and work"
                 )
@@ -190,7 +185,7 @@ class RoundSettings(CrewStrategy):
             return self.rule.number
         if isinstance(self.rule, Fraction):
             return self.rule.of(expected)
-        return self.code.replies + 1 if isinstance(self.rule, Decodable) else None
+        return self.code.replies + 1 if self.rule == Decodable() else None
 
     def _enough_of(self, s: RoundState) -> Wait:
         """Return the rule that ends this round."""
@@ -251,10 +246,11 @@ class RoundSettings(CrewStrategy):
     @cached_property
     def spec(self) -> str:
         wait = None if self.rule == Decodable() else str(self.rule)
+        fleet = {} if self.elastic is None else vars(self.elastic)
         if self.work is not None:
             own = self.work.clients is None or wait != str(self.work.clients)
             keys: dict[str, Any] = {"wait": wait if own else None, "cancel": self.cancel, "batch": self.batch}
-            keys |= {"shares": shares_of(self.code), "balance": "auto" if self.balance else None} | self._fleet_keys
+            keys |= {"shares": shares_of(self.code), "balance": "auto" if self.balance else None} | fleet
             return self.work.show(keys) if self.adapt is None else self.adapt.show(self.work, keys)
         decoder = next((name for name, method in METHODS.items() if method == self.method), None)
         values: dict[str, Any] = {"wait": wait, "scaling": self.scaling_used, "decoder": decoder, "batch": self.batch}
@@ -262,11 +258,7 @@ class RoundSettings(CrewStrategy):
         usual = {f.name: f.default for f in fields(self)} | {"scaling": self._default_scaling}
         changed = {key: value for key, value in values.items() if value not in (None, usual[key])}
         changed |= {"order": "epoch"} if self.order == "epoch" else {}
-        return with_keys(self.code.spec, changed | self._fleet_keys | ({"balance": "auto"} if self.balance else {}))
-
-    @property
-    def _fleet_keys(self) -> dict[str, Any]:
-        return {} if self.elastic is None else vars(self.elastic)
+        return with_keys(self.code.spec, changed | fleet | ({"balance": "auto"} if self.balance else {}))
 
     @property
     def summary(self) -> str:

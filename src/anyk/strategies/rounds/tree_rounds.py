@@ -38,7 +38,7 @@ class TreeState(RequestState):
 
 @typed
 @dataclass(frozen=True, repr=False)
-class TreeRounds(RequestRounds):
+class TreeRounds(RequestRounds[TreeState]):
     """Synchronous rounds under a tree code: a step needs only the messages of the driver's children (CodedReduce).
 
     Leaves send their results. A parent is asked for its message when it has finished its own share and the messages of

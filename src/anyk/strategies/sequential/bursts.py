@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anyk.errors import BadInput
+from anyk.checks import check_range
 from anyk.strategies.sequential.sequential_rounds import Late, SequentialRounds
 
 
@@ -20,11 +20,8 @@ class ForBursts(SequentialRounds):
     late: Late = "drop"  # a setting of these schemes only
 
     def __post_init__(self) -> None:
-        B, W = self.B, self.W
-        if W < 2 or not 1 <= B <= W - 1:
-            raise BadInput(f"B of '{self.name}' must be 1 to W - 1, and W at least 2, got B = {B}, W = {W}")
-        if not 0 <= self.lambda_ <= self.workers:
-            raise BadInput(f"lambda of '{self.name}' must be 0 to {self.workers} workers, got {self.lambda_}")
+        check_range(f"B of '{self.name}'", self.B, 1, self.W - 1, f" (W - 1, W = {self.W})")
+        check_range(f"lambda of '{self.name}'", self.lambda_, 0, self.workers, " workers")
         super().__post_init__()
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anyk import keyed
-from anyk.checks import AtLeastOne, AtLeastZero, typed
+from anyk.checks import AtLeastOne, AtLeastZero, check_range, typed
 from anyk.errors import BadInput
 from anyk.specs import Registry, show
 
@@ -115,8 +115,7 @@ class Bursty(StragglerModel):
     name = "bursty"
 
     def __post_init__(self) -> None:
-        if self.burst > self.window - 1:
-            raise BadInput(f"burst of 'bursty' must be 1 to window - 1 = {self.window - 1}, got {self.burst}")
+        check_range("burst of 'bursty'", self.burst, 1, self.window - 1, " (window - 1)")
 
     def _busiest(self, workers: int) -> tuple[int, int]:
         """Return the facts of bursts of ``most`` workers with window - 1 rounds between them."""

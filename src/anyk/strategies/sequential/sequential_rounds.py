@@ -78,7 +78,7 @@ class SequentialState:
 
 
 @dataclass(frozen=True, repr=False)
-class SequentialRounds(CrewStrategy):
+class SequentialRounds(CrewStrategy[SequentialState]):
     """The common part of the sequential codes: rounds, the rule that ends them, and the jobs that they complete.
 
     ``models``: M, at least T + 1 (the default). ``jobs``: their total number; the rounds after the last one start no
@@ -222,7 +222,7 @@ class SequentialRounds(CrewStrategy):
     def _replay_rounds(self, known: KnownRounds, groups: list[int]) -> Decided:
         """Return the decisions of rounds whose times are known; ``groups``: as bits, none if they do not count."""
 
-    def _check_further(self, state: Any, steps: int, begun: int) -> None:
+    def _check_further(self, state: SequentialState, steps: int, begun: int) -> None:
         """Raise BadInput if the last rounds of a state, planned for ``steps`` steps, have started without new jobs."""
         if state.round >= (steps - begun) * self.trained:
             raise BadInput(
@@ -281,7 +281,7 @@ class SequentialRounds(CrewStrategy):
 
     # ------------------------------------------------------------------------------------------- rounds
 
-    def start(self, fleet: Fleet) -> tuple[Any, Commands]:
+    def start(self, fleet: Fleet) -> tuple[SequentialState, Commands]:
         s = self.State(Crew.of(fleet), now=fleet.time, before=fleet.rounds)
         return s, self._begin(s)
 
@@ -318,11 +318,11 @@ class SequentialRounds(CrewStrategy):
             tasks.append(tuple(chunks) or (Chunk((), (), slot=self.slot(s.round), batch=self.batch),))
         return [Dispatch(first, tuple(workers), tasks, round=s.before + s.round)]
 
-    def on(self, state: Any, event: Event) -> Commands:
+    def on(self, state: SequentialState, event: Event) -> Commands:
         state.now = event.time
         return super().on(state, event)
 
-    def on_reply(self, state: Any, event: Reply) -> Commands:
+    def on_reply(self, state: SequentialState, event: Reply) -> Commands:
         s, missing = state, state.missing.get(event.task)
         if missing is None:
             return ()
@@ -335,7 +335,7 @@ class SequentialRounds(CrewStrategy):
         s.done.append(event.worker)
         return self._look(s, first=len(s.done) == 1)
 
-    def on_alarm(self, state: Any, event: Alarm) -> Commands:
+    def on_alarm(self, state: SequentialState, event: Alarm) -> Commands:
         s, late = state, self._without(state.done)
         if self._enough(s, late):
             return self._end(s, late)
@@ -343,7 +343,7 @@ class SequentialRounds(CrewStrategy):
         s.waits += 1
         return self._look(s)
 
-    def on_failed(self, state: Any, event: Failed) -> Commands:
+    def on_failed(self, state: SequentialState, event: Failed) -> Commands:
         s, task, worker = state, event.task, event.worker
         if task not in s.missing:
             return ()
@@ -354,10 +354,10 @@ class SequentialRounds(CrewStrategy):
         again = self._dispatch(s, [worker]) if behind or s.crew.able(worker) else self._look(s)
         return [Cancel((task,)), *again]
 
-    def worker_returned(self, state: Any, worker: int) -> Commands:
+    def worker_returned(self, state: SequentialState, worker: int) -> Commands:
         return self._look(state) if worker in state.done else self._dispatch(state, [worker])
 
-    def worker_left(self, state: Any, worker: int) -> Commands:
+    def worker_left(self, state: SequentialState, worker: int) -> Commands:
         s, task = state, state.task.get(worker, -1)
         dropped: list[Command] = []
         if task in s.missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from anyk.errors import on_system_error
+from anyk.errors import as_bad_input
 from anyk.runs import Run
 from anyk.runs.log.queries import TABLES
 
@@ -24,7 +24,7 @@ def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = 
     """
     target, counts = Path(folder), {}
     frames = {name: run.to_frame(name) for name in TABLES}  # before a folder is made
-    with on_system_error(f"the tables cannot be written to '{folder}'"):
+    with as_bad_input(f"the tables cannot be written to '{folder}'"):
         target.mkdir(parents=True, exist_ok=True)
         for name, frame in frames.items():
             if kind == "csv":

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anyk.errors import BadInput, on_system_error
+from anyk.errors import BadInput, as_bad_input
 from anyk.plain import ByName
 from anyk.runs import Run, Tasks, tasks_of
 from anyk.runs.log import queries
@@ -42,7 +42,7 @@ def save_perfetto(run: Run, path: str | Path) -> int:
         raise BadInput(f"a Perfetto trace is written as .json or .json.gz, got '{path}'")
     count = 0
     opened = gzip.open if target.suffix == ".gz" else open
-    with on_system_error(f"the trace '{path}' cannot be written"), opened(target, "wt", encoding="utf-8") as file:
+    with as_bad_input(f"the trace '{path}' cannot be written"), opened(target, "wt", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms", "otherData": ')
         file.write(json.dumps({key: str(value) for key, value in run.config.plain().items()}))
         file.write(', "traceEvents": [')

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from anyk.checks import typed
-from anyk.errors import BadInput, needing
+from anyk.errors import BadInput, as_bad_input, needing
 from anyk.plain import values_of
 from anyk.runs.callbacks import Callback, EvaluationInfo, LostInfo, RunInfo, StepInfo
 
@@ -48,12 +48,8 @@ class Metrics(Callback, AbstractContextManager["Metrics"]):
         self._lost: Counter[int] = Counter()
         registry = CollectorRegistry()
         registry.register(self)
-        try:
+        with as_bad_input(f"metrics cannot be served at {host}:{port}; choose another port"):
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
-        except OSError as error:
-            raise BadInput(
-                f"metrics cannot be served at {host}:{port} ({error.strerror}); choose another port"
-            ) from None
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 
     def __exit__(self, *_: object) -> None:

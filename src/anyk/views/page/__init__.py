@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyk.errors import BadInput, MissingPackage, on_system_error
+from anyk.errors import BadInput, MissingPackage, as_bad_input
 from anyk.fleet.explanation.sentences import percent
 from anyk.runs import Race, Run
 from anyk.views.prose import duration
@@ -47,10 +47,8 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"a report is written as .html, got '{path}'")
-    if not target.parent.is_dir():
-        raise BadInput(f"the report '{path}' cannot be written: there is no folder '{target.parent}'")
     text = page(runs, [title for item in items if isinstance(item, Race) for title in item.waiting])
-    with on_system_error(f"the report '{path}' cannot be written"):
+    with as_bad_input(f"the report '{path}' cannot be written"):
         target.write_text(text, encoding="utf-8")
     return target
 

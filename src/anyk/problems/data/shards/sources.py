@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from anyk.checks import PositiveNumber, value_class
-from anyk.errors import BadInput, needing
+from anyk.errors import BadInput, as_bad_input, needing
 from anyk.named import admit_address
 from anyk.plain import ByName
 from anyk.regular_files import open_plain
@@ -146,10 +146,8 @@ def _local_files(pattern: str) -> list[File]:
 
 
 def _local_file(name: str) -> File:
-    try:
+    with as_bad_input(f"{shown(name)} cannot be read"):
         facts = Path(name).stat()
-    except OSError as error:
-        raise BadInput(f"{shown(name)} cannot be read: {error.strerror}") from None
     if stat.S_ISDIR(facts.st_mode):
         raise BadInput(f"'{shown(name)}' is a folder; give a pattern of its files, as in {shown(name)}/*.parquet")
     if not stat.S_ISREG(facts.st_mode):
@@ -181,10 +179,8 @@ def _filesystem(address: str) -> tuple[Any, str]:
     """Return the fsspec file system of an address, and the path within it."""
     with needing("fsspec", "data", f"reading '{shown(address)}'"):
         from fsspec.core import url_to_fs
-    try:
+    with as_bad_input(f"'{shown(address)}' cannot be opened", Exception):
         system, path = url_to_fs(address)
-    except Exception as error:  # each kind of file system has its own exceptions
-        raise BadInput(f"'{shown(address)}' cannot be opened: {' '.join(str(error).split())}") from None
     return system, path
 
 
