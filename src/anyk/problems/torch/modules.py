@@ -203,9 +203,8 @@ class TorchProblem(NetworkProblem):
             data.processes = num_workers
         elif num_workers:
             raise BadInput("num_workers is for map-style data sets, which this is not; omit it")
-        if isinstance(data, ShardSamples):
-            microbatch = microbatch or DEFAULT_MICROBATCH  # a partition need not fit into memory
-        self._microbatch = microbatch
+        # a partition of shards need not fit into memory
+        self._microbatch = microbatch or (DEFAULT_MICROBATCH if isinstance(data, ShardSamples) else None)
         if count is not None:
             self._count_terms(count)
         elif mean and ignored is not None:

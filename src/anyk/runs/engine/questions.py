@@ -40,7 +40,7 @@ class Questions:
         earlier_answers: Sequence[LossEvaluated | NoiseMeasured],
         evaluate_objective: Callable[[str, Vector], float] | None = None,
     ) -> None:
-        self._evaluate_objective = evaluate_objective
+        self._evaluate = evaluate_objective
         self._cluster, self._versions, self._ledger = cluster, versions, ledger
         self._problem, self._optimizer = problem, optimizer
         self._losses = deque(event for event in earlier_answers if type(event) is LossEvaluated)
@@ -58,8 +58,7 @@ class Questions:
             return
         with np.errstate(over="ignore", invalid="ignore"):
             w = self._versions.models[slot]
-            evaluate = self._evaluate_objective
-            loss = problem_of(self._problem, slot).loss(w) if evaluate is None else evaluate(slot, w)
+            loss = problem_of(self._problem, slot).loss(w) if self._evaluate is None else self._evaluate(slot, w)
         version = self._versions[slot]
         number = version if command.number is None else command.number
         rate = 1.0 if self._optimizer is None else self._optimizer.rate.at(number)

@@ -40,7 +40,7 @@ def sum_over_parts(compute: Callable[[slice], int], size: int) -> int:
             return compute(part)
 
     parts = parts_of(size)
-    threads = min(count_threads(), len(parts))
+    threads = count_threads()  # the pool starts no more threads than there are parts
     if threads < 2 or len(parts) < _FEWEST_PARTS:
         total = sum(map(compute_quietly, parts))
     else:
