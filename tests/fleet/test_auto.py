@@ -75,7 +75,7 @@ def test_a_fleet_that_changes_is_measured_until_all_were_there() -> None:
     parts = [(run.config.strategy, run.begun, run.steps) for run in auto.runs]
     fleet = "fewest=2,partitions=16"
     measuring = f"uncoded:{fleet}"
-    assert parts == [(measuring, 0, 12), (measuring, 12, 24), (f"frc:stragglers=1,{fleet}", 24, 60)]
+    assert parts == [(measuring, 0, 12), (measuring, 12, 36), (f"frc:stragglers=1,{fleet}", 36, 60)]  # twice as long
     assert [text for text in told if "no plan yet" in text]
     alone = anyk.train(problem(), "uncoded", "simulated", workers=N, partitions=16, steps=60)
     np.testing.assert_allclose(auto.model, alone.model, rtol=0, atol=1e-12)

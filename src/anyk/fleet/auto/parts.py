@@ -135,10 +135,14 @@ class Parts:
     # --------------------------------------------------------------------------------------- one part
 
     def _measure(self, again: Path | None = None, *, last: bool = True) -> None:
-        """Train uncoded for the rounds that measure the fleet; a round is a step of one of the models."""
+        """Train uncoded for the rounds that measure the fleet; a round is a step of one of the models.
+
+        If no plan could be made from the last measurement, it takes twice as many rounds.
+        """
         models = self.config.models
+        failed = next((count for count, part in enumerate(reversed(self.done)) if part.promise), len(self.done))
         uncoded = with_keys(self.config.uncoded, {"models": models} if models > 1 else {})
-        upto = self._step - -self.config.measure // models
+        upto = self._step - -(self.config.measure << failed) // models
         upto = min(upto, self.config.steps or upto)
         if again is None:
             self._say(f"from step {self._step}: measuring {upto - self._step} steps of '{uncoded}'")
