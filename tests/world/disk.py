@@ -95,6 +95,12 @@ class Disk:
         self._names = {name: moved.get(inode, ("gone", inode)) for name, inode in self._names.items()}
         self.folder, self.torn = folder, []
 
+    def spoil(self, name: str) -> None:
+        """Let a loss of power leave the present contents of a synchronised file, which have been damaged."""
+        inode = self._listing().get(name)
+        if inode in self._data:
+            self._data[inode] = (self.folder / name).read_bytes()
+
     def restart(self, folder: Path) -> None:
         """Observe a folder that was read from the disk after a loss of power: all of it is durable."""
         self.folder, self.torn = folder, []

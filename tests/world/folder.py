@@ -291,6 +291,8 @@ class FolderWorld(World):
             self.disk.restart(new)
         else:
             self.disk.move(new)
+            if self._older:
+                self.disk.spoil(checkpoints.NAME)
         if not image.files:
             new.rmdir()
         self._image, self._powerless = None, False
