@@ -72,6 +72,7 @@ class RunLog:
             # one thread at a time uses the connection: first the driver, then readers
             db = sqlite3.connect(path or ":memory:", isolation_level=None, check_same_thread=False)
             db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
             db.execute("BEGIN")
             for name, create in SCHEMA.items():
