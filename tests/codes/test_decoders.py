@@ -191,8 +191,8 @@ def test_exact_is_a_bound_on_every_partition() -> None:
     ("replies", "sentence"),
     [
         ([0, 0, 1], r"workers must be different, got \[0, 0, 1\]"),
-        ([0, 12], "a worker must be 0 to 11, got 12"),
-        ([-1], "a worker must be 0 to 11, got -1"),
+        ([0, 12], "a worker's number must be 0 to 11, got 12"),
+        ([-1], "a worker's number must be 0 to 11, got -1"),
     ],
 )
 @pytest.mark.parametrize("spec", ["uncoded", "frc:load=3", "cyclic:stragglers=3"])

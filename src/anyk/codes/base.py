@@ -254,7 +254,7 @@ class Code(_CodeRows):
         if (replies[1:] == replies[:-1]).any():
             raise BadInput(f"workers must be different, got {replies.tolist()}")
         for replying in replies[[0, -1]].tolist():
-            check_range("a worker", replying, 0, self.replies - 1)
+            check_range("a worker's number", replying, 0, self.replies - 1)
         return replies
 
     def _solve(self, replies: Indices) -> Floats:

@@ -107,7 +107,7 @@ def check_elastic(code: Code, fewest: int, partitions: int) -> None:
     """Raise :class:`~anyk.errors.BadInput` for a code that cannot follow a fleet of ``fewest`` workers and more."""
     check_range("the smallest number of workers", fewest, 1, code.workers, ", the largest")
     # a typing error would fill the memory
-    check_range("partitions", partitions, code.workers, _PARTITIONS, ", and as many as workers")
+    check_range("partitions", partitions, code.workers, _PARTITIONS, ", at least one for each worker")
     if isinstance(code, RepetitionCode) and code.shares:
         raise BadInput("shares belong to a fixed fleet; leave them out, or the range and partitions")
     if isinstance(code, FractionalRepetition) and code.stragglers is None:
