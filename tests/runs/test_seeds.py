@@ -170,5 +170,5 @@ def test_seeds_from_the_command_line(tmp_path, monkeypatch):
     assert "--seeds is for the folder of a race" in run("resume", folder / "uncoded", "--seeds", 2).output
     narrow = CliRunner(env={"COLUMNS": "30"}).invoke(main, ["show", str(folder)]).output
     assert "medians over the seeds" in narrow and len([line for line in narrow.splitlines() if "  seeds " in line]) == 3
-    assert "seeds must be at least 1, got 0" in run("race", *SMALL, "--seeds", 0).output
+    assert "seeds must be a whole number of at least 1, got 0" in run("race", *SMALL, "--seeds", 0).output
     assert "seeds          3 " in run("race", *SMALL, "--seeds", 3, "--settings").output
