@@ -11,9 +11,8 @@ from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.arrays import Array
+from anyk.arrays import Array, Floats
 
 PART = 1 << 17  # numbers of an array that are digested, and stepped, together: they fit into a core's cache
 _LONG = 1 << 13  # bytes up to which everything is hashed
@@ -28,13 +27,13 @@ def _key(seed: int, purpose: str, ids: tuple[int | str, ...]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _recent(seed: int, purpose: str, ids: tuple[int | str, ...]) -> dict[int, NDArray[np.float64]]:
+def _recent(seed: int, purpose: str, ids: tuple[int | str, ...]) -> dict[int, Floats]:
     """Return the last blocks of a key, at most two, by number."""
     del seed, purpose, ids
     return {}
 
 
-def _block(seed: int, purpose: str, ids: tuple[int | str, ...], block: int) -> NDArray[np.float64]:
+def _block(seed: int, purpose: str, ids: tuple[int | str, ...], block: int) -> Floats:
     recent = _recent(seed, purpose, ids)
     if block in recent:
         return recent[block]
@@ -60,7 +59,7 @@ def uniform(seed: int, purpose: str, *ids: int | str, number: int) -> float:
     return float(_block(seed, purpose, ids, block)[offset])
 
 
-def uniforms(seed: int, purpose: str, *ids: int | str, start: int, count: int) -> NDArray[np.float64]:
+def uniforms(seed: int, purpose: str, *ids: int | str, start: int, count: int) -> Floats:
     """Return draws ``start`` to ``start + count - 1`` of :func:`uniform` under a key, shape ``(count,)``."""
     first, last = start // _BLOCK, (start + max(count, 1) - 1) // _BLOCK
     blocks = np.concatenate([_block(seed, purpose, ids, b) for b in range(first, last + 1)])

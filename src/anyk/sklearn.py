@@ -35,7 +35,6 @@ from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.run import Run
 from anyk.runs.training import train
 
-Numbers = Vector
 _CALM = 3  # consecutive steps that must change little, as momentum stands still for a moment where it turns
 
 
@@ -184,7 +183,7 @@ class _Linear(BaseEstimator):
         weights, intercepts = problem.in_units(self.run_.model)
         self._keep(weights.T.astype(problem.dtype), intercepts.astype(problem.dtype))
 
-    def _keep(self, coefficients: Numbers, intercepts: Numbers) -> None:
+    def _keep(self, coefficients: Vector, intercepts: Vector) -> None:
         """Set coefficients, shape (outputs, features), and intercepts, shape (outputs,)."""
         self.coef_, self.intercept_ = coefficients, intercepts
 
@@ -197,7 +196,7 @@ class _Linear(BaseEstimator):
         row_weights(weights, rows, "sample_weight")
         return weights.astype(np.float64)
 
-    def _scores(self, X: Any) -> Numbers:
+    def _scores(self, X: Any) -> Vector:
         check_is_fitted(self)
         return np.asarray(safe_sparse_dot(_validated(self, X, reset=False), self.coef_.T) + self.intercept_)
 
@@ -312,7 +311,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
             factors = compute_class_weight(self.class_weight, classes=self.classes_, y=self.classes_[numbers])
         return np.asarray(factors[numbers] * (1.0 if weights is None else weights), dtype=np.float64)
 
-    def decision_function(self, X: Any) -> Numbers:
+    def decision_function(self, X: Any) -> Vector:
         """Return scores, shape (rows,) for two classes (above 0: the second), else (rows, classes)."""
         scores = self._scores(X)
         return scores.ravel() if self.classes_.size == 2 else scores
@@ -323,7 +322,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
         best = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[best])
 
-    def predict_log_proba(self, X: Any) -> Numbers:
+    def predict_log_proba(self, X: Any) -> Vector:
         """Return logarithms of the probabilities of ``classes_``, shape (rows, classes)."""
         from scipy.special import log_expit, log_softmax
 
@@ -332,7 +331,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
             return np.column_stack([log_expit(-scores), log_expit(scores)])
         return np.asarray(log_softmax(scores, axis=1))
 
-    def predict_proba(self, X: Any) -> Numbers:
+    def predict_proba(self, X: Any) -> Vector:
         """Return the probabilities of ``classes_``, shape (rows, classes)."""
         return np.exp(self.predict_log_proba(X))
 
@@ -364,9 +363,9 @@ class AnykRegressor(RegressorMixin, _Linear):
         self._partial_fit(_Task(LeastSquares, X, y, self._weights(sample_weight, X.shape[0])))
         return self
 
-    def _keep(self, coefficients: Numbers, intercepts: Numbers) -> None:
+    def _keep(self, coefficients: Vector, intercepts: Vector) -> None:
         self.coef_, self.intercept_ = coefficients[0], intercepts[0]
 
-    def predict(self, X: Any) -> Numbers:
+    def predict(self, X: Any) -> Vector:
         """Return a value for each row, shape (rows,)."""
         return self._scores(X)

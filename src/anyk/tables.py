@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.arrays import Array
+from anyk.arrays import Array, Flags, Floats
 from anyk.errors import BadInput, needing
 
 _GB = 10**9
@@ -197,14 +196,14 @@ def is_missing(cell: str) -> bool:
     return cell.strip().lower() in _MISSING
 
 
-def missing_values(column: Array) -> NDArray[np.bool_]:
+def missing_values(column: Array) -> Flags:
     """Return a mask of the missing values of a column: NaN, or None in a column of text."""
     if column.dtype.kind == "f":
         return np.isnan(column)
     return np.array([value is None for value in column.tolist()], dtype=bool)
 
 
-def unusable_values(column: Array) -> NDArray[np.bool_]:
+def unusable_values(column: Array) -> Flags:
     """Return a mask of the values of a column that are missing or not finite.
 
     >>> unusable_values(np.array([1.0, np.inf])).tolist(), unusable_values(np.array(["a", None], dtype=object)).tolist()
@@ -435,7 +434,7 @@ def _from_arrow(column: Any, text: bool) -> Array:
     import pyarrow
 
     if not text:
-        values: NDArray[np.float64] = column.cast(pyarrow.float64(), safe=False).to_numpy()
+        values: Floats = column.cast(pyarrow.float64(), safe=False).to_numpy()
         return values.astype(np.float64)
     parts: list[Array] = [np.empty(0, dtype=object)]
     for chunk in column.dictionary_encode().chunks:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.arrays import Vector
+from anyk.arrays import Floats, Vector
 from anyk.errors import BadInput, describe_error
 from anyk.problems.base import Index, Partitions, partition_abilities, rows_within
 from anyk.problems.batches import Batches
@@ -117,7 +116,7 @@ class Messages:
         self._together = together and partition_abilities(partitions).piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
         self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
-        self._directions: dict[int, NDArray[np.float64]] = {}
+        self._directions: dict[int, Floats] = {}
         self._supports: dict[tuple[int, ...], Index | None] = {}
         self._places: dict[tuple[int, ...], list[Index | None]] = {}
         # for comparing replicas; 0: they are not compared
@@ -377,7 +376,7 @@ class Messages:
         restricted = direction[: message.size] if support is None else direction[support]
         return float(restricted @ message.astype(np.float64, copy=False))
 
-    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]], part: slice = WHOLE) -> NDArray[np.float64]:
+    def add_up(self, terms: Sequence[tuple[tuple[int, ...], Vector, Any]], part: slice = WHOLE) -> Floats:
         """Return the weighted sum of messages, ``terms`` of (partitions, vector, weight), added in order; float64.
 
         With ``blocks`` a weight is a list of ``blocks`` numbers. ``part``: the coordinates to add up; each coordinate's

@@ -6,9 +6,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.arrays import Vector
+from anyk.arrays import Floats, Vector
 from anyk.clusters.local import State
 from anyk.clusters.messages import WHOLE, Messages
 from anyk.protocol import RequestMessage, Task
@@ -68,7 +67,7 @@ class VectorStore:
         """Store a message of a checkpoint as if it had just arrived."""
         self.arrived[task, chunk] = Message(ids, message, worker)
 
-    def combine(self, messages: Sequence[Place], weights: Sequence[Any], part: slice = WHOLE) -> NDArray[np.float64]:
+    def combine(self, messages: Sequence[Place], weights: Sequence[Any], part: slice = WHOLE) -> Floats:
         """Return the weighted sum of messages, added in order, at the coordinates in ``part``, as a new array.
 
         Several threads may call it simultaneously, each for a different part.

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anyk.arrays import Floats, Indices
+from anyk.arrays import Flags, Floats, Indices
 from anyk.checks import value_class
 from anyk.codes.base import Decoder, MatrixCode, check_workers
 from anyk.codes.decoders import SetDecoder
@@ -163,7 +163,7 @@ def biquadratic(p: int) -> Incidence:
     return _developed(np.isin(numbers, sorted(fourth)), (numbers[:, None] + numbers[None, :]) % p)
 
 
-def _developed(member: NDArray[np.bool_], plus: NDArray[np.int64]) -> Incidence:
+def _developed(member: Flags, plus: Indices) -> Incidence:
     """Give worker i the partitions i + d for all members d of a difference set; ``plus[i, d]`` numbers the sum."""
     incident = np.zeros((len(member), len(member)), dtype=bool)
     for d in np.flatnonzero(member):

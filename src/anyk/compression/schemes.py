@@ -21,7 +21,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.arrays import Array, DType, Vector
+from anyk.arrays import Array, DType, Indices, Vector
 from anyk.checks import PositiveShare, value_class
 from anyk.specs import Registry, show
 
@@ -90,7 +90,7 @@ class RandomK(Compressor):
     def size(self, length: int, itemsize: int) -> int:
         return _padded(_count(self.share, length) * itemsize)
 
-    def _places(self, length: int, key: Key) -> NDArray[np.int64]:
+    def _places(self, length: int, key: Key) -> Indices:
         random = keyed.generator(key[0], "random-k", key[1].partition(" ")[0], length)
         return np.sort(random.choice(length, _count(self.share, length), replace=False))
 

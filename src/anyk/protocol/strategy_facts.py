@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from anyk.arrays import Floats
 from anyk.protocol.pace import DelayLaw, Pace
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from anyk.protocol.strategy import Strategy
 
-    Floats = NDArray[np.float64]
+    Floats = Floats
 
 
 class CompressorFacts(Protocol):

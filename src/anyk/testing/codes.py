@@ -6,9 +6,9 @@ from itertools import combinations
 from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
+from anyk.arrays import Floats
 from anyk.codes import Code
 from anyk.codes.base import EXACT
 
@@ -81,9 +81,7 @@ def _straggler_sets(code: Code, random: np.random.Generator) -> list[tuple[int, 
     return sets
 
 
-def _check_set(
-    code: Code, matrix: NDArray[np.float64], replied: list[int], random: np.random.Generator, *, must: bool
-) -> None:
+def _check_set(code: Code, matrix: Floats, replied: list[int], random: np.random.Generator, *, must: bool) -> None:
     """Check the decoding of a set of replies; ``must``: they must give the exact sum."""
     decoding = code.decode(replied)
     outside = np.delete(decoding.weights, replied, axis=0)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.arrays import Floats
+from anyk.arrays import Flags, Floats, Indices
 from anyk.delays import Fit, fit
 from anyk.errors import BadInput
 from anyk.fleet.explanation.sentences import rounded, spans
@@ -17,7 +16,7 @@ from anyk.strategies import stragglers
 from anyk.views.style import COLOURS, LIGHT, picture
 
 
-def trace_facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = None) -> ByName:
+def trace_facts(times: Floats, mu: float, censored: Flags | None = None) -> ByName:
     """Return facts about seconds (rounds x workers): spread, stragglers, their bursts, and delay models that fit."""
     late = stragglers(times, mu)
     lengths, counts = np.unique(_bursts(late), return_counts=True)
@@ -43,7 +42,7 @@ def trace_facts(times: Floats, mu: float, censored: NDArray[np.bool_] | None = N
     }
 
 
-def _fits(times: Floats, censored: NDArray[np.bool_] | None) -> list[Fit]:
+def _fits(times: Floats, censored: Flags | None) -> list[Fit]:
     """Return the delay models that fit, the best first; none if the times allow no fit."""
     try:
         return fit(times, censored=censored)
@@ -51,7 +50,7 @@ def _fits(times: Floats, censored: NDArray[np.bool_] | None) -> list[Fit]:
         return []
 
 
-def _bursts(late: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _bursts(late: Flags) -> Indices:
     """Return the lengths of all bursts: consecutive rounds in which one worker straggles."""
     return np.array([end - start for column in late.T for start, end in spans(column)], dtype=np.int64)
 
@@ -75,7 +74,7 @@ def trace_text(facts: ByName, mu: float) -> str:
     return "\n".join(lines)
 
 
-def draw_trace(times: Floats, path: str | Path, censored: NDArray[np.bool_] | None, title: str) -> None:
+def draw_trace(times: Floats, path: str | Path, censored: Flags | None, title: str) -> None:
     """Draw a heat map of seconds by worker and round, and their distribution with the delay models that fit best."""
     with picture(path, (11.0, 4.6), "drawing a trace", columns=2) as (figure, (times_axes, tail_axes)):
         image = times_axes.imshow(

@@ -35,7 +35,6 @@ from anyk.errors import BadInput, RunFailed
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm, Request
 
-if TYPE_CHECKING:
     from anyk.clusters.mpi.mpi import Mpi
 
 PATIENCE = 30.0  # seconds that a worker may take to finish its work after the run has ended

@@ -164,9 +164,8 @@ RECORD = struct.Struct("=iiiiqiiddddq")  # worker, incarnation, buffer, and a Re
 class MailBox:
     """A place for the newest orders only: a worker that was busy does not find a queue of older orders.
 
-    All orders at a time are one text of bytes. Its sequence number changes with each text; by its checksum a reader
-    detects that a text was being written. A text too long for the box is written behind all boxes, where the memory can
-    grow.
+    The sequence number changes whenever orders are put. By the checksum, a reader detects that new orders were being
+    written. Orders too long for the box are written behind all boxes, where the memory can grow.
     """
 
     def __init__(self, segment: Segment, start: int, size: int) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from anyk.arrays import Floats
 from anyk.checks import AtLeastOne, FiniteNumber, NonnegativeNumber, check_range, typed
 from anyk.codes import FractionalRepetition
 from anyk.errors import BadInput
@@ -232,7 +233,7 @@ def sequential_candidates(
     return sorted(best.values(), key=lambda candidate: (candidate.seconds, candidate.load))
 
 
-def fit_slope(tables: list[tuple[float, NDArray[np.float64]]]) -> float:
+def fit_slope(tables: list[tuple[float, Floats]]) -> float:
     """Return the seconds of computing on the whole data, by least squares of mean times against two loads or more.
 
     >>> round(fit_slope([(0.0, np.array([[1.0, 1.0]])), (0.5, np.array([[1.5, 1.5]]))]), 9)

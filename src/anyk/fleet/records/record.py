@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from anyk.arrays import Flags, Floats
+from anyk.arrays import Flags, Floats, Indices
 from anyk.delays.base import MOST
 from anyk.delays.time_tables import summarised
 from anyk.errors import BadInput, as_bad_input, needing
@@ -91,7 +91,7 @@ class Record:
         return np.isfinite(self.seconds)
 
     @property
-    def rounds_measured(self) -> NDArray[np.int64]:
+    def rounds_measured(self) -> Indices:
         """The number of rounds in which each worker was measured, cancelled or not, shape (workers,)."""
         return np.asarray(self.measured.sum(axis=0))
 

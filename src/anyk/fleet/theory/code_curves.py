@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import codes, keyed
-from anyk.arrays import Floats, Indices
+from anyk.arrays import Flags, Floats, Indices
 from anyk.checks import AtLeastOne, typed
 from anyk.codes import Code, worst_stragglers
 from anyk.codes.base import check_workers
@@ -71,7 +70,7 @@ class Curve:
     random: Floats
     spread: Floats
     adversarial: Floats
-    exact: NDArray[np.bool_]
+    exact: Flags
     expected: Floats
     bound: Floats
     draws: int = 1

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.arrays import Array
+from anyk.arrays import Array, Flags
 from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Tell, is_sparse
@@ -82,7 +81,7 @@ class Encoding:
         return sum(len(column.categories) or 1 for column in self.columns)
 
     @property
-    def categorical(self) -> NDArray[np.bool_]:
+    def categorical(self) -> Flags:
         """Whether each column of ``X`` is a category of text, shape (width,)."""
         return np.array(
             [bool(column.categories) for column in self.columns for _ in column.categories or (None,)], bool

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Floats
 from anyk.errors import RunFailed
 from anyk.protocol import Combine, Task
 from anyk.runs.engine.dispatches import Batch
@@ -35,7 +36,7 @@ class Audit:
         ``parts``: for each message, its batch, its place in it and its weight.
         """
         m, b = self._partitions, self._blocks
-        weights: dict[Batch, NDArray[np.float64]] = {}
+        weights: dict[Batch, Floats] = {}
         for batch, place, weight in parts:
             if batch not in weights:
                 weights[batch] = np.zeros((len(batch.status), b))

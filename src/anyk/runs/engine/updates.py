@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.arrays import Vector
+from anyk.arrays import Floats, Vector
 from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer, SlowMo
@@ -129,10 +128,10 @@ class Updates:
             raise RunFailed(f"diverged at step {version}: the model is no longer finite; lower the learning rate")
         return keyed.digest(w, part.start)
 
-    def _compensation(self, command: Combine, version: int, part: slice) -> NDArray[np.float64] | float:
+    def _compensation(self, command: Combine, version: int, part: slice) -> Floats | float:
         """Return the delay compensation of the sum: ``compensation g g (w - w_old)`` of each stale mean gradient g."""
         slot, w = command.slot, self._versions.models[command.slot]
-        total: NDArray[np.float64] | float = 0.0
+        total: Floats | float = 0.0
         for message, weight in zip(command.messages, command.weights, strict=True):
             base = self._ledger.version(slot, message[0])
             if base != version:
@@ -153,7 +152,7 @@ class Updates:
             weights = [weight * size for weight, size in zip(weights, samples, strict=True)]
             weights = [weight * total / sum(weights) for weight in weights]
 
-        def target(part: slice) -> NDArray[np.float64]:
+        def target(part: slice) -> Floats:
             mixed = cluster.store.combine(command.messages, weights, part)
             if command.relative:
                 for (task, _), weight in zip(command.messages, weights, strict=True):

@@ -153,11 +153,13 @@ def _checked(name: str, look: Callable[[], str]) -> Check:
 
 def _sequence(log: RunLog) -> str:
     """Events are numbered without gaps, but for a number that each checkpoint takes; the last may not be listed yet."""
-    skipped, before = {0, *(seq + 1 for seq in queries.checkpoint_numbers(log))}, 0
+    listed = queries.checkpoint_numbers(log)
+    skipped, before = {seq + 1 for seq in listed}, 0
+    last: float = max(listed, default=0)
     for seq in queries.numbers(log):
         missing = [number for number in range(before + 1, seq) if number not in skipped]
-        if len(missing) == 1 and missing[0] > max(skipped):
-            skipped.add(1 << 63)  # there is no other
+        if len(missing) == 1 and missing[0] > last:
+            last = float("inf")
         elif missing:
             raise BadInput(f"event {missing[0]} is missing; the next there is has number {seq}")
         before = seq

@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Flags, Floats
 from anyk.errors import BadInput, as_bad_input
 from anyk.runs.folder.digests import with_plugins
 from anyk.runs.log.queries import TaskTime, task_times
@@ -15,7 +15,7 @@ from anyk.runs.run import Run
 from anyk.strategies import strategy as build_strategy
 
 
-def task_seconds(run: Run, *, due: bool = True) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
+def task_seconds(run: Run, *, due: bool = True) -> tuple[Floats, Flags, float]:
     """Return the seconds of a run's tasks, shape (rounds, workers), a mask of the lower bounds, and the load.
 
     A task takes from its dispatch to its last message; for a task that was cut off a lower bound is known. There is a
@@ -40,7 +40,7 @@ def task_seconds(run: Run, *, due: bool = True) -> tuple[NDArray[np.float64], ND
     return seconds, censored, float(np.mean(loads) / sum(shares))
 
 
-def computing_seconds(run: Run) -> NDArray[np.float64] | None:
+def computing_seconds(run: Run) -> Floats | None:
     """Return the seconds that workers computed in the rounds of :func:`task_seconds`; NaN for tasks that were cut off.
 
     None if injected delays depend on the load, as they then stand for computing.

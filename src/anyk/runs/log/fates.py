@@ -12,7 +12,6 @@ from anyk.arrays import Array
 from anyk.runs.log import queries
 from anyk.runs.run import Run
 
-Column = Array
 FATES = ("used", "used late", "not needed", "cut off", "lost", "unfinished at the end")
 USED, LATE, SPARE, CUT, LOST, OPEN = range(len(FATES))
 PHASES = ("waiting", "computing", "idle", "sending")  # of a finished chunk, in this order
@@ -29,49 +28,49 @@ class Tasks:
     seconds from its cancellation to its message, if that arrived or its time is known; else NaN.
     """
 
-    task: Column
-    chunk: Column
-    worker: Column
-    slot: Column
-    version: Column
-    step: Column
-    start: Column
-    waiting: Column
-    computing: Column
-    idle: Column
-    sending: Column
-    unknown: Column
-    fate: Column
-    late: Column
-    weight: Column
-    work: Column
+    task: Array
+    chunk: Array
+    worker: Array
+    slot: Array
+    version: Array
+    step: Array
+    start: Array
+    waiting: Array
+    computing: Array
+    idle: Array
+    sending: Array
+    unknown: Array
+    fate: Array
+    late: Array
+    weight: Array
+    work: Array
     slots: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.task)
 
-    def only(self, which: Column) -> Tasks:
+    def only(self, which: Array) -> Tasks:
         """Return the rows that a mask or an array of indices selects."""
         names = [field.name for field in fields(self) if field.name != "slots"]
         return replace(self, **{name: getattr(self, name)[which] for name in names})
 
     @property
-    def finished(self) -> Column:
+    def finished(self) -> Array:
         """A mask of the rows whose phases are known."""
         return np.asarray(self.unknown == 0.0)
 
     @property
-    def end(self) -> Column:
+    def end(self) -> Array:
         """The time at which each chunk was finished or abandoned."""
         return np.asarray(self.start + self.waiting + self.computing + self.idle + self.sending + self.unknown)
 
     @cached_property
-    def seconds(self) -> Column:
+    def seconds(self) -> Array:
         """Seconds from start to end, without those in which the chunk was idle."""
         return self.end - self.start - self.idle
 
     @cached_property
-    def first(self) -> Column:
+    def first(self) -> Array:
         """The row of each task's first chunk; rows are ordered by task and chunk."""
         return np.flatnonzero(np.diff(self.task, prepend=-1))
 
@@ -118,7 +117,7 @@ def tasks_of(run: Run) -> Tasks:
     )
 
 
-def _starts(log: Mapping[str, Column]) -> Column:
+def _starts(log: Mapping[str, Array]) -> Array:
     """Return the time from which each chunk could be computed; rows are ordered by task and chunk."""
     start, task = log["dispatched"].astype(np.float64), log["task"]
     later = np.flatnonzero((log["chunk"][1:] > 0) & (task[1:] == task[:-1])) + 1
@@ -126,7 +125,7 @@ def _starts(log: Mapping[str, Column]) -> Column:
     return start
 
 
-def _last_progress(run: Run, log: Mapping[str, Column]) -> Column:
+def _last_progress(run: Run, log: Mapping[str, Array]) -> Array:
     """Return the time at which each chunk's last partition was finished; without reports, its message's time."""
     last = log["computed"].astype(np.float64)
     rows = run.log.rows("SELECT task, chunk, max(time) FROM events WHERE kind = 'Progress' GROUP BY task, chunk")
@@ -136,7 +135,7 @@ def _last_progress(run: Run, log: Mapping[str, Column]) -> Column:
     return last
 
 
-def _fates(run: Run, log: Mapping[str, Column], slots: tuple[str, ...], slot: Column) -> Column:
+def _fates(run: Run, log: Mapping[str, Array], slots: tuple[str, ...], slot: Array) -> Array:
     ending = log["ending"]
     fate = np.full(len(ending), LOST, dtype=np.uint8)
     fate[ending == "counted"] = USED
@@ -152,7 +151,7 @@ def _fates(run: Run, log: Mapping[str, Column], slots: tuple[str, ...], slot: Co
     return fate
 
 
-def _losses(run: Run, log: Mapping[str, Column], lost: Column) -> Column:
+def _losses(run: Run, log: Mapping[str, Array], lost: Array) -> Array:
     """Return the time at which the workers of some chunks were lost or failed; without one, the end of the run."""
     events, end = run.log.rows("SELECT worker, time FROM events WHERE kind IN ('Lost', 'Failed')"), run.seconds
     return np.array(
@@ -164,8 +163,8 @@ def _losses(run: Run, log: Mapping[str, Column], lost: Column) -> Column:
 
 
 def _steps(
-    log: Mapping[str, Column], steps: Mapping[str, Column], fate: Column, slots: tuple[str, ...], slot: Column
-) -> Column:
+    log: Mapping[str, Array], steps: Mapping[str, Array], fate: Array, slots: tuple[str, ...], slot: Array
+) -> Array:
     """Return the step that used each chunk, or else the first after its cancellation, unless the chunk is newer."""
     step = np.where(np.isfinite(log["step"]), log["step"], -1).astype(np.int64)
     for i, name in enumerate(slots):

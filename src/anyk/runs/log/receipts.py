@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Floats
 from anyk.protocol import Cancel, Combine
 from anyk.runs.engine.dispatches import ARRIVED, CUT, OPEN, Batch, plain_weight
 from anyk.runs.log import queries
@@ -55,7 +55,7 @@ class Receipt:
     slot: str
     version: int
     time: float
-    weights: NDArray[np.float64]
+    weights: Floats
     residual: float
     gain: float
     used: tuple[tuple[int, int, float | str, int], ...]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from anyk.arrays import Floats
 
 _TAIL = 50  # points that represent the tail beyond the longest time observed
 
 
-def order_means(seconds: ArrayLike, workers: int, masses: ArrayLike | None = None) -> NDArray[np.float64]:
+def order_means(seconds: ArrayLike, workers: int, masses: ArrayLike | None = None) -> Floats:
     """Return the mean of the k-th smallest of ``workers`` draws from a sample, for k = 1, …, workers; shape (workers,).
 
     ``masses``: the probability of each value (default: equal). It is the sum over the sorted sample of
@@ -56,7 +58,7 @@ class Durations:
         """Return the number of complete durations."""
         return sum(ended for _, ended in self.entries)
 
-    def law(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def law(self) -> tuple[Floats, Floats]:
         """Return durations and the probability of each."""
         rows = sorted((seconds, not ended) for seconds, ended in self.entries)
         seconds = np.array([row[0] for row in rows])
@@ -78,7 +80,7 @@ class Durations:
         values, masses = self.law()
         return float(values @ masses)
 
-    def means(self, workers: int) -> NDArray[np.float64]:
+    def means(self, workers: int) -> Floats:
         """Return the mean of the k-th smallest of ``workers`` durations, for k = 1, …, workers; shape (workers,)."""
         values, masses = self.law()
         return order_means(values, workers, masses)

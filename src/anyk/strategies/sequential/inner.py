@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.arrays import Flags
+from anyk.arrays import Flags, Indices
 from anyk.codes import Code, code
 from anyk.codes.repetition import RepetitionCode
 from anyk.errors import BadInput
@@ -50,7 +49,7 @@ class Inner:
         return inner_code(self.name, self.workers, self.tolerates)
 
     @cached_property
-    def group_of(self) -> NDArray[np.int64] | None:
+    def group_of(self) -> Indices | None:
         """Group of each worker if groups count, else None."""
         if self.grouped and isinstance(self.code, RepetitionCode):
             return np.array(self.code.group_of, dtype=np.int64)

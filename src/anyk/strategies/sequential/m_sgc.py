@@ -7,9 +7,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anyk.arrays import Flags
+from anyk.arrays import Flags, Indices
 from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
@@ -112,7 +111,7 @@ class Multiplexed(ForBursts):
     def rebuild(self, state: MultiplexedState) -> None:
         state.own = {job: np.array(own, dtype=np.int64) for job, own in state.own.items()}
 
-    def _of(self, s: MultiplexedState, job: int) -> tuple[NDArray[np.int64], list[dict[int, Place]]]:
+    def _of(self, s: MultiplexedState, job: int) -> tuple[Indices, list[dict[int, Place]]]:
         if job not in s.own:
             s.own[job] = np.full((self.workers, self.W - 1, 2), -1, dtype=np.int64)
             s.groups[job] = [{} for _ in range(self.B)]

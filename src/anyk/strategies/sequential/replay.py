@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+
+from anyk.arrays import Floats
 
 LEAST = 1e-6  # smallest load-adjusted delay in seconds
 End = Literal["cutoff", "decodable"]
@@ -22,7 +23,7 @@ Decided = Iterator[tuple[float, bool]]  # of each round: its seconds, and whethe
 class KnownRounds:
     """Seconds of tasks, shape (rounds, workers), prepared for replays; the cut-off is at 1 + mu times the fastest."""
 
-    def __init__(self, table: NDArray[np.float64], mu: float) -> None:
+    def __init__(self, table: Floats, mu: float) -> None:
         self.count, self.workers = table.shape
         self.mu = mu
         self.rows = _sorted(table)
@@ -141,7 +142,7 @@ def bits_of(groups: Sequence[int]) -> list[int]:
     return masks
 
 
-def _sorted(table: NDArray[np.float64]) -> list[tuple[list[float], list[int]]]:
+def _sorted(table: Floats) -> list[tuple[list[float], list[int]]]:
     """Return the sorted times of each round, and for each k the bits of all workers but the k fastest."""
     order = np.argsort(table, axis=1, kind="stable")
     bit = [1 << worker for worker in range(table.shape[1])]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anyk.arrays import Indices
 from anyk.runs import Run, Tasks
 from anyk.runs.log import queries
 from anyk.runs.log.fates import CUT, FATES, OPEN
@@ -72,7 +73,7 @@ class Share(NamedTuple):
     """
 
     tasks: int
-    fates: NDArray[np.int64]
+    fates: Indices
     seconds: float
     late: float
     latest: float

@@ -35,9 +35,8 @@ from bokeh.models import (
 )
 from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
-from numpy.typing import NDArray
 
-from anyk.arrays import Array
+from anyk.arrays import Array, Flags, Floats, Indices
 from anyk.plain import ByName
 from anyk.runs import Run, Tasks, absences
 from anyk.runs.log.fates import FATES, LATE, LOST, PHASES
@@ -121,7 +120,7 @@ def _add_tips(plot: Any, renderer: Any, *tips: tuple[str, str], **given: Any) ->
     plot.add_tools(HoverTool(renderers=[renderer], tooltips=list(tips), **given))
 
 
-def _thinned(count: int) -> NDArray[np.int64]:
+def _thinned(count: int) -> Indices:
     every = -(-count // _POINTS)
     return np.unique(np.append(np.arange(0, count, max(every, 1)), max(count - 1, 0)))[:count]
 
@@ -246,7 +245,7 @@ def _draw_absences(plot: Any, run: Run, end: float) -> None:
     _add_tips(plot, _draw(plot, bar, source, name="absent"), *tips)
 
 
-def kinds(tasks: Tasks) -> dict[str, tuple[NDArray[np.bool_], float]]:
+def kinds(tasks: Tasks) -> dict[str, tuple[Flags, float]]:
     """Return which tasks the timeline draws as which kind, and the heights of their bars."""
     return {
         "used": (tasks.finished & (tasks.fate <= LATE), 0.82),
@@ -255,7 +254,7 @@ def kinds(tasks: Tasks) -> dict[str, tuple[NDArray[np.bool_], float]]:
     }
 
 
-def columns(tasks: Tasks, which: NDArray[np.bool_], kind: str) -> dict[str, Array]:
+def columns(tasks: Tasks, which: Flags, kind: str) -> dict[str, Array]:
     """Return columns for the timeline and receipts of tasks of one kind, ordered by start."""
     narrow: dict[str, tuple[Array, Any]] = {
         "worker": (tasks.worker, np.uint16),
@@ -386,7 +385,7 @@ def lateness(rows: Sequence[Share]) -> Any:
     return plot
 
 
-def residuals(step: NDArray[np.float64], residual: NDArray[np.float64]) -> Any:
+def residuals(step: Floats, residual: Floats) -> Any:
     """Return the figure of the residual of each step."""
     keep = _thinned(len(step))
     plot = new_figure("step", "residual", 230)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anyk.arrays import Flags, Floats
 from anyk.codes.base import EXACT
 from anyk.errors import BadInput
 from anyk.fleet import explain
@@ -247,7 +247,7 @@ def explain_run(run: Run, tasks: Tasks) -> tuple[str, list[str]]:
     return head + ":", [sentence[:1].upper() + sentence[1:] + "." for sentence in explanation.sentences]
 
 
-def rounds(tasks: Tasks, workers: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def rounds(tasks: Tasks, workers: int) -> tuple[Floats, Flags]:
     """Return seconds of tasks, shape (rounds, workers), and a mask of the times that are lower bounds.
 
     A round is a time at which every worker was given a task. This is a fast version of
