@@ -13,6 +13,7 @@ import bare
 SCRIPT = Path(bare.__file__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", ["", *bare.EXTRAS])
 def test_every_command_runs_or_names_the_missing_extra(extra):
     done = subprocess.run([sys.executable, SCRIPT, "--only", extra], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Every strategy is tried with two of the faults and two sizes here, and with all of them by ``scripts/soak clusters``."""
+"""Every strategy meets one fault in a fleet of one size here, and all faults in all sizes by ``scripts/soak clusters``."""
 
 import os
 import signal
@@ -20,12 +20,8 @@ from limits import FAULTS, SIZES, STRATEGIES, fitting, make_problem, settled, su
 pytestmark = pytest.mark.slow
 
 assert SIZES == (6, 8, 30)
-HERE = (6, 8, 6, 30)  # fewer of the many, and as many as have no divisor in common with the faults
-CASES = [
-    (spec, HERE[(i + j) % len(HERE)], FAULTS[(i + 2 * j) % len(FAULTS)])
-    for i, spec in enumerate(STRATEGIES)
-    for j in range(2)
-]
+HERE = (6, 8, 6, 30)  # fewer of the largest fleet
+CASES = [(spec, HERE[i % len(HERE)], FAULTS[i % len(FAULTS)]) for i, spec in enumerate(STRATEGIES)]
 
 
 @pytest.mark.parametrize(("spec", "n", "fault"), CASES)
@@ -33,7 +29,7 @@ def test_a_strategy_survives(spec: str, n: int, fault: str) -> None:
     survive(spec, n, fault, steps=25)
 
 
-@pytest.mark.parametrize("spec", STRATEGIES)
+@pytest.mark.parametrize("spec", STRATEGIES[::2])  # neighbours are of a kind
 def test_a_run_that_its_seconds_end_replays(spec: str) -> None:
     spec, n = fitting(spec, 6)
     problem = make_problem()
