@@ -127,7 +127,6 @@ sequential_raises = raising((SequentialRounds, "_end"))
         ("adacomm-further", averaging_raises),
         ("agc-vr", scaled_decoder),
         ("algorithmic-decoding", scaled_decoder),
-        ("bibd-adversarial", scaled_decoder),
         ("bibd-adversarial", wrong_residual),
         ("coop-bound", no_elastic_force),
         ("coop-bound", no_elastic_matrix),

@@ -53,21 +53,26 @@ def killed(spec: str, folder: Path, events: int) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+@pytest.fixture(scope="module", params=SPECS)
+def undisturbed(request: pytest.FixtureRequest) -> tuple[str, bytes]:
+    """A strategy, and the model of a run that nothing interrupts."""
+    cluster = anyk.clusters.Processes(3, seed=1)
+    with anyk.train(Squares(3), request.param, cluster, optimizer=GD(lr=0.05), steps=STEPS) as run:
+        return request.param, run.model.tobytes()
+
+
 # after a step; when one worker of three has answered; and when two have
 @pytest.mark.parametrize("events", [9, 10, 14])
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_killed_run_continues_bit_for_bit(spec: str, events: int, tmp_path: Path) -> None:
+def test_a_killed_run_continues_bit_for_bit(undisturbed: tuple[str, bytes], events: int, tmp_path: Path) -> None:
+    spec, model = undisturbed
     killed(spec, tmp_path / "killed", events)
     saved = checkpoints.load(tmp_path / "killed")
     assert saved is not None
     assert {key.split("/")[2] for key in saved[1] if key.startswith("cluster/state/")} == {"0", "1", "2"}
     told: list[str] = []
-    with (
-        anyk.resume(tmp_path / "killed", problem=Squares(3), tell=told.append) as resumed,
-        anyk.train(Squares(3), spec, anyk.clusters.Processes(3, seed=1), optimizer=GD(lr=0.05), steps=STEPS) as whole,
-    ):
+    with anyk.resume(tmp_path / "killed", problem=Squares(3), tell=told.append) as resumed:
         assert not told
-        assert resumed.model.tobytes() == whole.model.tobytes()
+        assert resumed.model.tobytes() == model
         replay = anyk.replay(resumed, problem=Squares(3))
         assert replay.resets == 0
         assert str(replay).endswith("the same decisions and the same bits of model"), replay
