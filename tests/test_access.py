@@ -79,6 +79,7 @@ def using(owners: set[str], names: set[str]) -> set[str]:
     return {file for file, owner, name, _ in called() if owner in owners and name in names}
 
 
+@pytest.mark.slow
 def test_bytes_are_unpickled_only_where_they_come_from_the_own_program() -> None:
     passed_on = {file for file, owner, name in attributes() if owner in PICKLES and name in UNPICKLING}
     assert passed_on | using({""}, {"Unpickler"}) == set(UNPICKLES)

@@ -89,6 +89,7 @@ def made(build: Any) -> str:
     return f"{type(thing).__name__} {thing.spec if hasattr(thing, 'spec') else thing!r}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("registry", "given", "entry", "key", "parameter"), list(options()))
 def test_every_value_arrives(
     registry: Registry[Any], given: dict[str, Any], entry: Entry[Any], key: str, parameter: Parameter

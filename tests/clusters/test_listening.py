@@ -103,6 +103,7 @@ def test_every_row_is_tested() -> None:
     assert addresses == [set(), {"127.0.0.1"}, {"127.0.0.1"}, {"127.0.0.1"}, set()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["processes", "simulated"])
 def test_clusters_of_this_machine_listen_nowhere(program: str) -> None:
     children, addresses = seen(program)
@@ -118,6 +119,7 @@ def test_a_ray_that_anyk_starts_listens_on_the_loopback_address() -> None:
     assert children > 2 and expected(table()["a Ray that anyk starts"]) <= addresses <= {"127.0.0.1", "::1"}
 
 
+@pytest.mark.slow
 def test_metrics_listen_on_the_loopback_address_or_where_asked() -> None:
     pytest.importorskip("prometheus_client")
     documented = table()["`--metrics PORT` (Prometheus)"]

@@ -287,6 +287,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, np.ndarray]:
     return vertices, np.array(chosen, dtype=np.int64).reshape(-1, 2)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=400)
 @given(graphs())
 def test_the_walk_over_any_graph_is_optimal(graph: tuple[int, np.ndarray]) -> None:

@@ -192,6 +192,7 @@ def test_what_cannot_be_found(given_: dict[str, Any], why: str) -> None:
         anyk.train_auto(problem(), **({"workers": N, "cluster": "simulated", "delays": "exp:mean=1"} | given_))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("fleet.npz", seconds=wandering(60))

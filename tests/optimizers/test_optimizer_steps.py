@@ -55,6 +55,7 @@ def reference(name: str, w: np.ndarray, gradients: list[np.ndarray], rates: list
 vectors = arrays(np.float64, 4, elements=st.floats(-100, 100).filter(lambda x: x == 0 or abs(x) > 1e-3))
 
 
+@pytest.mark.slow
 @every
 @settings(deadline=None, max_examples=40)
 @given(w=vectors, gradients=st.lists(vectors, min_size=1, max_size=12), scale=st.sampled_from([1.0, 0.25]))

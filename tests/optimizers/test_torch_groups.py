@@ -104,6 +104,7 @@ def test_an_optimiser_goes_on_from_its_state():
     assert state == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda o: o, lambda o: Clip(of=o, norm=0.5)], ids=["plain", "clipped"])
 def test_a_plateau_is_remembered_by_a_resumed_run(wrap, tmp_path):
     def problem():

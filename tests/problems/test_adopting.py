@@ -57,6 +57,7 @@ def sparse():
 FAMILIES = {"linear": linear, "sparse": sparse, "two models": two, "PyTorch": in_torch, "JAX": in_jax}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adopted_partitions_have_the_gradients_of_all_data(family):
     problem = FAMILIES[family]()

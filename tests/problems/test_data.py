@@ -94,6 +94,7 @@ def test_one_hot_rows_are_ones_with_a_constant_last(name: str, ones: int, reques
         assert (X.indices[X.indptr[1:] - 1] == X.shape[1] - 1).all()
 
 
+@pytest.mark.slow
 def test_amazon_columns_count_what_a_count_by_hand_counts(amazon: Dataset) -> None:
     rows = rows_of(real("amazon_employee_access_train.csv.gz"))
     names = [name for name in rows[0] if name != "ACTION"]
@@ -105,6 +106,7 @@ def test_amazon_columns_count_what_a_count_by_hand_counts(amazon: Dataset) -> No
     assert sorted(by_hand) == sorted(X.sum(axis=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["amazon", "kc_housing"])
 def test_rows_can_be_read_back_from_the_encoding(name: str, request: pytest.FixtureRequest) -> None:
     data = request.getfixturevalue(name)

@@ -77,6 +77,7 @@ def test_keys_states_and_metrics():
     assert told == pytest.approx({"close": (error < 1).mean(), "held_out_loss": error.mean()}, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_frozen_parameters_stay_and_are_not_sent():
     def plain(params, batch):
         return jnp.mean((jnp.tanh(batch["x"] @ params["body"]) @ params["head"] - batch["y"]) ** 2)

@@ -42,6 +42,7 @@ def test_the_start_is_keyed_and_breaks_the_symmetry() -> None:
     assert not np.array_equal(other.initial(), problem.initial())
 
 
+@pytest.mark.slow
 def test_it_learns_what_a_linear_model_cannot() -> None:
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (400, 2))

@@ -73,6 +73,7 @@ PROBLEMS = {
 DRAWS = ("torch", "torch, items", "jax")  # so that gradients of rows do not add up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_partitions_add_up_to_the_loss_of_all_and_of_a_sample(name, tmp_path):
     problem = PROBLEMS[name](tmp_path)
@@ -156,6 +157,7 @@ def stream(partition, seed):
         yield torch.full((3,), float(seed)), torch.tensor(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "asked", "sentence"),
     [

@@ -67,6 +67,7 @@ def fails(sentence: str, call: Any, *args: Any, **more: Any) -> None:
 # ------------------------------------------------------------------------------------------- rows of all kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
 @pytest.mark.parametrize("model", ["linear", "linear:standardize=true", "two-layer:hidden=3"])
 def test_predictions_are_the_models_own(task: str, model: str, tmp_path: Path) -> None:

@@ -184,6 +184,7 @@ def table(text: bool, unit: float = 1.0) -> str:
     return "\n".join([head, *(rows if text else [row.replace("rome,", "") for row in rows])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [False, True], ids=["numbers", "text"])
 @pytest.mark.parametrize("stays", [False, True], ids=["file", "shards"])
 @pytest.mark.usefixtures("here")

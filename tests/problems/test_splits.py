@@ -52,6 +52,7 @@ def test_a_large_alpha_gives_all_the_same_labels_and_a_small_one_few_of_them() -
     assert (even.sum(axis=1) == 400).all() and even.sum(axis=0).tolist() == uneven.sum(axis=0).tolist()
 
 
+@pytest.mark.slow
 def test_the_first_partition_has_the_shares_of_the_law() -> None:
     """Mean and variance of Dir(alpha C p), by 400 seeds: the mean within 4 standard errors."""
     labels, alpha, p = np.repeat([0, 1, 2], [500, 300, 200]), 0.7, np.array([0.5, 0.3, 0.2])

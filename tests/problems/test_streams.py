@@ -76,6 +76,7 @@ def classes(partition, seed):
         yield x, 5 if x[0] + x[1] / 1000 > 0.5 else 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [of_torch, of_jax, of_linear])
 def test_a_gradient_is_that_of_the_first_samples_under_the_seed(problem):
     made = problem()
@@ -116,6 +117,7 @@ def test_a_piece_takes_as_many_samples_of_each_of_its_partitions():
         assert [partition for partition, _ in HERE] == [1, 2]
 
 
+@pytest.mark.slow
 def test_all_codes_learn_what_an_uncoded_run_learns_and_a_replay_gives_the_same_bits(tmp_path):
     problem, sgd = of_torch(), anyk.optimizers.GD(lr=0.3)
     runs = [
@@ -196,6 +198,7 @@ def test_what_needs_an_end_takes_a_sample_or_is_refused():
             refused()
 
 
+@pytest.mark.slow
 def test_linear_models_learn_from_a_stream_and_predict(tmp_path):
     scaling = Scaling(np.array([0.0, 500.0]), np.array([1.0, 1000.0]))
     held = list(zip(*(sample for _, sample in zip(range(200), classes(0, 1), strict=False)), strict=True))

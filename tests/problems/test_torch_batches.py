@@ -115,6 +115,7 @@ def cases():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases())
 def test_a_step_is_one_of_the_whole_batch_under_any_code(name):
     module, loss, data, options, batch = cases()[name]
@@ -143,6 +144,7 @@ def test_mini_batches_have_the_mean_over_all_terms_as_their_expectation():
     assert found == pytest.approx(total / float(tokens(whole)), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_reads_dictionaries_and_measures_by_functions_of_module_and_batch():
     whole = sequences(48)
 

@@ -173,6 +173,7 @@ def test_one_reply_more_than_needed_is_a_checksum(
     assert run.model == pytest.approx(undisturbed.model, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", ["frc:load=3", "frc:load=2,batch=3", "cyclic:stragglers=3", "mds:stragglers=2", "bgc", "anytime"]
 )

@@ -78,6 +78,7 @@ def unknown(run):
     return [note["text"] for note in run.notes if note["kind"] == "not evaluated"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["frc:stragglers=1", "k-sync:k=3"])
 def test_a_worker_that_dies_of_it_is_asked_twice_and_the_run_goes_on(strategy):
     stop = anyk.callbacks.EarlyStopping(patience=100)
@@ -191,6 +192,7 @@ def test_a_loss_that_fails_is_said_with_worker_and_partition():
         train("uncoded", fails)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_asks_workers_as_well(tmp_path):
     train("uncoded", out=tmp_path / "run").close()
     assert read_config(tmp_path / "run").evaluate == "every=2,where=workers"

@@ -22,6 +22,7 @@ def fleet(kind: str = "simulated", workers: int = 6, delays: str = "exp:mean=0.3
     return anyk.cluster(kind, workers=workers, delays=delays, seed=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [Nesterov(lr=0.3), Adam(lr="exponential:start=0.3,decay=0.9"), GD(lr="inverse:start=0.5,decay=1")],
                          ids=lambda optimizer: optimizer.spec)  # fmt: skip
 def test_a_run_in_two_parts_is_the_run_in_one(optimizer: Any, tmp_path: Path) -> None:
@@ -61,6 +62,7 @@ def test_replayed_floored_and_without_the_other(kind: str, spec: str, tmp_path: 
     again.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["frc:load=2", "sr-sgc:B=1,W=2,lambda=3,models=2"])
 @pytest.mark.parametrize("killed", ["at once", "by a callback", "half-way"])
 def test_killed_and_resumed(spec: str, killed: str, tmp_path: Path) -> None:

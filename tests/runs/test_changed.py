@@ -107,6 +107,7 @@ NAMING = ["dpsgd:graph=(file:w.csv)", "dpsgd:graph=file:w.csv,tau=2", "matcha:gr
           "matrix:file=w.csv,wait=3"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [str, lambda spec: anyk.strategies.strategy(spec, workers=4)], ids=["spec", "object"])
 @pytest.mark.parametrize("spec", NAMING)
 def test_a_matrix_is_found_from_any_folder_and_must_be_what_it_was(spec, made, tmp_path, monkeypatch):

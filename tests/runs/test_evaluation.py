@@ -327,6 +327,7 @@ def test_aside_another_process_evaluates_and_the_run_is_the_same(tmp_path):
     assert np.array_equal(aside.model, here.model)
 
 
+@pytest.mark.slow
 def test_a_process_that_evaluates_is_replaced_once(tmp_path):
     left = tmp_path / "left"
     left.write_text("x")
@@ -338,6 +339,7 @@ def test_a_process_that_evaluates_is_replaced_once(tmp_path):
             aside.loss(problem.initial())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cluster", "deaths", "known"), [("simulated", 2, 2), ("processes", 99, 0)])
 def test_training_goes_on_where_the_process_that_evaluates_dies(tmp_path, cluster, deaths, known):
     left = tmp_path / "left"
@@ -353,6 +355,7 @@ def test_training_goes_on_where_the_process_that_evaluates_dies(tmp_path, cluste
     assert len(left.read_bytes()) == max(0, deaths - 4)  # as a failure, two processes each at two models
 
 
+@pytest.mark.slow
 def test_a_run_for_a_target_ends_where_nothing_can_be_evaluated(tmp_path):
     left = tmp_path / "left"
     left.write_text("x" * 99)
@@ -363,6 +366,7 @@ def test_a_run_for_a_target_ends_where_nothing_can_be_evaluated(tmp_path):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_process_that_evaluates_and_is_frozen_is_replaced(monkeypatch):
     monkeypatch.setattr(aside_module, "_SILENCE", 2.5)
     problem = Squares(4)

@@ -71,6 +71,7 @@ def test_nothing_is_written_through_a_link(name, folders):
     assert (folders / name).is_symlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["auto.toml", "auto.toml.part", "1-measure", "1-measure/run.toml.part", "lock"])
 def test_nothing_is_written_through_a_link_of_a_training_that_plans_for_itself(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -131,6 +132,7 @@ def test_a_reproduction_writes_through_no_link(kind, folders):
 # ----------------------------------------------------------------------------------------------- setting up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("step", ["new_folder", "RunLog", "Driver", "write_sealed"])
 def test_ctrl_c_while_a_run_is_set_up_leaves_nothing_or_a_run(step, after, tmp_path, monkeypatch):

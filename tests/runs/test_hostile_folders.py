@@ -140,6 +140,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", HOSTILE)
 def test_data_that_a_folder_names_is_neither_fetched_nor_waited_for(named, folder, monkeypatch):
     def fetch(*_, **__):

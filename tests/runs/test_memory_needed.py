@@ -173,6 +173,7 @@ def test_the_states_of_workers_are_foretold(spec: str, vectors: int, checkpoint_
     assert 2 * states < peak.shared_at_end <= peak.need.models + peak.need.replies + 2 * states + SIZE
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_is_refused_before_its_workers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,7 @@ def test_a_targets_time_is_that_of_the_version_not_of_the_look():
     assert run.time_to_target <= run.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [None, 0.9])
 def test_looking_at_versions_keeps_to_its_share_however_long_it_takes(target, monkeypatch):
     monkeypatch.setattr("anyk.runs.evaluation.evaluator._SHARE", 1e-9)
@@ -591,6 +592,7 @@ def test_a_run_ended_by_its_seconds_loses_no_event(tmp_path, spec):
     resumed.close()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_between_any_two_events_of_real_workers_can_be_resumed(tmp_path):
     """Messages that are in but not yet told to the driver are not forgotten."""
     optimizer = anyk.optimizers.GD(lr=0.5)

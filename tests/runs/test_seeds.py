@@ -123,6 +123,7 @@ def test_the_picture_draws_medians_in_bands(raced, tmp_path):
     assert "seeds 3 to 5" in words and "bands: least to largest" in words
 
 
+@pytest.mark.slow
 def test_a_race_with_seeds_is_one_folder(tmp_path):
     """Cut in the second seed, it is shown as far as it went, and goes on to what it would have been."""
     whole = anyk.race(PROBLEM, BOTH, seeds=2, out=tmp_path / "whole", **SETTING)

@@ -79,6 +79,7 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_runs_what_a_folder_names(command, place):
     shutil.copytree("run", "untouched")

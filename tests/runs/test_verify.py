@@ -248,6 +248,7 @@ def networks(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_every_file_that_a_run_writes_is_compared(networks, tmp_path):
     written = set()
     for name in ("network", "linear"):

@@ -36,6 +36,7 @@ def train(strategy: str, outages=(), *, steps: int = 200, problem=PROBLEM, **mor
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -59,6 +60,7 @@ def test_the_model_does_not_depend_on_who_is_there(strategy: str) -> None:
     np.testing.assert_allclose(changing.model, few.model, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["uncoded:wait=0.75n", "bgc:load=3", "pasgd:tau=3"])
 def test_approximate_steps_go_on(strategy: str) -> None:
     """The loss ends where a fixed fleet's does, though the models differ."""
@@ -128,6 +130,7 @@ def test_dropout_masks_do_not_depend_on_who_is_there() -> None:
     assert np.abs(models[0] - problem.initial()).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [
@@ -262,6 +265,7 @@ def test_ranges_that_cannot_be(tmp_path, arguments, sentence) -> None:
     assert sentence in done.output + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--models", "2"]])
 def test_a_race_of_a_range_has_strategies_by_default(tmp_path, more) -> None:
     done = CliRunner().invoke(main, ["race", *TRAIN[1:], "--workers", "2..4", "--out", str(tmp_path / "race"), *more])

@@ -482,6 +482,7 @@ class World:
             self.tell(Progress(self.time, self.tasks[task], task, 0, self.done[task]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", RULES)
 @settings(deadline=None, max_examples=30, phases=(Phase.explicit, Phase.generate))  # shrinking takes minutes
 @given(present=st.sets(st.integers(0, WORKERS - 1), min_size=1), actions=actions)

@@ -338,6 +338,7 @@ def test_under_any_events_it_keeps_its_word(spec: str, n: int, actions: list[tup
             break
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "n"), [*TREES, ("tree:children=2,stragglers=1", 14)])
 @pytest.mark.parametrize("seed", range(4))
 def test_it_survives_outages(spec: str, n: int, seed: int) -> None:

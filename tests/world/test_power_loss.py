@@ -45,6 +45,7 @@ def lost(images: list[Image], folder: Path) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_loss_of_power_loses_no_run(tmp_path: Path) -> None:
     images = images_of_a_run(tmp_path / "run")
     assert len(images) > 50
@@ -68,6 +69,7 @@ SAFEGUARDS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
 def test_the_removal_is_noticed(safeguard: Safeguard, tmp_path: Path) -> None:
     with safeguard.removed():

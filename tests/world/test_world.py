@@ -22,6 +22,7 @@ def test_nothing_breaks_under_faults() -> None:
     assert {name for name in (*FAMILIES, *STATES) if not happened[name]} <= {"wrong numbers"}
 
 
+@pytest.mark.slow
 def test_nothing_breaks_on_mpi() -> None:
     """Also when a rank dies, under libraries that end the program then, and under those that go on."""
     failure, happened = search(range(60), on_mpi)
@@ -37,6 +38,7 @@ def test_nothing_breaks_in_folders() -> None:
     assert {name for name in (*ENDINGS, *ENDED, "damage") if not happened[name]} == set()
 
 
+@pytest.mark.slow
 def test_a_seed_determines_every_call() -> None:
     """Also the seed's deviations alone do, without any random number."""
     for seed in (4, 5, 6):
@@ -86,6 +88,7 @@ def test_the_removal_of_a_safeguard_of_folders_is_noticed(safeguard: Safeguard) 
     assert not isinstance(attempt(failure.seed, failure.options), Failure)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("safeguard", SAFEGUARDS, ids=lambda safeguard: safeguard.name)
 def test_the_removal_of_a_safeguard_is_noticed(safeguard: Safeguard) -> None:
     with safeguard.removed():

@@ -352,6 +352,7 @@ def test_records_that_tell_too_little() -> None:
             anyk.plan(record(times))
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_changing_fleet_keeps_its_range_and_reports_the_rounds_used() -> None:
     """Workers 1 and 4 are away from 5 s to 200 s: only rounds of all 8 workers tell how fast the fleet is."""
     problem = anyk.problems.from_data("synthetic:rows=640,features=4")

@@ -170,6 +170,7 @@ def test_what_an_adversary_needs_to_know() -> None:
     assert len({round(chosen_stragglers(design, 5, knows=knows)[1].residual, 9) for knows in KNOWLEDGE}) == 1
 
 
+@pytest.mark.slow
 def test_thresholds() -> None:
     """Value of the gallery: an error of 0.1 takes 14 of 31 under PG(2, 5) and 6 under FRC of the same load."""
     for spec, workers, error, known in (
