@@ -8,6 +8,7 @@ death, no cancel, no log. Both run in turn, in one go.
 import mmap
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 from common import WORKERS, BareWorkers, accelerated, amazon, processes, show
@@ -22,7 +23,7 @@ GOAL = "at most 1.3"
 
 def bare(problem, spec):
     """Median seconds of a step of the bare loop."""
-    strategy = anyk.strategy(spec, workers=WORKERS)
+    strategy: Any = anyk.strategy(spec, workers=WORKERS)
     partitions = problem.split(strategy.layout.partitions)
     messages = Messages(partitions)
     work = [Chunk(*row) for row in strategy.code.rows]

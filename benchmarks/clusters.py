@@ -13,6 +13,7 @@ import mmap
 import statistics
 import sys
 import time
+from typing import Any
 
 import numpy as np
 from common import WORKERS, BareWorkers, show
@@ -66,7 +67,8 @@ def bare_ray():
         def compute(self, w):
             return self.gradient
 
-    actors = [ray.remote(Bare).remote() for _ in range(WORKERS)]
+    remote: Any = ray.remote(Bare)
+    actors = [remote.remote() for _ in range(WORKERS)]
     w = np.zeros(BYTES // 8)
     total = np.zeros(BYTES // 8)
 

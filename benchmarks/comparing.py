@@ -108,7 +108,7 @@ def times():
 
 
 if __name__ == "__main__":
-    driver.tolerance_of = lambda *_: 0.0  # equal bits, also of networks
+    driver.tolerance_of = lambda *_: 0.0  # type: ignore[attr-defined]  # equal bits, also of networks
     right("linear", linear(), "frc:load=3,check=1")
     right("linear, mini-batches", linear(), "frc:load=3,check=1,batch=20")
     right("PyTorch, convolutions and dropout", convolutional(), "frc:load=3,check=1")

@@ -30,12 +30,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from fleets import CLEAN, CULPRITS, FLEETS, NOISE, REPORTED, base, few, make, rack, slow_one, waves
+from synthetic_fleets import CLEAN, CULPRITS, FLEETS, NOISE, REPORTED, base, few, make, rack, slow_one, waves
 
 import anyk
 from anyk import keyed
 from anyk.fleet.explanation.attribution import shares, stands_out
-from anyk.fleet.plans.candidates import candidates_for, time_strategies
+from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of
 from anyk.fleet.records import Record
 from anyk.fleet.simulation import drive
@@ -270,12 +270,20 @@ def _decisions(fleets):
     return regrets, right, nothing, ranked
 
 
+def _all_exact(models=1):
+    """Return a plan's request for all strategies with exact steps."""
+    return Request(
+        today="uncoded", max_load=1.0, memory=1.0, models=models, steps=None, resamples=0, seed=0, inexact=False,
+        tell=None, among=None, batch=None, max_staleness=None,
+    )  # fmt: skip
+
+
 def _known(fleets):
     """Regrets on the other half of what is best on all other workers of the same trace."""
     tables = []
     for name, times in fleets:
         fleet = fleet_of(Record(times, load=1 / times.shape[1]), slope=SLOPE * float(np.median(times)) * times.shape[1])
-        made = candidates_for("uncoded", fleet[0], max_load=1.0, memory=1.0, models=1, inexact=False)
+        made = candidates_for(fleet[0], _all_exact())
         tables.append((name, {spec: one.series for spec, one in time_strategies(fleet[0], made, seed=0)[0].items()}))
     for i, (name, own) in enumerate(tables):
         rest = [series for j, (other, series) in enumerate(tables) if other == name and j != i]
@@ -297,7 +305,7 @@ def scale(asked):
     pace = intervals = count = 0.0
     for models in (1, 4, 8, 12):  # until there are a thousand
         begin = time.process_time()
-        made = candidates_for("uncoded", fleet, max_load=1.0, memory=1.0, models=models, inexact=False)
+        made = candidates_for(fleet, _all_exact(models))
         count += len(time_strategies(fleet, made, seed=0)[0])
         pace += time.process_time() - begin
         begin = time.process_time()
@@ -466,7 +474,7 @@ def target(asked):
             seconds = []
             for seed in range(5):
                 optimizer = anyk.optimizers.GD(lr=choice.learning_rate)
-                cluster = second.from_round(seed, 5).cluster(second.settled(strategy), seed=10 + seed)
+                cluster = second.from_round(seed, 5).cluster(second.adapt(strategy), seed=10 + seed)
                 with anyk.train(problem, strategy, cluster, optimizer=optimizer, target=found.target) as run:
                     seconds.append(run.time_to_target or np.inf)
             took[choice.spec] = float(np.median(seconds))

@@ -67,7 +67,8 @@ def alone(folder):
         used = [0.0, 0.0]
         for which in (0, 1) if step % 2 else (1, 0):
             began = time.thread_time()
-            take(*models[which], x)
+            model, optimizer = models[which]
+            take(model, optimizer, x)
             used[which] = time.thread_time() - began
         if step >= WARM:
             more.append(used[1] - used[0])
@@ -90,7 +91,8 @@ def rank_main(rank, folder, pairs):
         for which in (0, 1) if step % 2 else (1, 0):
             distributed.barrier()
             began, used = time.perf_counter(), time.process_time()
-            take(*models[which], x)
+            model, optimizer = models[which]
+            take(model, optimizer, x)
             if step >= WARM:
                 times[which].append(time.perf_counter() - began)
                 processor[which].append(time.process_time() - used)

@@ -11,6 +11,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from common import DATA, show
@@ -141,7 +142,7 @@ elif arguments.clock:
     for ratio, burst in ((20.0, 1.05), (0.1, 1.05)):
         table = bursty(models * steps + models - 1, workers, burst, seed=3)
         found = sequential_candidates(table, models=models, load=0.0, slope=ratio, jobs=models * steps, published=True)
-        kinds = {one.spec.partition(":")[0]: one for one in found}
+        kinds: dict[str, Any] = {one.spec.partition(":")[0]: one for one in found}
         seconds = {}
         with tempfile.TemporaryDirectory() as folder:
             trace = Path(folder) / "bursty.npz"
