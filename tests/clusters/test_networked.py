@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import anyk
 from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.remote.networked import NetworkedWorker
-from anyk.clusters.remote.orders import pack_orders, pack_work
+from anyk.clusters.remote.orders import Orders, pack
 from anyk.clusters.remote.worker import RunSetup
 from anyk.protocol import Chunk
 from anyk.runs.cluster_speed import cluster_speed
@@ -31,10 +31,10 @@ class Deaf(NetworkedWorker):
 
 def envelope(number: int, task: int, versions: list[int], has: set[Key]) -> tuple[Envelope, dict[Key, Any]]:
     """What the driver sends of a task with a chunk at each version, to a worker that has some of the models."""
-    work = pack_work(tuple(Chunk((0,), (1.0,)) for _ in versions))
+    chunks = [Chunk((0,), (1.0,)) for _ in versions]
     needs: tuple[Key, ...] = tuple(dict.fromkeys(("model", version) for version in versions))
     fresh = tuple(key for key in needs if key not in has)
-    orders = pack_orders(task, 0, (0.0, 0.0, 0.0), work, [*versions, *versions], [])
+    orders = pack(Orders(task, 0, 0.0, 0.0, 0.0, chunks, versions, versions, []))
     return Envelope(number, orders, needs, fresh), {key: np.full(2, float(key[1])) for key in fresh}
 
 

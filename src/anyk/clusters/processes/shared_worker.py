@@ -25,9 +25,9 @@ from anyk.clusters.processes.memory import (
     SharedStates,
     model_view,
 )
-from anyk.clusters.remote.orders import OrderReader
+from anyk.clusters.remote.orders import Orders, unpack
 from anyk.clusters.remote.shipping import unship
-from anyk.clusters.remote.worker import Disconnected, Orders, RunSetup, Worker
+from anyk.clusters.remote.worker import Disconnected, RunSetup, Worker
 
 
 class Shared:
@@ -61,7 +61,6 @@ class SharedMemoryWorker(Worker[int]):
         if layout.state_bytes:
             self._states = SharedStates(shared.states, worker, layout.state_bytes)
         self._reserved: set[int] = set()
-        self._read_orders = OrderReader()
 
     def start(self) -> None:
         first_model = model_view(self._shared.models, self._layout, 0)
@@ -71,7 +70,7 @@ class SharedMemoryWorker(Worker[int]):
         return self._box.changed()
 
     def take(self) -> Orders | None:
-        return self._read_orders(self._box.take()) if self._box.changed() else None
+        return unpack(self._box.take()) if self._box.changed() else None
 
     def listen(self, until: float | None) -> None:
         ready = until is None or select.select([self._doorbell], [], [], max(0.0, until - time.monotonic()))[0]

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from anyk.clusters.contract import Report
-from anyk.clusters.remote.worker import NO_TASK
+from anyk.clusters.remote.orders import NO_TASK, pack
 from anyk.protocol import Task
 
 # seconds before a worker that has died twice in a row is restarted, and the longest such pause
@@ -64,8 +66,9 @@ class WorkerHandle:
         self.task = NO_TASK
         self.times = 0.0, 0.0, 0.0  # start, delay before, delay each
         self.chunks: Task = ()
-        self.body = b"[]"
-        self.positions: list[int] = []
+        self.packed_chunks = msgspec.Raw(pack(()))
+        self.places: list[int] = []  # of the chunks' models
+        self.versions: tuple[int, ...] = ()  # of the chunks' models
         self.requests: list[Any] = []  # requests for messages
 
     def sent_something(self) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 from anyk.arrays import Array, Vector
 from anyk.clusters.contract import Envelope, Key, NetworkTransport, Report, WorkerTransport
 from anyk.clusters.remote.handles import Notice, WorkerHandle
-from anyk.clusters.remote.orders import OrderReader
+from anyk.clusters.remote.orders import NO_TASK, Orders, unpack
 from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import unship
-from anyk.clusters.remote.worker import ASKED, NO_TASK, READY, Orders, RunSetup, Worker
+from anyk.clusters.remote.worker import ASKED, READY, RunSetup, Worker
 from anyk.errors import RunFailed
 
 
@@ -55,7 +55,7 @@ class Networked(Remote[N], NetworkTransport):
         if handle.owed:
             return
         needs: dict[Key, None] = {}
-        for chunk, version in zip(handle.chunks, handle.positions[len(handle.chunks) :], strict=True):
+        for chunk, version in zip(handle.chunks, handle.versions, strict=True):
             needs[chunk.slot, version] = None
             needs.update(((task, index), None) for _, task, index, _ in chunk.mix)
         for *_, gathered in handle.requests:
@@ -99,7 +99,6 @@ class NetworkedWorker(Worker[None], WorkerTransport):
     def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], assigned: Sequence[int]) -> None:
         super().__init__(worker, setup)
         self._shipped, self._assigned = shipped, assigned
-        self._read = OrderReader()
         self.lock = threading.Lock()
         self._number = 0
         self._envelope: Envelope | None = None
@@ -130,7 +129,7 @@ class NetworkedWorker(Worker[None], WorkerTransport):
             if envelope is None or not NetworkedWorker.changed(self):
                 return None
             self._envelope = None
-            orders = self._read(envelope.orders)
+            orders = unpack(envelope.orders)
             working = self._orders.task if self._orders is not None else NO_TASK
             waiting = self._next.task if self._next is not None else NO_TASK
             self._needs = {task: needs for task, needs in self._needs.items() if task in (working, waiting)}
