@@ -86,14 +86,14 @@ class Actor:
     def __init__(
         self,
         worker: int,
-        setup: Sequence[Any],
+        setup: RunSetup,
         assigned: Sequence[int],
         parcels: _Parcels,
         *shipped: NDArray[np.uint8],
     ) -> None:
         os.environ["ANYK_WORKER"] = str(worker)
         views = [part.data for part in shipped]
-        self._worker = RayWorker(worker, RunSetup(*setup), views, assigned, parcels)
+        self._worker = RayWorker(worker, setup, views, assigned, parcels)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -105,13 +105,13 @@ class Actor:
 
     def receive(self, packed: bytes, *objects: Any) -> None:
         """Take in an envelope; each vector is an object itself, or at a place in a list of reports."""
+        envelope: Envelope
         envelope, places = pickle.loads(packed)
-        letter = Envelope(*envelope)
         vectors = {
             key: object_ if place < 0 else object_[place][1]
-            for key, place, object_ in zip(letter.fresh, places, objects, strict=True)
+            for key, place, object_ in zip(envelope.fresh, places, objects, strict=True)
         }
-        self._worker.receive_and_wake(letter, vectors)
+        self._worker.receive_and_wake(envelope, vectors)
 
     def exchange(self, *packed: Any) -> list[tuple[Report, Array | None]]:
         """Take in an envelope, if there is one; wait for reports and return them."""
