@@ -11,6 +11,7 @@ Optional members are declared with their defaults in :class:`ProblemAbilities` a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -247,6 +248,7 @@ def even_ends(size: int, most: int) -> list[int]:
     return [0, size] if size <= most else list(cut(size, -(-size // most)).tolist())
 
 
+@lru_cache(maxsize=8)  # sampling takes time in proportion to the rows
 def some_rows(rows: int, samples: int, of: str) -> Index | slice:
     """Return ``samples`` sorted random row numbers, keyed by the purpose ``of``, or all rows if there are no more.
 
