@@ -111,17 +111,16 @@ class Messages:
         self._seed = seed  # for sampling mini-batches
         self._first = first
         self._epochs = epochs
-        self._least = partition_abilities(partitions).least
+        abilities = partition_abilities(partitions)
+        self._least = abilities.least
         self._orders: dict[int, tuple[int, Index]] = {}  # the newest epoch and its permutation, by partition
-        self._together = together and partition_abilities(partitions).piece is not None
+        self._together = together and abilities.piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
-        self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
         self._directions: dict[int, Floats] = {}
         self._supports: dict[tuple[int, ...], Index | None] = {}
-        self._places: dict[tuple[int, ...], list[Index | None]] = {}
+        self._places: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
         # for comparing replicas; 0: they are not compared
-        self.tolerance: float = partition_abilities(partitions).tolerance
-        self._rows_to_evaluate: dict[int, Index | None] = {}  # rows to evaluate, by partition
+        self.tolerance: float = abilities.tolerance
         self._process = os.getpid()
 
     def support(self, ids: tuple[int, ...]) -> Index | None:
@@ -163,23 +162,24 @@ class Messages:
 
     def places(self, ids: tuple[int, ...]) -> list[Index | None]:
         """Return each partition's coordinates as positions in the message; None: all positions, in order."""
-        if ids not in self._places:
-            union = self.support(ids)
-            places: list[Index | None] = []
-            for j in ids:
-                own = self.partitions.support(j)
-                if own is None or (union is not None and own.size == union.size):
-                    places.append(None)
-                elif union is None:
-                    places.append(own)
+        return [self._place(ids, (j,)) for j in ids]
+
+    def _place(self, ids: tuple[int, ...], other: tuple[int, ...]) -> Index | None:
+        """Return the coordinates of a message over partitions ``other`` as positions in one over a superset."""
+        key = ids, other
+        if key not in self._places:
+            union, own = self.support(ids), self.support(other)
+            if own is not None and union is not None:
+                if own.size == union.size:
+                    own = None
                 elif self._marks(union.size):
                     where = np.empty(self.partitions.dimension, dtype=np.intp)
                     where[union] = np.arange(union.size)
-                    places.append(where[own])
+                    own = where[own]
                 else:
-                    places.append(np.searchsorted(union, own))
-            self._places[ids] = places
-        return self._places[ids]
+                    own = np.searchsorted(union, own)
+            self._places[key] = own
+        return self._places[key]
 
     def encode(
         self,
@@ -306,9 +306,7 @@ class Messages:
         parts: Any = self.partitions
         if isinstance(parts, ManyPartitions):
             parts = parts.of(slot)
-        if samples is not None and partition not in self._rows_to_evaluate:
-            self._rows_to_evaluate[partition] = rows_within(self.partitions.sizes, partition, samples)
-        chosen_rows = None if samples is None else self._rows_to_evaluate[partition]
+        chosen_rows = None if samples is None else rows_within(self.partitions.sizes, partition, samples)
         rows = () if chosen_rows is None else (chosen_rows,)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -336,7 +334,7 @@ class Messages:
             return
         if coefficient != 1.0:
             gradient = gradient * gradient.dtype.type(coefficient)
-        place = None if self._together else self.places(ids)[item]
+        place = None if self._together else self._place(ids, (ids[item],))
         if item == 0:
             if place is None:
                 out[:] = gradient
@@ -351,14 +349,7 @@ class Messages:
         self, out: Vector, ids: tuple[int, ...], other: tuple[int, ...], message: Vector, weight: float
     ) -> None:
         """Add ``weight`` times a message over partitions ``other`` to ``out``, a message over ``ids``, a superset."""
-        key = ids, other
-        if key not in self._within:
-            union, own = self.support(ids), self.support(other)
-            if own is None or union is None:
-                self._within[key] = own
-            else:
-                self._within[key] = None if own.size == union.size else np.searchsorted(union, own)
-        place = self._within[key]
+        place = self._place(ids, other)
         if weight != 1.0:
             message = message * message.dtype.type(weight)
         if place is None:

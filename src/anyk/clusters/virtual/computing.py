@@ -74,10 +74,8 @@ class ComputingStore(VectorStore):
         for key in keys:
             if key not in gradients:  # a copy: the problem may reuse its buffer
                 gradients[key] = np.array(messages.gradient(key[0], w, chunk, version))
+        ids = self.covered(task, index, chunk)
         request = self.requests.pop((task, index), None)
-        ids = chunk.partitions
-        if request is not None:
-            ids = tuple(dict.fromkeys([*ids, *(j for place in request.messages for j in self.arrived[place].ids)]))
         out = np.empty(messages.length(ids), dtype=w.dtype)
         if request is not None or not ids:
             out[:] = 0.0
