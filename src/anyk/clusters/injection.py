@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from anyk.checks import check_range, check_workers, typed
 from anyk.clusters.messages import Messages
 from anyk.clusters.packing import scheme
 from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic, parse
 from anyk.delays import communication as parse_communication
-from anyk.protocol import Chunk, Layout, Task
+from anyk.protocol import Layout, Task
 
 
 class InFlight(NamedTuple):
@@ -27,8 +29,7 @@ class InFlight(NamedTuple):
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> InFlight:
         """Return a task read from JSON."""
-        worker, chunks, versions, started, before, each = plain
-        return cls(worker, tuple(map(Chunk.from_plain, chunks)), tuple(versions), started, before, each)
+        return msgspec.convert(plain, cls)
 
     @property
     def end(self) -> float:
