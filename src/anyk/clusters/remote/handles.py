@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,19 +83,6 @@ class WorkerHandle:
         wait = _PAUSE * 2.0 ** (self.deaths - 2) if self.deaths > 1 else 0.0
         self.due = time.monotonic() + min(wait, _LONGEST_PAUSE)
         return False
-
-
-def restart_due(handles: Sequence[WorkerHandle], spawn: Callable[[int], None]) -> float:
-    """Restart the workers that are due; return the seconds until the next restart."""
-    now, soonest = time.monotonic(), float("inf")
-    for worker, handle in enumerate(handles):
-        if handle.due is not None:
-            if handle.due <= now:
-                handle.due = None
-                spawn(worker)
-            else:
-                soonest = min(soonest, handle.due - now)
-    return soonest
 
 
 def is_stopped(pid: int) -> bool:

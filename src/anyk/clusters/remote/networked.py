@@ -7,6 +7,7 @@ import os
 import platform
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from anyk.arrays import Array, Vector
-from anyk.clusters.contract import Envelope, Key, NetworkTransport, Report, WorkerTransport
+from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.orders import NO_TASK, Orders, unpack
 from anyk.clusters.remote.remote import Remote
@@ -44,8 +45,16 @@ class NetworkedHandle(WorkerHandle):
 N = TypeVar("N", bound=NetworkedHandle)
 
 
-class Networked(Remote[N], NetworkTransport):
+class Networked(Remote[N]):
     """The driver's side of a cluster without shared memory."""
+
+    @abstractmethod
+    def listens(self, worker: int) -> bool:
+        """Return whether the worker has received the last envelope; until then only the newest orders are kept."""
+
+    @abstractmethod
+    def send(self, worker: int, envelope: Envelope) -> None:
+        """Send an envelope with the vectors of its fresh keys (``store.vector``), without waiting."""
 
     def send_orders(self, worker: int) -> None:
         handle = self.handles[worker]
@@ -87,14 +96,12 @@ class Networked(Remote[N], NetworkTransport):
             handle.clock = 0.0 if handle.here else report.sent - time.monotonic()
         if not handle.here:  # the message with the shortest delay gives the best estimate of the clock
             handle.clock = max(handle.clock, report.sent - time.monotonic())
-        if ahead := handle.clock:
-            times = (report.started - ahead, report.computing - ahead, report.computed - ahead, report.sent - ahead)
-            report = Report(*report[:4], *times, *report[8:])
-        return Notice(time.monotonic(), worker, incarnation, buffer, report)
+        times = [at - handle.clock for at in report[4:8]]
+        return Notice(time.monotonic(), worker, incarnation, buffer, Report(*report[:4], *times, *report[8:]))
 
 
-class NetworkedWorker(Worker[None], WorkerTransport):
-    """The worker's side; :meth:`receive` and :meth:`run` may be called from different threads."""
+class NetworkedWorker(Worker[None]):
+    """The worker's side; the cluster must pass every envelope to :meth:`receive`, from any thread."""
 
     def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], assigned: Sequence[int]) -> None:
         super().__init__(worker, setup)
@@ -104,6 +111,10 @@ class NetworkedWorker(Worker[None], WorkerTransport):
         self._envelope: Envelope | None = None
         self._vectors: dict[Key, Vector] = {}
         self._needs: dict[int, tuple[Key, ...]] = {}  # vectors needed by tasks that may be running
+
+    @abstractmethod
+    def transmit(self, report: Report, vector: Array | None) -> None:
+        """Send the driver a report, and its vector if there is one."""
 
     def receive(self, envelope: Envelope, vectors: Mapping[Key, Vector]) -> None:
         """Take in an envelope; if a newer one has arrived before, only the vectors are used."""

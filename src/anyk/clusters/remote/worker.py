@@ -121,7 +121,7 @@ class Worker(ABC, Generic[R]):
         """Report that this worker has been asked to end; the driver ends it when its task is done."""
         self._notify(LEAVING, NO_TASK)
 
-    def begin(self, partitions: Partitions, assigned: Sequence[int], first: Vector | None) -> None:
+    def begin(self, partitions: Partitions, assigned: Sequence[int], first: Vector) -> None:
         """Load the assigned partitions, and compute a gradient at the model ``first``, as the first call is slow.
 
         An error of this gradient is ignored; it recurs in the first task, where it is reported.
@@ -129,10 +129,9 @@ class Worker(ABC, Generic[R]):
         partitions.load(list(assigned))
         setup = self._setup
         self._messages = Messages(partitions, setup.blocks, setup.seed, together=setup.together, epochs=setup.epochs)
-        local = self._setup.local
-        self._local = None if local is None else LocalStepper(self._messages, local)
+        self._local = None if setup.local is None else LocalStepper(self._messages, setup.local)
         self._messages.places(tuple(assigned))
-        if assigned and first is not None:
+        if assigned:
             with contextlib.suppress(Exception):
                 self._messages.partial_gradient(assigned[0], first)
 

@@ -95,7 +95,7 @@ class Simulated(Cluster):
             Cancel: self._schedule.cancel,
             RequestMessage: self._request,
             ProjectMessage: self._projections.append,
-            SetAlarm: self._calendar.set_alarm,
+            SetAlarm: self._calendar.alarms.set,
         }
 
     @property
