@@ -27,8 +27,7 @@ from anyk.specs import parse
 from anyk.strategies import strategy as build
 from anyk.strategies import with_fleet
 from anyk.testing.chaos_faults import PROMISES, FaultPlan
-from anyk.testing.chaos_processes import FINDERS
-from anyk.testing.chaos_training import DisturbedTraining
+from anyk.testing.chaos_training import FINDERS, DisturbedTraining
 
 _WINDOW = 30.0  # seconds in each of which the run must be fast enough
 
