@@ -68,7 +68,7 @@ def summarised(times: Floats, remarks: Sequence[str]) -> str:
     return ", ".join([size, *remarks, f"median {np.nanmedian(times):.3g} s, longest {np.nanmax(times):.3g} s"])
 
 
-def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None = None) -> TimeTable:
+def read_measured(file: Path, *, unit: str | None, max_gb: float | None) -> TimeTable:
     """Return the times in an npz, CSV (also ``.csv.gz``) or Parquet file; ``unit`` is s, ms or us, else the header's.
 
     CSV and Parquet have one column for each worker, or the columns round, worker and seconds. Row numbers are ignored.
