@@ -17,11 +17,11 @@ from concurrent.futures import Future
 import numpy as np
 
 from anyk.arrays import Vector
+from anyk.clusters.messages import rows_within
 from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.worker import ASKED
 from anyk.errors import RunFailed
-from anyk.problems.base import rows_within
 
 _SOON, _LATE = 0.1, 3.0  # seconds, and multiples of the expected duration, after which other workers are asked, too
 # seconds, and multiples of the other losses' duration, after which missing losses are abandoned
