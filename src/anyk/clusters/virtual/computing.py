@@ -39,10 +39,6 @@ class ComputingStore(VectorStore):
         super().release(slot, version)
         self._gradients.pop((slot, version), None)
 
-    def forget(self, worker: int) -> None:
-        """Drop the states of a lost worker."""
-        self.states[worker].clear()
-
     # ------------------------------------------------------------------------------------------- computing
 
     def compute(self, task: int, index: int, chunk: Chunk, version: int, worker: int) -> tuple[str | None, int]:

@@ -35,7 +35,7 @@ class TaskSchedule:
         self._known_single: Sequence[Task] = ()  # the last tasks verified to have one chunk each
         self._even = True  # whether all workers have had the same number of tasks
         self._simple = delays.by == "task" and delays.per == "task" and not getattr(delays, "slope", 0)
-        self._simple &= injection.links is None and compute is None
+        self._simple &= injection.instant and compute is None
 
     # ------------------------------------------------------------------------------------------- dispatch
 

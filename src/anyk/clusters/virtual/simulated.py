@@ -163,7 +163,7 @@ class Simulated(Cluster):
     def abandon(self, worker: int) -> None:
         self._schedule.forget(worker)
         if self.computing is not None:
-            self.computing.forget(worker)
+            self.computing.states[worker].clear()
 
     # ------------------------------------------------------------------------------------------- events
 
