@@ -201,9 +201,10 @@ def main(setup: ByName) -> None:
             link.send_bytes(answer)
 
     def give_signs_of_life() -> None:
-        while True:
-            tell(b"")
-            time.sleep(_BEAT)
+        with contextlib.suppress(OSError):  # the driver has ended
+            while True:
+                tell(b"")
+                time.sleep(_BEAT)
 
     def listen() -> None:
         """Read questions until the driver has ended, then end the process, whatever it is computing."""

@@ -185,7 +185,7 @@ class MailBox:
         self._segment, self._start = segment, start
         self._place, self._size = start + _BOX.size, size - _BOX.size
         self._seq = segment.array(start, 1, np.dtype(np.int64))
-        self.seen = int(self._seq[0])
+        self.seen = -1  # the sequence number of the orders taken last
 
     def put(self, orders: bytes) -> None:
         """Replace the orders."""

@@ -399,8 +399,7 @@ class Processes(Remote[_ProcessHandle]):
 
     def _error(self, worker: int) -> str:
         at = self._plan.box_at(worker) + self._plan.box
-        size = int.from_bytes(self._mail.memory[at : at + 8], "little")
-        return self._mail.memory[at + 8 : at + 8 + min(size, ERROR_BOX - 8)].decode(errors="replace")
+        return self._mail.memory[at : at + ERROR_BOX].partition(b"\0")[0].decode(errors="replace")
 
 
 def _await_end(pid: int) -> None:

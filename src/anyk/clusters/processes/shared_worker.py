@@ -62,7 +62,6 @@ class SharedMemoryWorker(Worker[int]):
         layout = self._layout = shared.briefing.layout
         self._shared, self._incarnation, self._doorbell = shared, incarnation, doorbell
         self._box = MailBox(shared.mail, layout.box_at(worker), layout.box)
-        self._box.seen = -1
         if layout.state_bytes:
             self._states = SharedStates(shared.states, worker, layout.state_bytes)
         self._reserved: set[int] = set()
@@ -116,10 +115,9 @@ class SharedMemoryWorker(Worker[int]):
                 memory[at + HEADER.size : at + HEADER.size + vector.size] = vector.tobytes()
             HEADER.pack_into(memory, at, FULL, report.task, report.chunk, vector.size)
         if report.text:
-            text = report.text.encode()[: ERROR_BOX - 8]
+            text = report.text.encode()[: ERROR_BOX - 1] + b"\0"
             at = self._layout.box_at(self.worker) + self._layout.box
-            self._shared.mail.memory[at + 8 : at + 8 + len(text)] = text
-            self._shared.mail.memory[at : at + 8] = len(text).to_bytes(8, "little")
+            self._shared.mail.memory[at : at + len(text)] = text
         # a record has no text
         record = RECORD.pack(self.worker, self._incarnation, -1 if buffer is None else buffer, *report[:-1])
         try:
