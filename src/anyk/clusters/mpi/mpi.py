@@ -61,7 +61,6 @@ class Rank:
         self._buffer = bytearray(LONGEST)
         self._pending: tuple[int, Report, Array] | None = None  # a report whose vector has not arrived yet
         self.busy = 0  # the number of its run, 0 if idle
-        self.told_to_close = False
         self.received = True  # whether it has received the last envelope
         self.dead = False
         self.request = self._await_message()
@@ -257,7 +256,7 @@ class Mpi(Networked[NetworkedHandle]):
     def spawn(self, worker: int) -> None:
         self.renew(worker)
         rank = self._ours[worker]
-        rank.busy, rank.told_to_close, rank.received = self.run, False, True
+        rank.busy, rank.received = self.run, True
         values = self.run, worker, self.setup, list(self.assignment[worker])
         self._ranks.send(
             rank, RUN, values, b"", [np.frombuffer(part, dtype=np.uint8) for part in self._parcels[worker]]
@@ -268,8 +267,7 @@ class Mpi(Networked[NetworkedHandle]):
             return
         try:
             for rank in self._ours:
-                if rank.busy == self.run and not rank.told_to_close:
-                    rank.told_to_close = True
+                if rank.busy == self.run:
                     self._ranks.send(rank, CLOSE)
             self._ranks.freed(self._ours, PATIENCE)
         finally:
