@@ -131,7 +131,7 @@ def test_the_spec_of_a_ray_cluster_is_read_back() -> None:
     assert isinstance(made, anyk.clusters.Ray)
     assert (made.address, made.cpus, made.nodes, made.byzantine) == ("auto", 0.5, ("10.0.0.1", "10.0.0.2"), (1, 3))
     assert anyk.cluster(made.spec, workers=4).spec == made.spec
-    with pytest.raises(anyk.BadInput, match="cpus and gpus of a worker must be at least 0, got -1 and 0"):
+    with pytest.raises(anyk.BadInput, match="cpus must be a finite number of at least 0, got -1.0"):
         anyk.cluster("ray:cpus=-1", workers=4)
 
 

@@ -65,9 +65,9 @@ def _saved(running: Running) -> str:
 class Play:
     """The run of a schedule with a strategy and its twin."""
 
-    def __init__(self, strategy: Strategy, seed: int) -> None:
+    def __init__(self, strategy: Strategy, seed: int, name: str = "") -> None:
         self.pristine, self.seed = strategy, seed
-        self.random = keyed.generator(seed, "hostile", strategy.spec, strategy.layout.workers)
+        self.random = keyed.generator(seed, "hostile", name or strategy.spec, strategy.layout.workers)
         workers = strategy.layout.workers
         present = tuple(range(workers))
         if self.random.random() < 0.3:

@@ -7,7 +7,6 @@ import pickle
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ class RayWorker(NetworkedWorker):
         self._missing = dict(enumerate(parcels))  # Ray's references to the bytes of partitions that are not loaded
         self._missing.pop(0, None)  # it came with the worker
         self._condition = threading.Condition(self.lock)
-        self._news: deque[tuple[Report, Array | None]] = deque()
+        self._news: list[tuple[Report, Array | None]] = []
 
     def load_missing(self, partitions: Sequence[int]) -> None:
         missing = [j for j in partitions if j in self._missing]
@@ -75,8 +74,7 @@ class RayWorker(NetworkedWorker):
         """Return the reports not sent yet, with their vectors; wait until there is a report."""
         with self._condition:
             self._condition.wait_for(lambda: bool(self._news))
-            news = list(self._news)
-            self._news.clear()
+            news, self._news = self._news, []
         return news
 
 

@@ -103,7 +103,7 @@ class Remote(Cluster, Generic[H]):
             STOPPED: self._on_stopped,
             FAILED: self._on_failed,
             COMPARED: self._on_compared,
-            EVALUATED: self._on_evaluated,
+            EVALUATED: lambda _, notice: self.losses.take_in(notice),
             LEAVING: self._on_leaving,
         }
 
@@ -359,15 +359,10 @@ class Remote(Cluster, Generic[H]):
         if entry is not None:  # a cancelled task's model may have been overwritten
             self._comparisons.check(notice, entry)
 
-    def _on_evaluated(self, now: float, notice: Notice) -> None:
-        self.losses.take_in(notice)
-
     def _on_failed(self, now: float, notice: Notice) -> Failed:
-        return self._fail(now, notice, notice.report.text)
-
-    def _fail(self, now: float, notice: Notice, why: str) -> Failed:
-        self._tasks.settle(notice.report.task, notice.report.chunk)
-        return Failed(now, notice.worker, notice.report.task, notice.report.chunk, why)
+        report = notice.report
+        self._tasks.settle(report.task, report.chunk)
+        return Failed(now, notice.worker, report.task, report.chunk, report.text)
 
     def _on_reply(self, now: float, notice: Notice) -> Reply | Failed | None:
         """Store a message that has arrived, if it is as announced; return its event."""
@@ -386,8 +381,9 @@ class Remote(Cluster, Generic[H]):
         expected = scheme(work.compress).size(size, dtype.itemsize) if work.compress else size
         length, vector = store.contents(notice, expected, np.dtype(np.uint8) if work.compress else dtype)
         if vector is None:
+            self._tasks.settle(task, chunk)
             store.free_buffer(worker, buffer)
-            return self._fail(now, notice, f"wrong length ({length} instead of {expected})")
+            return Failed(now, worker, task, chunk, f"wrong length ({length} instead of {expected})")
         if work.compress:
             version = entry.versions[chunk]
             vector = unpack(work, version, self.seed, vector, size, dtype, store.model(work.slot, version))
