@@ -240,7 +240,7 @@ def test_a_stream_gives_the_draws_in_whatever_order_it_is_asked(asked: list[tupl
             assert stream.at(worker, number) == expected[worker]
 
 
-ASKED = {"number": 7, "version": 5, "repeat": 2, "relative_load": 0.3}
+ASKED = {"number": 7, "version": 5, "repeat": 2, "partitions": 3, "relative_load": 0.3}
 
 
 def test_what_numbers_the_draws() -> None:
@@ -259,7 +259,7 @@ def test_what_numbers_the_draws() -> None:
 
 def test_injected_delays_do_not_depend_on_load_unless_asked() -> None:
     stream = DelayStream(Exponential(0.5), seed=3, workers=4)
-    assert stream.for_task(1, **ASKED) == stream.for_task(1, **{**ASKED, "relative_load": 0.9})
+    assert stream.for_task(1, **ASKED) == stream.for_task(1, **{**ASKED, "partitions": 9, "relative_load": 0.9})
 
 
 def test_no_delay_is_nothing_in_every_way() -> None:

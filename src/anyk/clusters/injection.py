@@ -129,6 +129,7 @@ class Injection:
             number=number,
             version=version,
             repeat=repeat,
+            partitions=sum(len(chunk.partitions) for chunk in chunks),
             relative_load=self._relative_load(chunks),
         )
         return travel + before, each * self.unit

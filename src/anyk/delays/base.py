@@ -210,7 +210,7 @@ class DelayStream:
         return self._rows[number - self._row_start]
 
     def for_task(
-        self, worker: int, *, number: int, version: int, repeat: int, relative_load: float
+        self, worker: int, *, number: int, version: int, repeat: int, partitions: int, relative_load: float
     ) -> tuple[float, float]:
         """Return the seconds of delay before a task and before each of its partitions.
 
