@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,9 @@ _LEAST = 1e-6  # seconds of a load-adjusted delay, at least
 class _Rows(DelayModel):
     """Delays from a table; a draw is a row's entry, so delays of a row belong together."""
 
-    times: Floats  # the table in seconds, shape (rounds, workers)
+    @abstractmethod
+    def _rows(self) -> Floats:
+        """Return the table in seconds, shape (rounds, workers)."""
 
     def _title(self) -> str:
         """Return the table's name in messages."""
@@ -31,21 +34,22 @@ class _Rows(DelayModel):
 
     def seconds(self, uniforms: Floats, worker: int) -> Floats:
         """Return quantiles of the worker's empirical distribution (``by="item"``, for which there is no row number)."""
-        column = np.sort(self.times[:, worker])
+        column = np.sort(self._rows()[:, worker])
         return column[(uniforms * len(column)).astype(np.int64)]
 
     def draws(self, seed: int, worker: int, start: int, count: int) -> Floats:
-        return np.asarray(self.times[(start + np.arange(count)) % len(self.times), worker])
+        table = self._rows()
+        return np.asarray(table[(start + np.arange(count)) % len(table), worker])
 
     def expected(self, worker: int = 0) -> float:
-        return float(self.times[:, worker].mean())
+        return float(self._rows()[:, worker].mean())
 
     def order_statistic(self, k: int, workers: int) -> float:
         """Return the mean over the rows of the k-th smallest of each row's first ``workers`` delays."""
-        return float(np.sort(self.times[:, :workers], axis=1)[:, k - 1].mean())
+        return float(np.sort(self._rows()[:, :workers], axis=1)[:, k - 1].mean())
 
     def check_fleet(self, workers: int) -> None:
-        width = self.times.shape[1]
+        width = self._rows().shape[1]
         if width < workers:
             raise BadInput(f"{self._title()} has {width} workers, fewer than the fleet's {workers}")
 
@@ -70,6 +74,9 @@ class Table(_Rows):
     def spec(self) -> str:
         """The table's shape; a table has no short form that can be read back."""
         return f"table:{'x'.join(map(str, self.times.shape))}"
+
+    def _rows(self) -> Floats:
+        return self.times
 
 
 @value_class
@@ -132,10 +139,13 @@ class Trace(_Rows):
         """Times that are lower bounds, shape (rounds, workers); None if the file has none."""
         return self._measured.censored
 
-    @cached_property
+    @property
     def times(self) -> Floats:
         """The table in seconds, shape (rounds, workers)."""
         return self._measured.times
+
+    def _rows(self) -> Floats:
+        return self.times
 
     def _title(self) -> str:
         return f"the trace '{shown(self.file)}'"

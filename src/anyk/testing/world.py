@@ -242,9 +242,7 @@ class World:
             self._check_slot(other)
         self.versions[slot] += 1
 
-    def _use(
-        self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place] = ()
-    ) -> list[tuple[Place, Any]]:
+    def _use(self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place]) -> list[tuple[Place, Any]]:
         """Mark messages, and those added to them, as used or kept; return all with their weights in the sum."""
         used: list[tuple[Place, Any]] = list(zip(messages, weights, strict=True))
         for place, weight in used:  # grows while it is walked through

@@ -298,14 +298,10 @@ class Ray(Networked[_ActorHandle]):
         return len(self.handles[worker].pending) < 2
 
     def send(self, worker: int, envelope: Envelope) -> None:
-        places, objects = [], []
-        for key in envelope.fresh:
-            place, reference = self.store.object(key)
-            places.append(place)
-            objects.append(reference)
-        packed = pickle.dumps((envelope, places))  # as bytes: Ray's own serialisation is slow
+        vectors = [self.store.object(key) for key in envelope.fresh]
+        packed = pickle.dumps((envelope, [place for place, _ in vectors]))  # Ray's own serialisation is slow
         method = "receive" if "exchange" in self.handles[worker].pending else "exchange"
-        self._call(worker, method, packed, *objects)
+        self._call(worker, method, packed, *(reference for _, reference in vectors))
 
     # ------------------------------------------------------------------------------------------- news
 

@@ -96,8 +96,10 @@ class Networked(Remote[N]):
             handle.clock = 0.0 if handle.here else report.sent - time.monotonic()
         if not handle.here:  # the message with the shortest delay gives the best estimate of the clock
             handle.clock = max(handle.clock, report.sent - time.monotonic())
-        times = [at - handle.clock for at in report[4:8]]
-        return Notice(time.monotonic(), worker, incarnation, buffer, Report(*report[:4], *times, *report[8:]))
+        if ahead := handle.clock:
+            times = (report.started - ahead, report.computing - ahead, report.computed - ahead, report.sent - ahead)
+            report = Report(*report[:4], *times, *report[8:])
+        return Notice(time.monotonic(), worker, incarnation, buffer, report)
 
 
 class NetworkedWorker(Worker[None]):

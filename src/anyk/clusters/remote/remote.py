@@ -92,7 +92,7 @@ class Remote(Cluster, Generic[H]):
         }
         self._news_types: dict[type, Callable[[Any], Event | Cut | None]] = {
             Departure: self._on_departure,
-            Notice: self._take_in,
+            Notice: lambda notice: self._kinds[notice.report.kind](notice.at - self._start, notice),
             Died: self.on_death,
             ProjectMessage: self._project,
         }
@@ -314,9 +314,6 @@ class Remote(Cluster, Generic[H]):
             if news.incarnation != handle.incarnation or handle.gone or handle.due is not None:
                 return None
         return self._news_types[type(news)](news)
-
-    def _take_in(self, notice: Notice) -> Event | Cut | None:
-        return self._kinds[notice.report.kind](notice.at - self._start, notice)
 
     def _project(self, order: ProjectMessage) -> MessageProjected | None:
         value = self.store.project(order.task, order.chunk, order.key)
