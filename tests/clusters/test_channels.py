@@ -78,12 +78,15 @@ def limited(read: Any) -> bool:
 
 
 @fuzz
-@given(data=st.lists(records, min_size=1, max_size=3).map(b"".join) | st.binary(min_size=1, max_size=300), size=words)
-def test_reports_of_workers(data: bytes, size: int) -> None:
+@given(
+    data=st.lists(records, min_size=1, max_size=3).map(b"".join) | st.binary(min_size=1, max_size=300),
+    text=st.sampled_from([b"", b"x", b"\xff"]).map(lambda part: part * ERROR_BOX) | st.binary(max_size=99),
+)
+def test_reports_of_workers(data: bytes, text: bytes) -> None:
     with listening() as (cluster, pipe, _):
-        for worker in range(2):  # lengths of their texts
+        for worker in range(2):
             at = LAYOUT.box_at(worker) + LAYOUT.box
-            cluster._mail.memory[at : at + 8] = (size % 2**64).to_bytes(8, "little")
+            cluster._mail.memory[at : at + len(text)] = text
         os.write(pipe, data)
         if not limited(cluster._read_records):
             assert len(data) == RECORD.size * len(cluster.news)

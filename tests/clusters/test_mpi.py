@@ -9,13 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import anyk
 from anyk.clusters.contract import Report
-from anyk.clusters.mpi.link import WIRE_FORM
+from anyk.clusters.mpi.link import LONGEST, TEXT
+from anyk.clusters.mpi.mpi import Rank
+from anyk.clusters.mpi.rank_worker import _RankWorker
 
 pytestmark = pytest.mark.slow
 
@@ -151,13 +155,20 @@ def test_the_cluster_can_be_measured() -> None:
     assert all(0 < each["floor"] < each["step"] for each in measured["speeds"])
 
 
-def test_a_word_comes_back_as_it_was_packed() -> None:
-    wire = Report(1, 2**40, 3, 4, 0.5, 1.5, 2.5, 3.5, 2**62, "é" * 10)
-    text = wire.text.encode()
-    data = WIRE_FORM.pack(*wire[:-1], 7, 250_000, len(text), ord("d"), text)
-    *values, run, size, length, kind, text_there = WIRE_FORM.unpack(data)
-    assert Report(*values)._replace(text=text_there[:length].decode()) == wire
-    assert (run, size, chr(kind)) == (7, 250_000, "d")
+@pytest.mark.parametrize("text", ["é" * 10, "\x00\n" * TEXT])
+def test_a_report_arrives_as_it_was_sent(text: str) -> None:
+    report = Report(1, 2**40, 3, 4, 0.5, 1.5, 2.5, 3.5, -(2**62), text)
+    rank = Rank(SimpleNamespace(Irecv=lambda buffer, **_: buffer), 1)
+    for sent, vector in ((report, np.zeros(3, np.float32)), (report._replace(text=""), None)):
+        sends = mock.Mock()
+        _RankWorker(None, sends, 7, 0, None, [], []).transmit(sent, vector)
+        line = sends.call_args_list[0].args[2]
+        assert len(line) <= LONGEST
+        rank._buffer[: len(line)] = line
+        run, arrived, array = rank.take() or rank.take()
+        assert run == 7 and arrived._replace(text="") == sent._replace(text="")
+        assert arrived.text == sent.text or arrived.text == sent.text[: TEXT - 1] + "…"
+        assert array is None if vector is None else (array.dtype, array.size) == (vector.dtype, vector.size)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import anyk
 from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.remote.networked import NetworkedWorker
-from anyk.clusters.remote.orders import pack_orders, pack_work
+from anyk.clusters.remote.orders import Orders, pack
 from anyk.clusters.remote.worker import RunSetup
 from anyk.protocol import Chunk
 from anyk.runs.cluster_speed import cluster_speed
@@ -31,10 +31,10 @@ class Deaf(NetworkedWorker):
 
 def envelope(number: int, task: int, versions: list[int], has: set[Key]) -> tuple[Envelope, dict[Key, Any]]:
     """What the driver sends of a task with a chunk at each version, to a worker that has some of the models."""
-    work = pack_work(tuple(Chunk((0,), (1.0,)) for _ in versions))
+    chunks = [Chunk((0,), (1.0,)) for _ in versions]
     needs: tuple[Key, ...] = tuple(dict.fromkeys(("model", version) for version in versions))
     fresh = tuple(key for key in needs if key not in has)
-    orders = pack_orders(task, 0, (0.0, 0.0, 0.0), work, [*versions, *versions], [])
+    orders = pack(Orders(task, 0, 0.0, 0.0, 0.0, chunks, versions, versions, []))
     return Envelope(number, orders, needs, fresh), {key: np.full(2, float(key[1])) for key in fresh}
 
 
@@ -131,7 +131,7 @@ def test_the_spec_of_a_ray_cluster_is_read_back() -> None:
     assert isinstance(made, anyk.clusters.Ray)
     assert (made.address, made.cpus, made.nodes, made.byzantine) == ("auto", 0.5, ("10.0.0.1", "10.0.0.2"), (1, 3))
     assert anyk.cluster(made.spec, workers=4).spec == made.spec
-    with pytest.raises(anyk.BadInput, match="cpus and gpus of a worker must be at least 0, got -1 and 0"):
+    with pytest.raises(anyk.BadInput, match="cpus must be a finite number of at least 0, got -1.0"):
         anyk.cluster("ray:cpus=-1", workers=4)
 
 

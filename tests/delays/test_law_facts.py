@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from anyk.delays import parse
-from anyk.delays.base import mean_of_kth
+from anyk.delays import DelayModel, parse
 from anyk.errors import BadInput
 
 pytestmark = pytest.mark.in_process
@@ -44,15 +43,15 @@ def test_facts_are_those_of_the_draws(spec: str) -> None:
 @pytest.mark.parametrize("k", [1, 4, N])
 def test_closed_forms_are_the_integral(spec: str, k: int) -> None:
     law = parse(spec)
-    assert law.order_statistic(k, N) == pytest.approx(mean_of_kth(law, k, N) or 0.0, rel=1e-6)
+    assert law.order_statistic(k, N) == pytest.approx(DelayModel.order_statistic(law, k, N) or 0.0, rel=1e-6)
 
 
 @pytest.mark.slow
 def test_a_mean_that_does_not_exist_is_infinite_or_unknown_but_no_number() -> None:
     law = parse("pareto:minimum=1,alpha=0.9")
     assert law.expected() == np.inf == law.order_statistic(4, 4)
-    assert mean_of_kth(law, 4, 4) is None
-    assert mean_of_kth(law, 2, 4) == pytest.approx(law.order_statistic(2, 4), rel=1e-6)
+    assert DelayModel.order_statistic(law, 4, 4) is None
+    assert DelayModel.order_statistic(law, 2, 4) == pytest.approx(law.order_statistic(2, 4), rel=1e-6)
 
 
 def test_a_hyper_exponential_law_varies_more_than_an_exponential() -> None:

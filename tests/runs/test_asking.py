@@ -153,7 +153,7 @@ def test_each_partition_is_asked_of_one_holder_and_of_others_when_it_is_late_or_
     made.go_on()
     assert asked(handles) == {0: [1], 1: [1]}
     tells(made, handles, 0, 1)
-    assert first.over and first.answer() == 0.0 and asked(handles) == {}
+    assert first.done() and first.result() == 0.0 and asked(handles) == {}
     asked_of_one = []
     for _ in range(4):
         question = made.ask("model", np.zeros(1), None)
@@ -167,7 +167,7 @@ def test_each_partition_is_asked_of_one_holder_and_of_others_when_it_is_late_or_
         for worker, partitions in asked(handles).items():
             for j in list(partitions):
                 tells(made, handles, worker, j)
-        assert question.over
+        assert question.done()
     assert asked_of_one == [True, False, True, True]  # left out of the next one
 
 
@@ -180,9 +180,9 @@ def test_workers_that_all_say_nothing_are_given_up(monkeypatch, interrupted, sec
     made.go_on()
     for now[0], over in ((0.9 * seconds, False), (1.1 * seconds, True)):
         made.exclude_silent(interrupted=interrupted)
-        assert question.over == over
+        assert question.done() == over
     with pytest.raises(anyk.RunFailed, match="no worker can compute the loss of partition 0: worker 0 did not answer"):
-        question.answer()
+        question.result()
 
 
 def test_a_loss_that_fails_is_said_with_worker_and_partition():

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from anyk.clusters.mpi import link, mpi, rank_worker, ranks
+from anyk.clusters.mpi import link, mpi, rank_worker
 
 from .kernel import Kernel, Process
 
@@ -194,7 +194,7 @@ class Program:
     def start(self, workers: int, *, lasting: bool) -> None:
         world = FakeMpi(self._kernel, workers, lasting=lasting)
         self.world = world
-        self._ranks = ranks.Ranks(world)
+        self._ranks = mpi.Ranks(world)
 
     def ranks(self) -> Any:
         return self._ranks
@@ -219,9 +219,9 @@ def installed(kernel: Kernel, time: Any, os: Any, crashed: Callable[[], None]) -
     fake = SimpleNamespace(Request=Request, Status=_Status, Exception=MpiError, BYTE=None)
     replaced = [
         (link, {"time": time, "Pause": pause}),
-        (mpi, {"time": time, "Pause": pause, "join": lambda: None, "shared_ranks": program.ranks}),
-        (ranks, {"time": time, "Pause": pause, "atexit": SimpleNamespace(register=lambda end: None),
-                 "sys": SimpleNamespace(stderr=io.StringIO(), stdout=sys.stdout)}),
+        (mpi, {"time": time, "Pause": pause, "join": lambda: None, "shared_ranks": program.ranks,
+               "atexit": SimpleNamespace(register=lambda end: None),
+               "sys": SimpleNamespace(stderr=io.StringIO(), stdout=sys.stdout)}),
         (rank_worker, {"time": time, "Pause": pause, "os": os}),
     ]  # fmt: skip
     with contextlib.ExitStack() as stack:

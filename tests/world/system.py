@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import json
 import mmap as real_mmap
@@ -366,18 +367,20 @@ def installed(kernel: Kernel) -> Iterator[_Os]:
         if os.fork_fails():
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
         helper = kernel.current
-        shared, worker, *rest = run.args
+        server: forkserver.ForkServer = run.func.__self__  # type: ignore[attr-defined]
+        shared, (worker, *rest) = server._shared, run.args
         files = dict(helper.files)
 
         def child() -> None:
             kernel.on_birth(process.name)
-            own = object.__new__(shared_worker.Shared)
-            own.__dict__ = shared.__dict__ | {
+            own = copy.copy(server)
+            own._shared = object.__new__(shared_worker.Shared)
+            own._shared.__dict__ = shared.__dict__ | {
                 name: memory.Segment(segment.fd, segment.size)
                 for name, segment in shared.__dict__.items()
                 if isinstance(segment, memory.Segment)
             }
-            run.func(own, worker, *rest)
+            own._become(worker, *rest)
 
         process = kernel.start(child, f"worker {worker}.{rest[0]}", helper)
         process.environ = dict(helper.environ)

@@ -540,10 +540,10 @@ class World:
     def _check_losses(self, driver: Driver) -> None:
         """Check the answers of the workers that were asked for the loss."""
         for question in self._questions:
-            if question.over:
+            if question.done():
                 problem = driver.problem
                 with contextlib.suppress(LossUnknown):
-                    value = question.answer() / len(problem.centres)
+                    value = question.result() / len(problem.centres)
                     if not np.isclose(value, problem.loss(question.model), rtol=1e-9):
                         raise auditors.Broken(
                             "losses", f"workers answer {value} instead of {problem.loss(question.model)}"

@@ -9,8 +9,7 @@ from anyk.clusters.mpi import Mpi
 from anyk.clusters.processes import Processes
 from anyk.clusters.ray import Ray
 from anyk.clusters.virtual import Compute, Outage, Simulated
-from anyk.delays import Communication, DelayModel, parse
-from anyk.delays import communication as parse_communication
+from anyk.delays import Communication, DelayModel
 from anyk.specs import Registry
 
 _SUPPLIED = (
@@ -32,9 +31,9 @@ register = registry.register
 def simulated(
     workers: int,
     *,
-    delays: DelayModel | None = None,
+    delays: DelayModel | str | None = None,
     seed: int = 0,
-    communication: Communication | None = None,
+    communication: Communication | DelayModel | str | None = None,
     task: float = 0.0,
     partition: float = 0.0,
     step: float = 0.0,
@@ -62,9 +61,7 @@ def cluster(
     >>> cluster("simulated", workers=4, delays="exp:mean=0.5", seed=1).workers
     4
     """
-    model = None if delays is None else parse(delays)
-    lines = None if communication is None else parse_communication(communication)
-    return registry.build(spec, workers=workers, delays=model, seed=seed, communication=lines)
+    return registry.build(spec, workers=workers, delays=delays, seed=seed, communication=communication)
 
 
 __all__ = [

@@ -1,8 +1,8 @@
 """The interface that every cluster implements; the conformance suite in :mod:`anyk.testing` defines its behaviour.
 
-Clusters whose workers share no memory with the driver derive from :class:`~anyk.clusters.remote.networked.Networked`
-and :class:`~anyk.clusters.remote.networked.NetworkedWorker`, and implement :class:`Transport`,
-:class:`NetworkTransport` and :class:`WorkerTransport`.
+Clusters on the wall clock derive from :class:`~anyk.clusters.remote.remote.Remote`; if their workers share no memory
+with the driver, from :class:`~anyk.clusters.remote.networked.Networked` and
+:class:`~anyk.clusters.remote.networked.NetworkedWorker`. What remains is their abstract methods.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from anyk import html
-from anyk.arrays import Array, Vector
+from anyk.arrays import Vector
 from anyk.clusters.injection import ClusterOptions, Injection
 from anyk.clusters.local import Local
 from anyk.clusters.store import VectorStore
@@ -168,54 +168,3 @@ class Report(NamedTuple):
     sent: float = 0.0
     bits: int = 0  # a digest, or the value of a loss
     text: str = ""
-
-
-class Transport(ABC):
-    """The driver's interface to workers that run independently of it."""
-
-    @abstractmethod
-    def ship(self, partitions: Partitions) -> None:
-        """Prepare the data for a run's workers: ``setup``, their ``assignment`` and the assigned partitions."""
-
-    @abstractmethod
-    def spawn(self, worker: int) -> None:
-        """Start or restart a worker, which must report that it is ready; networked: call ``renew(worker)`` first."""
-
-    @abstractmethod
-    def send_orders(self, worker: int) -> None:
-        """Send a worker its newest orders, if it is present."""
-
-    @abstractmethod
-    def poll(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for news; append a ``Notice`` for each report, and ``Died``, to ``news``.
-
-        It may also append ``Departure`` if it learns that a worker's machine is going to be taken away.
-        """
-
-    def end_worker(self, worker: int) -> None:
-        """End a worker that is leaving; its death is reported as any other. Optional: needed to drain workers."""
-        raise NotImplementedError(f"worker {worker} cannot be ended")
-
-
-class NetworkTransport(ABC):
-    """The driver's interface to workers that share no memory with it."""
-
-    @abstractmethod
-    def listens(self, worker: int) -> bool:
-        """Return whether the worker has received the last envelope; until then only the newest orders are kept."""
-
-    @abstractmethod
-    def send(self, worker: int, envelope: Envelope) -> None:
-        """Send an envelope with the vectors of its fresh keys (``store.vector``), without waiting."""
-
-
-class WorkerTransport(ABC):
-    """The worker's interface to the driver; it must pass every envelope to ``receive``."""
-
-    @abstractmethod
-    def transmit(self, report: Report, vector: Array | None) -> None:
-        """Send the driver a report, and its vector if there is one."""
-
-    @abstractmethod
-    def listen(self, until: float | None) -> None:
-        """Wait for an envelope, at most until a time; raise ``Disconnected`` if the driver has ended."""

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from anyk.checks import check_range, check_workers, typed
 from anyk.clusters.messages import Messages
 from anyk.clusters.packing import scheme
 from anyk.delays import Communication, DelayModel, DelayStream, NoDelay, Traffic, parse
 from anyk.delays import communication as parse_communication
-from anyk.protocol import Chunk, Layout, Task
+from anyk.protocol import Layout, Task
 
 
 class InFlight(NamedTuple):
@@ -27,8 +29,7 @@ class InFlight(NamedTuple):
     @classmethod
     def from_plain(cls, plain: Sequence[Any]) -> InFlight:
         """Return a task read from JSON."""
-        worker, chunks, versions, started, before, each = plain
-        return cls(worker, tuple(map(Chunk.from_plain, chunks)), tuple(versions), started, before, each)
+        return msgspec.convert(plain, cls)
 
     @property
     def end(self) -> float:
@@ -79,7 +80,8 @@ class Injection:
         # whose lengths determine transfer times; None if only times are simulated
         self.messages: Messages | None = None
         self.stream = DelayStream(self.delays, seed, workers)
-        self.links = None if self.communication.silent else self.communication.stream(seed, workers)
+        self.links = self.communication.stream(seed, workers)
+        self.instant = self.communication.silent  # whether vectors take no time
         self.unit = 1.0  # weight of a partition if delays or costs are per partition
         self.numbers = [0] * workers  # tasks dispatched to each worker so far
 
@@ -94,8 +96,7 @@ class Injection:
             self.messages = messages
         self.numbers = [0] * workers
         self._repeats = [(-1, 0)] * workers  # (version, tasks dispatched with it)
-        if self.links is not None:
-            self.links.turns = {}
+        self.links.turns = {}
 
     @property
     def tasks(self) -> int:
@@ -114,7 +115,7 @@ class Injection:
         number = self.numbers[worker]
         self.numbers[worker] = number + 1
         travel = 0.0
-        if self.links is not None:
+        if not self.instant:
             travel = self.links.seconds(task, worker, number, self._traffic(worker, chunks), now)
         if self.stream.silent:
             return travel, 0.0
@@ -135,24 +136,21 @@ class Injection:
 
     def cancel(self, tasks: Iterable[int], now: float) -> None:
         """Drop the transfers that cancelled tasks have not started."""
-        if self.links is not None:
-            self.links.cancel(tasks, now)
+        self.links.cancel(tasks, now)
 
     def state(self) -> dict[str, Any]:
         """Return the number of samples so far, as plain data."""
-        turns = {} if self.links is None else self.links.turns
         return {
             "numbers": list(self.numbers),
             "repeats": list(self._repeats),
-            "turns": [[task, *turn] for task, turn in turns.items()],
+            "turns": [[task, *turn] for task, turn in self.links.turns.items()],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state` returned."""
         self.numbers = list(state["numbers"])
         self._repeats = [(version, count) for version, count in state["repeats"]]
-        if self.links is not None:
-            self.links.turns = {task: (begin, end) for task, begin, end in state["turns"]}
+        self.links.turns = {task: (begin, end) for task, begin, end in state["turns"]}
 
     def _relative_load(self, chunks: Task) -> float:
         """Return the share of the data that a task covers."""

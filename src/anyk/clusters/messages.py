@@ -18,12 +18,13 @@ import numpy as np
 from anyk import keyed
 from anyk.arrays import Floats, Vector
 from anyk.errors import BadInput, describe_error
-from anyk.problems.base import Index, Partitions, partition_abilities, rows_within
+from anyk.problems.base import Index, Partitions, partition_abilities, some_rows
 from anyk.problems.batches import Batches
 from anyk.problems.many import ManyPartitions
 from anyk.protocol import Chunk
 
 WHOLE = slice(None)  # all coordinates
+_MARKED = 32  # if one in this number of coordinates is meant, marking them in an array is cheaper than sorting them
 _COLUMNS, _ROWS = 512, 8  # columns into which a long message is folded, and the fewest rows that it then has
 
 
@@ -67,6 +68,23 @@ def _weights(count: int, dtype: str) -> Vector:
     return keyed.generator(0, "weights of a digest", count).uniform(1.0, 2.0, count).astype(dtype)
 
 
+_some_rows = lru_cache(maxsize=8)(some_rows)  # sampling takes time in proportion to the rows
+
+
+def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | None:
+    """Return the rows of a partition among the ``samples`` of all training rows to evaluate; None: all rows.
+
+    >>> [len(rows_within((500, 500), j, 10)) for j in range(2)], rows_within((2, 2), 0, 4)
+    ([3, 7], None)
+    """
+    sampled_rows = _some_rows(sum(sizes), samples, "train")
+    if isinstance(sampled_rows, slice):
+        return None
+    first = sum(sizes[:partition])
+    a, b = np.searchsorted(sampled_rows, (first, first + sizes[partition]))
+    return sampled_rows[a:b] - first
+
+
 class WrongLength(BadInput):
     """Raised if a partial gradient does not have the length of its support, or its numbers are not real."""
 
@@ -86,6 +104,16 @@ def _real(partition: int, gradient: Vector) -> Vector:
             "numbers"
         )
     return gradient
+
+
+def _union(parts: Sequence[Index], dimension: int) -> Index:
+    """Return the coordinates that are in any of several sorted index sets, sorted."""
+    if dimension >= _MARKED * sum(part.size for part in parts):
+        return np.unique(np.concatenate(parts))
+    marked = np.zeros(dimension, dtype=bool)
+    for part in parts:
+        marked[part] = True
+    return np.flatnonzero(marked)
 
 
 class Messages:
@@ -111,43 +139,27 @@ class Messages:
         self._seed = seed  # for sampling mini-batches
         self._first = first
         self._epochs = epochs
-        self._least = partition_abilities(partitions).least
+        abilities = partition_abilities(partitions)
+        self._least = abilities.least
         self._orders: dict[int, tuple[int, Index]] = {}  # the newest epoch and its permutation, by partition
-        self._together = together and partition_abilities(partitions).piece is not None
+        self._together = together and abilities.piece is not None
         self._pieces: dict[tuple[int, ...], Messages] = {}
-        self._within: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
         self._directions: dict[int, Floats] = {}
         self._supports: dict[tuple[int, ...], Index | None] = {}
-        self._places: dict[tuple[int, ...], list[Index | None]] = {}
+        self._places: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
         # for comparing replicas; 0: they are not compared
-        self.tolerance: float = partition_abilities(partitions).tolerance
-        self._rows_to_evaluate: dict[int, Index | None] = {}  # rows to evaluate, by partition
+        self.tolerance: float = abilities.tolerance
         self._process = os.getpid()
 
     def support(self, ids: tuple[int, ...]) -> Index | None:
         """Return the coordinates in a message over partitions ``ids``, sorted; None: all."""
         if ids not in self._supports:
-            parts = [self.partitions.support(j) for j in ids]
-            if any(part is None for part in parts) or not parts:
-                union = None
-            elif len(parts) == 1:
-                union = parts[0]
-            else:
-                union = self._union([part for part in parts if part is not None])
+            parts = [part for part in map(self.partitions.support, ids) if part is not None]
+            union: Index | None = None  # if a partition touches all coordinates
+            if ids and len(parts) == len(ids):
+                union = parts[0] if len(parts) == 1 else _union(parts, self.partitions.dimension)
             self._supports[ids] = union
         return self._supports[ids]
-
-    def _marks(self, size: int) -> bool:
-        """Return whether marking coordinates in an array of length d is cheaper than sorting ``size`` coordinates."""
-        return self.partitions.dimension < 32 * size
-
-    def _union(self, parts: list[Index]) -> Index:
-        if not self._marks(sum(part.size for part in parts)):
-            return np.unique(np.concatenate(parts))
-        marked = np.zeros(self.partitions.dimension, dtype=bool)
-        for part in parts:
-            marked[part] = True
-        return np.flatnonzero(marked)
 
     def length(self, ids: tuple[int, ...]) -> int:
         """Return the length of a message over partitions ``ids``."""
@@ -163,23 +175,25 @@ class Messages:
 
     def places(self, ids: tuple[int, ...]) -> list[Index | None]:
         """Return each partition's coordinates as positions in the message; None: all positions, in order."""
-        if ids not in self._places:
-            union = self.support(ids)
-            places: list[Index | None] = []
-            for j in ids:
-                own = self.partitions.support(j)
-                if own is None or (union is not None and own.size == union.size):
-                    places.append(None)
-                elif union is None:
-                    places.append(own)
-                elif self._marks(union.size):
-                    where = np.empty(self.partitions.dimension, dtype=np.intp)
-                    where[union] = np.arange(union.size)
-                    places.append(where[own])
-                else:
-                    places.append(np.searchsorted(union, own))
-            self._places[ids] = places
-        return self._places[ids]
+        return [self._place(ids, (j,)) for j in ids]
+
+    def _place(self, ids: tuple[int, ...], other: tuple[int, ...]) -> Index | None:
+        """Return the coordinates of a message over partitions ``other`` as positions in one over a superset."""
+        try:
+            return self._places[ids, other]
+        except KeyError:
+            union, place = self.support(ids), self.support(other)
+        if place is not None and union is not None:
+            if place.size == union.size:
+                place = None
+            elif self.partitions.dimension < _MARKED * union.size:
+                where = np.empty(self.partitions.dimension, dtype=np.intp)
+                where[union] = np.arange(union.size)
+                place = where[place]
+            else:
+                place = np.searchsorted(union, place)
+        self._places[ids, other] = place
+        return place
 
     def encode(
         self,
@@ -306,9 +320,7 @@ class Messages:
         parts: Any = self.partitions
         if isinstance(parts, ManyPartitions):
             parts = parts.of(slot)
-        if samples is not None and partition not in self._rows_to_evaluate:
-            self._rows_to_evaluate[partition] = rows_within(self.partitions.sizes, partition, samples)
-        chosen_rows = None if samples is None else self._rows_to_evaluate[partition]
+        chosen_rows = None if samples is None else rows_within(self.partitions.sizes, partition, samples)
         rows = () if chosen_rows is None else (chosen_rows,)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -336,7 +348,7 @@ class Messages:
             return
         if coefficient != 1.0:
             gradient = gradient * gradient.dtype.type(coefficient)
-        place = None if self._together else self.places(ids)[item]
+        place = None if self._together else self._place(ids, (ids[item],))
         if item == 0:
             if place is None:
                 out[:] = gradient
@@ -351,14 +363,7 @@ class Messages:
         self, out: Vector, ids: tuple[int, ...], other: tuple[int, ...], message: Vector, weight: float
     ) -> None:
         """Add ``weight`` times a message over partitions ``other`` to ``out``, a message over ``ids``, a superset."""
-        key = ids, other
-        if key not in self._within:
-            union, own = self.support(ids), self.support(other)
-            if own is None or union is None:
-                self._within[key] = own
-            else:
-                self._within[key] = None if own.size == union.size else np.searchsorted(union, own)
-        place = self._within[key]
+        place = self._place(ids, other)
         if weight != 1.0:
             message = message * message.dtype.type(weight)
         if place is None:

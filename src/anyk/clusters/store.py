@@ -10,7 +10,7 @@ import numpy as np
 from anyk.arrays import Floats, Vector
 from anyk.clusters.local import State
 from anyk.clusters.messages import WHOLE, Messages
-from anyk.protocol import RequestMessage, Task
+from anyk.protocol import Chunk, RequestMessage, Task
 
 Place = tuple[int, int]  # a message, by its task and chunk
 
@@ -79,6 +79,14 @@ class VectorStore:
         """Return the product of a message with the direction of a key; None if the message has been freed."""
         message = self.arrived.get((task, chunk))
         return None if message is None else self.messages.project(message.ids, message.vector, key)
+
+    def covered(self, task: int, index: int, chunk: Chunk) -> tuple[int, ...]:
+        """Return the partitions in a chunk's message."""
+        request = self.requests.get((task, index))
+        if request is None:
+            return chunk.covers
+        inside = [j for key in request.messages for j in self.arrived[key].ids]
+        return tuple(dict.fromkeys([*request.partitions, *inside]))
 
     # ------------------------------------------------------------------------------------------- messages of tasks
 

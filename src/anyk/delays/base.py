@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -109,14 +110,30 @@ class DelayModel(ABC):
     def order_statistic(self, k: int, workers: int) -> float | None:
         """Return the mean of the k-th smallest of one delay for each of ``workers`` workers, in seconds.
 
-        By default of independent delays, by integrating the chance that fewer than k are over; None if the
-        distribution is not known.
+        By default of independent delays, ``integral of P(fewer than k <= t) dt``; the number of workers that are done
+        by t is Poisson-binomial. The integral is taken over pieces that double in length until a piece no longer
+        counts. None for a model without a distribution, and if the tail is so heavy that all pieces count: then the
+        mean may be infinite. Accurate to about six digits, because distributions may jump.
 
         >>> import anyk
         >>> round(anyk.delays.Heterogeneous((1.0, 1.0, 1.0, 1.0)).order_statistic(2, 4) or 0, 6)  # 1/4 + 1/3
         0.583333
         """
-        return mean_of_kth(self, k, workers)
+        if self.cdf(np.zeros(1), 0) is None:
+            return None
+        from scipy.integrate import quad
+
+        fewer = partial(_fewer, self, k, workers)
+        end = 1e-9
+        while fewer(end) > 0.5 and end < _FAR:
+            end *= 2.0
+        total = float(quad(fewer, 0.0, end, limit=500, epsabs=0.0, epsrel=1e-10, full_output=1)[0])
+        while end < _FAR:
+            piece = float(quad(fewer, end, 2.0 * end, limit=200, epsabs=1e-13 * total, epsrel=1e-9, full_output=1)[0])
+            total, end = total + piece, 2.0 * end
+            if piece <= 1e-12 * total:
+                return total
+        return None
 
     def longest_sum(self, count: int, workers: int) -> float | None:
         """Return the mean of the largest of ``workers`` sums of ``count`` independent delays, in seconds, or None."""
@@ -135,7 +152,7 @@ class DelayModel(ABC):
             return None
         from scipy.integrate import quad
 
-        return float(quad(lambda t: _fewer(self, k, workers, t), begin, end, limit=500, full_output=1)[0])
+        return float(quad(partial(_fewer, self, k, workers), begin, end, limit=500, full_output=1)[0])
 
     def at_load(self, seconds: float, relative_load: float) -> float:
         """Return a drawn delay adjusted to the share of the data that the task covers; only traces change it."""
@@ -155,32 +172,6 @@ def _fewer(model: DelayModel, k: int, workers: int, t: float) -> float:
         counts[1:] = counts[1:] * (1.0 - p) + counts[:-1] * p
         counts[0] *= 1.0 - p
     return float(counts.sum())
-
-
-def mean_of_kth(model: DelayModel, k: int, workers: int) -> float | None:
-    """Return the mean of the k-th smallest of independent delays, ``integral of P(fewer than k <= t) dt``, in seconds.
-
-    The number of workers that are done by t is Poisson-binomial. The integral is taken over pieces that double in
-    length until a piece no longer counts. None for a model without a distribution, and if the tail is so heavy that
-    all pieces count: then the mean may be infinite. Accurate to about six digits, because distributions may jump.
-    """
-    if model.cdf(np.zeros(1), 0) is None:
-        return None
-    from scipy.integrate import quad
-
-    def fewer(t: float) -> float:
-        return _fewer(model, k, workers, t)
-
-    end = 1e-9
-    while fewer(end) > 0.5 and end < _FAR:
-        end *= 2.0
-    total = float(quad(fewer, 0.0, end, limit=500, epsabs=0.0, epsrel=1e-10, full_output=1)[0])
-    while end < _FAR:
-        piece = float(quad(fewer, end, 2.0 * end, limit=200, epsabs=1e-13 * total, epsrel=1e-9, full_output=1)[0])
-        total, end = total + piece, 2.0 * end
-        if piece <= 1e-12 * total:
-            return total
-    return None
 
 
 _BLOCK = 256

@@ -68,7 +68,7 @@ def summarised(times: Floats, remarks: Sequence[str]) -> str:
     return ", ".join([size, *remarks, f"median {np.nanmedian(times):.3g} s, longest {np.nanmax(times):.3g} s"])
 
 
-def read_measured(file: Path, *, unit: str | None = None, max_gb: float | None = None) -> TimeTable:
+def read_measured(file: Path, *, unit: str | None, max_gb: float | None) -> TimeTable:
     """Return the times in an npz, CSV (also ``.csv.gz``) or Parquet file; ``unit`` is s, ms or us, else the header's.
 
     CSV and Parquet have one column for each worker, or the columns round, worker and seconds. Row numbers are ignored.
@@ -180,11 +180,11 @@ def _from_table(file: Path, table: Table) -> tuple[TimeTable, float]:
             remarks.append("columns in the order of the workers' numbers")
             columns = order
     values = [table.columns[i] for i in columns]
-    _refuse_other_shapes(file, table, columns)
+    called = tuple(_called(table, i) for i in columns)
+    _refuse_other_shapes(file, values, called[0])
     scales = {unit_in(names[i])[1] for i in columns} - {None}
     if len(scales) > 1:
         raise BadInput(f"the columns of '{shown(file)}' are in different units; convert them to one")
-    called = tuple(_called(table, i) for i in columns)
     return TimeTable(np.column_stack(values), remarks=tuple(remarks), columns=called), next(iter(scales), 1.0) or 1.0
 
 
@@ -192,14 +192,12 @@ def _called(table: Table, i: int) -> str:
     return f"column '{shown(table.names[i])}'" if table.header else f"column {i}"
 
 
-def _refuse_other_shapes(file: Path, table: Table, columns: Sequence[int]) -> None:
-    """Raise BadInput for a long table or a column of clock readings, which look like one column for each worker."""
-    values = [table.columns[i] for i in columns]
-    rows = table.rows
-    first = values[0]
-    if len(values) > 1 and rows >= _CLOCK and (np.diff(first) > 0).all():
+def _refuse_other_shapes(file: Path, values: Sequence[Floats], first: str) -> None:
+    """Raise BadInput for a long table or a ``first`` column of clock readings, which look like a column a worker."""
+    rows = len(values[0])
+    if len(values) > 1 and rows >= _CLOCK and (np.diff(values[0]) > 0).all():
         raise BadInput(
-            f"{_called(table, columns[0])} of '{shown(file)}' rises in every row, like a clock or a row number; "
+            f"{first} of '{shown(file)}' rises in every row, like a clock or a row number; "
             "remove it, as each column is a worker's seconds"
         )
     if not 3 <= len(values) <= 5 or rows < 4:

@@ -258,20 +258,6 @@ def some_rows(rows: int, samples: int, of: str) -> Index | slice:
     return np.sort(keyed.generator(0, "evaluate", of, rows).choice(rows, samples, replace=False))
 
 
-def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | None:
-    """Return the rows of a partition that :func:`some_rows` picks from all training rows; None: all rows.
-
-    >>> [len(rows_within((500, 500), j, 10)) for j in range(2)], rows_within((2, 2), 0, 4)
-    ([3, 7], None)
-    """
-    sampled_rows = some_rows(sum(sizes), samples, "train")
-    if isinstance(sampled_rows, slice):
-        return None
-    first = sum(sizes[:partition])
-    a, b = np.searchsorted(sampled_rows, (first, first + sizes[partition]))
-    return sampled_rows[a:b] - first
-
-
 _MEMBERS = ("dimension", "dtype", "samples", "l2", "metric", "better", "split", "initial", "loss", "metrics", "recipe")
 
 

@@ -27,8 +27,7 @@ from anyk.specs import parse
 from anyk.strategies import strategy as build
 from anyk.strategies import with_fleet
 from anyk.testing.chaos_faults import PROMISES, FaultPlan
-from anyk.testing.chaos_processes import FINDERS
-from anyk.testing.chaos_training import DisturbedTraining
+from anyk.testing.chaos_training import FINDERS, DisturbedTraining
 
 _WINDOW = 30.0  # seconds in each of which the run must be fast enough
 
@@ -153,7 +152,7 @@ def chaos(
         steps, environment, of_run = _of_run(folder, plan)
         findings = (
             _happened(effects),
-            _ended(training),
+            Finding("end", not training.defects, "; ".join(training.defects) or "the training ended by itself"),
             _fast_enough(training.samples, training.outages, least, faults.seconds),
             *of_run,
             _nothing_left(descriptors, training, folder),
@@ -219,11 +218,6 @@ def _happened(effects: Sequence[Effect]) -> Finding:
     groups = (never, "never occurred"), (unseen, "occurred without an effect")
     wrong = "; ".join(f"{' and '.join(kinds)} {what}" for kinds, what in groups if kinds)
     return Finding("faults", not wrong, wrong or "every kind of fault occurred and had its effect")
-
-
-def _ended(training: DisturbedTraining) -> Finding:
-    text = "; ".join(training.defects) or "the training ended by itself"
-    return Finding("end", not training.defects, text)
 
 
 def _fast_enough(

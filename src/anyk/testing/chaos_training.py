@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import sqlite3
@@ -19,13 +20,13 @@ from anyk import keyed
 from anyk.clusters.remote.handles import is_stopped
 from anyk.errors import BadInput, RunFailed
 from anyk.testing.chaos_faults import FaultPlan, slowness
-from anyk.testing.chaos_processes import FINDERS, marked, named_files
 
 MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, which names the folder for requests
 _TICK, _LOOK, _TELL = 0.02, 0.25, 5.0  # seconds between faults, looks at workers and log, and lines of progress
 _STOPPED = 0.1, 2.0  # the least and the most seconds for which a worker is stopped
 _CYCLE = 0.2  # seconds of which a slowed worker spends a part stopped
 _VANISH = 20.0  # seconds after which all processes must have ended with the driver
+_NAMED = re.compile(rb"/dev/shm/[^\s\0]+|/tmp/anykray-\w+")
 _END = 120.0  # seconds that a training may take beyond twice its own
 
 
@@ -276,3 +277,49 @@ def _send(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process, unless it has ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+# ------------------------------------------------------------------------------------------- processes, from /proc
+
+
+def _read(pid: int, name: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    return b""
+
+
+def _parents() -> dict[int, int]:
+    """Return the parents of all processes that have not ended."""
+    pids = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+    stats = {pid: _read(pid, "stat").rpartition(b")")[2].split() for pid in pids}  # state, parent and other numbers
+    return {pid: int(stat[1]) for pid, stat in stats.items() if stat and stat[0] not in b"ZX"}
+
+
+def marked(mark: str) -> list[int]:
+    """Return the processes that have a text in the environment with which they started."""
+    return [pid for pid in _parents() if mark.encode() in _read(pid, "environ")]
+
+
+def named_files(mark: str) -> set[str]:
+    """Return shared memory with a name, and folders of Ray, that marked processes use: what could be left behind."""
+    texts = [_read(pid, name) for pid in marked(mark) for name in ("cmdline", "maps")]
+    return {name.decode() for text in texts for name in _NAMED.findall(text)}
+
+
+def _forked_workers(driver: int) -> list[int]:
+    """Return the workers of the cluster ``processes``: they are the children of the driver's helper program."""
+    parents = _parents()
+    helpers = [pid for pid, parent in parents.items() if parent == driver and b"forkserver" in _read(pid, "cmdline")]
+    return [pid for pid, parent in parents.items() if parent in helpers]
+
+
+def _actors(driver: int) -> list[int]:
+    """Return the workers of a local Ray cluster, whose daemon, a child of the driver, names them after their class."""
+    parents = _parents()
+    children = [pid for pid, parent in parents.items() if parent == driver]
+    started = [pid for pid, parent in parents.items() if parent in children]
+    return [pid for pid in started if _read(pid, "cmdline").startswith(b"ray::Actor")]
+
+
+# by cluster: how its workers are found
+FINDERS: dict[str, Callable[[int], list[int]]] = {"processes": _forked_workers, "ray": _actors}

@@ -43,6 +43,7 @@ MakeCluster = Callable[[int, DelayModel | None], Cluster]
 Kill = Callable[[Cluster, int], None]
 E = TypeVar("E", bound=Event)
 _N = 4
+_CENTRES = Squares(_N).centres
 _EXACT = (
     ("uncoded", _N),
     ("frc:stragglers=1", _N),
@@ -153,8 +154,7 @@ def check_collect(make: MakeCluster) -> None:
     driver = _run(toy, make(1, None), 1)
     done = [event.done for event in _received(toy, Progress)]
     assert done[:3] == [1, 2, 3], f"progress was {done}"
-    centres = Squares(_N).centres
-    _expect_model(driver, -0.5 * (-centres[0] + 2.0 * centres[2]) / _N)
+    _expect_model(driver, -0.5 * (-_CENTRES[0] + 2.0 * _CENTRES[2]) / _N)
 
 
 def check_messages_between_workers(make: MakeCluster) -> None:
@@ -171,8 +171,8 @@ def check_messages_between_workers(make: MakeCluster) -> None:
         return [RequestMessage(0, 0, 0, (0,), (3.0,), ((1, 0), (2, 0)), (1.0, -1.0))]
 
     driver = _run(Toy(3, [first], react, partitions=_N), make(3, None), 1)
-    centres = Squares(_N).centres
-    _expect_model(driver, -0.5 * 0.5 * (-3.0 * centres[0] - centres[1] - centres[2] + 2.0 * centres[3]) / _N)
+    gradient = -3.0 * _CENTRES[0] - _CENTRES[1] - _CENTRES[2] + 2.0 * _CENTRES[3]
+    _expect_model(driver, -0.5 * 0.5 * gradient / _N)
     weights = _rows(driver, "SELECT task, weight FROM chunks WHERE step = 1 ORDER BY task")
     assert weights == [(0, 0.5), (1, 0.5), (2, -0.5)], f"weights in the ledger: {weights}"
 
@@ -193,9 +193,8 @@ def check_messages_that_wait(make: MakeCluster) -> None:
 
     toy = Toy(2, [work(0, 0)], {Reply: react}, inner="", partitions=_N)  # with the run's own optimiser
     driver = _run(toy, make(2, None), 1)
-    centres = Squares(_N).centres
-    start = 0.5 * sum(centres[task % _N] for task in range(count)) / count
-    _expect_model(driver, 0.5 * start + 0.5 * centres[count % _N])
+    start = 0.5 * sum(_CENTRES[task % _N] for task in range(count)) / count
+    _expect_model(driver, 0.5 * start + 0.5 * _CENTRES[count % _N])
 
 
 def check_versions_that_wait(make: MakeCluster) -> None:
@@ -257,11 +256,10 @@ def check_two_models(make: MakeCluster) -> None:
 
     driver = _run(Toy(2, [give(0)], {Reply: react}, slots=("a", "b"), partitions=_N), make(2, None), 3)
     assert driver.versions.newest == {"a": 3, "b": 3}, f"versions {driver.versions.newest}"
-    centres = Squares(_N).centres
     for slot, assigned in (("a", (0, 1)), ("b", (2, 3))):
-        w = np.zeros(centres.shape[1])
+        w = np.zeros(_CENTRES.shape[1])
         for _ in range(3):
-            w -= 0.5 * sum(w - centres[j] for j in assigned) / _N
+            w -= 0.5 * sum(w - _CENTRES[j] for j in assigned) / _N
         _expect_model(driver, w, f"model {slot}", slot)
 
 

@@ -135,9 +135,8 @@ class Fate:
         return event
 
     def _alarm(self, worker: int, pick: int, at: float) -> Event | None:
-        alarms = self.world.alarms
-        name = min(alarms, key=lambda name: (alarms[name], name), default=None)
-        return None if name is None else Alarm(max(at, alarms.pop(name)), name)
+        time, name = self.world.alarms.next()
+        return Alarm(max(at, time), name) if self.world.alarms.pop(name, None) is not None else None
 
     def _measured(self, worker: int, pick: int, at: float) -> Event | None:
         """Return a message's projection, combined from the projections of its partial gradients."""

@@ -37,6 +37,20 @@ from anyk.testing.world import Broken, World
 _PATIENCE = 2000  # events without a fault, within which a strategy must step and end its tasks
 _ENOUGH = 2  # steps within that number of events
 _WAITS = (0.0, 0.01, 0.3)
+# how likely the kinds of actions are, relative to each other: always the same, or one of several numbers for a schedule
+_CERTAIN = {"work": 12.0, "alarm": 2.0, "measured": 12.0}
+_MOODS = {
+    "join": (0.3, 1.0, 4.0),
+    "fail": (0.0, 0.2, 0.2, 1.0),
+    "lose": (0.0, 0.3, 1.0),
+    "give up": (0.0, 0.0, 0.2),
+    "return": (0.0, 0.5),
+    "restart": (0.0, 0.5),
+    "repeat": (0.0, 0.5, 2.0),
+    "late": (0.0, 0.5, 2.0),
+    "lose again": (0.0, 0.3),
+    "join again": (0.0, 0.5),
+}
 _SHRINKING = 100_000  # events and answers that may be spent on finding a shorter schedule
 
 
@@ -164,21 +178,7 @@ class Play:
     def sample_actions(self, events: int) -> Iterable[Action]:
         """Yield the actions of a schedule with a number of events, each sampled after the event before."""
         random, world = self.random, self.world
-        mood = {
-            "work": 12.0,
-            "alarm": 2.0,
-            "measured": 12.0,
-            "join": float(random.choice([0.3, 1.0, 4.0])),
-            "fail": float(random.choice([0.0, 0.2, 0.2, 1.0])),
-            "lose": float(random.choice([0.0, 0.3, 1.0])),
-            "give up": float(random.choice([0.0, 0.0, 0.2])),
-            "return": float(random.choice([0.0, 0.5])),
-            "restart": float(random.choice([0.0, 0.5])),
-            "repeat": float(random.choice([0.0, 0.5, 2.0])),
-            "late": float(random.choice([0.0, 0.5, 2.0])),
-            "lose again": float(random.choice([0.0, 0.3])),
-            "join again": float(random.choice([0.0, 0.5])),
-        }
+        mood = _CERTAIN | {kind: float(random.choice(choices)) for kind, choices in _MOODS.items()}
         if self.pristine.layout.fewest:
             mood["leaving"] = float(random.choice([0.0, 0.5]))
         slow = random.random(world.workers) ** 2 if random.random() < 0.3 else np.ones(world.workers)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from anyk import keyed
+from anyk.clusters.alarms import Alarms
 from anyk.protocol import (
     Cancel,
     Chunk,
@@ -85,7 +86,7 @@ class World:
         self.tasks: dict[int, TaskRecord] = {}
         self.task_of: dict[int, int] = {}  # the newest task of each worker
         self.next = 0
-        self.alarms: dict[str, float] = {}
+        self.alarms = Alarms()
         self.measures: deque[Place] = deque()
         self.questions: deque[Event] = deque()  # answers that the driver gives immediately
         self.stopped: Stop | None = None
@@ -241,9 +242,7 @@ class World:
             self._check_slot(other)
         self.versions[slot] += 1
 
-    def _use(
-        self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place] = ()
-    ) -> list[tuple[Place, Any]]:
+    def _use(self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place]) -> list[tuple[Place, Any]]:
         """Mark messages, and those added to them, as used or kept; return all with their weights in the sum."""
         used: list[tuple[Place, Any]] = list(zip(messages, weights, strict=True))
         for place, weight in used:  # grows while it is walked through
@@ -270,12 +269,9 @@ class World:
         return slot
 
     def _alarm(self, command: SetAlarm) -> None:
-        if command.time is None:
-            self.alarms.pop(command.name, None)
-        elif math.isfinite(command.time):
-            self.alarms[command.name] = command.time
-        else:
+        if command.time is not None and not math.isfinite(command.time):
             raise Broken("alarm", f"an alarm is set for {command.time}")
+        self.alarms.set(command)
 
     def _stop(self, command: Stop) -> None:
         self.stopped = command

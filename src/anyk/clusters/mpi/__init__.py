@@ -4,7 +4,6 @@ Started as ``mpiexec -n 31 anyk train … --cluster mpi``, or with a custom scri
 the cluster makes workers of all ranks but the first, which leave the program there when the first has ended.
 """
 
-from anyk.clusters.mpi.mpi import Mpi
-from anyk.clusters.mpi.ranks import join
+from anyk.clusters.mpi.mpi import Mpi, join
 
 __all__ = ["Mpi", "join"]

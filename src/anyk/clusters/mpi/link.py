@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.arrays import Array
+from anyk.clusters.contract import Report
 from anyk.errors import BadInput, MissingPackage
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 RECEIVED, BYE = 100, 101  # further kinds of reports: received an envelope; left a run
 TO_WORKER, WIRE, VECTOR = 1, 2, 3  # tags
 RUN, ORDERS, CLOSE, END = range(4)  # kinds of the driver's messages
-TEXT = 512
-WIRE_FORM = struct.Struct(f"=qqqqddddqqqqi{TEXT}s")  # a report, its run, the size and type of its vector, its text
+LONGEST, TEXT = 4096, 512  # the most bytes of a report, and characters of its text
+SentReport = tuple[int, Report, tuple[str, int] | None]  # as a line of JSON: run, report, type and size of its vector
 _SHORT = 5e-5  # seconds between two polls for messages, doubled while there are none
 LONG, LONG_DRIVER = 2e-3, 5e-4  # the longest such pauses, of workers and driver
 

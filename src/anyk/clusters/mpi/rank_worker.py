@@ -20,7 +20,6 @@ from anyk.clusters.mpi.link import (
     TEXT,
     VECTOR,
     WIRE,
-    WIRE_FORM,
     Pause,
     Sends,
     take_parcel,
@@ -41,12 +40,10 @@ class _RankWorker(NetworkedWorker):
         self.ended = False  # whether the driver has ended, so that no run follows
 
     def transmit(self, report: Report, vector: Array | None) -> None:
-        text = report.text.encode()
-        if len(text) > TEXT:
-            text = text[: TEXT - 3] + "…".encode()
-        size, single = (-1, 0) if vector is None else (vector.size, ord(vector.dtype.char))
-        data = bytearray(WIRE_FORM.pack(*report[:-1], self._run, size, len(text), single, text))
-        self._sends(0, WIRE, data)
+        if len(report.text) > TEXT:
+            report = report._replace(text=f"{report.text[: TEXT - 1]}…")
+        form = None if vector is None else (vector.dtype.str, vector.size)
+        self._sends(0, WIRE, msgspec.json.encode((self._run, report, form)) + b"\n")
         if vector is not None:
             self._sends(0, VECTOR, vector)
 

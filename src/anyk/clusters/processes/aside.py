@@ -1,7 +1,7 @@
 """Evaluation in a separate process, so that steps do not wait and the driver loads no data.
 
 The problem is sent once, as partitions are sent to workers; its arrays and the models are in shared memory without a
-name. Questions and answers are lines of JSON; answers are never unpickled.
+name. Questions and answers are JSON; answers are never unpickled.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
@@ -18,16 +17,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from anyk.arrays import Vector
-from anyk.clusters.processes.memory import Segment, place_buffers
+from anyk.clusters.processes.memory import Segment
 from anyk.clusters.remote.losses import LossUnknown
 from anyk.clusters.remote.shipping import ship, unship
 from anyk.errors import BadInput, RunFailed
+from anyk.plain import ByName
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.many import ManyProblems, each_of
 
@@ -39,7 +40,6 @@ _BEAT = 1.0  # seconds between two signs of life of the process
 _START, _SILENCE = 120.0, 60.0
 _INTERRUPTED = 5.0  # the same, while a run is being interrupted
 _TRIES = 2  # the most processes that may end at one model, and the most such models in a row
-_TELLING = threading.Lock()
 _ERRORS: dict[str, type[Exception]] = {"BadInput": BadInput, "RunFailed": RunFailed}
 
 
@@ -57,15 +57,13 @@ class Aside:
         if not sys.platform.startswith(("linux", "darwin")):
             raise BadInput(f"evaluation aside runs on Linux and macOS, not on {sys.platform}; use where='driver'")
         buffers = ship(problem, to="the process that evaluates it")
-        places, size = place_buffers(buffers)
-        self._data = Segment.create(size, "evaluated")
-        self._data.reserve(0, max(size, 1))
-        for (start, length), buffer in zip(places, buffers, strict=True):
-            self._data.memory[start : start + length] = buffer
+        self._data = Segment.create(0, "evaluated")
+        self._places = self._data.store(buffers)
         self._model = Segment.create(problem.dimension * problem.dtype.itemsize, "model")
-        self._dtype, self._samples, self._places = problem.dtype, samples, places
+        self._dtype, self._samples = problem.dtype, samples
         self._process: subprocess.Popen[bytes] | None = None
-        self._unread, self._silence = b"", _START
+        self._link: Connection | None = None
+        self._silence = _START
         self._failed = Counter[str]()  # models in a row whose loss, or metrics, could not be computed
         self._closed = False
         self.interrupted: Callable[[], bool] = lambda: False
@@ -93,26 +91,24 @@ class Aside:
 
         Raises :class:`~anyk.clusters.remote.losses.LossUnknown` if one process after another ends while it evaluates.
         """
-        question = json.dumps([what, model, w.size]).encode() + b"\n"
+        question = json.dumps([what, model, w.size]).encode()
         with self._lock:
             why = "is not started again"
             for _ in range(_TRIES if self._failed[what] < _TRIES else 0):
                 if self._closed:
                     raise RunFailed("the run has ended, and with it the process that evaluates")
-                process = self._process = self._process or self._start()
-                assert process.stdin is not None
+                link = self._link = self._link or self._start()
                 self._model.array(0, w.size, self._dtype)[:] = w
-                line = None
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(question)
-                    process.stdin.flush()
-                    line = self._read_line(process)
-                if line:
+                answer = None
+                with contextlib.suppress(OSError, EOFError):
+                    link.send_bytes(question)
+                    answer = self._read_answer(link)
+                if answer:
                     self._failed[what] = 0
                     break
-                ended = self._end(_DYING if line is None else 0.0)
+                ended = self._end(_DYING if answer is None else 0.0)
                 why = f"was killed by {signal.Signals(-ended).name}" if ended < 0 else f"exited with code {ended}"
-                why = f"{why if line is None else 'gave no sign of life'}, twice at the same model"
+                why = f"{why if answer is None else 'gave no sign of life'}, twice at the same model"
             else:
                 self._failed[what] += 1
                 raise LossUnknown(
@@ -120,66 +116,60 @@ class Aside:
                     "where='driver'",
                     forever=self._failed[what] >= _TRIES,
                 )
-        answer = json.loads(line)
-        if isinstance(answer, list):
-            kind, text = answer
+        value = json.loads(answer)
+        if isinstance(value, list):
+            kind, text = value
             raise _ERRORS.get(kind, type(kind, (Exception,), {}))(text)
-        return answer["is"]
+        return value["is"]
 
-    def _read_line(self, process: subprocess.Popen[bytes]) -> bytes | None:
-        """Return the next answer; None if the process has ended, b"" if it has been silent too long."""
-        assert process.stdout is not None
+    def _read_answer(self, link: Connection) -> bytes:
+        """Return the next answer, or b"" if the process has been silent too long; raise EOFError if it has ended."""
         last = time.monotonic()
         while True:
-            answers = [line for line in self._unread.split(b"\n")[:-1] if line]  # empty lines are signs of life
-            self._unread = self._unread.rpartition(b"\n")[2]
-            if answers:
-                return answers[-1]
-            if select.select([process.stdout], [], [], 0.1)[0]:
-                data = os.read(process.stdout.fileno(), 1 << 16)
-                if not data:
-                    return None
-                self._unread += data
-                last = time.monotonic()
-                self._silence = _SILENCE
+            if link.poll(0.1):
+                answer = link.recv_bytes()
+                if answer:
+                    return answer
+                last, self._silence = time.monotonic(), _SILENCE  # it was a sign of life
             elif time.monotonic() - last > (_INTERRUPTED if self.interrupted() else self._silence):
                 return b""
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        fds = [self._data.fd, self._model.fd]
+    def _start(self) -> Connection:
+        ours, theirs = Pipe()
+        fds = [self._data.fd, self._model.fd, theirs.fileno()]
         setup = {
             "path": [entry or str(Path.cwd()) for entry in sys.path],
-            "segments": [*zip(fds, [self._data.size, self._model.size], strict=True)],
+            "fds": fds,
+            "sizes": [self._data.size, self._model.size],
             "places": self._places,
             "dtype": self._dtype.str,
             "samples": self._samples,
         }
-        self._unread, self._silence = b"", _START
+        self._silence = _START
         environment = dict(os.environ)
         jax = sys.modules.get("jax")
         if jax is not None and jax.config.jax_enable_x64:  # set by the script, not by its environment
             environment["JAX_ENABLE_X64"] = "1"
-        return subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-c", _BOOT, json.dumps(setup)],
             pass_fds=fds,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # a user's function may print
             env=environment,
             process_group=0,  # Ctrl-C in the terminal then reaches only the driver
         )
+        theirs.close()
+        return ours
 
     def _end(self, within: float = 0.0) -> int:
         """End the process, unless it ends by itself within ``within`` seconds; return its exit code."""
-        process, self._process = self._process, None
-        if process is None:
+        process, link, self._process, self._link = self._process, self._link, None, None
+        if process is None or link is None:
             return 0
-        assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(within)
         process.kill()  # also ends a stopped process
-        for pipe in (process.stdout, process.stdin):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        link.close()
         return process.wait()
 
 
@@ -200,20 +190,38 @@ class EvaluatedAside:
         return metrics
 
 
-def main(setup: dict[str, Any]) -> None:
-    """Entry point of the process: read questions from standard input, write answers to standard output."""
-    out = os.dup(1)
-    os.dup2(2, 1)  # a user's function may print; keep that out of the answers
-    threading.Thread(target=_beat, args=(out,), daemon=True).start()
-    questions: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(questions,), daemon=True).start()
-    data, models = (Segment(fd, size) for fd, size in setup["segments"])
+def main(setup: ByName) -> None:
+    """Entry point of the process: read questions, write answers and signs of life."""
+    *segments, link_fd = setup["fds"]
+    data, models = map(Segment, segments, setup["sizes"])
+    link, telling = Connection(link_fd), threading.Lock()
+
+    def tell(answer: bytes) -> None:
+        with telling:
+            link.send_bytes(answer)
+
+    def give_signs_of_life() -> None:
+        with contextlib.suppress(OSError):  # the driver has ended
+            while True:
+                tell(b"")
+                time.sleep(_BEAT)
+
+    def listen() -> None:
+        """Read questions until the driver has ended, then end the process, whatever it is computing."""
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                questions.put(link.recv_bytes())
+        os._exit(0)
+
+    questions: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    for run in (give_signs_of_life, listen):
+        threading.Thread(target=run, daemon=True).start()
     problem: Problem | None = None
     while True:
         what, model, size = json.loads(questions.get())
         try:
             if problem is None:
-                problem = unship([memoryview(data.memory)[start : start + length] for start, length in setup["places"]])
+                problem = unship(data.parts(setup["places"]))
                 problem = problem if setup["samples"] is None else abilities_of(problem).sampled(setup["samples"])
             each = each_of(problem)[model]
             w = models.array(0, size, np.dtype(setup["dtype"]))
@@ -223,26 +231,4 @@ def main(setup: dict[str, Any]) -> None:
         except Exception as error:  # a user's problem may raise any exception
             kinds = [name for name, kind in _ERRORS.items() if isinstance(error, kind)]
             answer = [*kinds, type(error).__name__][0], str(error)
-        _tell(out, json.dumps(answer).encode())
-
-
-def _beat(out: int) -> None:
-    """Write signs of life until the process ends."""
-    while True:
-        _tell(out, b"")
-        time.sleep(_BEAT)
-
-
-def _tell(out: int, line: bytes) -> None:
-    """Write a line; two threads do so."""
-    with _TELLING:
-        data = line + b"\n"
-        while data:
-            data = data[os.write(out, data) :]
-
-
-def _listen(questions: queue.SimpleQueue[str]) -> None:
-    """Read questions until the driver has ended, then end the process, whatever it is computing."""
-    for line in sys.stdin:
-        questions.put(line)
-    os._exit(0)
+        tell(json.dumps(answer).encode())

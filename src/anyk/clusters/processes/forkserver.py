@@ -36,23 +36,21 @@ _BEATS = 40  # counts between two signs of life
 class ForkServer:
     """Forks, reaps and ends workers."""
 
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
+    def __init__(self, link: socket.socket, shared: Shared) -> None:
+        self._link, self._shared = link, shared
+        self._waker = os.pipe()  # written to when a child has ended
         self._children: dict[int, tuple[int, int]] = {}  # pid -> (worker, incarnation)
-        self._limit = 0  # the most processes that a worker may start
+        self._limit = shared.briefing.children
         self._too_many: dict[int, int] = {}  # pid of workers ended for exceeding the limit -> number of processes
 
     def serve(self) -> None:
         """Carry out the driver's requests until it closes the socket."""
-        message, fds = self._receive_start()
-        shared = Shared(message, fds)
-        self._limit = message["children"]
-        for name in message["imports"]:  # once, so that all workers share them
+        for name in self._shared.briefing.imports:  # once, so that all workers share them
             importlib.import_module(name)
         due = time.monotonic() + _EVERY
-        waker_read, waker_write = os.pipe()
-        os.set_blocking(waker_write, False)
-        signal.set_wakeup_fd(waker_write)
+        woken, waker = self._waker
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         gc.collect()
         gc.freeze()  # a collection in a worker would copy every page that it visits
@@ -60,34 +58,22 @@ class ForkServer:
         try:
             while True:
                 link = self._link.fileno()
-                ready, _, _ = select.select([link, waker_read], [], [], max(0.0, due - time.monotonic()))
+                ready, _, _ = select.select([link, woken], [], [], max(0.0, due - time.monotonic()))
                 if time.monotonic() >= due:
                     self._count()
                     due = time.monotonic() + _EVERY
                     counts += 1
                     if counts % _BEATS == 0:
                         self._link.sendall(b"\n")
-                if waker_read in ready:
-                    os.read(waker_read, 4096)
+                if woken in ready:
+                    os.read(woken, 4096)
                     self._reap()
-                if link in ready and not self._obey(shared, (waker_read, waker_write)):
+                if link in ready and not self._obey():
                     return
         finally:
             self._end()
 
-    def _receive_start(self) -> tuple[dict[str, Any], list[int]]:
-        size, fds, _, _ = socket.recv_fds(self._link, 8, 16)
-        if not size:
-            sys.exit(0)  # the driver could not start the run
-        data, length = bytearray(), int.from_bytes(size, "little")
-        while len(data) < length:
-            more = self._link.recv(length - len(data))  # not beyond: the next bytes come with a descriptor
-            if not more:
-                sys.exit(0)
-            data += more
-        return json.loads(data), list(fds)
-
-    def _obey(self, shared: Shared, own: tuple[int, int]) -> bool:
+    def _obey(self) -> bool:
         """Fork a worker on request, which includes its doorbell; return False if the driver has closed the socket."""
         data, fds, _, _ = socket.recv_fds(self._link, 33, 1)
         if not data:
@@ -95,7 +81,7 @@ class ForkServer:
         for line in data.splitlines():
             worker, incarnation = json.loads(line)
             try:
-                pid = fork(partial(self._become, shared, worker, incarnation, fds[0], own, os.getpid()))
+                pid = fork(partial(self._become, worker, incarnation, fds[0], os.getpid()))
             except OSError as error:  # forking may succeed later
                 self._tell_death(worker, incarnation, f"could not be started ({error.strerror})", _FROM_OUTSIDE)
                 continue
@@ -105,15 +91,13 @@ class ForkServer:
             self._tell({"forked": worker, "incarnation": incarnation, "pid": pid})
         return True
 
-    def _become(
-        self, shared: Shared, worker: int, incarnation: int, doorbell: int, own: tuple[int, int], forkserver: int
-    ) -> None:
+    def _become(self, worker: int, incarnation: int, doorbell: int, forkserver: int) -> None:
         """Run the worker in the child, and never return into the fork server's code."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for fd in (self._link.fileno(), *own):
+            for fd in (self._link.fileno(), *self._waker):
                 os.close(fd)
             os.setsid()  # processes that it starts are counted, and ended, with it
             if sys.platform == "linux":
@@ -123,7 +107,7 @@ class ForkServer:
                 # a woken worker waits its turn instead of interrupting the driver that is waking the others
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             os.environ["ANYK_WORKER"] = str(worker)
-            own_worker = SharedMemoryWorker(shared, worker, incarnation, doorbell)
+            own_worker = SharedMemoryWorker(self._shared, worker, incarnation, doorbell)
             signal.signal(signal.SIGTERM, lambda *_: own_worker.leave())
             own_worker.run()
             status = 0
@@ -238,6 +222,8 @@ def main(fd: int, preload: Sequence[str]) -> None:
         if refused is not None:
             link.sendall(json.dumps({"refused": refused}).encode() + b"\n")
             return
-        ForkServer(link).serve()
+        size, fds, _, _ = socket.recv_fds(link, 8, 16)
+        if size:  # otherwise the driver could not start the run
+            ForkServer(link, Shared(int.from_bytes(size, "little"), fds)).serve()
     except (BrokenPipeError, ConnectionResetError):
         return  # the driver ended while sending; the workers have been ended

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -61,6 +61,19 @@ class Segment:
             return
         with _explain_shortage(length):
             os.posix_fallocate(self.fd, start, length)
+
+    def store(self, buffers: list[memoryview]) -> list[tuple[int, int]]:
+        """Write buffers to a new segment, which grows; return their places."""
+        places, size = place_buffers(buffers)
+        self.grow(size)
+        self.reserve(0, self.size)
+        for (start, length), buffer in zip(places, buffers, strict=True):
+            self.memory[start : start + length] = buffer
+        return places
+
+    def parts(self, places: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return the buffers at some places, without copies."""
+        return [memoryview(self.memory)[start : start + length] for start, length in places]
 
     def write(self, start: int, data: bytes | memoryview) -> None:
         """Write bytes at any place, without mapping it; the segment's length in other processes is unchanged."""
@@ -172,7 +185,7 @@ class MailBox:
         self._segment, self._start = segment, start
         self._place, self._size = start + _BOX.size, size - _BOX.size
         self._seq = segment.array(start, 1, np.dtype(np.int64))
-        self.seen = int(self._seq[0])
+        self.seen = -1  # the sequence number of the orders taken last
 
     def put(self, orders: bytes) -> None:
         """Replace the orders."""

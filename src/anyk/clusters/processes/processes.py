@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -24,8 +23,9 @@ from anyk.clusters.available import available_memory
 from anyk.clusters.contract import PINNED, Report
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
-from anyk.clusters.processes.memory import ERROR_BOX, RECORD, MailBox, MemoryLayout, Segment, place_buffers
+from anyk.clusters.processes.memory import ERROR_BOX, RECORD, MailBox, MemoryLayout, Segment
 from anyk.clusters.processes.shared_store import SharedStore
+from anyk.clusters.processes.shared_worker import Briefing
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle
 from anyk.clusters.remote.orders import NOTHING
 from anyk.clusters.remote.remote import Remote
@@ -123,7 +123,6 @@ class Processes(Remote[_ProcessHandle]):
         self._link: socket.socket | None = None
         self._segments: list[Segment] = []
         self._pipe = self._into_pipe = -1
-        self._briefing = b""  # the first message to a helper program
         self._helper_gone = False  # whether the helper program is known to have ended
         self._helper_heard = 0.0  # time of the helper program's last sign of life
         self._helpers_ended: list[float] = []
@@ -203,16 +202,19 @@ class Processes(Remote[_ProcessHandle]):
         self._mail = mail
         self.store.attach(models, replies, states)
         self._pipe, self._into_pipe = os.pipe()
-        message = {
-            "layout": asdict(plan),
-            "setup": self.setup,
-            "assignment": [list(assigned) for assigned in self.assignment],
-            "children": self.children,
-            "imports": [name for name in _SHARED if name in sys.modules and name.encode() in bytes(buffers[0])],
-            "places": places,
-            "sizes": [segment.size for segment in self._segments],
-        }
-        self._briefing = json.dumps(message).encode()
+        briefing = Briefing(
+            layout=plan,
+            setup=self.setup,
+            assignment=self.assignment,
+            children=self.children,
+            imports=[name for name in _SHARED if name in sys.modules and name.encode() in bytes(buffers[0])],
+            places=places,
+            sizes=[segment.size for segment in self._segments],
+        )
+        packed = msgspec.json.encode(briefing)
+        self._briefing_size = len(packed)
+        self._segments.append(Segment.create(0, "briefing"))
+        self._segments[-1].store([memoryview(packed)])
         self._brief_helper()
         for i, handle in enumerate(self.handles):
             handle.box = MailBox(mail, plan.box_at(i), plan.box)
@@ -220,19 +222,21 @@ class Processes(Remote[_ProcessHandle]):
     def _brief_helper(self) -> None:
         """Send the helper program the data that all workers need; before that, it forks no worker."""
         self.prepare()
-        assert self._link is not None
         fds = [*[segment.fd for segment in self._segments], self._into_pipe]
+        self._tell_helper(self._briefing_size.to_bytes(8, "little"), fds)
+        self._helper_heard = time.monotonic()  # it sends signs of life from now on
+
+    def _tell_helper(self, message: bytes, fds: list[int]) -> None:
+        """Send the helper program one message, which it reads together with the descriptors."""
+        assert self._link is not None
         self._link.settimeout(self.patience_at_start)
         with contextlib.suppress(OSError):  # it has ended, which _read_helper will notice
-            socket.send_fds(self._link, [len(self._briefing).to_bytes(8, "little")], fds)
-            self._link.sendall(self._briefing)
+            socket.send_fds(self._link, [message], fds)
         self._link.setblocking(False)
-        self._helper_heard = time.monotonic()  # it sends signs of life from now on
 
     def _write_data(self, buffers: list[memoryview]) -> list[tuple[int, int]]:
         """Write the partitions, an object and its arrays, to the first segment; return their places."""
-        places, size = place_buffers(buffers)
-        plan = self._plan
+        plan, size = self._plan, sum(buffer.nbytes for buffer in buffers)
         required = size + 3 * plan.model_bytes * len(plan.slots) + plan.replies_size // 2
         available = available_memory()
         if available is not None and required > available:
@@ -240,13 +244,8 @@ class Processes(Remote[_ProcessHandle]):
                 f"the data and {self.workers} workers' buffers need {required / 2**20:,.0f} MiB of shared memory, "
                 f"{available / 2**20:,.0f} MiB are available; use fewer workers, fewer columns or float32"
             )
-        segment = Segment.create(size, "data")
-        self._segments = [segment]
-        segment.reserve(0, max(size, 1))
-        view = memoryview(segment.memory)
-        for (start, length), buffer in zip(places, buffers, strict=True):
-            view[start : start + length] = buffer
-        return places
+        self._segments = [Segment.create(0, "data")]
+        return self._segments[0].store(buffers)
 
     def spawn(self, worker: int) -> None:
         """Have the helper program fork a worker, with its own doorbell."""
@@ -255,18 +254,12 @@ class Processes(Remote[_ProcessHandle]):
         assert handle.box is not None
         handle.box.put(NOTHING)  # instead of its predecessor's orders
         handle.close_doorbell()
-        assert self._link is not None
         theirs, handle.doorbell = os.pipe()
         try:
             os.set_blocking(handle.doorbell, False)
-            self._link.settimeout(self.patience_at_start)
-            request = json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n"
-            with contextlib.suppress(OSError):  # it has ended, which _read_helper will notice
-                # one request per message: the helper reads a request together with its descriptor
-                socket.send_fds(self._link, [request], [theirs])
+            self._tell_helper(json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n", [theirs])
         finally:  # also on Ctrl-C
             os.close(theirs)
-        self._link.setblocking(False)
         while not self._read_helper():
             pass  # otherwise each side could wait for the other to read
 
@@ -406,8 +399,7 @@ class Processes(Remote[_ProcessHandle]):
 
     def _error(self, worker: int) -> str:
         at = self._plan.box_at(worker) + self._plan.box
-        size = int.from_bytes(self._mail.memory[at : at + 8], "little")
-        return self._mail.memory[at + 8 : at + 8 + min(size, ERROR_BOX - 8)].decode(errors="replace")
+        return self._mail.memory[at : at + ERROR_BOX].partition(b"\0")[0].decode(errors="replace")
 
 
 def _await_end(pid: int) -> None:

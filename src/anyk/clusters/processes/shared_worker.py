@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -25,53 +25,57 @@ from anyk.clusters.processes.memory import (
     SharedStates,
     model_view,
 )
-from anyk.clusters.remote.orders import OrderReader
+from anyk.clusters.remote.orders import Orders, unpack
 from anyk.clusters.remote.shipping import unship
-from anyk.clusters.remote.worker import Disconnected, Orders, RunSetup, Worker
+from anyk.clusters.remote.worker import Disconnected, RunSetup, Worker
+
+
+class Briefing(msgspec.Struct):
+    """The data of a run that all its workers need; the driver writes it into shared memory."""
+
+    layout: MemoryLayout
+    setup: RunSetup
+    assignment: Sequence[Sequence[int]]
+    children: int  # the most processes that a worker may start
+    imports: list[str]  # modules to import once for all workers
+    places: list[tuple[int, int]]  # of the partitions' buffers
+    sizes: list[int]  # of the segments
 
 
 class Shared:
-    """The run's settings, shared memory and pipe to the driver, common to all workers of a fork server."""
+    """The run's briefing, shared memory and pipe to the driver, common to all workers of a fork server.
 
-    def __init__(self, message: dict[str, Any], fds: list[int]) -> None:
-        self.layout = msgspec.convert(message["layout"], MemoryLayout)
-        self.setup = msgspec.convert(message["setup"], RunSetup)
-        self.assignment: list[list[int]] = message["assignment"]
-        self.places: list[tuple[int, int]] = [tuple(place) for place in message["places"]]
-        sizes = message["sizes"]
-        self.data, self.models, self.replies, self.mail, self.states = (
-            Segment(fd, size) for fd, size in zip(fds[:5], sizes, strict=True)
-        )
-        self.pipe = fds[5]
+    ``size``: of the briefing in bytes; ``fds``: descriptors of five segments, of the briefing and of the pipe.
+    """
 
-    def read_partitions(self) -> Any:
-        """Return the partitions that the driver wrote into shared memory at the start, without copying their arrays."""
-        return unship([memoryview(self.data.memory)[start : start + length] for start, length in self.places])
+    def __init__(self, size: int, fds: list[int]) -> None:
+        self.briefing = msgspec.json.decode(os.pread(fds[5], size, 0), type=Briefing)
+        self.data, self.models, self.replies, self.mail, self.states = map(Segment, fds[:5], self.briefing.sizes)
+        self.pipe = fds[6]
 
 
 class SharedMemoryWorker(Worker[int]):
     """A worker with shared memory; it refers to a message buffer by its number, from 0 to ``layout.buffers - 1``."""
 
     def __init__(self, shared: Shared, worker: int, incarnation: int, doorbell: int) -> None:
-        super().__init__(worker, shared.setup)
-        layout = self._layout = shared.layout
+        super().__init__(worker, shared.briefing.setup)
+        layout = self._layout = shared.briefing.layout
         self._shared, self._incarnation, self._doorbell = shared, incarnation, doorbell
         self._box = MailBox(shared.mail, layout.box_at(worker), layout.box)
-        self._box.seen = -1
         if layout.state_bytes:
             self._states = SharedStates(shared.states, worker, layout.state_bytes)
         self._reserved: set[int] = set()
-        self._read_orders = OrderReader()
 
     def start(self) -> None:
-        first_model = model_view(self._shared.models, self._layout, 0)
-        self.begin(self._shared.read_partitions(), self._shared.assignment[self.worker], first_model)
+        shared, briefing = self._shared, self._shared.briefing
+        partitions = unship(shared.data.parts(briefing.places))
+        self.begin(partitions, briefing.assignment[self.worker], model_view(shared.models, self._layout, 0))
 
     def changed(self) -> bool:
         return self._box.changed()
 
     def take(self) -> Orders | None:
-        return self._read_orders(self._box.take()) if self._box.changed() else None
+        return unpack(self._box.take()) if self._box.changed() else None
 
     def listen(self, until: float | None) -> None:
         ready = until is None or select.select([self._doorbell], [], [], max(0.0, until - time.monotonic()))[0]
@@ -111,10 +115,9 @@ class SharedMemoryWorker(Worker[int]):
                 memory[at + HEADER.size : at + HEADER.size + vector.size] = vector.tobytes()
             HEADER.pack_into(memory, at, FULL, report.task, report.chunk, vector.size)
         if report.text:
-            text = report.text.encode()[: ERROR_BOX - 8]
+            text = report.text.encode()[: ERROR_BOX - 1] + b"\0"
             at = self._layout.box_at(self.worker) + self._layout.box
-            self._shared.mail.memory[at + 8 : at + 8 + len(text)] = text
-            self._shared.mail.memory[at : at + 8] = len(text).to_bytes(8, "little")
+            self._shared.mail.memory[at : at + len(text)] = text
         # a record has no text
         record = RECORD.pack(self.worker, self._incarnation, -1 if buffer is None else buffer, *report[:-1])
         try:

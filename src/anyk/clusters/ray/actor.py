@@ -7,7 +7,6 @@ import pickle
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ class RayWorker(NetworkedWorker):
         self._missing = dict(enumerate(parcels))  # Ray's references to the bytes of partitions that are not loaded
         self._missing.pop(0, None)  # it came with the worker
         self._condition = threading.Condition(self.lock)
-        self._news: deque[tuple[Report, Array | None]] = deque()
+        self._news: list[tuple[Report, Array | None]] = []
 
     def load_missing(self, partitions: Sequence[int]) -> None:
         missing = [j for j in partitions if j in self._missing]
@@ -75,8 +74,7 @@ class RayWorker(NetworkedWorker):
         """Return the reports not sent yet, with their vectors; wait until there is a report."""
         with self._condition:
             self._condition.wait_for(lambda: bool(self._news))
-            news = list(self._news)
-            self._news.clear()
+            news, self._news = self._news, []
         return news
 
 
@@ -86,14 +84,14 @@ class Actor:
     def __init__(
         self,
         worker: int,
-        setup: Sequence[Any],
+        setup: RunSetup,
         assigned: Sequence[int],
         parcels: _Parcels,
         *shipped: NDArray[np.uint8],
     ) -> None:
         os.environ["ANYK_WORKER"] = str(worker)
         views = [part.data for part in shipped]
-        self._worker = RayWorker(worker, RunSetup(*setup), views, assigned, parcels)
+        self._worker = RayWorker(worker, setup, views, assigned, parcels)
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -105,13 +103,13 @@ class Actor:
 
     def receive(self, packed: bytes, *objects: Any) -> None:
         """Take in an envelope; each vector is an object itself, or at a place in a list of reports."""
+        envelope: Envelope
         envelope, places = pickle.loads(packed)
-        letter = Envelope(*envelope)
         vectors = {
             key: object_ if place < 0 else object_[place][1]
-            for key, place, object_ in zip(letter.fresh, places, objects, strict=True)
+            for key, place, object_ in zip(envelope.fresh, places, objects, strict=True)
         }
-        self._worker.receive_and_wake(letter, vectors)
+        self._worker.receive_and_wake(envelope, vectors)
 
     def exchange(self, *packed: Any) -> list[tuple[Report, Array | None]]:
         """Take in an envelope, if there is one; wait for reports and return them."""

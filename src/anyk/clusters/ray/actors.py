@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from anyk.arrays import Array, DType, Vector
-from anyk.checks import typed
+from anyk.checks import NonnegativeNumber, typed
 from anyk.clusters.contract import Envelope, Key
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
@@ -42,10 +42,8 @@ class _ActorHandle(NetworkedHandle):
     def __init__(self) -> None:
         super().__init__()
         self.actor: Any = None
-        self.exchange: Any = None  # the actor's methods exchange and receive
-        self.receive: Any = None
-        self.news: Any = None  # the pending call of exchange
-        self.telling: Any = None  # the pending call of receive, for orders during that call
+        self.methods: dict[str, Any] = {}  # the actor's methods exchange, and receive for orders during an exchange
+        self.pending: set[str] = set()  # methods whose calls have not returned
 
 
 class _ObjectStore(RemoteStore):
@@ -114,16 +112,14 @@ class Ray(Networked[_ActorHandle]):
         byzantine: Sequence[int] = (),
         communication: Communication | DelayModel | str | None = None,
         address: str = "",
-        cpus: float = 1.0,
-        gpus: float = 0.0,
+        cpus: NonnegativeNumber = 1.0,
+        gpus: NonnegativeNumber = 0.0,
         nodes: Sequence[str] = (),
         resources: dict[str, float] | None = None,
         runtime_env: dict[str, Any] | None = None,
         placement_group: Any = None,
     ) -> None:
         super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication), _ActorHandle)
-        if not (0 <= cpus < float("inf") and 0 <= gpus < float("inf")):
-            raise BadInput(f"cpus and gpus of a worker must be at least 0, got {cpus:g} and {gpus:g}")
         if placement_group is not None and nodes:
             raise BadInput("a placement group determines the workers' machines; omit nodes= or placement_group=")
         if not isinstance(resources or {}, dict) or any(
@@ -141,7 +137,7 @@ class Ray(Networked[_ActorHandle]):
         self._connected = False  # whether this object, not the program, connected to Ray
         self._folder: LockedFolder | None = None  # the folder of a local Ray cluster that this object started
         self._look_at = 0.0  # time at which to look for machines that are being drained
-        self._calls: dict[Any, tuple[str, int, int]] = {}  # purpose, worker and incarnation, by reference
+        self._calls: dict[Any, tuple[str, int, int]] = {}  # method, worker and incarnation, by reference
 
     @property
     def spec(self) -> str:
@@ -263,14 +259,17 @@ class Ray(Networked[_ActorHandle]):
         placed = self._kind.options(scheduling_strategy=strategy)
         assigned = [0] if self._single else list(self.assignment[worker])
         handle.actor = placed.remote(worker, self.setup, assigned, self._single, *self._shipped[worker])
-        handle.exchange = handle.actor.exchange.options(concurrency_group="news")
-        handle.receive = handle.actor.receive.options(concurrency_group="orders")
-        handle.news = self._call("news", worker, handle.exchange.remote())
-        handle.telling = None
+        handle.methods = {
+            "exchange": handle.actor.exchange.options(concurrency_group="news"),
+            "receive": handle.actor.receive.options(concurrency_group="orders"),
+        }
+        handle.pending.clear()
+        self._call(worker, "exchange")
 
-    def _call(self, purpose: str, worker: int, reference: Any) -> Any:
-        self._calls[reference] = purpose, worker, self.handles[worker].incarnation
-        return reference
+    def _call(self, worker: int, method: str, *arguments: Any) -> None:
+        handle = self.handles[worker]
+        handle.pending.add(method)
+        self._calls[handle.methods[method].remote(*arguments)] = method, worker, handle.incarnation
 
     def close(self) -> None:
         ray = sys.modules.get("ray")
@@ -282,7 +281,8 @@ class Ray(Networked[_ActorHandle]):
             handle.present = False
             if handle.actor is not None and ray is not None and ray.is_initialized():
                 ray.kill(handle.actor, no_restart=True)
-            handle.actor = handle.exchange = handle.receive = handle.news = handle.telling = None
+            handle.actor = None
+            handle.methods.clear()
         self._shipped, self._single = [], []
         if self._connected and ray is not None:
             ray.shutdown()  # this also stops a Ray cluster that this object started
@@ -295,21 +295,13 @@ class Ray(Networked[_ActorHandle]):
     # ------------------------------------------------------------------------------------------- orders
 
     def listens(self, worker: int) -> bool:
-        handle = self.handles[worker]
-        return handle.news is None or handle.telling is None
+        return len(self.handles[worker].pending) < 2
 
     def send(self, worker: int, envelope: Envelope) -> None:
-        handle = self.handles[worker]
-        places, objects = [], []
-        for key in envelope.fresh:
-            place, reference = self.store.object(key)
-            places.append(place)
-            objects.append(reference)
-        packed = pickle.dumps((tuple(envelope), places))  # as bytes: Ray's own serialisation is slow
-        if handle.news is None:
-            handle.news = self._call("news", worker, handle.exchange.remote(packed, *objects))
-        else:
-            handle.telling = self._call("telling", worker, handle.receive.remote(packed, *objects))
+        vectors = [self.store.object(key) for key in envelope.fresh]
+        packed = pickle.dumps((envelope, [place for place, _ in vectors]))  # Ray's own serialisation is slow
+        method = "receive" if "exchange" in self.handles[worker].pending else "exchange"
+        self._call(worker, method, packed, *(reference for _, reference in vectors))
 
     # ------------------------------------------------------------------------------------------- news
 
@@ -346,11 +338,11 @@ class Ray(Networked[_ActorHandle]):
     def _ask_for_news(self, workers: Iterable[int]) -> None:
         for worker in workers:
             handle = self.handles[worker]
-            if handle.news is None and handle.present:
-                handle.news = self._call("news", worker, handle.exchange.remote())
+            if handle.present and "exchange" not in handle.pending:
+                self._call(worker, "exchange")
 
     def _answered(self, ray: Any, reference: Any) -> None:
-        purpose, worker, incarnation = self._calls.pop(reference)
+        method, worker, incarnation = self._calls.pop(reference)
         handle = self.handles[worker]
         if incarnation != handle.incarnation:
             return
@@ -360,13 +352,10 @@ class Ray(Networked[_ActorHandle]):
             blame = 4 if getattr(error, "actor_init_failed", False) else 1  # other deaths have unknown causes
             self.news.append(Died(worker, incarnation, one_line(error), blame))
             return
-        if purpose == "telling":
-            handle.telling = None
-        else:
-            handle.news = None
-            for place, (report, vector) in enumerate(value):
-                buffer = None if vector is None else (place, reference, vector)
-                self.news.append(self.notice(worker, incarnation, report, buffer))
+        handle.pending.remove(method)
+        for place, (report, vector) in enumerate(value or ()):  # receive returns None
+            buffer = None if vector is None else (place, reference, vector)
+            self.news.append(self.notice(worker, incarnation, report, buffer))
         if handle.owed:
             self.send_orders(worker)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from anyk.clusters.contract import Report
-from anyk.clusters.remote.worker import NO_TASK
+from anyk.clusters.remote.orders import NO_TASK, pack
 from anyk.protocol import Task
 
 # seconds before a worker that has died twice in a row is restarted, and the longest such pause
@@ -64,8 +65,9 @@ class WorkerHandle:
         self.task = NO_TASK
         self.times = 0.0, 0.0, 0.0  # start, delay before, delay each
         self.chunks: Task = ()
-        self.body = b"[]"
-        self.positions: list[int] = []
+        self.packed_chunks = msgspec.Raw(pack(()))
+        self.places: list[int] = []  # of the chunks' models
+        self.versions: tuple[int, ...] = ()  # of the chunks' models
         self.requests: list[Any] = []  # requests for messages
 
     def sent_something(self) -> None:
@@ -81,19 +83,6 @@ class WorkerHandle:
         wait = _PAUSE * 2.0 ** (self.deaths - 2) if self.deaths > 1 else 0.0
         self.due = time.monotonic() + min(wait, _LONGEST_PAUSE)
         return False
-
-
-def restart_due(handles: Sequence[WorkerHandle], spawn: Callable[[int], None]) -> float:
-    """Restart the workers that are due; return the seconds until the next restart."""
-    now, soonest = time.monotonic(), float("inf")
-    for worker, handle in enumerate(handles):
-        if handle.due is not None:
-            if handle.due <= now:
-                handle.due = None
-                spawn(worker)
-            else:
-                soonest = min(soonest, handle.due - now)
-    return soonest
 
 
 def is_stopped(pid: int) -> bool:

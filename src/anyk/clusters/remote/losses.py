@@ -12,15 +12,16 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
 from anyk.arrays import Vector
+from anyk.clusters.messages import rows_within
 from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.worker import ASKED
 from anyk.errors import RunFailed
-from anyk.problems.base import rows_within
 
 _SOON, _LATE = 0.1, 3.0  # seconds, and multiples of the expected duration, after which other workers are asked, too
 # seconds, and multiples of the other losses' duration, after which missing losses are abandoned
@@ -39,38 +40,17 @@ class LossUnknown(RunFailed):
         self.forever = forever
 
 
-class Question:
-    """A question about the loss and its answer, for which another thread may wait.
+class Question(Future[float]):
+    """A question about a sum of sample losses, for whose answer another thread may wait.
 
     ``model``: shape (d,); ``slot``: the model whose objective is evaluated; ``samples``: the number of samples to
     evaluate, None for all.
     """
 
     def __init__(self, slot: str, model: Vector, samples: int | None) -> None:
+        super().__init__()
         self.slot, self.model, self.samples = slot, model, samples
         self.losses: dict[int, float] = {}  # sum of losses by partition
-        self._failure: RunFailed | None = None
-        self._over = threading.Event()
-
-    @property
-    def over(self) -> bool:
-        """Whether the question has been answered or abandoned."""
-        return self._over.is_set()
-
-    def wait(self) -> None:
-        """Wait until the question has been answered or abandoned."""
-        self._over.wait()
-
-    def end(self, failure: RunFailed | None = None) -> None:
-        """Record that the question has been answered, or why it cannot be."""
-        self._failure = failure
-        self._over.set()
-
-    def answer(self) -> float:
-        """Return the sum of the sample losses; raise :class:`~anyk.errors.RunFailed` if it is unknown."""
-        if self._failure is not None:
-            raise self._failure
-        return float(np.sum([self.losses[j] for j in sorted(self.losses)]))
 
 
 class Losses:
@@ -89,7 +69,6 @@ class Losses:
         for worker, assigned in enumerate(assignment):
             for j in dict.fromkeys(assigned):
                 self._holders[j].append(worker)
-        self._wanted: dict[int | None, list[int]] = {}  # the partitions to evaluate, by number of samples
         self._waiting: deque[Question] = deque()  # questions of other threads, not yet asked
         self._lock = threading.Lock()
         self._closed = False
@@ -113,7 +92,7 @@ class Losses:
         question = Question(slot, model, samples)
         with self._lock:
             if self._closed:
-                question.end(LossUnknown(_ENDED))
+                question.set_exception(LossUnknown(_ENDED))
             else:
                 self._waiting.append(question)
         return question
@@ -124,7 +103,8 @@ class Losses:
             self._closed = True
             for question in [self._open, *self._waiting]:
                 if question is not None:
-                    question.end(LossUnknown(_ENDED))
+                    question.set_exception(LossUnknown(_ENDED))
+            self._open = None
             self._waiting.clear()
 
     def go_on(self) -> None:
@@ -137,11 +117,8 @@ class Losses:
         if not self._waiting:
             return
         question = self._open = self._waiting.popleft()
-        samples = question.samples
-        if samples not in self._wanted:
-            self._wanted[samples] = _wanted(self._sizes, samples)
         self._questions += 1
-        self._missing, self._owed = set(self._wanted[samples]), {}
+        self._missing, self._owed = self._partitions_with(question.samples), {}
         self._deaths.clear()
         self._put_at, self._late = time.monotonic(), 0.0
         self._first = self._asked + 1
@@ -149,10 +126,19 @@ class Losses:
         self._spread(self._missing, set(range(len(self._handles))))
         self._check_held()
 
+    def _partitions_with(self, samples: int | None) -> set[int]:
+        """Return the partitions that contain samples to evaluate."""
+        everything = range(len(self._sizes))
+        if samples is None:
+            return set(everything)
+        within = [rows_within(self._sizes, j, samples) for j in everything]
+        return {j for j, rows in enumerate(within) if rows is None or len(rows)}
+
     def _spread(self, partitions: Iterable[int], among: set[int]) -> None:
         """Ask, for each partition, one of these workers that stores it; balance their numbers of partitions."""
         assert self._open is not None
-        among = {worker for worker in among if self._may_answer(worker)}
+        excluded = {worker for worker, (until, _) in self._excluded.items() if until > self._questions}
+        among = {worker for worker in among - excluded if not self._handles[worker].gone}
         chosen_workers: dict[int, None] = {}
         holders = {j: [worker for worker in self._holders[j] if worker in among] for j in partitions}
         for j in sorted(holders, key=lambda j: (len(holders[j]), j)):
@@ -166,9 +152,6 @@ class Losses:
             owed = self._owed[worker]
             self._handles[worker].question = [self._asked, place, self._open.slot, owed, self._open.samples]
             self._send_orders(worker)
-
-    def _may_answer(self, worker: int) -> bool:
-        return not self._handles[worker].gone and self._excluded.get(worker, (0, ""))[0] <= self._questions
 
     # ------------------------------------------------------------------------------------------- answers
 
@@ -211,7 +194,7 @@ class Losses:
         self._excluded.clear()
         self._strikes.clear()
 
-    def exclude_silent(self, *, interrupted: bool = False) -> None:
+    def exclude_silent(self, *, interrupted: bool) -> None:
         """Exclude, for good, workers that are silent long after the others have answered.
 
         Before the first loss the wait is longer, as for large partitions; in an interrupted run it is short.
@@ -255,12 +238,7 @@ class Losses:
             handle.question = None
             if self._owed.get(worker):
                 self._send_orders(worker)  # the worker need not continue
-        question.end(failure)
-
-
-def _wanted(sizes: Sequence[int], samples: int | None) -> list[int]:
-    """Return the partitions that contain samples to evaluate."""
-    if samples is None:
-        return list(range(len(sizes)))
-    within = [rows_within(sizes, j, samples) for j in range(len(sizes))]
-    return [j for j, rows in enumerate(within) if rows is None or len(rows)]
+        if failure is None:
+            question.set_result(float(np.sum([question.losses[j] for j in sorted(question.losses)])))
+        else:
+            question.set_exception(failure)

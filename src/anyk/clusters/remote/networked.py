@@ -7,6 +7,7 @@ import os
 import platform
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,12 +15,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from anyk.arrays import Array, Vector
-from anyk.clusters.contract import Envelope, Key, NetworkTransport, Report, WorkerTransport
+from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.remote.handles import Notice, WorkerHandle
-from anyk.clusters.remote.orders import OrderReader
+from anyk.clusters.remote.orders import NO_TASK, Orders, unpack
 from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import unship
-from anyk.clusters.remote.worker import ASKED, NO_TASK, READY, Orders, RunSetup, Worker
+from anyk.clusters.remote.worker import ASKED, READY, RunSetup, Worker
 from anyk.errors import RunFailed
 
 
@@ -44,8 +45,16 @@ class NetworkedHandle(WorkerHandle):
 N = TypeVar("N", bound=NetworkedHandle)
 
 
-class Networked(Remote[N], NetworkTransport):
+class Networked(Remote[N]):
     """The driver's side of a cluster without shared memory."""
+
+    @abstractmethod
+    def listens(self, worker: int) -> bool:
+        """Return whether the worker has received the last envelope; until then only the newest orders are kept."""
+
+    @abstractmethod
+    def send(self, worker: int, envelope: Envelope) -> None:
+        """Send an envelope with the vectors of its fresh keys (``store.vector``), without waiting."""
 
     def send_orders(self, worker: int) -> None:
         handle = self.handles[worker]
@@ -55,7 +64,7 @@ class Networked(Remote[N], NetworkTransport):
         if handle.owed:
             return
         needs: dict[Key, None] = {}
-        for chunk, version in zip(handle.chunks, handle.positions[len(handle.chunks) :], strict=True):
+        for chunk, version in zip(handle.chunks, handle.versions, strict=True):
             needs[chunk.slot, version] = None
             needs.update(((task, index), None) for _, task, index, _ in chunk.mix)
         for *_, gathered in handle.requests:
@@ -93,18 +102,21 @@ class Networked(Remote[N], NetworkTransport):
         return Notice(time.monotonic(), worker, incarnation, buffer, report)
 
 
-class NetworkedWorker(Worker[None], WorkerTransport):
-    """The worker's side; :meth:`receive` and :meth:`run` may be called from different threads."""
+class NetworkedWorker(Worker[None]):
+    """The worker's side; the cluster must pass every envelope to :meth:`receive`, from any thread."""
 
     def __init__(self, worker: int, setup: RunSetup, shipped: Sequence[memoryview], assigned: Sequence[int]) -> None:
         super().__init__(worker, setup)
         self._shipped, self._assigned = shipped, assigned
-        self._read = OrderReader()
         self.lock = threading.Lock()
         self._number = 0
         self._envelope: Envelope | None = None
         self._vectors: dict[Key, Vector] = {}
         self._needs: dict[int, tuple[Key, ...]] = {}  # vectors needed by tasks that may be running
+
+    @abstractmethod
+    def transmit(self, report: Report, vector: Array | None) -> None:
+        """Send the driver a report, and its vector if there is one."""
 
     def receive(self, envelope: Envelope, vectors: Mapping[Key, Vector]) -> None:
         """Take in an envelope; if a newer one has arrived before, only the vectors are used."""
@@ -130,7 +142,7 @@ class NetworkedWorker(Worker[None], WorkerTransport):
             if envelope is None or not NetworkedWorker.changed(self):
                 return None
             self._envelope = None
-            orders = self._read(envelope.orders)
+            orders = unpack(envelope.orders)
             working = self._orders.task if self._orders is not None else NO_TASK
             waiting = self._next.task if self._next is not None else NO_TASK
             self._needs = {task: needs for task, needs in self._needs.items() if task in (working, waiting)}

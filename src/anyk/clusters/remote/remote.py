@@ -7,6 +7,7 @@ workers and how reports return.
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, TypeVar
@@ -14,12 +15,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from anyk.arrays import Vector
-from anyk.clusters.contract import Cluster, Order, Transport
+from anyk.clusters.alarms import Alarms
+from anyk.clusters.contract import Cluster, Order
 from anyk.clusters.injection import ClusterOptions, InFlight
 from anyk.clusters.local import Local
 from anyk.clusters.messages import Messages
 from anyk.clusters.packing import scheme, unpack
-from anyk.clusters.remote.handles import Departure, Died, Notice, WorkerHandle, is_stopped, restart_due
+from anyk.clusters.remote.handles import Departure, Died, Notice, WorkerHandle, is_stopped
 from anyk.clusters.remote.losses import Losses
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.tasks import Comparisons, OpenTasks
@@ -56,7 +58,7 @@ _AWAY = float("inf")  # a worker that is due then stays away until it is called 
 H = TypeVar("H", bound=WorkerHandle)
 
 
-class Remote(Cluster, Transport, Generic[H]):
+class Remote(Cluster, Generic[H]):
     """The base class of clusters on the wall clock. ``handle`` constructs a worker's handle.
 
     A worker that dies is restarted: immediately, or, if it has sent no message since its last death, after a pause that
@@ -74,7 +76,7 @@ class Remote(Cluster, Transport, Generic[H]):
         self.handles = [handle() for _ in range(self.workers)]
         self.news: deque[Notice | Died | Departure | ProjectMessage] = deque()  # not yet processed
         self.pids: dict[int, int] = {}  # process numbers of workers, if known
-        self._alarms: dict[str, float] = {}
+        self._alarms = Alarms()
         self._newest: dict[str, int] = {}
         self._touched: dict[int, None] = {}  # workers whose changed orders have not been sent, in order
         self._leaving: dict[int, float] = {}  # time on the run's clock at which a worker is ended, by worker
@@ -86,11 +88,11 @@ class Remote(Cluster, Transport, Generic[H]):
             Cancel: self._cancel,
             RequestMessage: self._request,
             ProjectMessage: self.news.append,
-            SetAlarm: self._set_alarm,
+            SetAlarm: self._alarms.set,
         }
         self._news_types: dict[type, Callable[[Any], Event | Cut | None]] = {
             Departure: self._on_departure,
-            Notice: self._take_in,
+            Notice: lambda notice: self._kinds[notice.report.kind](notice.at - self._start, notice),
             Died: self.on_death,
             ProjectMessage: self._project,
         }
@@ -101,9 +103,34 @@ class Remote(Cluster, Transport, Generic[H]):
             STOPPED: self._on_stopped,
             FAILED: self._on_failed,
             COMPARED: self._on_compared,
-            EVALUATED: self._on_evaluated,
+            EVALUATED: lambda _, notice: self.losses.take_in(notice),
             LEAVING: self._on_leaving,
         }
+
+    # --------------------------------------------------------------------------------------- what a cluster implements
+
+    @abstractmethod
+    def ship(self, partitions: Partitions) -> None:
+        """Prepare the data for a run's workers: ``setup``, their ``assignment`` and the assigned partitions."""
+
+    @abstractmethod
+    def spawn(self, worker: int) -> None:
+        """Start or restart a worker, which must report that it is ready; networked: call ``renew(worker)`` first."""
+
+    @abstractmethod
+    def send_orders(self, worker: int) -> None:
+        """Send a worker its newest orders, if it is present."""
+
+    @abstractmethod
+    def poll(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for news; append a ``Notice`` for each report, and ``Died``, to ``news``.
+
+        It may also append ``Departure`` if it learns that a worker's machine is going to be taken away.
+        """
+
+    def end_worker(self, worker: int) -> None:
+        """End a worker that is leaving; its death is reported as any other. Optional: needed to drain workers."""
+        raise NotImplementedError(f"worker {worker} cannot be ended")
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -148,7 +175,7 @@ class Remote(Cluster, Transport, Generic[H]):
         while (count := sum(handle.present for handle in self.handles)) < self.workers:
             if count >= self.fewest and time.monotonic() > last + _OTHERS:
                 break
-            self.poll(min(0.5, restart_due(self.handles, self.spawn)))
+            self.poll(min(0.5, self._restart_due()))
             while self.news:
                 event = self._interpret(self.news.popleft())
                 if isinstance(event, Joined):
@@ -163,6 +190,17 @@ class Remote(Cluster, Transport, Generic[H]):
                 raise RunFailed(f"workers {late} did not load their partitions within {seconds}{advice}")
         self._start = time.monotonic()
         return tuple(worker for worker, handle in enumerate(self.handles) if handle.present)
+
+    def _restart_due(self) -> float:
+        """Restart the workers that are due; return the seconds until the next restart."""
+        now, soonest = time.monotonic(), _AWAY
+        for worker, handle in enumerate(self.handles):
+            if handle.due is not None and handle.due <= now:
+                handle.due = None
+                self.spawn(worker)
+            elif handle.due is not None:
+                soonest = min(soonest, handle.due - now)
+        return soonest
 
     def now(self) -> float:
         return time.monotonic() - self._start
@@ -225,19 +263,13 @@ class Remote(Cluster, Transport, Generic[H]):
         if self._tasks.request(order):
             self._touched[order.worker] = None
 
-    def _set_alarm(self, order: SetAlarm) -> None:
-        if order.time is None:
-            self._alarms.pop(order.name, None)
-        else:
-            self._alarms[order.name] = order.time
-
     def abandon(self, worker: int) -> None:
         self._tasks.void(worker)
         self.handles[worker].gone, self.handles[worker].due = True, None
         self.losses.died(worker)
 
     def drain(self, workers: Collection[int]) -> None:
-        if type(self).end_worker is Transport.end_worker:
+        if type(self).end_worker is Remote.end_worker:
             super().drain(workers)  # which refuses
         before, self._drained = self._drained, set(workers)
         for worker, handle in enumerate(self.handles):
@@ -265,14 +297,12 @@ class Remote(Cluster, Transport, Generic[H]):
             self.losses.go_on()
             if self._leaving:
                 self._end_leaving()
-            timeout = min(_IDLE, restart_due(self.handles, self.spawn))
-            if self._alarms:
-                name = min(self._alarms, key=lambda key: (self._alarms[key], key))
-                timeout = min(timeout, self._alarms[name] - self.now())
-                if timeout <= 0:
-                    del self._alarms[name]
-                    yield Alarm(self.now(), name)
-                    continue
+            due, name = self._alarms.next()
+            timeout = min(_IDLE, self._restart_due(), due - self.now())
+            if timeout <= 0:
+                del self._alarms[name]
+                yield Alarm(self.now(), name)
+                continue
             self.poll(timeout)
             if not self.news:
                 yield None
@@ -284,9 +314,6 @@ class Remote(Cluster, Transport, Generic[H]):
             if news.incarnation != handle.incarnation or handle.gone or handle.due is not None:
                 return None
         return self._news_types[type(news)](news)
-
-    def _take_in(self, notice: Notice) -> Event | Cut | None:
-        return self._kinds[notice.report.kind](notice.at - self._start, notice)
 
     def _project(self, order: ProjectMessage) -> MessageProjected | None:
         value = self.store.project(order.task, order.chunk, order.key)
@@ -329,15 +356,10 @@ class Remote(Cluster, Transport, Generic[H]):
         if entry is not None:  # a cancelled task's model may have been overwritten
             self._comparisons.check(notice, entry)
 
-    def _on_evaluated(self, now: float, notice: Notice) -> None:
-        self.losses.take_in(notice)
-
     def _on_failed(self, now: float, notice: Notice) -> Failed:
-        return self._fail(now, notice, notice.report.text)
-
-    def _fail(self, now: float, notice: Notice, why: str) -> Failed:
-        self._tasks.settle(notice.report.task, notice.report.chunk)
-        return Failed(now, notice.worker, notice.report.task, notice.report.chunk, why)
+        report = notice.report
+        self._tasks.settle(report.task, report.chunk)
+        return Failed(now, notice.worker, report.task, report.chunk, report.text)
 
     def _on_reply(self, now: float, notice: Notice) -> Reply | Failed | None:
         """Store a message that has arrived, if it is as announced; return its event."""
@@ -356,8 +378,9 @@ class Remote(Cluster, Transport, Generic[H]):
         expected = scheme(work.compress).size(size, dtype.itemsize) if work.compress else size
         length, vector = store.contents(notice, expected, np.dtype(np.uint8) if work.compress else dtype)
         if vector is None:
+            self._tasks.settle(task, chunk)
             store.free_buffer(worker, buffer)
-            return self._fail(now, notice, f"wrong length ({length} instead of {expected})")
+            return Failed(now, worker, task, chunk, f"wrong length ({length} instead of {expected})")
         if work.compress:
             version = entry.versions[chunk]
             vector = unpack(work, version, self.seed, vector, size, dtype, store.model(work.slot, version))
@@ -387,6 +410,6 @@ class Remote(Cluster, Transport, Generic[H]):
             self._tasks.void(worker)
             if worker in self._drained:
                 handle.due = _AWAY
-            restart_due(self.handles, self.spawn)
+            self._restart_due()
         self.losses.died(worker)
         return Lost(self.now(), worker, reason, gone)

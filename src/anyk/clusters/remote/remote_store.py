@@ -8,7 +8,6 @@ from anyk.arrays import Array, DType, Vector
 from anyk.clusters.contract import Key
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.store import Message, Place, VectorStore
-from anyk.protocol import Chunk
 
 
 class RemoteStore(VectorStore):
@@ -46,14 +45,6 @@ class RemoteStore(VectorStore):
         message = self.arrived.pop(place, None)
         if message is not None and message.buffer is not None:
             self.free_buffer(message.worker, message.buffer)
-
-    def covered(self, task: int, index: int, chunk: Chunk) -> tuple[int, ...]:
-        """Return the partitions in a chunk's message."""
-        request = self.requests.get((task, index))
-        if request is None:
-            return chunk.covers
-        inside = [j for key in request.messages for j in self.arrived[key].ids]
-        return tuple(dict.fromkeys([*request.partitions, *inside]))
 
     def clear(self) -> None:
         """Drop all vectors."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from anyk.clusters.injection import InFlight
 from anyk.clusters.remote.handles import Notice, WorkerHandle
-from anyk.clusters.remote.orders import pack_orders, pack_work
+from anyk.clusters.remote.orders import PREEMPT, UNINTERRUPTIBLE, pack
 from anyk.clusters.remote.remote_store import RemoteStore
-from anyk.clusters.remote.worker import PREEMPT, UNINTERRUPTIBLE
 from anyk.errors import RunFailed
 from anyk.problems.replicas import SINGLE, differing, marks_apart
 from anyk.protocol import Chunk, RequestMessage, Task
 
-_BODIES = 4096  # the number of different tasks whose bytes are cached
+_CACHED = 4096  # the number of different tasks whose bytes are cached
 _REMEMBERED = 256  # the number of gradients stored for comparison
 
 
@@ -26,7 +27,7 @@ class OpenTasks:
         self.missing: dict[int, set[int]] = {}  # chunks of a task that have neither arrived nor failed
         self._handles, self._store = handles, store
         self._flags = UNINTERRUPTIBLE * uninterruptible
-        self._bodies: dict[Task, bytes] = {}
+        self._packed: dict[Task, msgspec.Raw] = {}
 
     def give(self, task: int, entry: InFlight, missing: Iterable[int] | None = None) -> None:
         """Make a task the newest of its worker."""
@@ -37,18 +38,18 @@ class OpenTasks:
         self._store.continued[entry.worker] = (chunks[0].state,)
         handle = self._handles[entry.worker]
         if chunks is not handle.chunks:
-            body = self._bodies.get(chunks)
-            if body is None and chunks[0].steps:  # every such task is different: caching would not help
-                body = pack_work(tuple([self._placed(chunk) for chunk in chunks]))
-            elif body is None:
-                if len(self._bodies) >= _BODIES:
-                    self._bodies.clear()
-                body = self._bodies[chunks] = pack_work(chunks)
-            handle.chunks, handle.body = chunks, body
-        handle.task, handle.times = task, (entry.started, entry.before, entry.each)
+            packed = self._packed.get(chunks)
+            if packed is None and chunks[0].steps:  # every such task is different: caching would not help
+                packed = msgspec.Raw(pack([self._placed(chunk) for chunk in chunks]))
+            elif packed is None:
+                if len(self._packed) >= _CACHED:
+                    self._packed.clear()
+                packed = self._packed[chunks] = msgspec.Raw(pack(chunks))
+            handle.chunks, handle.packed_chunks = chunks, packed
+        handle.task, handle.times = task, entry[3:]
         place = self._store.place
-        handle.positions = [place(chunk.slot, version) for chunk, version in zip(chunks, entry.versions, strict=True)]
-        handle.positions += entry.versions
+        handle.places = [place(chunk.slot, version) for chunk, version in zip(chunks, entry.versions, strict=True)]
+        handle.versions = entry.versions
 
     def _placed(self, chunk: Chunk) -> Chunk:
         """Return a chunk whose ``mix`` refers to messages by their places instead of their tasks."""
@@ -74,9 +75,10 @@ class OpenTasks:
     def orders(self, handle: WorkerHandle) -> bytes:
         """Return a worker's newest orders, as bytes."""
         start, before, each = handle.times
-        times = start + handle.clock, before, each
         flags = PREEMPT * handle.preempt | self._flags
-        return pack_orders(handle.task, flags, times, handle.body, handle.positions, handle.requests, handle.question)
+        head = handle.task, flags, start + handle.clock, before, each
+        places, versions = handle.places, handle.versions
+        return pack((*head, handle.packed_chunks, places, versions, handle.requests, handle.question))
 
     def settle(self, task: int, chunk: int) -> None:
         """Record that a chunk has arrived or failed; the last chunk ends its task."""

@@ -21,34 +21,18 @@ from anyk.clusters.contract import Report
 from anyk.clusters.local import Local, LocalStepper, State
 from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack, spoil
 from anyk.clusters.packing import pack
+from anyk.clusters.remote.orders import NO_TASK, PREEMPT, UNINTERRUPTIBLE, Orders
 from anyk.errors import RunFailed
 from anyk.problems.base import Partitions
 from anyk.problems.replicas import mark
 from anyk.protocol import Chunk
 
-PREEMPT, UNINTERRUPTIBLE = 1, 2  # flags of orders: end the current task now; sleep through delays
 READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED, LEAVING = range(8)  # kinds of reports
-NO_TASK = -1
 ASKED = "asked for losses"  # the slot name of models whose losses workers evaluate
 
 _CHAOS_FOLDER = os.environ.get("ANYK_CHAOS", "")  # the folder in which `anyk chaos` requests wrong messages
 
 R = TypeVar("R")  # what a cluster uses to refer to a message buffer
-
-
-class Orders(NamedTuple):
-    """The newest orders of a worker: one task, and the messages requested from it."""
-
-    task: int
-    flags: int
-    start: float  # time from which the task's delays count, on the worker's clock
-    before: float  # seconds of injected delay before the first partition
-    each: float  # seconds of injected delay for each partition
-    chunks: Sequence[Chunk]
-    places: Sequence[int]  # the place of each chunk's model
-    versions: Sequence[int]  # the version of each chunk's model
-    requests: Sequence[Any]  # task, chunk, partitions, coefficients, messages of other workers to add
-    question: Sequence[Any] | None = None  # about losses: number, place of the model, slot, partitions, samples
 
 
 class RunSetup(NamedTuple):
@@ -137,7 +121,7 @@ class Worker(ABC, Generic[R]):
         """Report that this worker has been asked to end; the driver ends it when its task is done."""
         self._notify(LEAVING, NO_TASK)
 
-    def begin(self, partitions: Partitions, assigned: Sequence[int], first: Vector | None) -> None:
+    def begin(self, partitions: Partitions, assigned: Sequence[int], first: Vector) -> None:
         """Load the assigned partitions, and compute a gradient at the model ``first``, as the first call is slow.
 
         An error of this gradient is ignored; it recurs in the first task, where it is reported.
@@ -145,10 +129,9 @@ class Worker(ABC, Generic[R]):
         partitions.load(list(assigned))
         setup = self._setup
         self._messages = Messages(partitions, setup.blocks, setup.seed, together=setup.together, epochs=setup.epochs)
-        local = self._setup.local
-        self._local = None if local is None else LocalStepper(self._messages, local)
+        self._local = None if setup.local is None else LocalStepper(self._messages, setup.local)
         self._messages.places(tuple(assigned))
-        if assigned and first is not None:
+        if assigned:
             with contextlib.suppress(Exception):
                 self._messages.partial_gradient(assigned[0], first)
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
-from anyk.protocol import Alarm, Joined, Leaving, Lost, SetAlarm
+from anyk.clusters.alarms import Alarms
+from anyk.protocol import Alarm, Joined, Leaving, Lost
 
 _LOST, _JOINED, _LEAVING = 0, 1, 2  # at equal times losses come first
 _NEVER = float("inf")
@@ -28,29 +29,21 @@ class Calendar:
     """Future alarms, losses and returns."""
 
     def __init__(self, outages: Sequence[Outage]) -> None:
-        self.alarms: dict[str, float] = {}
+        self.alarms = Alarms()
         # (time, kind, worker, time of its return)
         self.outages = [(o.time, _LOST, o.worker, _NEVER if o.back is None else o.back) for o in outages]
         self.outages += [(o.time - o.notice, _LEAVING, o.worker, o.time) for o in outages if o.notice > 0]
         heapify(self.outages)
 
-    def set_alarm(self, order: SetAlarm) -> None:
-        """Set an alarm, or remove it."""
-        if order.time is None:
-            self.alarms.pop(order.name, None)
-        else:
-            self.alarms[order.name] = order.time
-
     def pop(self, before: float, now: float) -> Alarm | Lost | Joined | Leaving | None:
         """Remove and return the first entry if its time is at most ``before``; entries before ``now`` happen now."""
-        name = min(self.alarms, key=lambda key: (self.alarms[key], key), default=None)
-        alarm_time = self.alarms[name] if name is not None else _NEVER
+        alarm_time, name = self.alarms.next()
         outage_time = self.outages[0][0] if self.outages else _NEVER
         time = min(alarm_time, outage_time)
         if time > before or time == _NEVER:
             return None
         now = max(now, time)
-        if name is not None and alarm_time <= outage_time:
+        if alarm_time <= outage_time:
             del self.alarms[name]
             return Alarm(now, name)
         _, kind, worker, back = heappop(self.outages)

@@ -39,10 +39,6 @@ class ComputingStore(VectorStore):
         super().release(slot, version)
         self._gradients.pop((slot, version), None)
 
-    def forget(self, worker: int) -> None:
-        """Drop the states of a lost worker."""
-        self.states[worker].clear()
-
     # ------------------------------------------------------------------------------------------- computing
 
     def compute(self, task: int, index: int, chunk: Chunk, version: int, worker: int) -> tuple[str | None, int]:
@@ -74,10 +70,8 @@ class ComputingStore(VectorStore):
         for key in keys:
             if key not in gradients:  # a copy: the problem may reuse its buffer
                 gradients[key] = np.array(messages.gradient(key[0], w, chunk, version))
+        ids = self.covered(task, index, chunk)
         request = self.requests.pop((task, index), None)
-        ids = chunk.partitions
-        if request is not None:
-            ids = tuple(dict.fromkeys([*ids, *(j for place in request.messages for j in self.arrived[place].ids)]))
         out = np.empty(messages.length(ids), dtype=w.dtype)
         if request is not None or not ids:
             out[:] = 0.0

@@ -90,9 +90,9 @@ class Cores:
 
     def state(self) -> dict[str, Any]:
         """Return the computing and waiting chunks, as plain data."""
-        return {"computing": [list(place) for place in self._computing], "waiting": list(map(list, self._waiting))}
+        return {"computing": list(self._computing), "waiting": list(self._waiting)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state` returned."""
-        self._computing = {(task, chunk) for task, chunk in state["computing"]}
-        self._waiting.extend((task, chunk) for task, chunk in state["waiting"])
+        self._computing = msgspec.convert(state["computing"], set[tuple[int, int]])
+        self._waiting.extend(msgspec.convert(state["waiting"], list[tuple[int, int]]))

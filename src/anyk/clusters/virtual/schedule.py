@@ -7,6 +7,8 @@ from heapq import heapify, heappush
 from itertools import repeat
 from typing import Any
 
+import msgspec
+
 from anyk.clusters.injection import InFlight, Injection
 from anyk.clusters.virtual.computing import ComputingStore
 from anyk.clusters.virtual.cores import COMPUTED, DUE, REQUESTED, Compute, Cores, Entry
@@ -33,7 +35,7 @@ class TaskSchedule:
         self._known_single: Sequence[Task] = ()  # the last tasks verified to have one chunk each
         self._even = True  # whether all workers have had the same number of tasks
         self._simple = delays.by == "task" and delays.per == "task" and not getattr(delays, "slope", 0)
-        self._simple &= injection.links is None and compute is None
+        self._simple &= injection.instant and compute is None
 
     # ------------------------------------------------------------------------------------------- dispatch
 
@@ -220,8 +222,8 @@ class TaskSchedule:
     def restore(self, time: float, state: dict[str, Any]) -> None:
         """Continue from what :meth:`state` returned."""
         self.now = time
-        self.heap[:] = [(when, task, worker, chunk, kind) for when, task, worker, chunk, kind in state["heap"]]
-        self.in_flight |= {task: InFlight.from_plain(plain) for task, plain in state["in_flight"]}
+        self.heap[:] = msgspec.convert(state["heap"], list[Entry])
+        self.in_flight |= msgspec.convert(state["in_flight"], list[tuple[int, InFlight]])
         if self._store is not None:
             for entry in self.in_flight.values():
                 self._store.begin_task(entry.chunks)

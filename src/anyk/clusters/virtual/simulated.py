@@ -95,7 +95,7 @@ class Simulated(Cluster):
             Cancel: self._schedule.cancel,
             RequestMessage: self._request,
             ProjectMessage: self._projections.append,
-            SetAlarm: self._calendar.set_alarm,
+            SetAlarm: self._calendar.alarms.set,
         }
 
     @property
@@ -163,7 +163,7 @@ class Simulated(Cluster):
     def abandon(self, worker: int) -> None:
         self._schedule.forget(worker)
         if self.computing is not None:
-            self.computing.forget(worker)
+            self.computing.states[worker].clear()
 
     # ------------------------------------------------------------------------------------------- events
 

@@ -75,11 +75,9 @@ class Asking:
         Raises :class:`~anyk.clusters.remote.losses.LossUnknown` if no worker has the data.
         """
         question = self._cluster.losses.ask(slot, w, self._samples)
-        if threading.current_thread() is not self._driver:
-            question.wait()
-        while not question.over:
+        while threading.current_thread() is self._driver and not question.done():
             self.pass_on()
-        return question.answer() / self._total
+        return question.result() / self._total
 
     def pass_on(self) -> None:
         """Pass questions and answers on for a moment; called in the driver's thread when the run has ended."""

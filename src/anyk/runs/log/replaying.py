@@ -91,8 +91,8 @@ class _Recorded(Simulated):
             self._schedule.now = event.time
             if resets and number > resets[0] and self.computing is not None:
                 resets = [reset for reset in resets if reset >= number]
-                for worker in range(self.workers):
-                    self.computing.forget(worker)
+                for states in self.computing.states:
+                    states.clear()
             if isinstance(event, Lost):
                 self.abandon(event.worker)  # and its optimiser's state
             if isinstance(event, Reply) and self.computing is not None:
