@@ -118,15 +118,24 @@ class Optimizer(ABC):
     def _lr(self, t: int, scale: float) -> float:
         return self.rate.at(t) * scale
 
-    def _descend(self, w: Vector, direction: Vector, t: int, scale: float, out: Vector | None) -> Vector:
-        """Return ``w - lr direction``."""
-        out = np.multiply(direction, -self._lr(t, scale), out=out)
+
+class _Descent(Optimizer):
+    """The common part of optimisers that step by ``-lr`` times a direction."""
+
+    def step(
+        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        out = np.multiply(self._direction(gradient, state, scale, out), -self._lr(t, scale), out=out)
         out += w
         return out
 
+    def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
+        """Return the direction, in the memory of ``gradient``, ``state`` or ``out``, if this is given."""
+        return gradient
+
 
 @value_class
-class GD(Optimizer):
+class GD(_Descent):
     """Gradient descent: ``w - lr g``.
 
     >>> import numpy as np
@@ -137,14 +146,9 @@ class GD(Optimizer):
     name = "gd"
     by_coordinate = True
 
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
-        return self._descend(w, gradient, t, scale, out)
-
 
 @value_class
-class Momentum(Optimizer):
+class Momentum(_Descent):
     """Heavy ball: ``v = momentum v + g``, ``w - lr v`` (Polyak 1964)."""
 
     momentum: Decay = 0.9
@@ -154,12 +158,7 @@ class Momentum(Optimizer):
     def start(self, w: Vector) -> State:
         return {"velocity": np.zeros_like(w)}
 
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
-        return self._descend(w, self._accelerate(state, gradient), t, scale, out)
-
-    def _accelerate(self, state: State, gradient: Vector) -> Vector:
+    def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
         velocity = state["velocity"]
         velocity *= self.momentum
         velocity += gradient
@@ -173,12 +172,10 @@ class Nesterov(Momentum):
     name = "nesterov"
     by_coordinate = True
 
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
-        out = np.multiply(self._accelerate(state, gradient), self.momentum, out=out)
+    def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
+        out = np.multiply(super()._direction(gradient, state, scale, out), self.momentum, out=out)
         out += gradient
-        return self._descend(w, out, t, scale, out)
+        return out
 
 
 @value_class
@@ -270,10 +267,8 @@ class SlowMo(Momentum):
     name = "slowmo"
     by_coordinate = True
 
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
-        return self._descend(w, self._accelerate(state, np.divide(gradient, scale, out=gradient)), t, scale, out)
+    def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
+        return super()._direction(np.divide(gradient, scale, out=gradient), state, scale, out)
 
 
 STEPPED = "own"  # the spec of steps that a user's loop takes
