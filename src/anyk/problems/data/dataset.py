@@ -124,18 +124,28 @@ def load(spec: str, *, file: str | Path | None = None, progress: Tell | None = t
 def assemble(
     X: Matrix,
     y: Floats,
-    *,
     task: Task,
     classes: tuple[str, ...] = (),
+    *,
     test: float,
     seed: int,
+    X_test: Matrix | None = None,
 ) -> Dataset:
-    """Return a data set with the fraction ``test`` of its rows held out; ``seed`` selects them and shuffles all."""
+    """Return a data set with the fraction ``test`` of its rows held out; ``seed`` selects them and shuffles all.
+
+    If there are separate test rows, ``X_test``, whose targets are the last of ``y``, no others are held out.
+    """
     rows, features = X.shape
     if not features:
         raise BadInput("a data set needs at least 1 column beside the target, got none")
-    train, last = split_rows(rows, test, seed)
-    return make_dataset(X[train], y[train], X[last], y[last], task=task, classes=classes)
+    if X_test is None:
+        train, last = split_rows(rows, test, seed)
+        X, X_test, y_train, y_test = X[train], X[last], y[train], y[last]
+    else:
+        y_train, y_test = y[:rows], y[rows:]
+    if task != "regression" and (y_train == y_train[0]).all():
+        raise BadInput("all training rows are of one class; hold out fewer rows (test=) or split by another seed=")
+    return Dataset("", task, _canonical(X), y_train, _canonical(X_test), y_test, classes)
 
 
 @typed
@@ -147,21 +157,6 @@ def split_rows(rows: int, test: Fraction, seed: int) -> tuple[Array, Array]:
     test_rows = min(max(math.ceil(round(test * rows, 6)), 1), rows - 1)
     order = generator(seed, "split").permutation(rows)
     return order[: rows - test_rows], order[rows - test_rows :]
-
-
-def make_dataset(
-    X_train: Matrix,
-    y_train: Floats,
-    X_test: Matrix,
-    y_test: Floats,
-    *,
-    task: Task,
-    classes: tuple[str, ...] = (),
-) -> Dataset:
-    """Return a data set of separate training and test rows."""
-    if task != "regression" and (y_train == y_train[0]).all():
-        raise BadInput("all training rows are of one class; hold out fewer rows (test=) or split by another seed=")
-    return Dataset("", task, _canonical(X_train), y_train, _canonical(X_test), y_test, classes)
 
 
 def _canonical(X: Any) -> Matrix:

@@ -20,7 +20,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput, needing
 from anyk.named import admit_address
 from anyk.problems.base import Tell
-from anyk.problems.data.dataset import Dataset, Fraction, assemble, make_dataset, read_target, sources
+from anyk.problems.data.dataset import Dataset, Fraction, assemble, read_target, sources
 from anyk.problems.data.encoding import check_finite
 from anyk.tables import Table, check_input_file, limit, listed, read_csv, reading, shown
 
@@ -70,9 +70,8 @@ def digits(*, test: Fraction = 0.2, seed: int = 0) -> Dataset:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    y, task, classes = read_target(labels, "multiclass", "the target of data set 'digits'")
-    X = np.column_stack([pixels / 16, np.ones(len(pixels))])
-    return assemble(X, y, task=task, classes=classes, test=test, seed=seed)
+    target = read_target(labels, "multiclass", "the target of data set 'digits'")
+    return assemble(np.column_stack([pixels / 16, np.ones(len(pixels))]), *target, test=test, seed=seed)
 
 
 @sources.register("amazon")
@@ -91,9 +90,8 @@ def amazon(*, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, pro
     sizes = codes.max(axis=0) + 1
     pairs = [(a, b) for a, b in combinations(range(len(_AMAZON)), 2) if (a, b) not in {(5, 7), (2, 3)}]
     crossed = np.column_stack([codes[:, a] * sizes[b] + codes[:, b] for a, b in pairs])
-    y, task, classes = read_target(table[:, 0], "binary", "column 'ACTION' of data set 'amazon'")
-    X = _one_hot(np.hstack([codes, crossed]))
-    return assemble(X, y, task=task, classes=classes, test=test, seed=seed)
+    target = read_target(table[:, 0], "binary", "column 'ACTION' of data set 'amazon'")
+    return assemble(_one_hot(np.hstack([codes, crossed])), *target, test=test, seed=seed)
 
 
 @sources.register("kc-housing")
@@ -108,7 +106,7 @@ def kc_housing(
     nor read.
     """
     table = _columns("kc-housing", ("price", *_KC_HOUSING), 42092, file, progress)
-    return assemble(_one_hot(table[:, 1:]), table[:, 0] / 1e6, task="regression", test=test, seed=seed)
+    return assemble(_one_hot(table[:, 1:]), table[:, 0] / 1e6, "regression", test=test, seed=seed)
 
 
 @sources.register("covertype")
@@ -141,8 +139,8 @@ def covertype(
             f"got {table.shape[1]} columns"
         )
     table = table[table[:, -1] <= 2]
-    y, task, classes = read_target(table[:, -1], "binary", f"the cover type in {where}")
-    return assemble(_one_hot(table[:, :-1]), y, task=task, classes=classes, test=test, seed=seed)
+    target = read_target(table[:, -1], "binary", f"the cover type in {where}")
+    return assemble(_one_hot(table[:, :-1]), *target, test=test, seed=seed)
 
 
 @sources.register("mnist-idx")
@@ -174,11 +172,8 @@ def mnist_idx(*, test: Fraction = 0.2, seed: int = 0, max_gb: float | None = Non
     if len({pixels.shape[1:] for pixels in images}) > 1:
         raise BadInput(f"the training and test images in {file} are of different sizes")
     X = [np.column_stack([i.reshape(len(i), i[0].size) / 255, np.ones(len(i))]) for i in images]
-    y, task, classes = read_target(np.concatenate(labels), "multiclass", f"the labels of {file}")
-    if len(X) == 1:
-        return assemble(X[0], y, task=task, classes=classes, test=test, seed=seed)
-    rows = len(X[0])
-    return make_dataset(X[0], y[:rows], X[1], y[rows:], task=task, classes=classes)
+    target = read_target(np.concatenate(labels), "multiclass", f"the labels of {file}")
+    return assemble(X[0], *target, test=test, seed=seed, X_test=X[1] if len(X) > 1 else None)
 
 
 def _plain_or_gz(files: Sequence[Path]) -> Path | None:

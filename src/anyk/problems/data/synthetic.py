@@ -56,10 +56,10 @@ def synthetic(
     rule = generator(seed, "synthetic", "rule").standard_normal((features, scores)) / math.sqrt(features * density)
     score = X @ rule + noise * generator(seed, "synthetic", "noise").standard_normal((rows, scores))
     if task == "regression":
-        return assemble(X, score[:, 0], task=task, test=test, seed=seed)
+        return assemble(X, score[:, 0], task, test=test, seed=seed)
     y = np.where(score[:, 0] > 0, 1.0, -1.0) if task == "binary" else score.argmax(axis=1).astype(float)
     labels = ("-1", "1") if task == "binary" else tuple(map(str, range(scores)))
-    return assemble(X, y, task=task, classes=labels, test=test, seed=seed)
+    return assemble(X, y, task, labels, test=test, seed=seed)
 
 
 def _sparse_normal(rows: int, features: int, density: float, seed: int) -> csr_array[Any]:
