@@ -226,7 +226,7 @@ class TestNetworks:
         X, y = numbers()
         shards = Shards(write(tmp_path, "parquet", X, (y - 1).astype(int)), target="y", columns=["a", "b", "c"])
         read = []
-        monkeypatch.setattr(shard_samples.Blocks, "_read", lambda *args: read.append(args))
+        monkeypatch.setattr(shard_samples.BlockSamples, "_read", lambda *args: read.append(args))
         problem = anyk.problems.TorchProblem(self.network(), torch.nn.CrossEntropyLoss(), shards, held_out=shards)
         parts = problem.split(4)
         parts.compare_replicas()
@@ -290,7 +290,7 @@ class TestJax:
 
     def test_a_partition_is_read_and_computed_in_parts_and_before_a_run_nothing(self, here, tmp_path, monkeypatch):
         read = []
-        monkeypatch.setattr(shard_samples.Blocks, "_read", lambda *args: read.append(args[1]) or _READ(*args))
+        monkeypatch.setattr(shard_samples.BlockSamples, "_read", lambda *args: read.append(args[1]) or _READ(*args))
         (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},1\n" for i in range(900)))
         found = jax_problem(Shards(str(tmp_path / "a.csv"), columns=["x"]))
         parts = found.split(2)
@@ -303,7 +303,7 @@ class TestJax:
             np.testing.assert_allclose(parts.partial_gradient(j, w), 2 * (rows @ rows), rtol=1e-5)
 
 
-_READ = shard_samples.Blocks._read
+_READ = shard_samples.BlockSamples._read
 
 
 def jax_problem(data, **options):

@@ -212,6 +212,8 @@ def is_sparse(array: object) -> bool:
 
 def stacked(parts: Sequence[Any]) -> Any:
     """Return the rows of several arrays, dense or sparse, as one array."""
+    if len(parts) == 1:
+        return parts[0]
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts)
     from scipy import sparse

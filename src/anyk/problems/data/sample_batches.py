@@ -153,7 +153,7 @@ class ArrayRanges(Samples):
                 inside = rows[(start <= rows) & (rows < start + arrays[0].shape[0])] - start
             parts.append([array[inside] for array in arrays])
         parts = [part for part in parts if part[0].shape[0]] or parts[:1]
-        return self._form(parts[0] if len(parts) == 1 else [stacked(same) for same in zip(*parts, strict=True)])
+        return self._form(list(map(stacked, zip(*parts, strict=True))))
 
 
 class SampledOnce(Samples):

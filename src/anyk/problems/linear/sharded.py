@@ -12,13 +12,13 @@ import numpy as np
 
 from anyk.arrays import Array, DType, Floats, Vector
 from anyk.errors import BadInput, RunFailed, describe_error
-from anyk.problems.base import Ends, Index, is_sparse, some_rows
+from anyk.problems.base import Ends, Index, is_sparse
 from anyk.problems.batches import Batches
 from anyk.problems.data.dataset import Task, read_target
 from anyk.problems.data.encoding import Column, Encoding, check_categories
 from anyk.problems.data.reader_processes import map_in_processes
-from anyk.problems.data.sample_batches import Arrays, PartitionSamples, SampleBatch, Samples
-from anyk.problems.data.shards.shard_samples import Blocks
+from anyk.problems.data.sample_batches import Arrays, PartitionSamples, SampleBatch
+from anyk.problems.data.shards.shard_samples import BlockArrays, BlockSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.shards.survey import Moments, Survey, places_of, plain, survey
 from anyk.problems.data.streams import Stream, StreamSamples
@@ -27,7 +27,7 @@ from anyk.problems.linear.scaling import Scaling, with_intercept
 from anyk.tables import Table, shown
 
 _SQUARE = 1024  # columns up to which the curvature is computed, and not only bounded
-Labels = tuple[float, ...] | tuple[str, ...]
+Labels = tuple[float | str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +71,14 @@ class Design:
         return np.asarray(2 * codes - 1 if self.task == "binary" else codes, dtype=self.dtype)
 
 
-class ShardRows(Samples):
+class ShardRows(BlockSamples):
     """The rows of a linear model's shards, used in the place of ``X`` and ``y``; batches are pairs (X, y)."""
 
-    def __init__(self, blocks: Blocks, design: Design, moments: Moments) -> None:
-        self.blocks, self.design, self._moments = blocks, design, moments
+    def __init__(self, design: Design, survey: Survey, moments: Moments) -> None:
+        super().__init__(design.shards, survey, tuple)
+        self.design, self._moments = design, moments
         self.mark = f"{design.shards.digest()} {design.shards.target} {design.shards.columns} {design.encoding}"
-        self.shape = len(blocks), design.features + design.intercept
+        self.shape = len(self), design.features + design.intercept
         self.dtype = design.dtype
 
     @classmethod
@@ -107,33 +108,27 @@ class ShardRows(Samples):
             raise BadInput(f"scaling is of {len(scaling.scale)} columns, {where} have {features}")
         if labels and encoding.label:
             encoding = replace(encoding, words=isinstance(labels[0], str))
-        dtype = np.dtype(np.float32 if survey_result.first.single else np.float64)
+        dtype = np.dtype(np.float32 if survey_result.single else np.float64)
         design = Design(shards, encoding, features, labels, found_task, dtype, scaling, intercept)
-        return cls(Blocks(shards, survey_result, design), design, moments)
+        return cls(design, survey_result, moments)
 
     def held_out(self, shards: Shards) -> ShardRows:
         """Return the rows of other shards, with the columns and labels of these."""
-        design = replace(self.design, shards=shards)
-        return ShardRows(Blocks(shards, survey(shards, "rows"), design), design, self._moments)
+        return ShardRows(replace(self.design, shards=shards), survey(shards, "rows"), self._moments)
 
-    def __len__(self) -> int:
-        return len(self.blocks)
+    def convert(self, content: Table, where: str) -> BlockArrays:
+        return self.design(content, where)
 
     def all(self) -> Iterator[Any]:
         """Return all rows, block by block."""
-        return self.blocks.parts(0, len(self.blocks))
+        return self.by_block(0, len(self))
 
     def parts(
         self, first: int, last: int, rows: Index | None = None, *, most: int | None = None, key: int = 0
     ) -> Iterator[SampleBatch]:
         """Return batches of the rows, block by block, or a single batch of the given ``rows``."""
-        batches = self.blocks.parts(first, last) if rows is None else [self.blocks.read_rows(rows + first)]
+        batches = self.by_block(first, last) if rows is None else [self.read_rows(rows + first)]
         return (SampleBatch(batch, len(batch[1]), first, rows) for batch in batches)
-
-    def some(self, samples: int, of: str) -> Arrays:
-        """Return ``samples`` of the rows, in memory."""
-        rows = np.arange(len(self))[some_rows(len(self), samples, of)]
-        return Arrays(self.blocks.read_rows(rows), tuple)
 
     def curvature(self) -> float:
         """Return the largest eigenvalue of ``X'X / N``, found in another pass; for many columns, a bound of it.
@@ -169,7 +164,7 @@ class _Gram:
 
     def __call__(self, piece: tuple[int, int]) -> bytes:
         total = np.zeros((self.rows.shape[1],) * 2)
-        for X, _ in self.rows.blocks.parts(*piece):
+        for X, _ in self.rows.by_block(*piece):
             square = X.T @ X
             total += square.toarray() if hasattr(square, "toarray") else square
         return total.tobytes()
@@ -196,19 +191,19 @@ def _labels(found: Survey, task: Task | Literal["auto"], where: str) -> tuple[La
     values = np.array(found.labels, dtype=object if text else np.float64)
     few = 2 * len(values) <= found.rows
     _, task_read, _ = read_target(np.repeat(values, 2) if few else values, task, place_text)
-    return (found.labels if task_read != "regression" else ()), task_read
+    return (tuple(found.labels) if task_read != "regression" else ()), task_read
 
 
 def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tuple[Encoding, Moments, int]:
     """Return the encoding of columns as numbers, the moments of the encoded columns, and their number."""
     rows, moments = float(found.rows), found.moments
-    if not found.first.names:
+    if not found.names:
         if fill is not None:
             raise BadInput(f"fill={fill} is for Parquet and CSV files; {where} have no columns of their own")
         if not len(moments.mean):
             raise BadInput(f"{where} have no columns beside the target")
         return Encoding(), moments, len(moments.mean)
-    names = found.first.names
+    names = found.names
     places, target = places_of(shards, names, where)
     if not places:
         raise BadInput(f"{where} have no columns beside the target")
@@ -240,7 +235,7 @@ def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tu
         usual = None if fill is None else max(kinds, key=words.__getitem__)
         columns.append(Column(names[place], kinds, usual))
         parts.append(_of_counts([words[word] + (rows - known_count) * (word == usual) for word in kinds], rows))
-    encoding = Encoding(tuple(columns), bool(found.first.header), label=names[target])
+    encoding = Encoding(tuple(columns), bool(found.header), label=names[target])
     return encoding, Moments(*(np.concatenate(part) for part in zip(*parts, strict=True))), encoding.width
 
 
