@@ -8,10 +8,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from anyk.arrays import Array, DType
+from anyk.arrays import Array, DType, Vector
 from anyk.errors import BadInput
 from anyk.problems.base import Better, ProblemAbilities, Recipe, problem_text
 from anyk.problems.data.sample_batches import Samples
+from anyk.problems.data.streams import NO_LOSS
 
 
 def number_array(values: object, name: str, dtype: DType) -> Array:
@@ -61,6 +62,16 @@ class NetworkProblem(ProblemAbilities):
 
     def __repr__(self) -> str:
         return problem_text(self)
+
+    def loss(self, w: Vector) -> float:
+        """Return the objective at ``w``, in evaluation: without dropout, with running statistics."""
+        if self.endless:
+            raise BadInput(NO_LOSS)
+        return self._mean_loss(w) + 0.5 * self.l2 * float(w @ w)
+
+    def _mean_loss(self, w: Vector) -> float:
+        """Return the mean of the sample losses."""
+        raise NotImplementedError
 
     def sampled(self, samples: int) -> Self:
         """Return the problem on a sample of its data; running statistics are computed from the sample, too."""

@@ -16,7 +16,6 @@ from anyk.decompile import Source
 from anyk.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut
 from anyk.problems.data.sample_batches import Samples
-from anyk.problems.data.streams import NO_LOSS
 from anyk.problems.digest import digest_of
 from anyk.problems.jax.loss_partitions import DecompiledPartitions, JaxPartitions
 from anyk.problems.jax.model_loss import EVALUATION, SEED, Averages, Held, JaxNetwork, names_of, seed_for, seed_of
@@ -266,11 +265,8 @@ class JaxProblem(NetworkProblem):
         """Return the given parameters, as one vector."""
         return self._initial.copy()
 
-    def loss(self, w: Vector) -> float:
-        """Return the objective at ``w``, in evaluation: without dropout, with running statistics."""
-        if self.endless:
-            raise BadInput(NO_LOSS)
-        return self._means(self._data, w)[_LOSS] + 0.5 * self.l2 * float(w @ w)
+    def _mean_loss(self, w: Vector) -> float:
+        return self._means(self._data, w)[_LOSS]
 
     def metrics(self, w: Vector) -> dict[str, float]:
         if self._held_out is None:

@@ -1,0 +1,412 @@
+"""Checks of a PyTorch problem.
+
+Refused are options that are out of range, losses of several samples that are not the mean, or the sum, of their losses,
+and modules whose forward pass changes state, as workers would drop it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from anyk.arrays import Floats
+from anyk.checks import AtLeastOne, AtLeastZero, check
+from anyk.errors import BadInput, needing
+from anyk.plain import ByName
+from anyk.problems.base import Index
+from anyk.problems.data.sample_batches import Batch
+from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
+from anyk.problems.torch.generators import seeded_generators
+from anyk.problems.torch.network import Network, norms_of, trainable_parameters
+
+if TYPE_CHECKING:
+    import torch
+
+_MODULE_NAMES = ("module", "model")  # names of the first parameter of a loss of (module, batch)
+
+
+def check_options(
+    device: str,
+    precision: str | None,
+    microbatch: int | None,
+    threads: int,
+    num_workers: int,
+    better: str | None,
+    functions: ByName,
+) -> None:
+    """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range.
+
+    ``functions``: the options that must be None or callable, by name.
+    """
+    with needing("PyTorch", "torch", "TorchProblem"):
+        import torch
+    try:
+        supported = torch.device(device).type in ("cpu", "cuda")
+    except RuntimeError:
+        supported = False
+    if not supported:
+        raise BadInput(f"device must be 'cpu', 'cuda' or 'cuda:0', got '{device}'")
+    check(microbatch, AtLeastOne | None, "microbatch")
+    check(threads, AtLeastOne, "threads")
+    check(num_workers, AtLeastZero, "num_workers")
+    check(better, Literal["higher", "lower"] | None, "better")
+    for name, function in functions.items():
+        if not (function is None or callable(function)):
+            raise BadInput(f"{name} must be a function of an item, of a batch's items or of a batch, got {function!r}")
+    if precision == "fp16":
+        raise BadInput("precision 'fp16' needs loss scaling, which is not supported; use 'bf16'")
+    check(precision, Literal["bf16"] | None, "precision")
+
+
+def check_module(module: object) -> None:
+    """Refuse an object that is not a module, or one that cannot be sent to workers."""
+    import torch
+
+    if isinstance(module, torch.jit.ScriptModule):
+        raise BadInput(
+            "a TorchScript module cannot be sent to workers; give the torch.nn.Module from which it was compiled"
+        )
+    if not isinstance(module, torch.nn.Module):
+        raise BadInput(f"the module must be a torch.nn.Module, got {_describe(module)}")
+
+
+def _describe(value: object) -> str:
+    """Return the type of a value in words; for a class, with advice to give an object of it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}; give an object of it, {value.__name__}(…)"
+    return type(value).__name__
+
+
+def ignored_target(loss: Any) -> int | None:
+    """Return the target that torch's losses for classification ignore; None for other losses."""
+    import torch
+
+    classifies = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss))
+    return int(loss.ignore_index) if classifies else None
+
+
+def is_mean(loss: object, reduction: str | None) -> bool:
+    """Return whether the loss of a batch is a mean; refuse a mean that does not weigh all samples alike."""
+    import torch
+
+    own = getattr(loss, "reduction", None)
+    own = "mean" if own == "batchmean" else own  # torch's KLDivLoss: the sum divided by the number of samples
+    if reduction is not None and own in ("mean", "sum") and reduction != own:
+        raise BadInput(f"reduction is '{reduction}', but the loss itself returns the {own}")
+    reduction = reduction or own or "mean"
+    if reduction not in ("mean", "sum"):
+        raise BadInput(f"the loss of a batch must be its mean or its sum, got reduction '{reduction}'")
+    weighted = isinstance(loss, (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)) and loss.weight is not None
+    if weighted and reduction == "mean":
+        raise BadInput("a mean with class weights does not weigh all samples alike; give the loss reduction='sum'")
+    if isinstance(loss, torch.nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
+        raise BadInput("the loss has parameters of its own, which would not be trained; make them part of the module")
+    return reduction == "mean"
+
+
+def takes_module(loss: object) -> bool:
+    """Return whether a loss takes (module, batch), according to the name of its first parameter.
+
+    >>> takes_module(lambda model, batch: 0.0), takes_module(lambda outputs, targets: 0.0)
+    (True, False)
+    """
+    if isinstance(loss, type) or not callable(loss):
+        raise BadInput(f"the loss must be a function of (outputs, targets) or (module, batch), got {_describe(loss)}")
+    try:
+        names = list(inspect.signature(loss).parameters)
+    except (TypeError, ValueError):  # a compiled function has no signature
+        return False
+    return len(names) > 1 and names[0] in _MODULE_NAMES
+
+
+_SINGLES = 8  # largest number of samples of a batch whose losses are computed one by one
+_OUTPUTS_ADVICE = (
+    "to ignore targets give torch's own CrossEntropyLoss(ignore_index=…) or NLLLoss, which is exact, else a loss that "
+    "is a sum over samples, with reduction='sum'"
+)
+_SAMPLES_ADVICE = (
+    "if it is a mean over the targets that are not padding, give count=…, a function of a batch that returns their "
+    "number, else a loss that is a sum over samples, with reduction='sum'"
+)
+
+
+def has_entries(outputs: object, count: int) -> bool:
+    """Return whether a module's outputs are tensors, perhaps in tuples or dictionaries, with one entry per sample."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    leaves = pytree.tree_leaves(outputs)
+    return all(isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == count for leaf in leaves)
+
+
+def check_loss(network: Network, outputs: object, targets: torch.Tensor, samples: str) -> None:
+    """Refuse a loss of a batch that is not the mean, or the sum, of its samples' losses, as far as can be found out.
+
+    The loss of the batch and its gradients with respect to the module's outputs are compared with the same for up to 8
+    single samples. Nothing is compared if the outputs have no entry per sample (:func:`has_entries`), or if the loss
+    draws random numbers, is not finite, or fails for a single sample.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    count = len(targets)
+    if not has_entries(outputs, count):
+        return
+    leaves, tree = pytree.tree_flatten(outputs)
+    singles = np.unique(np.linspace(0, count - 1, min(count, _SINGLES)).astype(np.intp))
+
+    def measure(places: Index, nudge: int | None) -> Floats:
+        """Return the summed loss of all samples or of a single sample, and its gradient by the outputs.
+
+        The gradient has a row for each of ``singles``, which is 0 if the sample is not among ``places``.
+        """
+        rows = slice(int(places[0]), int(places[-1]) + 1)
+        parts = [leaf[rows].detach() for leaf in leaves]
+        if nudge is not None:
+            parts = [_nudge_values(part, network, nudge) if part.is_floating_point() else part for part in parts]
+        inputs = [part.requires_grad_() for part in parts if part.is_floating_point()]
+        loss = network.loss_at(pytree.tree_unflatten(parts, tree), targets[rows])
+        gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+        by_sample = torch.cat([g.reshape(len(g), -1).double() for g in gradients if g is not None], dim=1)
+        gradient = np.zeros((len(singles), by_sample.shape[1]))
+        whole = len(places) == count
+        gradient[... if whole else singles == places] = (by_sample[singles] if whole else by_sample).cpu().numpy()
+        factor = len(places) if network.mean else 1
+        return np.append(float(loss.detach()), gradient) * factor
+
+    with warnings.catch_warnings(action="ignore"), torch.enable_grad():  # ignored: shapes may not suit a single sample
+        try:
+            correct = adds_up(measure, count, tolerance=_tolerance(network), singles=singles, vectors=len(singles))
+        except Exception:  # the loss need not accept a single sample
+            return
+    if not correct:
+        raise not_a_sum(samples, _pairing_advice(outputs, targets) or _OUTPUTS_ADVICE, mean=network.mean)
+
+
+def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str) -> None:
+    """Refuse the same losses as :func:`check_loss`, by computing them for samples instead of outputs.
+
+    ``batch_of(places)`` returns a batch of some of the ``count`` samples. The loss and its gradient with respect to the
+    parameters are compared, in evaluation mode, so that neither dropout nor the statistics of batch norm make a
+    difference. Raises also if the loss of a single sample fails or is not finite, such as a mean over no target.
+    """
+    import torch
+
+    if count < 2:
+        return
+    terms = [0.0, np.nan]  # number of terms of all samples together, and its sum over single samples
+
+    def measure(places: Index, nudge: int | None) -> Floats:
+        single = len(places) == 1
+        try:
+            batch = batch_of(places)
+            batch_terms = network.terms(batch, len(places))
+            terms[single] = batch_terms if places[0] == 0 else terms[single] + batch_terms
+            if not batch_terms:
+                return np.zeros(1)
+            with _nudged_parameters(network, nudge):
+                loss = network.loss_of(batch)
+                inputs = trainable_parameters(network.module)
+                gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+            parts = [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradients, strict=True)]
+            flat = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)]).double().cpu().numpy()
+        except BadInput:
+            raise
+        except Exception as error:
+            if not single:
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise BadInput(
+                f"it cannot be checked whether the loss is a sum over samples: it accepts several ({samples}), but for "
+                f"one of them alone it fails ({reason}); give a loss that accepts a single sample"
+            ) from None
+        if single and not np.isfinite(flat).all():
+            raise BadInput(
+                f"the loss of {samples} together is a number, but the loss of one of them alone is not, as it ignores "
+                f"targets; {_SAMPLES_ADVICE}"
+            )
+        return np.asarray(flat * (batch_terms if network.mean else 1.0))
+
+    training = network.module.training
+    network.module.eval()
+    try:
+        with warnings.catch_warnings(action="ignore"), torch.enable_grad():
+            correct = adds_up(measure, count, tolerance=_tolerance(network))
+    except BadInput:
+        raise
+    except Exception:  # the run reports what fails
+        return
+    finally:
+        network.module.train(training)
+    if not np.isnan(terms[1]) and terms[1] != terms[0]:
+        raise BadInput(
+            f"count returns {terms[0]:g} terms for {samples} together and {terms[1]:g} for them one by one; it must "
+            "return the number of terms that the loss of a batch adds up"
+        )
+    if not correct:
+        raise not_a_sum(samples, _SAMPLES_ADVICE, mean=network.mean)
+
+
+@contextmanager
+def _nudged_parameters(network: Network, nudge: int | None) -> Iterator[None]:
+    """Change the trained parameters by a few roundings, for a while and as copies: their memory may be shared."""
+    parameters = [] if nudge is None else trainable_parameters(network.module)
+    originals = [parameter.data for parameter in parameters]
+    for parameter in parameters:
+        parameter.data = _nudge_values(parameter.data, network, nudge or 0)
+    try:
+        yield
+    finally:
+        for parameter, values in zip(parameters, originals, strict=True):
+            parameter.data = values
+
+
+def _nudge_values(values: torch.Tensor, network: Network, nudge: int) -> torch.Tensor:
+    """Return values changed by a few roundings of the number type in which the network computes."""
+    import torch
+
+    if network.precision:
+        rounding = torch.finfo(torch.bfloat16).eps
+    else:
+        rounding = torch.finfo(values.dtype).eps if network.kind == "cpu" else 2.0**-11  # rounding of TF32
+    signs = torch.from_numpy(nudge_signs(values.numel(), nudge)).view(values.shape).to(values)
+    return values * (1.0 + rounding * signs)
+
+
+def _pairing_advice(outputs: object, targets: torch.Tensor) -> str | None:
+    """Return advice if the targets have as many numbers as the outputs but another shape, else None."""
+    import torch
+
+    if not isinstance(outputs, torch.Tensor) or outputs.shape == targets.shape or outputs.numel() != targets.numel():
+        return None
+    return (
+        f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} are not paired one by "
+        "one: each output is paired with all targets; give them the same shape"
+    )
+
+
+def _tolerance(network: Network) -> float:
+    """Return the relative difference that rounding may cause: large in bfloat16 and on devices other than the CPU."""
+    return 0.02 if network.precision or network.kind != "cpu" else 1e-4
+
+
+State = dict[str, list[Any]]  # tensors and numbers by the name of the buffer or attribute that contains them
+
+
+def check_forward(network: Network, batches: Sequence[Batch]) -> None:
+    """Refuse parameters, buffers and attributes whose value after a forward pass depends on earlier passes.
+
+    The exception is the running statistics of batch norm, which are computed anew to evaluate. A pass may set values
+    that do not depend on the past, such as its activations or a table that all batches share. ``batches``: one, or two
+    of the same shapes; the second shows state that only the first pass ever sets. The run reports passes that fail.
+    Changes that happen only now and then, or outside of modules, are not found here.
+    """
+    try:
+        first, second, *third = _states_after(network, [batches[0], *batches])
+        pairs = [(first, second), *zip(_states_after(network, batches[1:]), third, strict=True)]
+    except BadInput:
+        raise
+    except Exception:
+        return
+    for one, other in pairs:
+        for name, values in other.items():
+            before = one.get(name, [])
+            if len(before) != len(values) or any(map(_differ, before, values)):
+                raise _refusal(name)
+
+
+def _refusal(name: str) -> BadInput:
+    return BadInput(
+        f"the forward pass changes {name}, whose value then depends on earlier passes; workers drop such changes, "
+        "except the running statistics of batch norm, so give a module that does without them"
+    )
+
+
+def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
+    """Return the state of one copy of the network after each of several passes in training.
+
+    Its trained parameters are first moved a little, since a moving average may start where they are. Raises
+    :class:`~anyk.errors.BadInput` if a pass changes a parameter.
+    """
+    import torch
+
+    def moved(parameter: torch.Tensor) -> torch.Tensor:
+        return parameter.detach() * 1.03 + 0.03 if parameter.requires_grad else parameter.detach()
+
+    own = copy.deepcopy(network)
+    own.device = "cpu"
+    own.module.train()
+    for parameter in own.module.parameters():
+        if parameter.requires_grad:
+            parameter.data = moved(parameter)
+    states = []
+    for batch in batches:
+        with seeded_generators(0, torch.device("cpu")):
+            own.loss_of(batch)
+        states.append(_state_of(own))
+    for (place, before), (_, after) in zip(_roots(network), _roots(own), strict=True):
+        parameters = dict(after.named_parameters())
+        for name, parameter in before.named_parameters():
+            if name in parameters and _differ(moved(parameter), parameters[name].detach()):
+                raise _refusal(f"parameter '{name}'{place}")
+    return states
+
+
+def _roots(network: Network) -> list[tuple[str, torch.nn.Module]]:
+    """Return the module and, if it is a module too, the loss, with a suffix for the names of their parts."""
+    import torch
+
+    loss = [(" of the loss", network.loss)] if isinstance(network.loss, torch.nn.Module) else []
+    return [("", network.module), *loss]
+
+
+def _state_of(network: Network) -> State:
+    """Return copies of all buffers and attributes, without the running statistics of batch norm."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    buffers: ByName = {}
+    attributes: ByName = {}
+    internal = vars(torch.nn.Module())
+    for place, root in _roots(network):
+        norms = norms_of(root)
+        for path, part in root.named_modules():
+            name = f"{path}.{{}}'{place}" if path else f"{{}}'{place}"
+            if part not in norms:
+                buffers |= {f"buffer '{name.format(key)}": value for key, value in part._buffers.items()}
+            own = {key: value for key, value in vars(part).items() if key not in internal}
+            attributes |= {f"attribute '{name.format(key)}": value for key, value in own.items()}
+    if not isinstance(network.loss, torch.nn.Module):
+        own = getattr(network.loss, "__dict__", {})
+        attributes |= {f"attribute '{key}' of the loss": value for key, value in own.items()}
+    kinds = (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
+    return {
+        name: [
+            leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
+            for leaf in pytree.tree_leaves(value)
+            if isinstance(leaf, kinds)
+        ]
+        for name, value in (buffers | attributes).items()
+    }
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return whether two tensors, arrays or numbers differ by more than rounding does."""
+    import torch
+
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return not np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind in "fc")
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return True
+    if not one.is_floating_point():
+        return not torch.equal(one, other)
+    size = float(
+        torch.cat([one.reshape(-1), other.reshape(-1), one.new_zeros(1)]).nan_to_num(0.0, 0.0, 0.0).abs().max()
+    )
+    return not torch.allclose(one, other, rtol=0.0, atol=4 * torch.finfo(one.dtype).eps * size, equal_nan=True)
