@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any, Self
 
@@ -10,9 +10,12 @@ import numpy as np
 
 from anyk.arrays import Array, DType, Vector
 from anyk.errors import BadInput
+from anyk.plain import ByName
 from anyk.problems.base import Better, ProblemAbilities, Recipe, problem_text
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
+
+NO_METRICS = "metrics must name at least one function, or be left out"
 
 
 def number_array(values: object, name: str, dtype: DType) -> Array:
@@ -39,6 +42,15 @@ def check_lengths(arrays: Sequence[Array], name: str) -> None:
         raise BadInput(f"the arrays of {name} must have one entry for each sample, got {lengths} entries")
     if not lengths[0]:
         raise BadInput(f"{name} is empty")
+
+
+def check_metrics(metrics: Any) -> ByName:
+    """Return a user's metrics; raise :class:`~anyk.errors.BadInput` if they are not functions by name."""
+    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+        raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
+    if not metrics:
+        raise BadInput(NO_METRICS)
+    return dict(metrics)
 
 
 class NetworkProblem(ProblemAbilities):

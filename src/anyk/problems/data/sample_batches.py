@@ -17,6 +17,17 @@ Batch = Any  # several samples in the type that a framework computes with
 Form = Callable[[Sequence[Array]], Batch]  # makes a batch from the same rows of all arrays
 
 
+class NamedForm:
+    """The form of batches that are dictionaries or, without ``keys``, tuples, such as inputs and targets."""
+
+    def __init__(self, keys: Sequence[Any] | None) -> None:
+        self.keys = keys
+
+    def __call__(self, arrays: Sequence[Any]) -> Batch:
+        """Return a batch of some rows of the arrays."""
+        return tuple(arrays) if self.keys is None else dict(zip(self.keys, arrays, strict=True))
+
+
 class SampleBatch(NamedTuple):
     """A batch of samples.
 

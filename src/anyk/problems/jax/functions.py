@@ -23,7 +23,7 @@ from anyk.problems.jax.pytrees import JaxArray, Trainable, Tree, distinct, is_ar
 from anyk.problems.jax.tree_samples import TOGETHER, data_of
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import write_model_file
-from anyk.problems.network_problem import NetworkProblem
+from anyk.problems.network_problem import NO_METRICS, NetworkProblem, check_metrics
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs, trial_groups
 
 _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
@@ -204,20 +204,19 @@ class JaxProblem(NetworkProblem):
 
     def _set_metrics(self, metrics: object, own: list[str], has_aux: bool) -> None:
         """Set the metrics to report: the user's functions, the held-out loss, the loss's ``own`` metrics."""
-        self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
+        self._functions: dict[str, Loss] = {}
+        if not (metrics is None or isinstance(metrics, Sequence)):
+            self._functions = check_metrics(metrics)
         for name in own:
             if name == _LOSS or name in self._functions:
                 raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
-        suitable = metrics is None or isinstance(metrics, str | Sequence | Mapping)
-        if not (suitable and all(map(callable, self._functions.values()))):
-            raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
         if self._functions and self._held_out is not None and not self._held_out.in_memory:
             raise BadInput(
                 "functions as metrics take all held-out rows at once, and shards need not fit into memory; give "
                 "held_out as arrays, or metrics that the loss gives (has_aux=True)"
             )
         names = [*(self._functions or [_LOSS]), *own]
-        if isinstance(metrics, str | Sequence):
+        if isinstance(metrics, Sequence):
             names = [metrics] if isinstance(metrics, str) else list(metrics)
             for name in names:
                 if name not in (_LOSS, *own):
@@ -227,8 +226,8 @@ class JaxProblem(NetworkProblem):
                     )
         if self._functions and self._held_out is None:
             raise BadInput(NO_HELD_OUT)
-        if metrics is not None and not metrics:
-            raise BadInput("metrics must name at least one function, or be left out")
+        if not names:
+            raise BadInput(NO_METRICS)
         self._names, self.metric = names, names[0]
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions | DecompiledPartitions:

@@ -10,7 +10,7 @@ import numpy as np
 
 from anyk.arrays import Array, DType
 from anyk.errors import BadInput
-from anyk.problems.data.sample_batches import Arrays, Samples
+from anyk.problems.data.sample_batches import Arrays, NamedForm, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
@@ -36,17 +36,6 @@ class TreeForm:
         import jax
 
         return jax.tree.unflatten(jax.tree.structure(self._empty), arrays)
-
-
-class NamedForm:
-    """The form of batches of shards: a dictionary, or, without ``keys``, a tuple."""
-
-    def __init__(self, keys: tuple[str, ...] | None) -> None:
-        self._keys = keys
-
-    def __call__(self, arrays: Sequence[Array]) -> Tree:
-        """Return a batch of some rows of the arrays."""
-        return tuple(arrays) if self._keys is None else dict(zip(self._keys, arrays, strict=True))
 
 
 def data_of(data: object, name: str, dtype: DType) -> Samples:

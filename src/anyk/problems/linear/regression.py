@@ -26,11 +26,12 @@ from anyk.problems.linear.scaling import (
     Scaling,
     checked_l2,
     design_of,
+    encode_labels,
     extremes,
     in_units,
+    model_columns,
     row_weights,
     uneven_columns,
-    with_intercept,
 )
 from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
@@ -124,7 +125,7 @@ class LinearProblem(ProblemAbilities):
                 self.weights = row_weights(weights, self.samples)
             if standardize:
                 self.scaling = Scaling.standard(design, self.weights)
-            self.X = self._columns(design)
+            self.X = model_columns(design, self.scaling, intercept)
             self._hold_out(X_test, y_test, design.shape[1], "X has")
         self.outputs = int(self.classes.size) if self.task == "multiclass" and self.classes is not None else 1
         self.dimension = int(self.X.shape[1]) * self.outputs
@@ -181,7 +182,7 @@ class LinearProblem(ProblemAbilities):
         if held_out.shape[1] != columns:
             raise BadInput(f"X_test has {held_out.shape[1]} columns, {others} {columns}; they must agree")
         self.y_test = self._targets(np.asarray(y_test), held_out.shape[0], "y_test")
-        self.X_test = self._columns(held_out)
+        self.X_test = model_columns(held_out, self.scaling, self.intercept)
 
     def uneven_columns(self) -> str | None:
         """Return a sentence on columns whose sizes differ by more than a factor of 1,000, unless they are scaled."""
@@ -206,10 +207,7 @@ class LinearProblem(ProblemAbilities):
         labels = np.unique(values)
         if self.classes is None:
             self.classes = self._classes_of(labels, name)
-        if unknown := np.setdiff1d(labels, self.classes).tolist():
-            where = "y" if name == "y_test" else "classes"
-            raise BadInput(f"{name} has labels that are not in {where}: {unknown}")
-        return np.where(values == self.classes[1], 1.0, -1.0) if self.task == "binary" else values
+        return encode_labels(values, self.classes, self.kind, name, "y" if name == "y_test" else "classes")
 
     def _read_classes(self, classes: Sequence[float] | None) -> Floats | None:
         """Return all labels, if they are given; values have none."""
@@ -237,11 +235,6 @@ class LinearProblem(ProblemAbilities):
         if self.intercept:
             factors[-1] = 0.0
         return factors.reshape(-1).astype(self.dtype)
-
-    def _columns(self, X: object) -> Any:
-        if self.scaling is not None:
-            X = self.scaling.apply(X)
-        return with_intercept(X) if self.intercept else X
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearBatches:
         """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
@@ -465,7 +458,5 @@ class SoftmaxRegression(LinearProblem):
         return classes
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
-        from sklearn.metrics import accuracy_score
-
         most = float(np.unique(y, return_counts=True)[1].max() / len(y))
-        return {"accuracy": float(accuracy_score(y, scores.argmax(axis=1))), "majority": most}
+        return {"accuracy": float(np.mean(scores.argmax(axis=1) == y)), "majority": most}

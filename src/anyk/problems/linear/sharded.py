@@ -23,7 +23,7 @@ from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.shards.survey import Moments, Survey, places_of, plain, survey
 from anyk.problems.data.streams import Stream, StreamSamples
 from anyk.problems.linear.row_partitions import losses_of, slope_of
-from anyk.problems.linear.scaling import Scaling, with_intercept
+from anyk.problems.linear.scaling import Scaling, encode_labels, model_columns
 from anyk.tables import Table, shown
 
 _SQUARE = 1024  # columns up to which the curvature is computed, and not only bounded
@@ -55,10 +55,8 @@ class Design:
                 X.resize(X.shape[0], self.features)
             if X.shape[1] != self.features:
                 raise BadInput(f"{where} has {X.shape[1]} columns, but the model learns from {self.features}")
-        X = X.astype(self.dtype, copy=False)
-        if self.scaling is not None:
-            X = self.scaling.apply(X)
-        return with_intercept(X) if self.intercept else X, self._targets(y, where)
+        X = model_columns(X.astype(self.dtype, copy=False), self.scaling, self.intercept)
+        return X, self._targets(y, where)
 
     def _targets(self, y: Array, where: str) -> Vector:
         if not self.labels:
@@ -87,11 +85,11 @@ class ShardRows(BlockSamples):
         shards: Shards,
         task: Task | Literal["auto"],
         *,
-        intercept: bool = False,
+        intercept: bool,
+        fill: Literal["mean"] | None,
         standardize: bool = False,
         ridge: float = 0.0,
         scaling: Scaling | None = None,
-        fill: Literal["mean"] | None = None,
     ) -> ShardRows:
         """Return the training rows, after a pass over them; see :class:`~anyk.problems.LinearProblem`."""
         survey_result = surveyed(shards)
@@ -285,11 +283,8 @@ class StreamRows(StreamSamples):
         X, y = _stacked(samples)
         if X.shape[1] != self.features:
             raise RunFailed(f"samples of the stream have {X.shape[1]} columns, the first ones {self.features}")
-        X = X.astype(self.dtype, copy=False)
-        if scaling is not None:
-            X = scaling.apply(X)
-        y = _targets(kind, classes, y).astype(self.dtype, copy=False)
-        return Arrays([with_intercept(X) if intercept else X, y], tuple)
+        X = model_columns(X.astype(self.dtype, copy=False), scaling, intercept)
+        return Arrays([X, _targets(kind, classes, y).astype(self.dtype, copy=False)], tuple)
 
 
 class LinearBatches(Batches):
@@ -331,12 +326,7 @@ def _targets(kind: str, classes: Array | None, y: Array) -> Vector:
     values = y.astype(float)
     if not np.isfinite(values).all():
         raise BadInput("the stream's targets must be finite numbers")
-    if classes is None:
-        return values
-    unknown = np.setdiff1d(values, classes)
-    if unknown.size:
-        raise BadInput(f"the stream has labels that are not in classes: {unknown.tolist()}")
-    return np.where(values == classes[1], 1.0, -1.0) if kind == "logistic" else values
+    return values if classes is None else encode_labels(values, classes, kind, "the stream", "classes")
 
 
 def _stacked(samples: list[Any]) -> list[Array]:

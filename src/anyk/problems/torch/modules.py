@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +27,7 @@ from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.digest import digest_of
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
-from anyk.problems.network_problem import NetworkProblem
+from anyk.problems.network_problem import NetworkProblem, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.torch.generators import seeded_generators
 from anyk.problems.torch.module_checks import (
@@ -53,7 +53,6 @@ from anyk.problems.torch.module_partitions import (
 from anyk.problems.torch.network import (
     Metric,
     Network,
-    check_metrics,
     compute_metrics,
     count_terms,
     default_metrics,
@@ -396,13 +395,11 @@ class TorchProblem(NetworkProblem):
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
         """Return each parameter's index among the trainable parameters, None if frozen; raise for another module's."""
-        frozen = {
-            id(p)
-            for p, copied in zip(self._given, self._network.module.parameters(), strict=True)
-            if not copied.requires_grad
+        numbers, own = count(), self._network.module.parameters()
+        places = {
+            id(given): next(numbers) if copied.requires_grad else None
+            for given, copied in zip(self._given, own, strict=True)
         }
-        places: dict[int, int | None] = dict.fromkeys(frozen)
-        places |= {id(p): place for place, p in enumerate(p for p in self._given if id(p) not in frozen)}
         for parameter in parameters:
             if id(parameter) not in places:
                 raise BadInput(

@@ -234,15 +234,6 @@ def default_metrics(network: Network, batch: Batch, ignored: int | None) -> Metr
     return {"mse": _mse} if batch[-1].is_floating_point() else {"accuracy": partial(_accuracy, ignored=ignored)}
 
 
-def check_metrics(metrics: Any) -> Metrics:
-    """Return a user's metrics; raise :class:`~anyk.errors.BadInput` if they are not functions by name."""
-    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-        raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
-    if not metrics:
-        raise BadInput("metrics must name at least one function, or be left out")
-    return dict(metrics)
-
-
 def compute_metrics(network: Network, metrics: Metrics, parts: Iterator[SampleBatch]) -> dict[str, float]:
     """Return the metrics of a network in evaluation mode, by name.
 

@@ -19,7 +19,7 @@ from anyk.arrays import Array, DType
 from anyk.errors import BadInput, RunFailed, describe_error, explaining
 from anyk.plain import ByName
 from anyk.problems.base import Index, some_rows
-from anyk.problems.data.sample_batches import Arrays, Batch, Rows, Samples
+from anyk.problems.data.sample_batches import Arrays, Batch, NamedForm, Rows, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
@@ -48,16 +48,11 @@ def tensor_over(array: Array) -> torch.Tensor:
 _LABELS = ("labels", "label")  # names of the targets in data sets of dictionaries
 
 
-class Tensors:
-    """The form of batches of arrays: inputs and then the targets as a tuple, or, with ``keys``, by name."""
-
-    def __init__(self, keys: Sequence[Any] | None = None) -> None:
-        self.keys = keys
+class Tensors(NamedForm):
+    """The form of batches of tensors: inputs and then the targets as a tuple, or, with ``keys``, by name."""
 
     def __call__(self, arrays: Sequence[Array]) -> Batch:
-        """Return a batch of some rows of the arrays."""
-        tensors = tuple(map(tensor_over, arrays))  # on the CPU, rows of a slice lie where the arrays do
-        return tensors if self.keys is None else dict(zip(self.keys, tensors, strict=True))
+        return super().__call__(list(map(tensor_over, arrays)))  # on the CPU, rows of a slice lie where the arrays do
 
     def target_places(self, count: int) -> list[int]:
         """Return which of ``count`` arrays hold targets."""
@@ -281,7 +276,7 @@ def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> S
     if isinstance(data, (tuple, Mapping)):
         reading.refuse_arrays(name, "arrays")
     if isinstance(data, tuple) or listed:
-        return Arrays(checked_arrays(data, name, dtype), Tensors())
+        return Arrays(checked_arrays(data, name, dtype), Tensors(None))
     if isinstance(data, Mapping):
         if not reading.free:
             raise BadInput(f"{name} must be a pair (X, y) of tensors or arrays, got {type(data).__name__}; {_NAMED}")
