@@ -17,7 +17,7 @@ from anyk.data import Shards
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.data.shards import formats, shard_samples, survey
 from anyk.problems.digest import data_digest
-from anyk.problems.jax import functions, tree_samples
+from anyk.problems.jax import functions
 from anyk.problems.jax import loss_partitions as jax_partitions
 from anyk.problems.linear import sharded
 from anyk.problems.linear.scaling import Scaling
@@ -271,7 +271,7 @@ class TestJax:
 
         X, y = numbers()
         shards = Shards(write(tmp_path, "parquet", X, y), cache_mb=0.001)
-        for module in (tree_samples, jax_partitions, functions):
+        for module in (jax_partitions, functions):
             monkeypatch.setattr(module, "TOGETHER", ROWS)
         options = {"state": np.zeros(3, np.float32), "has_aux": True, "reduction": "mean"}
         found, expected = (

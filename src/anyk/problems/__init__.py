@@ -111,23 +111,24 @@ def from_data(
         "split": split,
     }
     recipe = {"data": spec or data} | {name: value for name, value in options.items() if value is not None}
+    dataset: Any
     if spec is None:
         dataset = load(data, file=file, progress=progress)
-        problem = models.build(model, data=dataset)(
-            dataset.X_train,
-            dataset.y_train,
-            X_test=dataset.X_test,
-            y_test=dataset.y_test,
-            l2=1.0 / dataset.X_train.shape[0] if l2 is None else l2,
-            recipe=recipe,
-            split=split,
-        )
-        problem.encoding, problem.labels = dataset.encoding, problem.labels or dataset.labels
+        rows = dataset.X_train.shape[0]
     else:
-        sharded: Any = sources.build(spec, progress=progress)
-        problem = models.build(model, data=sharded)(
-            sharded.train, X_test=sharded.test, l2=1.0 / sharded.rows if l2 is None else l2, recipe=recipe
-        )
+        dataset = sources.build(spec, progress=progress)
+        rows = dataset.rows
+    problem = models.build(model, data=dataset)(
+        dataset.X_train,
+        dataset.y_train,
+        X_test=dataset.X_test,
+        y_test=dataset.y_test,
+        l2=1.0 / rows if l2 is None else l2,
+        recipe=recipe,
+        split=split,
+    )
+    if spec is None:
+        problem.encoding, problem.labels = dataset.encoding, problem.labels or dataset.labels
     if progress is not None and (uneven := problem.uneven_columns()) is not None:
         progress(uneven)
     return problem

@@ -203,14 +203,12 @@ def _column(values: object, where: str) -> Array:
         return array.astype(float)
     if array.dtype.kind not in "OUT":
         raise BadInput(f"{where} holds {array.dtype} values, which are neither numbers nor text")
-    cells = array.tolist()
-    absent = np.asarray(values.isna()) if hasattr(values, "isna") else [one is None or one != one for one in cells]
-    present = [one for one, gone in zip(cells, absent, strict=True) if not gone]
-    if all(isinstance(one, str) for one in present):
-        column = np.empty(len(cells), dtype=object)
-        column[:] = [None if gone else one for one, gone in zip(cells, absent, strict=True)]
-        return column
+    column = array.astype(object)
+    missing = values.isna() if hasattr(values, "isna") else [cell is None or cell != cell for cell in column]
+    absent = np.array(missing, dtype=bool)
+    text = all(isinstance(cell, str) for cell in column[~absent])
+    column[absent] = None if text else np.nan
     try:
-        return np.array([np.nan if gone else float(one) for one, gone in zip(cells, absent, strict=True)])
+        return column if text else column.astype(float)
     except (TypeError, ValueError):
         raise BadInput(f"a column of {where} holds numbers and text together; make it one of the two") from None

@@ -78,7 +78,7 @@ class Encoding:
     @property
     def width(self) -> int:
         """The number of columns of ``X``."""
-        return sum(len(column.categories) or 1 for column in self.columns)
+        return len(self.names)
 
     @property
     def categorical(self) -> Flags:

@@ -101,7 +101,14 @@ class ShardRows(BlockSamples):
         encoding, moments, features = _encoding(shards, survey_result, fill, where)
         labels, found_task = _labels(survey_result, task, where)
         if standardize:
-            scaling = standard(moments, survey_result.rows, encoding, ridge)
+            scaling = Scaling.from_moments(
+                moments.mean,
+                np.sqrt(moments.deviation / survey_result.rows),
+                constant=moments.low == moments.high,
+                full=(not encoding.categorical.any()) | (2 * moments.nonzero >= survey_result.rows),
+                categories=encoding.categorical,
+                ridge=ridge,
+            )
         if scaling is not None and len(scaling.scale) != features:
             raise BadInput(f"scaling is of {len(scaling.scale)} columns, {where} have {features}")
         if labels and encoding.label:
@@ -137,7 +144,7 @@ class ShardRows(BlockSamples):
         rows, columns = self.shape
         if columns <= _SQUARE:
             ends = np.linspace(0, rows, min(rows, 64) + 1).astype(int).tolist()
-            parts = map_in_processes(_Gram(self), list(pairwise(ends)))
+            parts = map_in_processes(partial(_gram, self), list(pairwise(ends)))
             gram = np.sum([np.frombuffer(part).reshape(columns, columns) for part in parts], axis=0)
             return float(np.linalg.eigvalsh(gram)[-1]) / rows
         moments, scaling = self._moments, self.design.scaling
@@ -154,18 +161,13 @@ class ShardRows(BlockSamples):
         return self._moments.low, self._moments.high
 
 
-@dataclass(frozen=True, eq=False)
-class _Gram:
-    """The function that computes ``X'X`` of some rows, as bytes."""
-
-    rows: ShardRows
-
-    def __call__(self, piece: tuple[int, int]) -> bytes:
-        total = np.zeros((self.rows.shape[1],) * 2)
-        for X, _ in self.rows.by_block(*piece):
-            square = X.T @ X
-            total += square.toarray() if hasattr(square, "toarray") else square
-        return total.tobytes()
+def _gram(rows: ShardRows, piece: tuple[int, int]) -> bytes:
+    """Return ``X'X`` of rows from the first to before the last number of ``piece``."""
+    total = np.zeros((rows.shape[1],) * 2)
+    for X, _ in rows.by_block(*piece):
+        square = X.T @ X
+        total += square.toarray() if hasattr(square, "toarray") else square
+    return total.tobytes()
 
 
 def surveyed(shards: Shards) -> Survey:
@@ -243,19 +245,6 @@ def _of_counts(counts: Sequence[float], rows: float) -> Moments:
     share = ones / rows
     low, high = np.where(ones < rows, 0.0, 1.0), np.where(ones > 0, 1.0, 0.0)
     return Moments(np.full(len(ones), rows), ones, share, rows * share * (1.0 - share), low, high)
-
-
-def standard(moments: Moments, rows: int, encoding: Encoding, ridge: float) -> Scaling:
-    """Return what :meth:`Scaling.standard` gives for columns with these moments."""
-    categories = encoding.categorical
-    return Scaling.from_moments(
-        moments.mean,
-        np.sqrt(moments.deviation / rows),
-        constant=moments.low == moments.high,
-        full=(not categories.any()) | (2 * moments.nonzero >= rows),
-        categories=categories,
-        ridge=ridge,
-    )
 
 
 class StreamRows(StreamSamples):

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from anyk.arrays import Floats
-from anyk.checks import AtLeastOne, AtLeastZero, check
+from anyk.checks import AtLeastOne, AtLeastZero, check, typed
 from anyk.errors import BadInput, needing
 from anyk.plain import ByName
-from anyk.problems.base import Index
+from anyk.problems.base import Better, Index
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
 from anyk.problems.torch.generators import seeded_generators
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 _MODULE_NAMES = ("module", "model")  # names of the first parameter of a loss of (module, batch)
 
 
+@typed
 def check_options(
     device: str,
     precision: str | None,
-    microbatch: int | None,
-    threads: int,
-    num_workers: int,
-    better: str | None,
+    microbatch: AtLeastOne | None,
+    threads: AtLeastOne,
+    num_workers: AtLeastZero,
+    better: Better | None,
     functions: ByName,
 ) -> None:
     """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range.
@@ -52,10 +53,6 @@ def check_options(
         supported = False
     if not supported:
         raise BadInput(f"device must be 'cpu', 'cuda' or 'cuda:0', got '{device}'")
-    check(microbatch, AtLeastOne | None, "microbatch")
-    check(threads, AtLeastOne, "threads")
-    check(num_workers, AtLeastZero, "num_workers")
-    check(better, Literal["higher", "lower"] | None, "better")
     for name, function in functions.items():
         if not (function is None or callable(function)):
             raise BadInput(f"{name} must be a function of an item, of a batch's items or of a batch, got {function!r}")

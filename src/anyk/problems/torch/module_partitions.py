@@ -95,12 +95,6 @@ class TorchPartitions(Batches):
             return
         trial.check(gradient)
 
-    def piece(self, first: int, last: int) -> TorchPartitions:
-        """Return consecutive partitions, ``first`` to ``last``, as one; the module is shared."""
-        joined = super().piece(first, last)
-        joined._gradients = Counter()
-        return joined
-
     def compare_replicas(self) -> None:
         """Check that replicas of a gradient agree; a driver that lacks the workers' device computes nothing.
 
@@ -117,7 +111,7 @@ class TorchPartitions(Batches):
         if cuda and not torch.cuda.is_available():
             return
         own = copy.copy(self)  # the module that is sent to workers stays on the CPU
-        own._network, own._placed, own._gradients = copy.deepcopy(self._network), {}, Counter()
+        own._network = copy.deepcopy(self._network)
         self._trial = Trial.of(own._tried, self.tolerance)
 
     def _tried(self) -> Vector:

@@ -20,6 +20,7 @@ import numpy as np
 from anyk.arrays import Vector
 from anyk.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, even_ends
+from anyk.problems.batches import NetworkProblem, check_metrics
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, SampleBatch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
@@ -27,7 +28,6 @@ from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.digest import digest_of
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
-from anyk.problems.network_problem import NetworkProblem, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.torch.generators import seeded_generators
 from anyk.problems.torch.module_checks import (
@@ -256,17 +256,15 @@ class TorchProblem(NetworkProblem):
 
             try:
                 with seeded_generators(0, torch.device("cpu")), preserved_buffers(network.module), torch.no_grad():
-                    if network.opaque:
-                        check_samples(network, batch_of, len(rows), samples)
-                        continue
-                    batch = head.batch(rows)
-                    network.loss_factor(batch, len(rows))
-                    outputs = network.outputs(batch)
-                    network.loss_at(outputs, batch[-1])
-                    if has_entries(outputs, len(rows)):
-                        check_loss(network, outputs, batch[-1], samples)
-                    else:
-                        check_samples(network, batch_of, len(rows), samples)
+                    if not network.opaque:
+                        batch = head.batch(rows)
+                        network.loss_factor(batch, len(rows))
+                        outputs = network.outputs(batch)
+                        network.loss_at(outputs, batch[-1])
+                        if has_entries(outputs, len(rows)):
+                            check_loss(network, outputs, batch[-1], samples)
+                            continue
+                    check_samples(network, batch_of, len(rows), samples)
             except BadInput:
                 raise
             except CannotCombine:

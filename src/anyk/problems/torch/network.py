@@ -101,17 +101,24 @@ class Network:
 
     def loss_of(self, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: one number."""
-        if not self.takes_module:
-            return self.loss_at(self.outputs(batch), batch[-1])
-        with self._precisely():
-            loss = self.loss(self.module, batch)
-        return _one_number(loss, training=self.module.training)
+        return self.loss_at(self.module, batch) if self.takes_module else self.loss_at(self.outputs(batch), batch[-1])
 
-    def loss_at(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of outputs and targets: one number."""
+    def loss_at(self, outputs: Any, targets: Batch) -> torch.Tensor:
+        """Return the loss of outputs and targets, or of the module and a batch: one number."""
+        import torch
+
         with self._precisely():
-            loss = self.loss(outputs, targets)
-        return _one_number(loss, training=self.module.training)
+            loss: Any = self.loss(outputs, targets)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
+        # in evaluation a module may do without a gradient
+        if self.module.training and torch.is_grad_enabled() and not loss.requires_grad:
+            raise BadInput(
+                "the loss has no gradient: what it gives does not depend on the parameters, or not in a way that torch "
+                "differentiates, as after .detach(), .item() or .argmax()"
+            )
+        return loss
 
     def terms(self, batch: Batch, size: int) -> float:
         """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
@@ -184,20 +191,6 @@ def count_terms(count: Callable[[Batch], Any], batch: Batch) -> float:
         shown = f"{value:g}" if value >= 0.0 else kind
         raise BadInput(f"count must give the number of terms in a batch's loss, a whole number, got {shown}")
     return value
-
-
-def _one_number(loss: Any, *, training: bool) -> torch.Tensor:
-    import torch
-
-    if not isinstance(loss, torch.Tensor) or loss.dim():
-        shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
-    if training and torch.is_grad_enabled() and not loss.requires_grad:  # in evaluation a module may do without
-        raise BadInput(
-            "the loss has no gradient: what it gives does not depend on the parameters, or not in a way that torch "
-            "differentiates, as after .detach(), .item() or .argmax()"
-        )
-    return loss
 
 
 def tensors_in(batch: Batch) -> list[torch.Tensor]:

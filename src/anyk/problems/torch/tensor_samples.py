@@ -19,11 +19,11 @@ from anyk.arrays import Array, DType
 from anyk.errors import BadInput, RunFailed, describe_error, explaining
 from anyk.plain import ByName
 from anyk.problems.base import Index, some_rows
+from anyk.problems.batches import check_lengths, number_array
 from anyk.problems.data.sample_batches import Arrays, Batch, NamedForm, Rows, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
-from anyk.problems.network_problem import check_lengths, number_array
 from anyk.problems.torch.generators import preserved_generators, seed_all
 
 if TYPE_CHECKING:
@@ -201,11 +201,6 @@ class Items(Samples):
         return tuple(parts)
 
 
-def _restarted(data: object, partition: int, seed: int) -> Any:
-    """Return torch's stream itself: it draws from the global generators, if at all."""
-    return data
-
-
 _PAIR = "must be a tuple of tensors or numbers, the inputs and then the target"
 _OTHERWISE = "wrap the data set in one whose items are such tuples, or give a loss(module, batch), which takes any"
 
@@ -239,8 +234,8 @@ def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Sampl
     from torch.utils.data import IterableDataset
 
     if isinstance(data, IterableDataset):
-        try:
-            return StreamSamples(Stream(partial(_restarted, data)), partial(Items, reading=reading))
+        try:  # the stream is the data set itself: it draws from the global generators, if at all
+            return StreamSamples(Stream(lambda _partition, _seed: data), partial(Items, reading=reading))
         except BadInput as error:
             raise BadInput(
                 f"{name} is an IterableDataset, which every mini-batch starts anew, as an anyk.data.Stream: {error}; "

@@ -21,13 +21,14 @@ from anyk.tables import listed
 class ShardedData:
     """Shards with the training rows and, if any are held out, with the test rows; takes the place of a ``Dataset``."""
 
-    train: Shards
-    test: Shards | None
+    X_train: Shards
+    X_test: Shards | None
     task: Task
     rows: int
     intercept: bool
     standardize: bool
     fill: Literal["mean"] | None
+    y_train = y_test = None  # the targets are in the files
 
 
 @sources.register("shards")

@@ -40,12 +40,6 @@ class Moments(NamedTuple):
     high: Floats
 
     @classmethod
-    def none(cls, columns: int) -> Self:
-        """Return the moments of no rows."""
-        zeros = np.zeros(columns)
-        return cls(zeros, zeros, zeros, zeros, np.full(columns, np.inf), np.full(columns, -np.inf))
-
-    @classmethod
     def of(cls, X: Any) -> Self:
         """Return the moments of some rows, dense (NaN for a missing value) or sparse."""
         if not is_sparse(X):
@@ -85,6 +79,9 @@ class Moments(NamedTuple):
         fill = (rows, 0.0, 0.0, 0.0, 0.0 if rows else np.inf, 0.0 if rows else -np.inf)
         more = columns - len(self.mean)
         return Moments(*(np.append(part, np.full(more, value)) for part, value in zip(self, fill, strict=True)))
+
+
+_NO_MOMENTS = Moments(*np.empty((6, 0)))
 
 
 class Survey(msgspec.Struct):
@@ -141,7 +138,7 @@ def _file_facts(shards: Shards, wanted: Wanted, text: set[int], number: int) -> 
     deep = wanted == "columns"
     address = shards.resolved_files[number].address
     where, form = shown(address), format_of(shards, address)
-    facts, moments = Survey([]), Moments.none(0)
+    facts, moments = Survey([]), _NO_MOMENTS
     words: dict[int, Counter[str]] = {}
     head: dict[str, Array] = {}
     for piece in form.walk(deep, text):
@@ -263,7 +260,7 @@ def _merge(shards: Shards, surveys: Sequence[Survey]) -> Survey:
     counts = tuple(rows) if isinstance(shards.rows, tuple) else sum(rows)
     if shards.rows is not None and shards.rows != counts:
         raise BadInput(f"rows says {shards.rows}, and the files have {counts}")
-    moments, words, labels = Moments.none(0), dict[int, Counter[str]](), set[Any]()
+    moments, words, labels = _NO_MOMENTS, dict[int, Counter[str]](), set[Any]()
     for facts in surveys:
         moments = moments.merged(facts.moments)
         for i, occurrences in facts.words.items():
