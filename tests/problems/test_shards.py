@@ -15,8 +15,8 @@ from anyk import BadInput
 from anyk.cli import main
 from anyk.data import Shards
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
-from anyk.problems.data.shards import formats, shard_samples, survey
-from anyk.problems.digest import data_digest
+from anyk.problems.base import data_digest
+from anyk.problems.data.shards import shard_samples, sources, survey
 from anyk.problems.jax import functions
 from anyk.problems.jax import loss_partitions as jax_partitions
 from anyk.problems.linear import sharded
@@ -36,7 +36,7 @@ def here(monkeypatch):
     """Passes in this process, and blocks of some rows only."""
     for module in (survey, sharded, modules):
         monkeypatch.setattr(module, "map_in_processes", inline)
-    monkeypatch.setattr(formats, "_BLOCK", 600)
+    monkeypatch.setattr(sources, "_BLOCK", 600)
 
 
 def numbers(seed=0):

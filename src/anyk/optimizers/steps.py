@@ -1,4 +1,6 @@
-"""Optimisers: pure functions of (model, gradient, state, step) on flat vectors; all state is explicit.
+"""Optimisers: pure functions of (model, gradient, state, step) on flat vectors, with learning rates over steps.
+
+All state is explicit.
 
 ``start`` returns the state, a dictionary of vectors; ``step`` returns the next model, in ``out`` if given, and changes
 the state in place. The model is the point at which the next gradient is taken. New memory costs more than arithmetic on
@@ -12,20 +14,115 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
 
 import msgspec
 import numpy as np
 
 from anyk.arrays import Vector
-from anyk.checks import NonnegativeNumber, PositiveNumber, value_class
+from anyk.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check, value_class
 from anyk.errors import BadInput
-from anyk.optimizers.schedules import Schedule, learning_rate, number_in
 from anyk.specs import Registry, bracketed, show
 
 State = dict[str, Vector]
 Stepper = Callable[[slice, Vector], None]
 Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+
+class Schedule(Protocol):
+    """The learning rate at step t = 0, 1, 2, …"""
+
+    @property
+    def spec(self) -> str:
+        """The short form."""
+        ...
+
+    def at(self, step: int) -> float:
+        """Return the learning rate of step ``step``."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Rate:
+    start: float
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.start < math.inf:
+            raise BadInput(f"a learning rate must be a finite number above 0, got {self.start:g}")
+
+    @property
+    def spec(self) -> str:
+        """The short form."""
+        return show(self.name, vars(self))
+
+
+@value_class
+class ConstantRate(_Rate):
+    """A constant learning rate."""
+
+    name = "constant"
+
+    @property
+    def spec(self) -> str:
+        """The short form: the number alone."""
+        return repr(float(self.start)).removesuffix(".0")
+
+    def at(self, step: int) -> float:
+        return self.start
+
+
+@value_class
+class ExponentialRate(_Rate):
+    """``start * decay^t``.
+
+    >>> ExponentialRate(0.1, 0.99).at(2)
+    0.09801
+    """
+
+    decay: PositiveShare
+    name = "exponential"
+
+    def at(self, step: int) -> float:
+        return float(self.start * self.decay**step)
+
+
+@value_class
+class InverseTimeRate(_Rate):
+    """``start / (1 + decay * t)``."""
+
+    decay: NonnegativeNumber
+    name = "inverse"
+
+    def at(self, step: int) -> float:
+        return self.start / (1.0 + self.decay * step)
+
+
+schedules: Registry[Schedule] = Registry("learning-rate schedule")
+for _schedule in (ConstantRate, ExponentialRate, InverseTimeRate):
+    schedules.register(_schedule.name)(_schedule)
+
+
+def learning_rate(lr: float | str | Schedule) -> Schedule:
+    """Return the schedule of a number, a spec or a schedule.
+
+    >>> learning_rate("exponential:start=0.1,decay=0.99").at(0)
+    0.1
+    """
+    if isinstance(lr, str):
+        lr = number_in(lr)
+        return schedules.build(lr) if isinstance(lr, str) else ConstantRate(lr)
+    if callable(getattr(lr, "at", None)):
+        return cast(Schedule, lr)  # a type checker does not tell a schedule from a number here
+    return ConstantRate(check(lr, float, "lr"))
+
+
+def number_in(text: str) -> float | str:
+    """Return the number that a text represents, or the text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True)

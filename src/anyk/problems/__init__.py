@@ -11,16 +11,15 @@ import numpy as np
 
 from anyk.errors import BadInput, explaining
 from anyk.named import function_named
-from anyk.problems.base import Partitions, Problem, Tell, missing_members
+from anyk.problems.base import Partitions, Problem, Tell, data_digest, missing_members
 from anyk.problems.data import Dataset, load, sources, tell
-from anyk.problems.data.shards.shards_spec import ShardedData, as_shards
-from anyk.problems.data.splits import Dirichlet, splits
-from anyk.problems.digest import data_digest
+from anyk.problems.data.dataset import Dirichlet, splits
 from anyk.problems.jax.functions import JaxProblem
 from anyk.problems.jax.loss_partitions import JaxPartitions
 from anyk.problems.linear.regression import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
 from anyk.problems.linear.row_partitions import LinearPartitions
 from anyk.problems.linear.scaling import Scaling, checked_l2
+from anyk.problems.linear.sharded import ShardedData, as_shards
 from anyk.problems.linear.two_layer import TwoLayerNetwork
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.predicting import Coefficients, Predictor
@@ -29,9 +28,7 @@ from anyk.problems.torch.modules import TorchProblem
 from anyk.specs import Registry, absolute
 
 _LINEAR: dict[str, type[LinearProblem]] = {
-    "binary": LogisticRegression,
-    "multiclass": SoftmaxRegression,
-    "regression": LeastSquares,
+    kind.task: kind for kind in (LogisticRegression, SoftmaxRegression, LeastSquares)
 }
 
 models: Registry[Callable[..., LinearProblem]] = Registry("model", supplied=("data",))

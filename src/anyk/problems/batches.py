@@ -24,6 +24,7 @@ class Batches(PartitionAbilities):
     """
 
     custom_code = False  # whether a user's code computes gradients
+    _stateful = ""  # a model whose running statistics are over all data, in words
     key = 0  # of random numbers in the next gradient; in a run, of the model's version and the local step
 
     def __init__(
@@ -93,6 +94,11 @@ class Batches(PartitionAbilities):
     def check_partial_loss(self) -> None:
         if self.data.endless:
             raise BadInput(NO_PARTS)
+        if self._stateful:
+            raise BadInput(
+                f"workers cannot evaluate {self._stateful}, whose running statistics are over the data of all; "
+                "evaluate where='driver' or 'aside'"
+            )
 
     def partial_loss(self, partition: int, w: Vector, rows: Index | None = None, /) -> float:
         """Return the sum of the losses of a partition in evaluation mode."""

@@ -44,8 +44,8 @@ class DecompiledPartitions(PartitionAbilities):
         dtype: DType,
     ) -> None:
         self._texts, self._arrays, self._ends = texts, list(arrays), list(ends)
-        self._bounds = list(pairwise(self._ends))
-        self.sizes = tuple(last - first for first, last in self._bounds)
+        self._bounds = list(pairwise(ends))
+        self.sizes = tuple(np.diff(ends).tolist())
         self.dimension = dimension
         self.dtype = dtype
         self._functions: dict[int, Callable[..., Any]] = {}
@@ -110,6 +110,7 @@ class JaxPartitions(Batches):
         most = TOGETHER if isinstance(data, ShardSamples) else None
         super().__init__(data, ends, dimension=network.dimension, dtype=dtype, most=most)
         self._network, self._held, self._platform = network, held, platform
+        self._stateful = "a model with state" if network.keeps else ""
         config: Any = jax.config
         self._wide = bool(config.jax_enable_x64)
         self._device: Any = None
@@ -158,14 +159,6 @@ class JaxPartitions(Batches):
             total = gradient if total is None else total + gradient
         assert total is not None
         return total
-
-    def check_partial_loss(self) -> None:
-        super().check_partial_loss()
-        if self._network.keeps:
-            raise BadInput(
-                "workers cannot evaluate a model with state, whose running statistics are over the data of all; "
-                "evaluate where='driver' or 'aside'"
-            )
 
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the losses, without dropout."""

@@ -214,9 +214,11 @@ class NnxModel(Model):
 
         leaves, tree = jax.tree.flatten(self._streams)
         for place, leaf in enumerate(leaves):
+            if leaf.dtype != bool:
+                leaves[place] = jax.numpy.zeros_like(leaf)
+                continue
             own = jax.random.fold_in(key, place)
-            fresh = jax.numpy.zeros_like(leaf) if leaf.dtype != bool else None
-            leaves[place] = (jax.random.split(own, leaf.shape) if leaf.shape else own) if fresh is None else fresh
+            leaves[place] = jax.random.split(own, leaf.shape) if leaf.shape else own
         # mapped, as variables may only be changed under the transformation in which they were made
         state = jax.tree.map(lambda leaf: leaf, held.state) if self._empty is None else self._empty
         merged = nnx.merge(self._graph, self._join(trained, held.fixed), jax.tree.unflatten(tree, leaves), state)

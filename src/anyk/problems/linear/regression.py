@@ -14,14 +14,12 @@ from anyk import keyed
 from anyk.arrays import Array, Floats, Vector
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Better, Ends, ProblemAbilities, Recipe, cut, problem_text, some_rows
-from anyk.problems.data.dataset import Task
+from anyk.problems.base import Better, Ends, ProblemAbilities, Recipe, cut, digest_of, problem_text, some_rows
+from anyk.problems.data.dataset import Dirichlet, Task, build_split
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.data.shards.sources import Shards
-from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
-from anyk.problems.digest import digest_of
-from anyk.problems.linear.row_partitions import LinearPartitions, losses_of
+from anyk.problems.linear.row_partitions import LinearPartitions, as_matrix, losses_of
 from anyk.problems.linear.scaling import (
     Scaling,
     checked_l2,
@@ -359,7 +357,7 @@ class LinearProblem(ProblemAbilities):
         return self.curvature * top**2 / self.samples + float(np.max(self.penalty))
 
     def _scores(self, X: Any, w: Vector) -> Floats:
-        return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=float)
+        return np.asarray(X @ as_matrix(w, self.outputs), dtype=float)
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         raise NotImplementedError("a linear problem has a metric")
@@ -374,7 +372,7 @@ def _refuse(bring: str, **arguments: Any) -> None:
 
 def _blocks(X: object, y: object) -> Iterable[tuple[Any, Any]]:
     """Return rows and targets; from files, block by block."""
-    return X.all() if isinstance(X, ShardRows) else [(X, y)]
+    return X.by_block(0, len(X)) if isinstance(X, ShardRows) else [(X, y)]
 
 
 def _some(X: Any, y: Any, samples: int, purpose: str) -> Sequence[Any]:

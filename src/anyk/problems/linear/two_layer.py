@@ -15,9 +15,9 @@ from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput
 from anyk.problems.base import Ends, Recipe, cut
 from anyk.problems.batches import Batches
+from anyk.problems.data.dataset import Dirichlet
 from anyk.problems.data.sample_batches import Arrays, PartitionSamples
 from anyk.problems.data.shards.sources import Shards
-from anyk.problems.data.splits import Dirichlet
 from anyk.problems.data.streams import Stream
 from anyk.problems.linear.regression import SoftmaxRegression
 from anyk.problems.linear.row_partitions import losses_of, softmax_slope

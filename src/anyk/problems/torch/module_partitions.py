@@ -17,8 +17,16 @@ from anyk.plain import ByName
 from anyk.problems.base import Ends, Index
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
-from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, seed_of_draws
-from anyk.problems.torch.generators import cuda_generators, preserved_generators, seeded_generators
+from anyk.problems.replicas import (
+    ROWS,
+    TOGETHER,
+    Trial,
+    cuda_generators,
+    model_like,
+    preserved_generators,
+    seed_of_draws,
+    seeded_generators,
+)
 from anyk.problems.torch.module_checks import check_loss, check_samples
 from anyk.problems.torch.network import Network, map_tensors, norms_of, tensors_in, trainable_parameters
 from anyk.problems.torch.tensor_samples import tensor_over
@@ -71,7 +79,8 @@ class TorchPartitions(Batches):
         ]
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's parameters are views of the model
-        self.least = 2 if norms_of(self._network.module) else 1
+        if norms_of(self._network.module):
+            self.least, self._stateful = 2, "a module with batch norm"
         self._trial: Trial | None = None
         self._gradients: Counter[int] = Counter()  # computed so far, by partition
 
@@ -87,13 +96,8 @@ class TorchPartitions(Batches):
                     batch = self._network.on_device(self.data.batch(slice(*self._bounds[j])))
                     self._placed[j] = DeviceSamples(batch, self.sizes[j])
         trial, self._trial = self._trial, None
-        if trial is None:
-            return
-        try:
-            gradient = self._tried()
-        except Exception:  # the run itself reports it
-            return
-        trial.check(gradient)
+        if trial is not None:
+            trial.check(self._tried)
 
     def compare_replicas(self) -> None:
         """Check that replicas of a gradient agree; a driver that lacks the workers' device computes nothing.
@@ -171,14 +175,6 @@ class TorchPartitions(Batches):
                 check_samples(network, batch_of, len(some), f"{len(some)} {of}")
         self._gradients[chosen.partition] = number
         return total.cpu().numpy()
-
-    def check_partial_loss(self) -> None:
-        super().check_partial_loss()
-        if norms_of(self._network.module):
-            raise BadInput(
-                "workers cannot evaluate a module with batch norm, whose running statistics are over the data of all; "
-                "evaluate where='driver' or 'aside'"
-            )
 
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the losses in evaluation mode."""

@@ -19,17 +19,15 @@ import numpy as np
 
 from anyk.arrays import Vector
 from anyk.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
-from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, even_ends
+from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
 from anyk.problems.batches import NetworkProblem, check_metrics
+from anyk.problems.data.dataset import Dirichlet, build_split
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, SampleBatch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
-from anyk.problems.data.splits import Dirichlet, build_split
-from anyk.problems.digest import digest_of
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
-from anyk.problems.replicas import TOGETHER, trial_groups
-from anyk.problems.torch.generators import seeded_generators
+from anyk.problems.replicas import TOGETHER, seeded_generators, trial_groups
 from anyk.problems.torch.module_checks import (
     check_forward,
     check_loss,
@@ -280,12 +278,13 @@ class TorchProblem(NetworkProblem):
             raise BadInput("count needs all training data, and a stream has no end; omit count")
         most = self._microbatch or DEFAULT_MICROBATCH
         with explaining("count fails on the data set", alone=RunFailed):
+            count_range = partial(_count_range, count, self._data, most)
             if isinstance(self._data, ShardSamples):
                 ends = even_ends(self.samples, -(-self.samples // 64))
-                count_range = partial(_count_range, count, self._data, most)
-                total = sum(map(float, map_in_processes(count_range, list(pairwise(ends)))))
+                counts = map_in_processes(count_range, list(pairwise(ends)))
             else:
-                total = sum(count_terms(count, part.batch) for part in self._data.parts(0, self.samples, most=most))
+                counts = [count_range((0, self.samples))]
+            total = sum(map(float, counts))
         if not total:
             raise BadInput("count finds no term in the whole data set: there is nothing to learn from")
         self._network.scale = self.samples / total

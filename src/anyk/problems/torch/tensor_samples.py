@@ -24,7 +24,7 @@ from anyk.problems.data.sample_batches import Arrays, Batch, NamedForm, Rows, Sa
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
-from anyk.problems.torch.generators import preserved_generators, seed_all
+from anyk.problems.replicas import preserved_generators, seed_all
 
 if TYPE_CHECKING:
     import torch
@@ -114,8 +114,9 @@ class Reading(NamedTuple):
         """Raise :class:`~anyk.errors.BadInput` for functions of items if the data has no items."""
         which = "eval_transform" if self.transform is self.eval_transform else "transform"
         options = {"collate_fn": self.collate, which: self.transform}
-        for function in (function for function, value in options.items() if value is not None):
-            raise BadInput(f"{function} is for items of a data set, and {name} is {what}; leave it out")
+        for function, value in options.items():
+            if value is not None:
+                raise BadInput(f"{function} is for items of a data set, and {name} is {what}; leave it out")
 
 
 class Items(Samples):

@@ -13,8 +13,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.plain import ByName
 from anyk.problems.base import is_sparse, some_rows, stacked
 from anyk.problems.data.sample_batches import Arrays, Batch, Form, Rows, SampledOnce
-from anyk.problems.data.shards.formats import format_of
-from anyk.problems.data.shards.sources import Shards
+from anyk.problems.data.shards.sources import Shards, format_of
 from anyk.problems.data.shards.survey import Survey, arrays_of, survey
 from anyk.tables import Table, shown
 
@@ -95,7 +94,7 @@ class BlockSamples(SampledOnce):
             if self.shards.read is not None:
                 file.check_unchanged()  # a file may have become a pipe, on which the user's function would wait
             try:
-                content = format_of(self.shards, address, header=self._header).read(at, size, self._text)
+                content = format_of(self.shards, address, self._text, header=self._header).read(at, size)
             finally:  # replaces any exception that a changed file causes
                 file.check_unchanged()
             arrays = self.convert(content, shown(address))

@@ -15,8 +15,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import is_sparse
 from anyk.problems.data.encoding import check_categories, check_complete, check_finite
 from anyk.problems.data.reader_processes import map_in_processes
-from anyk.problems.data.shards.formats import HEAD, format_of
-from anyk.problems.data.shards.sources import Shards
+from anyk.problems.data.shards.sources import HEAD, Shards, format_of
 from anyk.problems.data.user_files import target_column
 from anyk.tables import Table, listed, missing_values, shown
 
@@ -137,11 +136,11 @@ def _survey_file(shards: Shards, wanted: Wanted, text: set[int], number: int) ->
 def _file_facts(shards: Shards, wanted: Wanted, text: set[int], number: int) -> Survey:
     deep = wanted == "columns"
     address = shards.resolved_files[number].address
-    where, form = shown(address), format_of(shards, address)
+    where, form = shown(address), format_of(shards, address, text)
     facts, moments = Survey([]), _NO_MOMENTS
     words: dict[int, Counter[str]] = {}
     head: dict[str, Array] = {}
-    for piece in form.walk(deep, text):
+    for piece in form.walk(deep):
         facts.blocks.append((number, piece.at, piece.size, piece.rows))
         content = piece.content
         if content is None:
