@@ -14,7 +14,17 @@ from anyk import keyed
 from anyk.arrays import Array, Floats, Vector
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Better, Ends, ProblemAbilities, Recipe, cut, digest_of, problem_text, some_rows
+from anyk.problems.base import (
+    Better,
+    Ends,
+    ProblemAbilities,
+    Recipe,
+    cut,
+    digest_of,
+    is_sparse,
+    problem_text,
+    some_rows,
+)
 from anyk.problems.data.dataset import Dirichlet, Task, build_split
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.data.shards.sources import Shards
@@ -334,7 +344,6 @@ class LinearProblem(ProblemAbilities):
         logistic, 1/2 softmax, 1 squares), to a relative precision of ``tol`` (0: the number type's), plus the largest
         penalty. For shards with more than 1,024 columns the sum of the eigenvalues bounds the largest one.
         """
-        from scipy.sparse import issparse
         from scipy.sparse.linalg import svds
 
         X = self.X
@@ -347,10 +356,10 @@ class LinearProblem(ProblemAbilities):
             return self.curvature * X.curvature() + float(np.max(self.penalty))
         if self.weights is not None:
             roots = np.sqrt(self.weights).astype(self.dtype)[:, None]
-            X = X.multiply(roots).tocsr() if issparse(X) else X * roots
+            X = X.multiply(roots).tocsr() if is_sparse(X) else X * roots
         if min(X.shape) > 1:
             start = keyed.generator(0, "smoothness").standard_normal(min(X.shape)).astype(self.dtype)
-            empty = not (X.count_nonzero() if issparse(X) else X.any())
+            empty = not (X.count_nonzero() if is_sparse(X) else X.any())
             top = 0.0 if empty else float(svds(X, k=1, v0=start, return_singular_vectors=False, tol=tol)[0])
         else:
             top = float(np.sqrt((X * X).sum()))

@@ -96,7 +96,8 @@ class ShardRows(BlockSamples):
         scaling: Scaling | None = None,
     ) -> ShardRows:
         """Return the training rows, after a pass over them; see :class:`~anyk.problems.LinearProblem`."""
-        survey_result = surveyed(shards)
+        survey_result: Survey = vars(shards).get("surveyed") or survey(shards, "columns")
+        vars(shards)["surveyed"] = survey_result  # files are read once for several models
         where = (
             f"{shown(shards.resolved_files[0].address)} and the other files"
             if len(shards.resolved_files) > 1
@@ -168,14 +169,6 @@ def _gram(rows: ShardRows, piece: tuple[int, int]) -> bytes:
         square = X.T @ X
         total += square.toarray() if hasattr(square, "toarray") else square
     return total.tobytes()
-
-
-def surveyed(shards: Shards) -> Survey:
-    """Return the survey of shards that a linear model needs, which is made once."""
-    if "surveyed" not in shards.__dict__:
-        shards.__dict__["surveyed"] = survey(shards, "columns")
-    survey_result: Survey = shards.__dict__["surveyed"]
-    return survey_result
 
 
 def _labels(found: Survey, task: Task | Literal["auto"], where: str) -> tuple[Labels, Task]:

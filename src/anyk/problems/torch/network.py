@@ -92,13 +92,6 @@ class Network:
             outputs: torch.Tensor = self.module(*batch[:-1])
         return outputs
 
-    def forward(self, batch: Batch) -> None:
-        """Run the module on a batch, which updates its buffers."""
-        if self.takes_module:
-            self.loss_of(batch)
-        else:
-            self.outputs(batch)
-
     def loss_of(self, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: one number."""
         return self.loss_at(self.module, batch) if self.takes_module else self.loss_at(self.outputs(batch), batch[-1])

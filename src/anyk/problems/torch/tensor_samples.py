@@ -234,16 +234,18 @@ def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Sampl
     """Return a user's training data as samples; raise :class:`~anyk.errors.BadInput` if that is impossible."""
     from torch.utils.data import IterableDataset
 
-    if isinstance(data, IterableDataset):
-        try:  # the stream is the data set itself: it draws from the global generators, if at all
-            return StreamSamples(Stream(lambda _partition, _seed: data), partial(Items, reading=reading))
+    # the stream of an iterable data set is the data set itself: it draws from the global generators, if at all
+    stream = Stream(lambda _partition, _seed: data) if isinstance(data, IterableDataset) else data
+    if isinstance(stream, Stream):
+        try:
+            return StreamSamples(stream, partial(Items, reading=reading))
         except BadInput as error:
+            if stream is data:
+                raise
             raise BadInput(
                 f"{name} is an IterableDataset, which every mini-batch starts anew, as an anyk.data.Stream: {error}; "
                 "if it is finite, give its samples as a list or a map-style data set"
             ) from None
-    if isinstance(data, Stream):
-        return StreamSamples(data, partial(Items, reading=reading))
     return finite_samples_of(data, name, dtype, reading)
 
 
