@@ -97,7 +97,7 @@ def values_beside(optimizer: Any) -> dict[tuple[str, str], str]:
     """Return an optimiser's values outside its parameters' states, by place and name, as text that can be compared."""
     values = {("self", name): value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
     for group in optimizer.param_groups:
-        values |= {("group", name): value for name, value in group.items() if name != "params"}
+        values |= {("group", name): value for name, value in hyperparameters(group).items()}
     return {key: repr(value) for key, value in values.items() if not key[1].startswith("_")}
 
 

@@ -34,7 +34,8 @@ class ManyPartitions(PartitionAbilities):
         self._parts = parts
         first = next(iter(parts.values()))
         self.dimension, self.dtype, self.sizes = first.dimension, first.dtype, first.sizes
-        self.penalty, self.least = partition_abilities(first).penalty, partition_abilities(first).least
+        abilities = partition_abilities(first)
+        self.penalty, self.least = abilities.penalty, abilities.least
 
     def of(self, slot: str) -> Partitions:
         """Return the partitions of a slot."""

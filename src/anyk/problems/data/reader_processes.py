@@ -74,14 +74,12 @@ def main() -> None:
     os.dup2(2, 1)  # a user's function may print
     work, pieces = pickle.load(sys.stdin.buffer)  # from the driver that started this process
     error, results = None, []
-    for piece in pieces:
-        try:
+    try:
+        for piece in pieces:
             results.append(work(piece))
-        except BadInput as bad_input:
-            error = str(bad_input)
-            break
-        except Exception as failure:
-            error = f"the data cannot be read: {type(failure).__name__}: {failure}"
-            break
+    except BadInput as bad_input:
+        error = str(bad_input)
+    except Exception as failure:
+        error = f"the data cannot be read: {type(failure).__name__}: {failure}"
     out.write(msgspec.msgpack.encode((error, results)))
     out.close()

@@ -197,7 +197,7 @@ class LinearProblem(ProblemAbilities):
         if self.scaling is not None or self.endless or not self.samples:
             return None
         features = int(self.X.shape[1]) - self.intercept
-        low, high = self.X.extremes() if isinstance(self.X, ShardRows) else extremes(self.X)
+        low, high = self.X.extremes if isinstance(self.X, ShardRows) else extremes(self.X)
         return uneven_columns(low[:features], high[:features], self.encoding.names)
 
     def __repr__(self) -> str:

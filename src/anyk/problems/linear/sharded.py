@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Array, DType, Floats, Vector
+from anyk.arrays import Array, DType, Vector
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Ends, Index, Tell, is_sparse
 from anyk.problems.batches import Batches
@@ -79,6 +79,7 @@ class ShardRows(BlockSamples):
     def __init__(self, design: Design, survey: Survey, moments: Moments) -> None:
         super().__init__(design.shards, survey, tuple)
         self.design, self._moments = design, moments
+        self.extremes = moments.low, moments.high  # least and largest number of each column before scaling
         self.mark = f"{design.shards.digest()} {design.shards.target} {design.shards.columns} {design.encoding}"
         self.shape = len(self), design.features + design.intercept
         self.dtype = design.dtype
@@ -156,10 +157,6 @@ class ShardRows(BlockSamples):
             starts = np.cumsum([0, *(len(column.categories) or 1 for column in kinds[:-1])])
             squares = np.maximum.reduceat(squares, starts)
         return float(squares.sum()) + self.design.intercept
-
-    def extremes(self) -> tuple[Floats, Floats]:
-        """Return the least and the largest number of each column before scaling, both of shape (columns,)."""
-        return self._moments.low, self._moments.high
 
 
 def _gram(rows: ShardRows, piece: tuple[int, int]) -> bytes:
@@ -375,23 +372,18 @@ def from_shards(
     )
     train = shards(train_files)
     rows = ShardRows.learned(train, task, intercept=intercept, fill=fill)
+    design, number = rows.design, len(train_files)
     if progress is not None:
-        progress(_summary(files, rows, test_files))
+        among = f" ({listed(list(map(str, design.labels)))})" if design.labels else ""
+        label = f", label '{design.encoding.label}'" if design.encoding.label else ""
+        wide = f"{design.features:,} column{'s' * (design.features != 1)}" + " and an intercept" * intercept
+        out = ", ".join(Path(file).name for file in test_files) or "nothing (test=FILES holds some out)"
+        progress(
+            f"{Path(files).name}: {rows_text(len(rows))} in {number} file{'s' * (number != 1)}, {wide}, "
+            f"task {design.task}{among}{label}; held out: {out}"
+        )
     held_out = shards(test_files) if test_files else None
-    return ShardedData(train, held_out, rows.design.task, rows.shape[0], intercept, intercept, fill)
-
-
-def _summary(files: str, rows: ShardRows, held_out: list[str]) -> str:
-    design = rows.design
-    among = f" ({listed(list(map(str, design.labels)))})" if design.labels else ""
-    label = f", label '{design.encoding.label}'" if design.encoding.label else ""
-    wide = f"{design.features:,} column{'s' * (design.features != 1)}" + " and an intercept" * design.intercept
-    out = ", ".join(Path(file).name for file in held_out) or "nothing (test=FILES holds some out)"
-    number = len(design.shards.resolved_files)
-    return (
-        f"{Path(files).name}: {rows_text(rows.shape[0])} in {number} file{'s' * (number != 1)}, {wide}, "
-        f"task {design.task}{among}{label}; held out: {out}"
-    )
+    return ShardedData(train, held_out, design.task, len(rows), intercept, intercept, fill)
 
 
 def as_shards(data: str) -> str | None:
