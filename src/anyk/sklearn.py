@@ -319,7 +319,8 @@ class AnykClassifier(ClassifierMixin, _Linear):
 
     def predict(self, X: Any) -> Array:
         """Return the likeliest label of each row, shape (rows,)."""
-        return np.asarray(self.classes_[likeliest_class(self._scores(X))])
+        best = likeliest_class(self._scores(X))
+        return np.asarray(self.classes_[best])
 
     def predict_log_proba(self, X: Any) -> Vector:
         """Return logarithms of the probabilities of ``classes_``, shape (rows, classes)."""

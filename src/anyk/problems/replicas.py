@@ -1,4 +1,4 @@
-"""What codes rely on and a user's code may lack: losses that add up, and equal gradients of replicas.
+"""Requirements of codes that a user's code may not meet: losses that add up, and equal gradients of replicas.
 
 They are checked, and global generators of random numbers are seeded alike wherever a gradient is computed.
 """

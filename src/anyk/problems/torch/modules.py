@@ -394,8 +394,8 @@ class TorchProblem(NetworkProblem):
         """Return each parameter's index among the trainable parameters, None if frozen; raise for another module's."""
         numbers, own = count(), self._network.module.parameters()
         places = {
-            id(given): next(numbers) if copied.requires_grad else None
-            for given, copied in zip(self._given, own, strict=True)
+            id(original): next(numbers) if copied.requires_grad else None
+            for original, copied in zip(self._given, own, strict=True)
         }
         for parameter in parameters:
             if id(parameter) not in places:
