@@ -30,6 +30,7 @@ from anyk.plain import ByName
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.linear.regression import LinearProblem
 from anyk.problems.linear.scaling import Scaling, checked_l2, row_weights
+from anyk.problems.predicting import likeliest_class
 from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.run import Run
@@ -318,8 +319,7 @@ class AnykClassifier(ClassifierMixin, _Linear):
 
     def predict(self, X: Any) -> Array:
         """Return the likeliest label of each row, shape (rows,)."""
-        scores = self.decision_function(X)
-        best = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
+        best = likeliest_class(self._scores(X))
         return np.asarray(self.classes_[best])
 
     def predict_log_proba(self, X: Any) -> Vector:

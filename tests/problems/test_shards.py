@@ -15,9 +15,9 @@ from anyk import BadInput
 from anyk.cli import main
 from anyk.data import Shards
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
-from anyk.problems.data.shards import formats, shard_samples, survey
-from anyk.problems.digest import data_digest
-from anyk.problems.jax import functions, tree_samples
+from anyk.problems.base import data_digest
+from anyk.problems.data.shards import shard_samples, sources, survey
+from anyk.problems.jax import functions
 from anyk.problems.jax import loss_partitions as jax_partitions
 from anyk.problems.linear import sharded
 from anyk.problems.linear.scaling import Scaling
@@ -36,7 +36,7 @@ def here(monkeypatch):
     """Passes in this process, and blocks of some rows only."""
     for module in (survey, sharded, modules):
         monkeypatch.setattr(module, "map_in_processes", inline)
-    monkeypatch.setattr(formats, "_BLOCK", 600)
+    monkeypatch.setattr(sources, "_BLOCK", 600)
 
 
 def numbers(seed=0):
@@ -226,7 +226,7 @@ class TestNetworks:
         X, y = numbers()
         shards = Shards(write(tmp_path, "parquet", X, (y - 1).astype(int)), target="y", columns=["a", "b", "c"])
         read = []
-        monkeypatch.setattr(shard_samples.Blocks, "_read", lambda *args: read.append(args))
+        monkeypatch.setattr(shard_samples.BlockSamples, "_read", lambda *args: read.append(args))
         problem = anyk.problems.TorchProblem(self.network(), torch.nn.CrossEntropyLoss(), shards, held_out=shards)
         parts = problem.split(4)
         parts.compare_replicas()
@@ -271,7 +271,7 @@ class TestJax:
 
         X, y = numbers()
         shards = Shards(write(tmp_path, "parquet", X, y), cache_mb=0.001)
-        for module in (tree_samples, jax_partitions, functions):
+        for module in (jax_partitions, functions):
             monkeypatch.setattr(module, "TOGETHER", ROWS)
         options = {"state": np.zeros(3, np.float32), "has_aux": True, "reduction": "mean"}
         found, expected = (
@@ -290,7 +290,7 @@ class TestJax:
 
     def test_a_partition_is_read_and_computed_in_parts_and_before_a_run_nothing(self, here, tmp_path, monkeypatch):
         read = []
-        monkeypatch.setattr(shard_samples.Blocks, "_read", lambda *args: read.append(args[1]) or _READ(*args))
+        monkeypatch.setattr(shard_samples.BlockSamples, "_read", lambda *args: read.append(args[1]) or _READ(*args))
         (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},1\n" for i in range(900)))
         found = jax_problem(Shards(str(tmp_path / "a.csv"), columns=["x"]))
         parts = found.split(2)
@@ -303,7 +303,7 @@ class TestJax:
             np.testing.assert_allclose(parts.partial_gradient(j, w), 2 * (rows @ rows), rtol=1e-5)
 
 
-_READ = shard_samples.Blocks._read
+_READ = shard_samples.BlockSamples._read
 
 
 def jax_problem(data, **options):

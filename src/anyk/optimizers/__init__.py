@@ -2,14 +2,6 @@
 
 from anyk.optimizers.library_classes import Argument
 from anyk.optimizers.optax_transformations import OptaxOptimizer
-from anyk.optimizers.schedules import (
-    ConstantRate,
-    ExponentialRate,
-    InverseTimeRate,
-    Schedule,
-    learning_rate,
-)
-from anyk.optimizers.schedules import registry as schedules
 from anyk.optimizers.steps import (
     GD,
     STEPPED,
@@ -17,13 +9,19 @@ from anyk.optimizers.steps import (
     Adam,
     AdamW,
     Clip,
+    ConstantRate,
+    ExponentialRate,
+    InverseTimeRate,
     Momentum,
     Nesterov,
     Optimizer,
+    Schedule,
     SlowMo,
+    learning_rate,
     optimizer,
     register,
     registry,
+    schedules,
 )
 from anyk.optimizers.torch_optimizers import TorchOptimizer
 

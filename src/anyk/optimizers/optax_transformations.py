@@ -14,9 +14,10 @@ import numpy as np
 from anyk.arrays import Vector
 from anyk.errors import BadInput, as_bad_input, needing
 from anyk.optimizers.library_classes import MADE, refuse_made
-from anyk.optimizers.schedules import Schedule
-from anyk.optimizers.steps import Optimizer, State
+from anyk.optimizers.steps import Optimizer, Schedule, State
 from anyk.specs import show
+
+Functions = tuple[Callable[..., Any], Callable[..., Any]]  # the start of a transformation, and its step
 
 
 class OptaxOptimizer(Optimizer):
@@ -56,7 +57,7 @@ class OptaxOptimizer(Optimizer):
             raise BadInput(f"optax knows no optimiser {method!r}: one has init and update, as optax.adam(1e-3) does")
         self.method, self.arguments, self._transformation = method, arguments, transformation
         self._tree: Any = None
-        self._functions: dict[tuple[int, str], tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._functions: dict[tuple[int, str], Functions] = {}
 
     def __eq__(self, other: object) -> bool:
         mine = self.method, self.lr, self.arguments
@@ -108,14 +109,14 @@ class OptaxOptimizer(Optimizer):
         out[:] = stepped
         return out
 
-    def _compiled(self, w: Vector) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def _compiled(self, w: Vector) -> Functions:
         """Return the start and a step, as functions of flat vectors and the state's leaves."""
         key = w.size, w.dtype.str
         if key not in self._functions:
             self._functions[key] = self._compile(w)
         return self._functions[key]
 
-    def _compile(self, w: Vector) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def _compile(self, w: Vector) -> Functions:
         import jax
         import optax
         from jax.flatten_util import ravel_pytree

@@ -1,4 +1,6 @@
-"""Optimisers: pure functions of (model, gradient, state, step) on flat vectors; all state is explicit.
+"""Optimisers: pure functions of (model, gradient, state, step) on flat vectors, with learning rates over steps.
+
+All state is explicit.
 
 ``start`` returns the state, a dictionary of vectors; ``step`` returns the next model, in ``out`` if given, and changes
 the state in place. The model is the point at which the next gradient is taken. New memory costs more than arithmetic on
@@ -12,20 +14,115 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
 
 import msgspec
 import numpy as np
 
 from anyk.arrays import Vector
-from anyk.checks import NonnegativeNumber, PositiveNumber, value_class
+from anyk.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check, value_class
 from anyk.errors import BadInput
-from anyk.optimizers.schedules import Schedule, learning_rate, number_in
 from anyk.specs import Registry, bracketed, show
 
 State = dict[str, Vector]
 Stepper = Callable[[slice, Vector], None]
 Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+
+
+class Schedule(Protocol):
+    """The learning rate at step t = 0, 1, 2, …"""
+
+    @property
+    def spec(self) -> str:
+        """The short form."""
+        ...
+
+    def at(self, step: int) -> float:
+        """Return the learning rate of step ``step``."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Rate:
+    start: float
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.start < math.inf:
+            raise BadInput(f"a learning rate must be a finite number above 0, got {self.start:g}")
+
+    @property
+    def spec(self) -> str:
+        """The short form."""
+        return show(self.name, vars(self))
+
+
+@value_class
+class ConstantRate(_Rate):
+    """A constant learning rate."""
+
+    name = "constant"
+
+    @property
+    def spec(self) -> str:
+        """The short form: the number alone."""
+        return repr(float(self.start)).removesuffix(".0")
+
+    def at(self, step: int) -> float:
+        return self.start
+
+
+@value_class
+class ExponentialRate(_Rate):
+    """``start * decay^t``.
+
+    >>> ExponentialRate(0.1, 0.99).at(2)
+    0.09801
+    """
+
+    decay: PositiveShare
+    name = "exponential"
+
+    def at(self, step: int) -> float:
+        return float(self.start * self.decay**step)
+
+
+@value_class
+class InverseTimeRate(_Rate):
+    """``start / (1 + decay * t)``."""
+
+    decay: NonnegativeNumber
+    name = "inverse"
+
+    def at(self, step: int) -> float:
+        return self.start / (1.0 + self.decay * step)
+
+
+schedules: Registry[Schedule] = Registry("learning-rate schedule")
+for _schedule in (ConstantRate, ExponentialRate, InverseTimeRate):
+    schedules.register(_schedule.name)(_schedule)
+
+
+def learning_rate(lr: float | str | Schedule) -> Schedule:
+    """Return the schedule of a number, a spec or a schedule.
+
+    >>> learning_rate("exponential:start=0.1,decay=0.99").at(0)
+    0.1
+    """
+    if isinstance(lr, str):
+        lr = number_in(lr)
+        return schedules.build(lr) if isinstance(lr, str) else ConstantRate(lr)
+    if callable(getattr(lr, "at", None)):
+        return cast(Schedule, lr)  # a type checker does not tell a schedule from a number here
+    return ConstantRate(check(lr, float, "lr"))
+
+
+def number_in(text: str) -> float | str:
+    """Return the number that a text represents, or the text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True)
@@ -118,15 +215,24 @@ class Optimizer(ABC):
     def _lr(self, t: int, scale: float) -> float:
         return self.rate.at(t) * scale
 
-    def _descend(self, w: Vector, direction: Vector, t: int, scale: float, out: Vector | None) -> Vector:
-        """Return ``w - lr direction``."""
-        out = np.multiply(direction, -self._lr(t, scale), out=out)
+
+class _Descent(Optimizer):
+    """The common part of optimisers that step by ``-lr`` times a direction."""
+
+    def step(
+        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
+    ) -> Vector:
+        out = np.multiply(self._direction(gradient, state, scale, out), -self._lr(t, scale), out=out)
         out += w
         return out
 
+    def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
+        """Return the direction, in the memory of ``gradient``, ``state`` or ``out``, if this is given."""
+        return gradient
+
 
 @value_class
-class GD(Optimizer):
+class GD(_Descent):
     """Gradient descent: ``w - lr g``.
 
     >>> import numpy as np
@@ -137,14 +243,9 @@ class GD(Optimizer):
     name = "gd"
     by_coordinate = True
 
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
-        return self._descend(w, gradient, t, scale, out)
-
 
 @value_class
-class Momentum(Optimizer):
+class Momentum(_Descent):
     """Heavy ball: ``v = momentum v + g``, ``w - lr v`` (Polyak 1964)."""
 
     momentum: Decay = 0.9
@@ -154,12 +255,7 @@ class Momentum(Optimizer):
     def start(self, w: Vector) -> State:
         return {"velocity": np.zeros_like(w)}
 
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
-        return self._descend(w, self._accelerate(state, gradient), t, scale, out)
-
-    def _accelerate(self, state: State, gradient: Vector) -> Vector:
+    def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
         velocity = state["velocity"]
         velocity *= self.momentum
         velocity += gradient
@@ -173,12 +269,10 @@ class Nesterov(Momentum):
     name = "nesterov"
     by_coordinate = True
 
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
-        out = np.multiply(self._accelerate(state, gradient), self.momentum, out=out)
+    def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
+        out = np.multiply(super()._direction(gradient, state, scale, out), self.momentum, out=out)
         out += gradient
-        return self._descend(w, out, t, scale, out)
+        return out
 
 
 @value_class
@@ -270,10 +364,8 @@ class SlowMo(Momentum):
     name = "slowmo"
     by_coordinate = True
 
-    def step(
-        self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
-    ) -> Vector:
-        return self._descend(w, self._accelerate(state, np.divide(gradient, scale, out=gradient)), t, scale, out)
+    def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
+        return super()._direction(np.divide(gradient, scale, out=gradient), state, scale, out)
 
 
 STEPPED = "own"  # the spec of steps that a user's loop takes

@@ -28,7 +28,7 @@ class TorchGroups:
 
     def __init__(self, given: torch.optim.Optimizer) -> None:
         self.given = given
-        own = [parameter for group in given.param_groups for parameter in group["params"]]
+        self.placed: list[Any] = []  # the optimiser's parameters in the problem's order, None if it lacks one
         self._values: list[ByName] = []
         self._places: list[list[int]] = []
         for group in given.param_groups:
@@ -36,10 +36,10 @@ class TorchGroups:
             if "lr" not in values:
                 raise BadInput(f"the torch optimiser {type(given).__name__} has no learning rate, lr")
             self._values.append(values | {"lr": float(values["lr"])})
-            first = sum(map(len, self._places))
-            self._places.append(list(range(first, first + len(group["params"]))))
-        self.placed: list[Any] = own  # the optimiser's parameters in the problem's order, None if it lacks one
-        self.shapes = [ranked(parameter.shape) for parameter in own]
+            first = len(self.placed)
+            self.placed += group["params"]
+            self._places.append(list(range(first, len(self.placed))))
+        self.shapes = [ranked(parameter.shape) for parameter in self.placed]
 
     @property
     def lr(self) -> float:
@@ -97,7 +97,7 @@ def values_beside(optimizer: Any) -> dict[tuple[str, str], str]:
     """Return an optimiser's values outside its parameters' states, by place and name, as text that can be compared."""
     values = {("self", name): value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
     for group in optimizer.param_groups:
-        values |= {("group", name): value for name, value in group.items() if name != "params"}
+        values |= {("group", name): value for name, value in hyperparameters(group).items()}
     return {key: repr(value) for key, value in values.items() if not key[1].startswith("_")}
 
 

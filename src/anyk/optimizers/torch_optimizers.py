@@ -16,8 +16,7 @@ import numpy as np
 from anyk.arrays import Vector
 from anyk.errors import BadInput, needing
 from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
-from anyk.optimizers.schedules import ConstantRate, Schedule
-from anyk.optimizers.steps import Optimizer, State, Stepper
+from anyk.optimizers.steps import ConstantRate, Optimizer, Schedule, State, Stepper
 from anyk.optimizers.torch_groups import (
     Groups,
     Scheduler,

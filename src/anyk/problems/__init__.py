@@ -11,16 +11,15 @@ import numpy as np
 
 from anyk.errors import BadInput, explaining
 from anyk.named import function_named
-from anyk.problems.base import Partitions, Problem, Tell, missing_members
+from anyk.problems.base import Partitions, Problem, Tell, data_digest, missing_members
 from anyk.problems.data import Dataset, load, sources, tell
-from anyk.problems.data.shards.shards_spec import ShardedData, as_shards
-from anyk.problems.data.splits import Dirichlet, splits
-from anyk.problems.digest import data_digest
+from anyk.problems.data.dataset import Dirichlet, splits
 from anyk.problems.jax.functions import JaxProblem
 from anyk.problems.jax.loss_partitions import JaxPartitions
 from anyk.problems.linear.regression import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
 from anyk.problems.linear.row_partitions import LinearPartitions
 from anyk.problems.linear.scaling import Scaling, checked_l2
+from anyk.problems.linear.sharded import ShardedData, as_shards
 from anyk.problems.linear.two_layer import TwoLayerNetwork
 from anyk.problems.many import ManyPartitions, ManyProblems, problem_of
 from anyk.problems.predicting import Coefficients, Predictor
@@ -29,9 +28,7 @@ from anyk.problems.torch.modules import TorchProblem
 from anyk.specs import Registry, absolute
 
 _LINEAR: dict[str, type[LinearProblem]] = {
-    "binary": LogisticRegression,
-    "multiclass": SoftmaxRegression,
-    "regression": LeastSquares,
+    kind.task: kind for kind in (LogisticRegression, SoftmaxRegression, LeastSquares)
 }
 
 models: Registry[Callable[..., LinearProblem]] = Registry("model", supplied=("data",))
@@ -111,23 +108,24 @@ def from_data(
         "split": split,
     }
     recipe = {"data": spec or data} | {name: value for name, value in options.items() if value is not None}
+    dataset: Any
     if spec is None:
         dataset = load(data, file=file, progress=progress)
-        problem = models.build(model, data=dataset)(
-            dataset.X_train,
-            dataset.y_train,
-            X_test=dataset.X_test,
-            y_test=dataset.y_test,
-            l2=1.0 / dataset.X_train.shape[0] if l2 is None else l2,
-            recipe=recipe,
-            split=split,
-        )
-        problem.encoding, problem.labels = dataset.encoding, problem.labels or dataset.labels
+        rows = dataset.X_train.shape[0]
     else:
-        sharded: Any = sources.build(spec, progress=progress)
-        problem = models.build(model, data=sharded)(
-            sharded.train, X_test=sharded.test, l2=1.0 / sharded.rows if l2 is None else l2, recipe=recipe
-        )
+        dataset = sources.build(spec, progress=progress)
+        rows = dataset.rows
+    problem = models.build(model, data=dataset)(
+        dataset.X_train,
+        dataset.y_train,
+        X_test=dataset.X_test,
+        y_test=dataset.y_test,
+        l2=1.0 / rows if l2 is None else l2,
+        recipe=recipe,
+        split=split,
+    )
+    if spec is None:
+        problem.encoding, problem.labels = dataset.encoding, problem.labels or dataset.labels
     if progress is not None and (uneven := problem.uneven_columns()) is not None:
         progress(uneven)
     return problem

@@ -19,10 +19,11 @@ from anyk.problems.base import (
     ProblemAbilities,
     Recipe,
     abilities_of,
+    data_digest,
+    digest_of,
     partition_abilities,
     problem_text,
 )
-from anyk.problems.digest import data_digest, digest_of
 from anyk.protocol import slot_names
 
 
@@ -31,9 +32,10 @@ class ManyPartitions(PartitionAbilities):
 
     def __init__(self, parts: dict[str, Partitions]) -> None:
         self._parts = parts
-        self._first = first = next(iter(parts.values()))
+        first = next(iter(parts.values()))
         self.dimension, self.dtype, self.sizes = first.dimension, first.dtype, first.sizes
-        self.penalty, self.least = partition_abilities(first).penalty, partition_abilities(first).least
+        abilities = partition_abilities(first)
+        self.penalty, self.least = abilities.penalty, abilities.least
 
     def of(self, slot: str) -> Partitions:
         """Return the partitions of a slot."""
@@ -50,7 +52,6 @@ class ManyPartitions(PartitionAbilities):
         for slot, part in self._parts.items():
             only = partition_abilities(part).only
             smaller._parts[slot] = part if only is None else only(partitions)
-        smaller._first = next(iter(smaller._parts.values()))
         return smaller
 
     def adopt(self, other: ManyPartitions) -> None:
@@ -77,7 +78,8 @@ class ManyPartitions(PartitionAbilities):
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
         """Return the first problem's gradient; workers ask for a slot's partitions by :meth:`of`."""
-        return self._first.partial_gradient(partition, w, *(() if rows is None else (rows,)))
+        first = next(iter(self._parts.values()))
+        return first.partial_gradient(partition, w, *(() if rows is None else (rows,)))
 
 
 class ManyProblems(ProblemAbilities):

@@ -13,7 +13,7 @@ from anyk.arrays import Array, Floats, Vector
 from anyk.checks import value_class
 from anyk.errors import BadInput
 from anyk.matrices import Matrix
-from anyk.problems.base import Tell
+from anyk.problems.base import Index, Tell
 from anyk.problems.data.encoding import Encoding, check_finite
 from anyk.problems.linear.scaling import Scaling, in_units
 from anyk.tables import Table
@@ -31,6 +31,11 @@ def scores_of(X: Any, w: Vector, *shape: int) -> Floats:
     """Return the scores of rows, shape (rows, outputs); ``shape``: numbers of features, hidden units and outputs."""
     first, bias, second, offset = layers_of(w, *shape)
     return np.asarray(np.tanh(X @ first + bias) @ second + offset, dtype=float)
+
+
+def likeliest_class(scores: Vector) -> Index:
+    """Return the number of each row's likeliest class; of two classes there is one score, of the second."""
+    return (scores[:, 0] > 0).astype(np.intp) if scores.shape[1] == 1 else scores.argmax(axis=1)
 
 
 class Coefficients(NamedTuple):
@@ -81,8 +86,7 @@ class Predictor:
         """Return the labels or values, shape (rows,), that follow from scores (rows, outputs)."""
         if not self.classes:
             return scores[:, 0]
-        best = (scores[:, 0] > 0).astype(np.intp) if self.outputs == 1 else scores.argmax(axis=1)
-        return np.asarray(self.labels[best])
+        return np.asarray(self.labels[likeliest_class(scores)])
 
     def chances(self, scores: Floats) -> Floats:
         """Return probabilities, shape (rows, classes); raise :class:`~anyk.errors.BadInput` if there are no classes."""
@@ -203,14 +207,12 @@ def _column(values: object, where: str) -> Array:
         return array.astype(float)
     if array.dtype.kind not in "OUT":
         raise BadInput(f"{where} holds {array.dtype} values, which are neither numbers nor text")
-    cells = array.tolist()
-    absent = np.asarray(values.isna()) if hasattr(values, "isna") else [one is None or one != one for one in cells]
-    present = [one for one, gone in zip(cells, absent, strict=True) if not gone]
-    if all(isinstance(one, str) for one in present):
-        column = np.empty(len(cells), dtype=object)
-        column[:] = [None if gone else one for one, gone in zip(cells, absent, strict=True)]
-        return column
+    column = array.astype(object)
+    missing = values.isna() if hasattr(values, "isna") else [cell is None or cell != cell for cell in column]
+    absent = np.array(missing, dtype=bool)
+    text = all(isinstance(cell, str) for cell in column[~absent])
+    column[absent] = None if text else np.nan
     try:
-        return np.array([np.nan if gone else float(one) for one, gone in zip(cells, absent, strict=True)])
+        return column if text else column.astype(float)
     except (TypeError, ValueError):
         raise BadInput(f"a column of {where} holds numbers and text together; make it one of the two") from None

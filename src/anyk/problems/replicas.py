@@ -1,9 +1,17 @@
-"""Checks of what codes rely on and a user's code may lack: losses that add up, and equal gradients of replicas."""
+"""Requirements of codes that a user's code may not meet: losses that add up, and equal gradients of replicas.
+
+They are checked, and global generators of random numbers are seeded alike wherever a gradient is computed.
+"""
 
 from __future__ import annotations
 
+import os
+import random
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -12,6 +20,9 @@ from anyk import keyed
 from anyk.arrays import Array, DType, Floats, Vector
 from anyk.errors import BadInput
 from anyk.problems.base import Index, cut
+
+if TYPE_CHECKING:
+    import torch
 
 TOGETHER = 4  # samples that a loss is tried on together before a run
 _TRIED = 32  # samples of the data set that a loss is tried on before a run
@@ -36,9 +47,9 @@ def trial_groups(arrays: Sequence[Array], samples: int, together: int = TOGETHER
         width = array.size // samples
         places += [int(extreme(array)) // width for extreme in (np.argmin, np.argmax) if width]
     ends = cut(samples, min(samples, _TRIED))
-    random = keyed.generator(0, "telling", samples)
-    places += random.permutation(random.integers(ends[:-1], ends[1:])).tolist()
-    rows = random.permutation(list(dict.fromkeys(places))[:_TRIED]).astype(np.intp)
+    generator = keyed.generator(0, "telling", samples)
+    places += generator.permutation(generator.integers(ends[:-1], ends[1:])).tolist()
+    rows = generator.permutation(list(dict.fromkeys(places))[:_TRIED]).astype(np.intp)
     for group in np.array_split(rows, -(-len(rows) // min(together, TOGETHER))):
         yield np.sort(group)
 
@@ -139,9 +150,12 @@ class Trial(NamedTuple):
         norm = max(np.linalg.norm(own_sketch), np.linalg.norm(self.sketch))
         return float(np.linalg.norm(own_sketch - self.sketch) / norm) if norm else 0.0
 
-    def check(self, gradient: Vector) -> None:
+    def check(self, compute: Callable[[], Vector]) -> None:
         """Raise :class:`~anyk.errors.BadInput` if this worker's gradient is not the driver's."""
-        apart = self.apart(gradient)
+        try:
+            apart = self.apart(compute())
+        except Exception:  # the run itself reports it
+            return
         if not apart <= self.limit:
             raise BadInput(
                 f"it computes a gradient that is {_percent(apart)} apart from the driver's, of the same samples at the "
@@ -151,10 +165,10 @@ class Trial(NamedTuple):
 
 def sketch(gradient: Vector) -> Floats:
     """Return signed sums of a gradient; norms of sketches and of their differences estimate the norms for gradients."""
-    random = keyed.generator(0, "sketch", gradient.size)
+    generator = keyed.generator(0, "sketch", gradient.size)
     sums = np.zeros(_SKETCH)
     for part in _parts(gradient):
-        signs = 2 * random.integers(0, 2, part.size, dtype=np.int8) - 1
+        signs = 2 * generator.integers(0, 2, part.size, dtype=np.int8) - 1
         padded = np.zeros(-(-part.size // _SKETCH) * _SKETCH)
         np.multiply(part, signs, out=padded[: part.size])
         sums += padded.reshape(-1, _SKETCH).sum(axis=0)
@@ -207,12 +221,12 @@ def model_like(scales: Sequence[tuple[int, float, float]], dtype: DType) -> Vect
 
     Workers use them in the place of that model, which is not sent before the run begins.
     """
-    random = keyed.generator(0, "trial model")
+    generator = keyed.generator(0, "trial model")
     w = np.empty(sum(size for size, _, _ in scales), dtype=dtype)
     first = 0
     for size, mean, deviation in scales:
         for part in _parts(w[first : first + size]):
-            part[:] = mean + deviation * random.standard_normal(part.size)
+            part[:] = mean + deviation * generator.standard_normal(part.size)
         first += size
     return w
 
@@ -220,3 +234,57 @@ def model_like(scales: Sequence[tuple[int, float, float]], dtype: DType) -> Vect
 def _percent(apart: float) -> str:
     percent = 100.0 * apart
     return f"{percent:.0f} %" if percent >= 10.0 else f"{percent:.2g} %"
+
+
+@contextmanager
+def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's generators, NumPy's global generator and ``random`` for a while.
+
+    Afterwards their states are restored, except in a worker's process, where no other code draws and restoring states
+    would take longer than a small gradient.
+    """
+    import torch
+
+    more = cuda_generators(device)
+    if "ANYK_WORKER" in os.environ:
+        seed_all([torch.default_generator, *more], seed)
+        yield
+        return
+    with preserved_generators(more) as generators:
+        seed_all(generators, seed)
+        yield
+
+
+def cuda_generators(device: torch.device) -> list[Any]:
+    """Return the generators from which a device draws, besides the CPU's."""
+    import torch
+
+    return [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
+
+
+_KEEPING = threading.RLock()  # the driver may evaluate in a second thread; states must come back in order
+
+
+@contextmanager
+def preserved_generators(more: Sequence[Any]) -> Iterator[list[Any]]:
+    """Restore the states of all global generators; yield torch's, if it is loaded: the CPU's and ``more``."""
+    torch = sys.modules.get("torch")
+    generators = [] if torch is None else [torch.default_generator, *more]
+    with _KEEPING:
+        states = [generator.get_state() for generator in generators]
+        numpys, pythons = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
+        try:
+            yield generators
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+            np.random.set_state(numpys)  # noqa: NPY002
+            random.setstate(pythons)
+
+
+def seed_all(generators: Sequence[Any], seed: int) -> None:
+    """Seed torch's generators, NumPy's global one and Python's."""
+    for generator in generators:  # torch.manual_seed does this too, and much that takes longer than a small gradient
+        generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)

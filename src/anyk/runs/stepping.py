@@ -22,8 +22,8 @@ from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
-from anyk.problems.torch.module_partitions import dtype_of, norms_of, pieces_of
-from anyk.problems.torch.network import trainable_parameters
+from anyk.problems.torch.module_partitions import dtype_of, pieces_of
+from anyk.problems.torch.network import norms_of, trainable_parameters
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
 from anyk.runs.engine.driver import Driver

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,7 @@ from anyk.clusters.remote.worker import EVALUATED, FAILED, READY
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions
+from anyk.problems.data.reader_processes import python_settings
 from anyk.protocol import Layout, Lost
 from anyk.specs import show
 
@@ -44,7 +46,6 @@ _SILENCE = 120.0  # seconds without a sign of life after which the helper progra
 _ENDING = 10.0  # seconds that the helper program may take to end its workers and itself
 _LONGEST = 1 << 20  # bytes of a line of the helper program
 _BROKEN = "cannot be read: a process has written over them, or they are damaged; resume the run"
-_SINGLE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _SHARED = ("scipy.sparse", "torch")  # imported once for all workers if needed; JAX must not be forked
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from anyk.clusters.processes import forkserver; "
 _BOOT += "forkserver.main(int(sys.argv[1]), json.loads(sys.argv[3]))"
@@ -145,8 +146,7 @@ class Processes(Remote[_ProcessHandle]):
         if self._forkserver is not None:
             return
         ours, theirs = socket.socketpair()
-        environment = dict(os.environ) | dict.fromkeys(_SINGLE, "1")
-        path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
+        environment, path = python_settings()
         self._forkserver = subprocess.Popen(
             [sys.executable, "-c", _BOOT, str(theirs.fileno()), path, json.dumps(self.preload)],
             pass_fds=[theirs.fileno()],

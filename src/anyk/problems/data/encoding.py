@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from anyk.arrays import Array, Flags
+from anyk.arrays import Array, Flags, Indices
 from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Tell, is_sparse
@@ -78,7 +78,7 @@ class Encoding:
     @property
     def width(self) -> int:
         """The number of columns of ``X``."""
-        return sum(len(column.categories) or 1 for column in self.columns)
+        return len(self.names)
 
     @property
     def categorical(self) -> Flags:
@@ -156,8 +156,7 @@ class Encoding:
             if not column.categories:
                 blocks.append(csr_array(cells[:, None]))
                 continue
-            code_of = {word: code for code, word in enumerate(column.categories)}
-            codes = np.array([code_of.get(word, -1) for word in cells.tolist()], dtype=np.int64)
+            codes = codes_of(cells, column.categories)
             valid = codes >= 0
             if tell is not None and not valid.all():
                 unknown = cells[~valid].tolist()
@@ -170,6 +169,12 @@ class Encoding:
             entries = np.ones(int(ends[-1])), codes[valid], ends
             blocks.append(csr_array(entries, shape=(len(cells), len(column.categories))))
         return hstack(blocks, format="csr")
+
+
+def codes_of(values: Array, categories: Sequence[float | str]) -> Indices:
+    """Return the place of each value among the categories, -1 if it is not there."""
+    code_of = {category: code for code, category in enumerate(categories)}
+    return np.array([code_of.get(value, -1) for value in values.tolist()], dtype=np.int64)
 
 
 def check_categories(words: Mapping[str, int], where: str) -> None:

@@ -26,6 +26,12 @@ _BOOT = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name_
 _Results = tuple[str | None, list[bytes]]  # a process's error message, and its results before the error
 
 
+def python_settings() -> tuple[dict[str, str], str]:
+    """Return the environment of a process that computes on one thread, and the places of modules, as JSON."""
+    path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
+    return dict(os.environ) | dict.fromkeys(_SINGLE, "1"), path
+
+
 def map_in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> list[bytes]:
     """Return the result of ``work`` for each piece, in order, by up to 8 processes, at most one per processor.
 
@@ -34,8 +40,7 @@ def map_in_processes(work: Callable[[Any], bytes], pieces: Sequence[Any]) -> lis
     import cloudpickle
 
     number = max(1, min(len(pieces), os.cpu_count() or 1, _MOST_PROCESSES))
-    environment = dict(os.environ) | dict.fromkeys(_SINGLE, "1")
-    path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
+    environment, path = python_settings()
     with as_bad_input("the data cannot be sent to processes that read it", Exception):
         orders = [cloudpickle.dumps((work, list(pieces[i::number]))) for i in range(number)]
     results: list[bytes] = [b""] * len(pieces)
@@ -69,14 +74,12 @@ def main() -> None:
     os.dup2(2, 1)  # a user's function may print
     work, pieces = pickle.load(sys.stdin.buffer)  # from the driver that started this process
     error, results = None, []
-    for piece in pieces:
-        try:
+    try:
+        for piece in pieces:
             results.append(work(piece))
-        except BadInput as bad_input:
-            error = str(bad_input)
-            break
-        except Exception as failure:
-            error = f"the data cannot be read: {type(failure).__name__}: {failure}"
-            break
+    except BadInput as bad_input:
+        error = str(bad_input)
+    except Exception as failure:
+        error = f"the data cannot be read: {type(failure).__name__}: {failure}"
     out.write(msgspec.msgpack.encode((error, results)))
     out.close()

@@ -17,6 +17,17 @@ Batch = Any  # several samples in the type that a framework computes with
 Form = Callable[[Sequence[Array]], Batch]  # makes a batch from the same rows of all arrays
 
 
+class NamedForm:
+    """The form of batches that are dictionaries or, without ``keys``, tuples, such as inputs and targets."""
+
+    def __init__(self, keys: Sequence[Any] | None) -> None:
+        self.keys = keys
+
+    def __call__(self, arrays: Sequence[Any]) -> Batch:
+        """Return a batch of some rows of the arrays."""
+        return tuple(arrays) if self.keys is None else dict(zip(self.keys, arrays, strict=True))
+
+
 class SampleBatch(NamedTuple):
     """A batch of samples.
 
@@ -153,7 +164,7 @@ class ArrayRanges(Samples):
                 inside = rows[(start <= rows) & (rows < start + arrays[0].shape[0])] - start
             parts.append([array[inside] for array in arrays])
         parts = [part for part in parts if part[0].shape[0]] or parts[:1]
-        return self._form(parts[0] if len(parts) == 1 else [stacked(same) for same in zip(*parts, strict=True)])
+        return self._form(list(map(stacked, zip(*parts, strict=True))))
 
 
 class SampledOnce(Samples):

@@ -19,7 +19,6 @@ from anyk.problems.data.dataset import (
     Dataset,
     Fraction,
     assemble,
-    make_dataset,
     read_target,
     sources,
     split_rows,
@@ -65,12 +64,16 @@ class _FileSettings:
 
 @dataclass(frozen=True, slots=True)
 class _FileContent:
-    """The rows of a file; ``y``: numbers or text; ``target``: the name of ``y`` in messages."""
+    """The rows of a file.
+
+    ``y``: numbers or text, of the training rows and then of separate test rows, ``X_test``, if the file has any.
+    ``target``: the name of ``y`` in messages.
+    """
 
     X: Matrix
     y: Array
     target: str
-    test: tuple[Matrix, Array] | None = None
+    X_test: Matrix | None = None
     encoding: Encoding = field(default_factory=Encoding)
     remarks: tuple[str, ...] = ()  # how the file was read, for the summary
 
@@ -120,14 +123,8 @@ def from_file(
         raise BadInput(f"fill={fill} is for CSV, Parquet and npz; what {shown(file)} leaves out is 0, not missing")
     has_names = None if header == "auto" else header == "yes"
     content = reader(file, _FileSettings(target, has_names, limit(file, max_gb), progress, fill, test, seed))
-    if content.test is None:
-        y, task_read, classes = read_target(content.y, task, content.target)
-        data = assemble(content.X, y, task=task_read, classes=classes, test=test, seed=seed)
-    else:
-        X_test, y_test = content.test
-        y, task_read, classes = read_target(np.concatenate([content.y, y_test]), task, content.target)
-        first = len(content.y)
-        data = make_dataset(content.X, y[:first], X_test, y[first:], task=task_read, classes=classes)
+    y, task_read, classes = read_target(content.y, task, content.target)
+    data = assemble(content.X, y, task_read, classes, test=test, seed=seed, X_test=content.X_test)
     among = f" ({listed(classes)})" if classes else ""
     width = data.X_train.shape[1]
     wide = f"{width:,} column{'s' * (width != 1)}" + " and an intercept" * intercept
@@ -186,21 +183,24 @@ def _npz(file: Path, settings: _FileSettings) -> _FileContent:
             "and y_test"
         )
     X, y = _npz_rows(file, arrays, "X", "y", settings.fill)
-    test = _npz_rows(file, arrays, "X_test", "y_test", settings.fill) if "X_test" in arrays else None
-    if test is not None and test[0].shape[1] != X.shape[1]:
-        raise BadInput(
-            f"X of {shown(file)} has {X.shape[1]} columns but X_test has {test[0].shape[1]}; they must agree"
-        )
-    if test is not None and test[1].dtype.kind != y.dtype.kind:
-        raise BadInput(f"one of y and y_test in {shown(file)} is text and the other numbers; they must agree")
+    X_test: Any = None
+    if "X_test" in arrays:
+        X_test, y_test = _npz_rows(file, arrays, "X_test", "y_test", settings.fill)
+        if X_test.shape[1] != X.shape[1]:
+            raise BadInput(
+                f"X of {shown(file)} has {X.shape[1]} columns but X_test has {X_test.shape[1]}; they must agree"
+            )
+        if y_test.dtype.kind != y.dtype.kind:
+            raise BadInput(f"one of y and y_test in {shown(file)} is text and the other numbers; they must agree")
+        y = np.concatenate([y, y_test])
     encoding, where = Encoding(), f"X in {shown(file)}"
     if settings.fill is not None:
         columns = [f"column {i}" for i in range(X.shape[1])]
-        rows = slice(None) if test is not None else split_rows(len(X), settings.test, settings.seed)[0]
+        rows = split_rows(len(X), settings.test, settings.seed)[0] if X_test is None else slice(None)
         encoding = Encoding(Encoding.fitted(columns, list(X.T), rows, settings.fill, where))
         X = encoding.encode(list(X.T), where)
-        test = test and (encoding.encode(list(test[0].T), f"X_test in {shown(file)}"), test[1])
-    return _FileContent(X, y, f"array 'y' of {shown(file)}", test, encoding)
+        X_test = None if X_test is None else encoding.encode(list(X_test.T), f"X_test in {shown(file)}")
+    return _FileContent(X, y, f"array 'y' of {shown(file)}", X_test, encoding)
 
 
 def _npz_rows(file: Path, arrays: dict[str, Array], first: str, second: str, fill: Fill | None) -> tuple[Matrix, Array]:

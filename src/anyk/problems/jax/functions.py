@@ -14,17 +14,14 @@ from anyk.arrays import Floats, Vector
 from anyk.checks import AtLeastZero, typed
 from anyk.decompile import Source
 from anyk.errors import BadInput, describe_error, needing
-from anyk.problems.base import NO_HELD_OUT, Better, Index, cut
+from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of
+from anyk.problems.batches import NO_METRICS, NetworkProblem, check_metrics
 from anyk.problems.data.sample_batches import Samples
-from anyk.problems.data.streams import NO_LOSS
-from anyk.problems.digest import digest_of
-from anyk.problems.jax.loss_partitions import DecompiledPartitions, JaxPartitions
-from anyk.problems.jax.model_loss import EVALUATION, SEED, Averages, Held, JaxNetwork, names_of, seed_for, seed_of
-from anyk.problems.jax.pytrees import JaxArray, Trainable, Tree, distinct, is_array, kind_of, model_of
-from anyk.problems.jax.tree_samples import TOGETHER, data_of
+from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of
+from anyk.problems.jax.model_loss import EVALUATION, SEED, Averages, JaxNetwork, names_of, seed_for, seed_of
+from anyk.problems.jax.pytrees import Held, JaxArray, Trainable, Tree, distinct, first_line, is_array, kind_of, model_of
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import write_model_file
-from anyk.problems.network_problem import NetworkProblem
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs, trial_groups
 
 _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
@@ -155,10 +152,8 @@ class JaxProblem(NetworkProblem):
         except BadInput as error:
             raise BadInput(str(error)) from None  # without frames of JAX
         except Exception as error:
-            first = (str(error).splitlines() or [""])[0]
-            raise BadInput(
-                f"the loss fails on the first {some} rows of {name}: {describe_error(error, first)}"
-            ) from None
+            reason = describe_error(error, first_line(error))
+            raise BadInput(f"the loss fails on the first {some} rows of {name}: {reason}") from None
 
     def _try_sum(self) -> None:
         """Refuse a loss of several rows that is not the mean of their losses, as far as can be found out."""
@@ -205,20 +200,19 @@ class JaxProblem(NetworkProblem):
 
     def _set_metrics(self, metrics: object, own: list[str], has_aux: bool) -> None:
         """Set the metrics to report: the user's functions, the held-out loss, the loss's ``own`` metrics."""
-        self._functions: dict[str, Loss] = dict(metrics) if isinstance(metrics, Mapping) else {}
+        self._functions: dict[str, Loss] = {}
+        if not (metrics is None or isinstance(metrics, Sequence)):
+            self._functions = check_metrics(metrics)
         for name in own:
             if name == _LOSS or name in self._functions:
                 raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
-        suitable = metrics is None or isinstance(metrics, str | Sequence | Mapping)
-        if not (suitable and all(map(callable, self._functions.values()))):
-            raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
         if self._functions and self._held_out is not None and not self._held_out.in_memory:
             raise BadInput(
                 "functions as metrics take all held-out rows at once, and shards need not fit into memory; give "
                 "held_out as arrays, or metrics that the loss gives (has_aux=True)"
             )
         names = [*(self._functions or [_LOSS]), *own]
-        if isinstance(metrics, str | Sequence):
+        if isinstance(metrics, Sequence):
             names = [metrics] if isinstance(metrics, str) else list(metrics)
             for name in names:
                 if name not in (_LOSS, *own):
@@ -228,8 +222,8 @@ class JaxProblem(NetworkProblem):
                     )
         if self._functions and self._held_out is None:
             raise BadInput(NO_HELD_OUT)
-        if metrics is not None and not metrics:
-            raise BadInput("metrics must name at least one function, or be left out")
+        if not names:
+            raise BadInput(NO_METRICS)
         self._names, self.metric = names, names[0]
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> JaxPartitions | DecompiledPartitions:
@@ -266,11 +260,8 @@ class JaxProblem(NetworkProblem):
         """Return the given parameters, as one vector."""
         return self._initial.copy()
 
-    def loss(self, w: Vector) -> float:
-        """Return the objective at ``w``, in evaluation: without dropout, with running statistics."""
-        if self.endless:
-            raise BadInput(NO_LOSS)
-        return self._means(self._data, w)[_LOSS] + 0.5 * self.l2 * float(w @ w)
+    def _mean_loss(self, w: Vector) -> float:
+        return self._means(self._data, w)[_LOSS]
 
     def metrics(self, w: Vector) -> dict[str, float]:
         if self._held_out is None:

@@ -1,9 +1,10 @@
-"""Gradients of a JAX loss on flat vectors, as workers compute them, with JAX or from NumPy source."""
+"""Data of JAX problems, and gradients of their losses on flat vectors, with JAX or from NumPy source."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +15,16 @@ from anyk.decompile import compile_source
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.base import Ends, Index, PartitionAbilities, even_ends
-from anyk.problems.batches import Batches
-from anyk.problems.data.sample_batches import PartitionSamples, Samples
+from anyk.problems.batches import Batches, check_lengths, number_array
+from anyk.problems.data.sample_batches import Arrays, NamedForm, PartitionSamples, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
-from anyk.problems.jax.model_loss import EVALUATION, SEED, Held, JaxNetwork, seed_for, seed_of
-from anyk.problems.jax.tree_samples import TOGETHER
+from anyk.problems.data.shards.sources import Shards
+from anyk.problems.data.streams import ENDS, Stream, StreamSamples
+from anyk.problems.jax.model_loss import EVALUATION, SEED, JaxNetwork, seed_for, seed_of
+from anyk.problems.jax.pytrees import Held, Tree, first_line
 from anyk.problems.replicas import seed_of_draws
+
+TOGETHER = 1024  # rows of a computation, at most, for evaluation and for data that need not fit into memory
 
 
 class DecompiledPartitions(PartitionAbilities):
@@ -39,8 +44,8 @@ class DecompiledPartitions(PartitionAbilities):
         dtype: DType,
     ) -> None:
         self._texts, self._arrays, self._ends = texts, list(arrays), list(ends)
-        self._bounds = list(pairwise(self._ends))
-        self.sizes = tuple(last - first for first, last in self._bounds)
+        self._bounds = list(pairwise(ends))
+        self.sizes = tuple(np.diff(ends).tolist())
         self.dimension = dimension
         self.dtype = dtype
         self._functions: dict[int, Callable[..., Any]] = {}
@@ -105,6 +110,7 @@ class JaxPartitions(Batches):
         most = TOGETHER if isinstance(data, ShardSamples) else None
         super().__init__(data, ends, dimension=network.dimension, dtype=dtype, most=most)
         self._network, self._held, self._platform = network, held, platform
+        self._stateful = "a model with state" if network.keeps else ""
         config: Any = jax.config
         self._wide = bool(config.jax_enable_x64)
         self._device: Any = None
@@ -154,14 +160,6 @@ class JaxPartitions(Batches):
         assert total is not None
         return total
 
-    def check_partial_loss(self) -> None:
-        super().check_partial_loss()
-        if self._network.keeps:
-            raise BadInput(
-                "workers cannot evaluate a model with state, whose running statistics are over the data of all; "
-                "evaluate where='driver' or 'aside'"
-            )
-
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the losses, without dropout."""
         import jax
@@ -188,3 +186,63 @@ def device_of(platform: str) -> Any:
             "install JAX for it on the workers"
         ) from None
     return devices[int(os.environ.get("ANYK_WORKER", "0")) % len(devices)]
+
+
+class TreeForm:
+    """The form of batches that are pytrees.
+
+    It stores a pytree without rows, and not JAX's description of it, in which some nodes cannot be pickled (Equinox's).
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        import jax
+
+        self._empty = jax.tree.map(lambda array: array[:0], tree)
+
+    def __call__(self, arrays: Sequence[Array]) -> Tree:
+        """Return the pytree of some rows of the arrays, given in JAX's order."""
+        import jax
+
+        return jax.tree.unflatten(jax.tree.structure(self._empty), arrays)
+
+
+def data_of(data: object, name: str, dtype: DType) -> Samples:
+    """Return a user's data as samples; raise :class:`~anyk.errors.BadInput` if that is impossible."""
+    import jax
+
+    if isinstance(data, Stream):
+        if name == "held_out":
+            raise BadInput(ENDS)
+        return StreamSamples(data, partial(_stacked, dtype))
+    if isinstance(data, Shards):
+        return ShardSamples(data, partial(_converted, dtype), NamedForm)
+    tree = jax.tree.map(partial(_plain, name, dtype), data)
+    arrays = jax.tree.leaves(tree)
+    if not arrays:
+        raise BadInput(f"{name} must be a pytree of arrays with a row for each sample, got {type(data).__name__}")
+    check_lengths(arrays, name)
+    return Arrays(arrays, TreeForm(tree))
+
+
+def _stacked(dtype: DType, samples: list[Any]) -> Arrays:
+    """Return the samples of a stream as arrays with a row for each."""
+    import jax
+
+    try:
+        tree = jax.tree.map(lambda *parts: np.stack(parts), *samples)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"the samples of the stream do not all have the same form: {first_line(error)}") from None
+    tree = jax.tree.map(partial(_plain, "the stream", dtype), tree)
+    return Arrays(jax.tree.leaves(tree), TreeForm(tree))
+
+
+def _converted(dtype: DType, named: dict[str, Array], where: str) -> dict[str, Array]:
+    return {name: _plain(where, dtype, array) for name, array in named.items()}
+
+
+def _plain(name: str, dtype: DType, leaf: object) -> Array:
+    """Return a NumPy array of a number type in which JAX computes."""
+    import jax
+
+    array = number_array(leaf, name, dtype)
+    return array if array.dtype.kind == "f" else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)

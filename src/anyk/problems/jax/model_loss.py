@@ -8,7 +8,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -19,11 +19,11 @@ from anyk import keyed
 from anyk.arrays import Array, Floats
 from anyk.errors import BadInput
 from anyk.plain import ByName
-from anyk.problems.jax.pytrees import Arrays, JaxArray, Model, Tree
+from anyk.problems.jax.pytrees import Held, JaxArray, Model, Tree
 
 
-def packed(value: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-    """Return the result of ``__reduce__`` for a value: its bytes, and its arrays beside them."""
+def _pickle_by_value(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """Return the bytes of a value, whose classes may be of a script, and beside them the bytes of its arrays."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -37,7 +37,7 @@ def packed(value: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
     raw: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     Pickler(stream, protocol=5, buffer_callback=raw.append).dump(value)
-    return partial(pickle.loads, buffers=raw), (stream.getvalue(),)
+    return stream.getvalue(), raw
 
 
 def is_equinox(kind: type) -> bool:
@@ -73,13 +73,6 @@ OPTIONS = {"key": "rng=True", "state": "state=…"}  # further arguments of a lo
 _COMPILED = ("gradient", "evaluation")  # by each process itself
 
 
-class Held(NamedTuple):
-    """The constants of a loss: frozen arrays, and the initial state."""
-
-    fixed: Arrays
-    state: Tree
-
-
 class JaxNetwork:
     """A model's loss on batches, as functions of a flat vector.
 
@@ -99,8 +92,8 @@ class JaxNetwork:
         self.dimension = sum(map(prod, self.shapes))
 
     def __reduce__(self) -> Any:
-        packed_state, parts = packed({name: value for name, value in self.__dict__.items() if name not in _COMPILED})
-        return _filled, (packed_state, *parts)
+        own = {name: value for name, value in self.__dict__.items() if name not in _COMPILED}
+        return _unpickle, _pickle_by_value(own)
 
     @cached_property
     def gradient(self) -> Callable[..., Any]:
@@ -133,7 +126,7 @@ class JaxNetwork:
     def at(self, flat: JaxArray, held: Held) -> Any:
         """Return the user's model with the parameters of a flat vector, for evaluation."""
         key = key_of(SEED) if self.random else None
-        return self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=False)
+        return self.model.whole(self.pieces(flat), held, key, train=False)
 
     def pieces(self, flat: JaxArray) -> list[Any]:
         """Return the trained arrays that a flat vector consists of."""
@@ -149,7 +142,7 @@ class JaxNetwork:
         self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, *, train: bool
     ) -> tuple[Any, Tree, ByName]:
         key = key_of(seed) if self.random else None
-        whole = self.model.whole(self.pieces(flat), held.fixed, held.state, key, train=train)
+        whole = self.model.whole(self.pieces(flat), held, key, train=train)
         options = {"key": key, "state": held.state, "train": train}
         value, state, metrics = self._read(self.loss(whole, batch, **{name: options[name] for name in self._takes}))
         if self.keeps:
@@ -183,9 +176,9 @@ class JaxNetwork:
         return value, state, _numbers(metrics)
 
 
-def _filled(made: Any, *parts: Any) -> JaxNetwork:
+def _unpickle(body: bytes, buffers: list[Any]) -> JaxNetwork:
     network = object.__new__(JaxNetwork)
-    network.__dict__.update(made(*parts))
+    network.__dict__ |= pickle.loads(body, buffers=buffers)
     return network
 
 
@@ -299,10 +292,13 @@ _APART = 0.02  # change, relative to its size, that an average may show at its l
 
 
 class Averages(NamedTuple):
-    """Moving averages in a state: the state that a pass starts with, and each leaf's share m of the old value."""
+    """Moving averages in a state: the state that a pass starts with, and each leaf's share of its old value.
+
+    The share is None for leaves that are no floating-point numbers.
+    """
 
     start: Tree
-    factors: Arrays
+    factors: list[Floats | None]
 
     @classmethod
     def of(cls, step: Step, state: Tree) -> Averages:
@@ -318,7 +314,6 @@ class Averages(NamedTuple):
         leaves, tree = jax.tree.flatten(state)
         if any(leaf.dtype.kind not in "biu" and leaf.dtype not in (np.float32, np.float64) for leaf in leaves):
             raise BadInput("the state must hold arrays of float32, float64 or whole numbers")
-        floats = [place for place, leaf in enumerate(leaves) if leaf.dtype.kind == "f"]
         once = jax.tree.leaves(step(state))
         far = [
             leaf + (new - leaf) * np.asarray(_FAR, leaf.dtype)
@@ -326,13 +321,14 @@ class Averages(NamedTuple):
             else leaf
             for leaf, new in zip(leaves, map(np.asarray, once), strict=True)
         ]
-
-        moved = [leaf + _ASIDE if place in floats else leaf for place, leaf in enumerate(far)]
+        moved = [leaf + _ASIDE if leaf.dtype.kind == "f" else leaf for leaf in far]
         here, there = (jax.tree.leaves(step(jax.tree.unflatten(tree, leaves))) for leaves in (far, moved))
-        apart = [np.asarray(there[place], np.float64) - np.asarray(here[place], np.float64) for place in floats]
-        factors = [part / (moved[k] - far[k]) for part, k in zip(apart, floats, strict=True)]
+        factors = [
+            (np.asarray(b, float) - np.asarray(a, float)) / (shifted - leaf) if leaf.dtype.kind == "f" else None
+            for a, b, leaf, shifted in zip(here, there, far, moved, strict=True)
+        ]
         linear = cls(jax.tree.unflatten(tree, far), factors)
-        linear._check(step, floats)
+        linear._check(step)
         return linear
 
     def at(self, states: Iterable[Tree]) -> Tree:
@@ -345,28 +341,28 @@ class Averages(NamedTuple):
         for state in states:
             last, count = [np.asarray(leaf) for leaf in jax.tree.leaves(state)], count + 1
             sums = [total + leaf.astype(float) for total, leaf in zip(sums, last, strict=True)]
-        factors = iter(self.factors)
         limits = [
-            _limit_of(np.asarray(old), total / count, next(factors)) if old.dtype.kind == "f" else new
-            for old, total, new in zip(begin, sums, last, strict=True)
+            new if factor is None else _limit_of(np.asarray(old), total / count, factor)
+            for old, total, new, factor in zip(begin, sums, last, self.factors, strict=True)
         ]
         return jax.tree.unflatten(tree, limits)
 
-    def _check(self, step: Step, floats: list[int]) -> None:
+    def _check(self, step: Step) -> None:
         """Refuse a state that still changes at the limit of moving averages."""
         import jax
 
         limit = self.at([step(self.start)])
-        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(limit)[0]]
-        before, after = jax.tree.leaves(limit), jax.tree.leaves(step(limit))
-        for place, factor in zip(floats, self.factors, strict=True):
-            old, new = before[place].astype(float), np.asarray(after[place], dtype=float)
+        before, after = jax.tree_util.tree_flatten_with_path(limit)[0], jax.tree.leaves(step(limit))
+        for (path, leaf), next_leaf, factor in zip(before, after, self.factors, strict=True):
+            if factor is None:
+                continue
+            old, new = leaf.astype(float), np.asarray(next_leaf, dtype=float)
             size = max(float(np.abs(old).max(initial=0.0)), float(np.abs(new).max(initial=0.0)))
-            allowed = _APART * np.abs(1.0 - factor) * size + 10.0 * np.finfo(before[place].dtype).eps * size
+            allowed = _APART * np.abs(1.0 - factor) * size + 10.0 * np.finfo(leaf.dtype).eps * size
             fades = (np.abs(factor - 0.5) <= 0.5 + 1e-5).all()
             if not (fades and (np.abs(new - old) <= allowed).all()):
                 raise BadInput(
-                    f"state{jax.tree_util.keystr(paths[place])} is no moving average of what batches have (batch "
+                    f"state{jax.tree_util.keystr(path)} is no moving average of what batches have (batch "
                     "norm's running statistics), so what it is after training cannot be told from the parameters; give "
                     "Equinox's BatchNorm mode='batch', and leave out other state (spectral norm, memories)"
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,13 @@ _ALONE = (
     "which is not to be trained; give the trainable parameters alone (variables['params'], nnx.state(model, nnx.Param))"
     " and state that the loss updates as state=…; modules of nnx and Equinox are taken as they are"
 )
+
+
+class Held(NamedTuple):
+    """The constants of a loss: frozen arrays, and the initial state."""
+
+    fixed: Arrays
+    state: Tree
 
 
 class Model:
@@ -65,9 +72,9 @@ class Model:
         self.__dict__.update(state)
         self._tree = jax.tree.structure(self._tree)
 
-    def whole(self, trained: Leaves, fixed: Leaves, state: Tree, key: JaxArray, *, train: bool) -> Any:
+    def whole(self, trained: Leaves, held: Held, key: JaxArray, *, train: bool) -> Any:
         """Return the user's model with these arrays in it, for training or for evaluation."""
-        return self._join(trained, fixed)
+        return self._join(trained, held.fixed)
 
     def named(self, trained: Leaves, fixed: Leaves) -> ByName:
         """Return the arrays by their paths, as ``trainable`` receives them; raise if two have the same path."""
@@ -134,14 +141,14 @@ class Model:
                 flags = [trainable(name) for name in names]
             except Exception as error:
                 raise BadInput(
-                    f"trainable fails at the path '{names[0]}': {type(error).__name__}: {_first(error)}; a function "
-                    "takes one path and gives True or False"
+                    f"trainable fails at the path '{names[0]}': {type(error).__name__}: {first_line(error)}; a "
+                    "function takes one path and gives True or False"
                 ) from None
         else:
             try:
                 spread = jax.tree.map(lambda move, part: jax.tree.map(lambda _: move, part), trainable, given)
             except (ValueError, TypeError) as error:
-                raise BadInput(f"trainable does not have the form of params: {_first(error)}") from None
+                raise BadInput(f"trainable does not have the form of params: {first_line(error)}") from None
             flags = jax.tree.leaves(spread)
         for value in flags:
             if not isinstance(value, (bool, np.bool_)):
@@ -160,11 +167,11 @@ class EquinoxModel(Model):
 
     switches = True
 
-    def whole(self, trained: Leaves, fixed: Leaves, state: Tree, key: JaxArray, *, train: bool) -> Any:
+    def whole(self, trained: Leaves, held: Held, key: JaxArray, *, train: bool) -> Any:
         """Return the complete model; in evaluation the module is in inference mode."""
         import equinox
 
-        whole = self._join(trained, fixed)
+        whole = self._join(trained, held.fixed)
         return whole if train else equinox.nn.inference_mode(whole)
 
     def _is_parameter(self, leaf: object) -> bool:
@@ -200,19 +207,21 @@ class NnxModel(Model):
         self.state = jax.tree.map(np.asarray, state) if jax.tree.leaves(state) else None
         self._empty = state if self.state is None else None
 
-    def whole(self, trained: Leaves, fixed: Leaves, state: Tree, key: JaxArray, *, train: bool) -> Any:
+    def whole(self, trained: Leaves, held: Held, key: JaxArray, *, train: bool) -> Any:
         """Return the complete model; in evaluation the module is in evaluation mode."""
         import jax
         from flax import nnx
 
         leaves, tree = jax.tree.flatten(self._streams)
         for place, leaf in enumerate(leaves):
+            if leaf.dtype != bool:
+                leaves[place] = jax.numpy.zeros_like(leaf)
+                continue
             own = jax.random.fold_in(key, place)
-            fresh = jax.numpy.zeros_like(leaf) if leaf.dtype != bool else None
-            leaves[place] = (jax.random.split(own, leaf.shape) if leaf.shape else own) if fresh is None else fresh
+            leaves[place] = jax.random.split(own, leaf.shape) if leaf.shape else own
         # mapped, as variables may only be changed under the transformation in which they were made
-        state = jax.tree.map(lambda leaf: leaf, state) if self._empty is None else self._empty
-        merged = nnx.merge(self._graph, self._join(trained, fixed), jax.tree.unflatten(tree, leaves), state)
+        state = jax.tree.map(lambda leaf: leaf, held.state) if self._empty is None else self._empty
+        merged = nnx.merge(self._graph, self._join(trained, held.fixed), jax.tree.unflatten(tree, leaves), state)
         if not train:
             merged.eval()
         return merged
@@ -317,7 +326,8 @@ def kind_of(value: object) -> str:
     return "a function" if callable(value) and hasattr(value, "__name__") else f"of type {type(value).__name__}"
 
 
-def _first(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's message."""
     return (str(error).splitlines() or [""])[0]
 
 

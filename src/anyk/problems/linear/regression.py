@@ -14,23 +14,32 @@ from anyk import keyed
 from anyk.arrays import Array, Floats, Vector
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.problems.base import Better, Ends, ProblemAbilities, Recipe, cut, problem_text, some_rows
-from anyk.problems.data.dataset import Task
+from anyk.problems.base import (
+    Better,
+    Ends,
+    ProblemAbilities,
+    Recipe,
+    cut,
+    digest_of,
+    is_sparse,
+    problem_text,
+    some_rows,
+)
+from anyk.problems.data.dataset import Dirichlet, Task, build_split
 from anyk.problems.data.encoding import Encoding
 from anyk.problems.data.shards.sources import Shards
-from anyk.problems.data.splits import Dirichlet, build_split
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
-from anyk.problems.digest import digest_of
-from anyk.problems.linear.row_partitions import LinearPartitions, losses_of
+from anyk.problems.linear.row_partitions import LinearPartitions, as_matrix, losses_of
 from anyk.problems.linear.scaling import (
     Scaling,
     checked_l2,
     design_of,
+    encode_labels,
     extremes,
     in_units,
+    model_columns,
     row_weights,
     uneven_columns,
-    with_intercept,
 )
 from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
@@ -124,7 +133,7 @@ class LinearProblem(ProblemAbilities):
                 self.weights = row_weights(weights, self.samples)
             if standardize:
                 self.scaling = Scaling.standard(design, self.weights)
-            self.X = self._columns(design)
+            self.X = model_columns(design, self.scaling, intercept)
             self._hold_out(X_test, y_test, design.shape[1], "X has")
         self.outputs = int(self.classes.size) if self.task == "multiclass" and self.classes is not None else 1
         self.dimension = int(self.X.shape[1]) * self.outputs
@@ -181,14 +190,14 @@ class LinearProblem(ProblemAbilities):
         if held_out.shape[1] != columns:
             raise BadInput(f"X_test has {held_out.shape[1]} columns, {others} {columns}; they must agree")
         self.y_test = self._targets(np.asarray(y_test), held_out.shape[0], "y_test")
-        self.X_test = self._columns(held_out)
+        self.X_test = model_columns(held_out, self.scaling, self.intercept)
 
     def uneven_columns(self) -> str | None:
         """Return a sentence on columns whose sizes differ by more than a factor of 1,000, unless they are scaled."""
         if self.scaling is not None or self.endless or not self.samples:
             return None
         features = int(self.X.shape[1]) - self.intercept
-        low, high = self.X.extremes() if isinstance(self.X, ShardRows) else extremes(self.X)
+        low, high = self.X.extremes if isinstance(self.X, ShardRows) else extremes(self.X)
         return uneven_columns(low[:features], high[:features], self.encoding.names)
 
     def __repr__(self) -> str:
@@ -206,10 +215,7 @@ class LinearProblem(ProblemAbilities):
         labels = np.unique(values)
         if self.classes is None:
             self.classes = self._classes_of(labels, name)
-        if unknown := np.setdiff1d(labels, self.classes).tolist():
-            where = "y" if name == "y_test" else "classes"
-            raise BadInput(f"{name} has labels that are not in {where}: {unknown}")
-        return np.where(values == self.classes[1], 1.0, -1.0) if self.task == "binary" else values
+        return encode_labels(values, self.classes, self.kind, name, "y" if name == "y_test" else "classes")
 
     def _read_classes(self, classes: Sequence[float] | None) -> Floats | None:
         """Return all labels, if they are given; values have none."""
@@ -237,11 +243,6 @@ class LinearProblem(ProblemAbilities):
         if self.intercept:
             factors[-1] = 0.0
         return factors.reshape(-1).astype(self.dtype)
-
-    def _columns(self, X: object) -> Any:
-        if self.scaling is not None:
-            X = self.scaling.apply(X)
-        return with_intercept(X) if self.intercept else X
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> LinearPartitions | LinearBatches:
         """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
@@ -343,7 +344,6 @@ class LinearProblem(ProblemAbilities):
         logistic, 1/2 softmax, 1 squares), to a relative precision of ``tol`` (0: the number type's), plus the largest
         penalty. For shards with more than 1,024 columns the sum of the eigenvalues bounds the largest one.
         """
-        from scipy.sparse import issparse
         from scipy.sparse.linalg import svds
 
         X = self.X
@@ -356,17 +356,17 @@ class LinearProblem(ProblemAbilities):
             return self.curvature * X.curvature() + float(np.max(self.penalty))
         if self.weights is not None:
             roots = np.sqrt(self.weights).astype(self.dtype)[:, None]
-            X = X.multiply(roots).tocsr() if issparse(X) else X * roots
+            X = X.multiply(roots).tocsr() if is_sparse(X) else X * roots
         if min(X.shape) > 1:
             start = keyed.generator(0, "smoothness").standard_normal(min(X.shape)).astype(self.dtype)
-            empty = not (X.count_nonzero() if issparse(X) else X.any())
+            empty = not (X.count_nonzero() if is_sparse(X) else X.any())
             top = 0.0 if empty else float(svds(X, k=1, v0=start, return_singular_vectors=False, tol=tol)[0])
         else:
             top = float(np.sqrt((X * X).sum()))
         return self.curvature * top**2 / self.samples + float(np.max(self.penalty))
 
     def _scores(self, X: Any, w: Vector) -> Floats:
-        return np.asarray(X @ (w if self.outputs == 1 else w.reshape(-1, self.outputs)), dtype=float)
+        return np.asarray(X @ as_matrix(w, self.outputs), dtype=float)
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         raise NotImplementedError("a linear problem has a metric")
@@ -381,7 +381,7 @@ def _refuse(bring: str, **arguments: Any) -> None:
 
 def _blocks(X: object, y: object) -> Iterable[tuple[Any, Any]]:
     """Return rows and targets; from files, block by block."""
-    return X.all() if isinstance(X, ShardRows) else [(X, y)]
+    return X.by_block(0, len(X)) if isinstance(X, ShardRows) else [(X, y)]
 
 
 def _some(X: Any, y: Any, samples: int, purpose: str) -> Sequence[Any]:
@@ -465,7 +465,5 @@ class SoftmaxRegression(LinearProblem):
         return classes
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
-        from sklearn.metrics import accuracy_score
-
         most = float(np.unique(y, return_counts=True)[1].max() / len(y))
-        return {"accuracy": float(accuracy_score(y, scores.argmax(axis=1))), "majority": most}
+        return {"accuracy": float(np.mean(scores.argmax(axis=1) == y)), "majority": most}

@@ -112,7 +112,7 @@ class LinearPartitions(PartitionAbilities):
         if rows is not None:
             X, y = X[rows], y[rows]
             weights = None if weights is None else weights[rows]
-        W = w if self.outputs == 1 else w.reshape(self.features, self.outputs)
+        W = as_matrix(w, self.outputs)
         return X, y, weights, X @ (W if columns is None else W[columns])
 
 
@@ -136,6 +136,11 @@ def _with_all_columns(part: _Assigned, features: int) -> object:
     if columns is None:
         return X
     return sparse.csr_array((X.data, columns[X.indices], X.indptr), shape=(X.shape[0], features))
+
+
+def as_matrix(w: Vector, outputs: int) -> Vector:
+    """Return a flat model in the shape (columns, outputs), or unchanged if scores are single numbers."""
+    return w if outputs == 1 else w.reshape(-1, outputs)
 
 
 def losses_of(kind: str, scores: Vector, y: Vector) -> Floats:

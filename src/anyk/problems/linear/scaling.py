@@ -56,6 +56,16 @@ def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
     return np.asarray(values / values.mean(dtype=float), dtype=float)
 
 
+def encode_labels(labels: Floats, classes: Floats, kind: str, name: str, where: str) -> Floats:
+    """Return labels as a model of this ``kind`` needs them; raise BadInput if some are not among the ``classes``.
+
+    ``name``: what has the labels; ``where``: what has the classes.
+    """
+    if unknown := np.setdiff1d(labels, classes).tolist():
+        raise BadInput(f"{name} has labels that are not in {where}: {unknown}")
+    return np.where(labels == classes[1], 1.0, -1.0) if kind == "logistic" else labels
+
+
 Mask = NDArray[np.bool_]
 _UNEVEN = 1e3  # ratio of the sizes of columns above which training without scaling is advised against
 
@@ -207,8 +217,12 @@ def uneven_columns(low: Floats, high: Floats, names: Sequence[str]) -> str | Non
     )
 
 
-def with_intercept(X: Any) -> Any:
-    """Return ``X`` with a last column of ones."""
+def model_columns(X: Any, scaling: Scaling | None, intercept: bool) -> Any:
+    """Return the columns that a model learns from: scaled, and with a last column of ones for an intercept."""
+    if scaling is not None:
+        X = scaling.apply(X)
+    if not intercept:
+        return X
     ones = np.ones((X.shape[0], 1), dtype=X.dtype)
     if isinstance(X, np.ndarray):
         return np.hstack([X, ones])

@@ -1,4 +1,7 @@
-"""Linear models on shards and streams: columns as numbers, and partial gradients of rows that are read as needed."""
+"""Linear models on shards and streams: columns as numbers, and partial gradients of rows that are read as needed.
+
+Shards have specs for the command line and run folders: ``train-*.parquet`` or ``shards:files=…,target=…``.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,30 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Array, DType, Floats, Vector
+from anyk.arrays import Array, DType, Vector
 from anyk.errors import BadInput, RunFailed, describe_error
-from anyk.problems.base import Ends, Index, is_sparse, some_rows
+from anyk.problems.base import Ends, Index, Tell, is_sparse
 from anyk.problems.batches import Batches
-from anyk.problems.data.dataset import Task, read_target
-from anyk.problems.data.encoding import Column, Encoding, check_categories
+from anyk.problems.data.dataset import Task, read_target, sources
+from anyk.problems.data.encoding import Column, Encoding, check_categories, codes_of, rows_text
 from anyk.problems.data.reader_processes import map_in_processes
-from anyk.problems.data.sample_batches import Arrays, PartitionSamples, SampleBatch, Samples
-from anyk.problems.data.shards.shard_samples import Blocks
+from anyk.problems.data.sample_batches import Arrays, PartitionSamples, SampleBatch
+from anyk.problems.data.shards.shard_samples import BlockArrays, BlockSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.shards.survey import Moments, Survey, places_of, plain, survey
 from anyk.problems.data.streams import Stream, StreamSamples
-from anyk.problems.linear.row_partitions import losses_of, slope_of
-from anyk.problems.linear.scaling import Scaling, with_intercept
-from anyk.tables import Table, shown
+from anyk.problems.linear.row_partitions import as_matrix, losses_of, slope_of
+from anyk.problems.linear.scaling import Scaling, encode_labels, model_columns
+from anyk.specs import absolute, parse, with_keys
+from anyk.tables import Table, listed, shown
 
 _SQUARE = 1024  # columns up to which the curvature is computed, and not only bounded
-Labels = tuple[float, ...] | tuple[str, ...]
+Labels = tuple[float | str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,29 +60,28 @@ class Design:
                 X.resize(X.shape[0], self.features)
             if X.shape[1] != self.features:
                 raise BadInput(f"{where} has {X.shape[1]} columns, but the model learns from {self.features}")
-        X = X.astype(self.dtype, copy=False)
-        if self.scaling is not None:
-            X = self.scaling.apply(X)
-        return with_intercept(X) if self.intercept else X, self._targets(y, where)
+        X = model_columns(X.astype(self.dtype, copy=False), self.scaling, self.intercept)
+        return X, self._targets(y, where)
 
     def _targets(self, y: Array, where: str) -> Vector:
         if not self.labels:
             return y.astype(self.dtype)
-        of = {label: code for code, label in enumerate(self.labels)}
-        codes = np.array([of.get(value, -1) for value in y.tolist()], dtype=self.dtype)
+        codes = codes_of(y, self.labels)
         if (codes < 0).any():
             value = y[int(np.argmin(codes))]
             raise BadInput(f"the target of {where} holds '{shown(str(value))}', which the training rows do not have")
         return np.asarray(2 * codes - 1 if self.task == "binary" else codes, dtype=self.dtype)
 
 
-class ShardRows(Samples):
+class ShardRows(BlockSamples):
     """The rows of a linear model's shards, used in the place of ``X`` and ``y``; batches are pairs (X, y)."""
 
-    def __init__(self, blocks: Blocks, design: Design, moments: Moments) -> None:
-        self.blocks, self.design, self._moments = blocks, design, moments
+    def __init__(self, design: Design, survey: Survey, moments: Moments) -> None:
+        super().__init__(design.shards, survey, tuple)
+        self.design, self._moments = design, moments
+        self.extremes = moments.low, moments.high  # least and largest number of each column before scaling
         self.mark = f"{design.shards.digest()} {design.shards.target} {design.shards.columns} {design.encoding}"
-        self.shape = len(blocks), design.features + design.intercept
+        self.shape = len(self), design.features + design.intercept
         self.dtype = design.dtype
 
     @classmethod
@@ -86,14 +90,15 @@ class ShardRows(Samples):
         shards: Shards,
         task: Task | Literal["auto"],
         *,
-        intercept: bool = False,
+        intercept: bool,
+        fill: Literal["mean"] | None,
         standardize: bool = False,
         ridge: float = 0.0,
         scaling: Scaling | None = None,
-        fill: Literal["mean"] | None = None,
     ) -> ShardRows:
         """Return the training rows, after a pass over them; see :class:`~anyk.problems.LinearProblem`."""
-        survey_result = surveyed(shards)
+        survey_result: Survey = vars(shards).get("surveyed") or survey(shards, "columns")
+        vars(shards)["surveyed"] = survey_result  # files are read once for several models
         where = (
             f"{shown(shards.resolved_files[0].address)} and the other files"
             if len(shards.resolved_files) > 1
@@ -102,38 +107,35 @@ class ShardRows(Samples):
         encoding, moments, features = _encoding(shards, survey_result, fill, where)
         labels, found_task = _labels(survey_result, task, where)
         if standardize:
-            scaling = standard(moments, survey_result.rows, encoding, ridge)
+            scaling = Scaling.from_moments(
+                moments.mean,
+                np.sqrt(moments.deviation / survey_result.rows),
+                constant=moments.low == moments.high,
+                full=(not encoding.categorical.any()) | (2 * moments.nonzero >= survey_result.rows),
+                categories=encoding.categorical,
+                ridge=ridge,
+            )
         if scaling is not None and len(scaling.scale) != features:
             raise BadInput(f"scaling is of {len(scaling.scale)} columns, {where} have {features}")
         if labels and encoding.label:
             encoding = replace(encoding, words=isinstance(labels[0], str))
-        dtype = np.dtype(np.float32 if survey_result.first.single else np.float64)
+        dtype = np.dtype(np.float32 if survey_result.single else np.float64)
         design = Design(shards, encoding, features, labels, found_task, dtype, scaling, intercept)
-        return cls(Blocks(shards, survey_result, design), design, moments)
+        return cls(design, survey_result, moments)
 
     def held_out(self, shards: Shards) -> ShardRows:
         """Return the rows of other shards, with the columns and labels of these."""
-        design = replace(self.design, shards=shards)
-        return ShardRows(Blocks(shards, survey(shards, "rows"), design), design, self._moments)
+        return ShardRows(replace(self.design, shards=shards), survey(shards, "rows"), self._moments)
 
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def all(self) -> Iterator[Any]:
-        """Return all rows, block by block."""
-        return self.blocks.parts(0, len(self.blocks))
+    def convert(self, content: Table, where: str) -> BlockArrays:
+        return self.design(content, where)
 
     def parts(
         self, first: int, last: int, rows: Index | None = None, *, most: int | None = None, key: int = 0
     ) -> Iterator[SampleBatch]:
         """Return batches of the rows, block by block, or a single batch of the given ``rows``."""
-        batches = self.blocks.parts(first, last) if rows is None else [self.blocks.read_rows(rows + first)]
+        batches = self.by_block(first, last) if rows is None else [self.read_rows(rows + first)]
         return (SampleBatch(batch, len(batch[1]), first, rows) for batch in batches)
-
-    def some(self, samples: int, of: str) -> Arrays:
-        """Return ``samples`` of the rows, in memory."""
-        rows = np.arange(len(self))[some_rows(len(self), samples, of)]
-        return Arrays(self.blocks.read_rows(rows), tuple)
 
     def curvature(self) -> float:
         """Return the largest eigenvalue of ``X'X / N``, found in another pass; for many columns, a bound of it.
@@ -144,7 +146,7 @@ class ShardRows(Samples):
         rows, columns = self.shape
         if columns <= _SQUARE:
             ends = np.linspace(0, rows, min(rows, 64) + 1).astype(int).tolist()
-            parts = map_in_processes(_Gram(self), list(pairwise(ends)))
+            parts = map_in_processes(partial(_gram, self), list(pairwise(ends)))
             gram = np.sum([np.frombuffer(part).reshape(columns, columns) for part in parts], axis=0)
             return float(np.linalg.eigvalsh(gram)[-1]) / rows
         moments, scaling = self._moments, self.design.scaling
@@ -156,31 +158,14 @@ class ShardRows(Samples):
             squares = np.maximum.reduceat(squares, starts)
         return float(squares.sum()) + self.design.intercept
 
-    def extremes(self) -> tuple[Floats, Floats]:
-        """Return the least and the largest number of each column before scaling, both of shape (columns,)."""
-        return self._moments.low, self._moments.high
 
-
-@dataclass(frozen=True, eq=False)
-class _Gram:
-    """The function that computes ``X'X`` of some rows, as bytes."""
-
-    rows: ShardRows
-
-    def __call__(self, piece: tuple[int, int]) -> bytes:
-        total = np.zeros((self.rows.shape[1],) * 2)
-        for X, _ in self.rows.blocks.parts(*piece):
-            square = X.T @ X
-            total += square.toarray() if hasattr(square, "toarray") else square
-        return total.tobytes()
-
-
-def surveyed(shards: Shards) -> Survey:
-    """Return the survey of shards that a linear model needs, which is made once."""
-    if "surveyed" not in shards.__dict__:
-        shards.__dict__["surveyed"] = survey(shards, "columns")
-    survey_result: Survey = shards.__dict__["surveyed"]
-    return survey_result
+def _gram(rows: ShardRows, piece: tuple[int, int]) -> bytes:
+    """Return ``X'X`` of rows from the first to before the last number of ``piece``."""
+    total = np.zeros((rows.shape[1],) * 2)
+    for X, _ in rows.by_block(*piece):
+        square = X.T @ X
+        total += square.toarray() if hasattr(square, "toarray") else square
+    return total.tobytes()
 
 
 def _labels(found: Survey, task: Task | Literal["auto"], where: str) -> tuple[Labels, Task]:
@@ -196,19 +181,19 @@ def _labels(found: Survey, task: Task | Literal["auto"], where: str) -> tuple[La
     values = np.array(found.labels, dtype=object if text else np.float64)
     few = 2 * len(values) <= found.rows
     _, task_read, _ = read_target(np.repeat(values, 2) if few else values, task, place_text)
-    return (found.labels if task_read != "regression" else ()), task_read
+    return (tuple(found.labels) if task_read != "regression" else ()), task_read
 
 
 def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tuple[Encoding, Moments, int]:
     """Return the encoding of columns as numbers, the moments of the encoded columns, and their number."""
     rows, moments = float(found.rows), found.moments
-    if not found.first.names:
+    if not found.names:
         if fill is not None:
             raise BadInput(f"fill={fill} is for Parquet and CSV files; {where} have no columns of their own")
         if not len(moments.mean):
             raise BadInput(f"{where} have no columns beside the target")
         return Encoding(), moments, len(moments.mean)
-    names = found.first.names
+    names = found.names
     places, target = places_of(shards, names, where)
     if not places:
         raise BadInput(f"{where} have no columns beside the target")
@@ -240,7 +225,7 @@ def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tu
         usual = None if fill is None else max(kinds, key=words.__getitem__)
         columns.append(Column(names[place], kinds, usual))
         parts.append(_of_counts([words[word] + (rows - known_count) * (word == usual) for word in kinds], rows))
-    encoding = Encoding(tuple(columns), bool(found.first.header), label=names[target])
+    encoding = Encoding(tuple(columns), bool(found.header), label=names[target])
     return encoding, Moments(*(np.concatenate(part) for part in zip(*parts, strict=True))), encoding.width
 
 
@@ -250,19 +235,6 @@ def _of_counts(counts: Sequence[float], rows: float) -> Moments:
     share = ones / rows
     low, high = np.where(ones < rows, 0.0, 1.0), np.where(ones > 0, 1.0, 0.0)
     return Moments(np.full(len(ones), rows), ones, share, rows * share * (1.0 - share), low, high)
-
-
-def standard(moments: Moments, rows: int, encoding: Encoding, ridge: float) -> Scaling:
-    """Return what :meth:`Scaling.standard` gives for columns with these moments."""
-    categories = encoding.categorical
-    return Scaling.from_moments(
-        moments.mean,
-        np.sqrt(moments.deviation / rows),
-        constant=moments.low == moments.high,
-        full=(not categories.any()) | (2 * moments.nonzero >= rows),
-        categories=categories,
-        ridge=ridge,
-    )
 
 
 class StreamRows(StreamSamples):
@@ -290,11 +262,8 @@ class StreamRows(StreamSamples):
         X, y = _stacked(samples)
         if X.shape[1] != self.features:
             raise RunFailed(f"samples of the stream have {X.shape[1]} columns, the first ones {self.features}")
-        X = X.astype(self.dtype, copy=False)
-        if scaling is not None:
-            X = scaling.apply(X)
-        y = _targets(kind, classes, y).astype(self.dtype, copy=False)
-        return Arrays([with_intercept(X) if intercept else X, y], tuple)
+        X = model_columns(X.astype(self.dtype, copy=False), scaling, intercept)
+        return Arrays([X, _targets(kind, classes, y).astype(self.dtype, copy=False)], tuple)
 
 
 class LinearBatches(Batches):
@@ -317,7 +286,7 @@ class LinearBatches(Batches):
 
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the gradient of the sum of losses, added up block by block."""
-        W = w if self.outputs == 1 else w.reshape(-1, self.outputs)
+        W = as_matrix(w, self.outputs)
         total = np.zeros_like(W)
         for part in chosen.parts(self.most):
             X, y = part.batch
@@ -326,7 +295,7 @@ class LinearBatches(Batches):
 
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of losses, added up block by block."""
-        W = w if self.outputs == 1 else w.reshape(-1, self.outputs)
+        W = as_matrix(w, self.outputs)
         batches = (part.batch for part in chosen.parts(self.most))
         return float(sum(losses_of(self.kind, X @ W, y).sum() for X, y in batches))
 
@@ -336,12 +305,7 @@ def _targets(kind: str, classes: Array | None, y: Array) -> Vector:
     values = y.astype(float)
     if not np.isfinite(values).all():
         raise BadInput("the stream's targets must be finite numbers")
-    if classes is None:
-        return values
-    unknown = np.setdiff1d(values, classes)
-    if unknown.size:
-        raise BadInput(f"the stream has labels that are not in classes: {unknown.tolist()}")
-    return np.where(values == classes[1], 1.0, -1.0) if kind == "logistic" else values
+    return values if classes is None else encode_labels(values, classes, kind, "the stream", "classes")
 
 
 def _stacked(samples: list[Any]) -> list[Array]:
@@ -357,3 +321,86 @@ def _stacked(samples: list[Any]) -> list[Array]:
     if not np.isfinite(X).all():
         raise BadInput("samples of the stream have values that are NaN or infinite; drop or fill those")
     return [X if X.dtype == np.float32 else X.astype(float, copy=False), y]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedData:
+    """Shards with the training rows and, if any are held out, with the test rows; takes the place of a ``Dataset``."""
+
+    X_train: Shards
+    X_test: Shards | None
+    task: Task
+    rows: int
+    intercept: bool
+    standardize: bool
+    fill: Literal["mean"] | None
+    y_train = y_test = None  # the targets are in the files
+
+
+@sources.register("shards")
+def from_shards(
+    *,
+    files: str,
+    target: str | None = None,
+    task: Literal["auto", "binary", "multiclass", "regression"] = "auto",
+    columns: tuple[str, ...] | None = None,
+    header: Literal["auto", "yes", "no"] = "auto",
+    fill: Literal["mean"] | None = None,
+    intercept: bool = True,
+    test: str = "last",
+    cache_mb: float = 256.0,
+    progress: Tell | None = None,
+) -> ShardedData:
+    """Files larger than memory, which only the workers that need their rows open: ``--data "train-*.parquet"``.
+
+    ``files``: a path, a pattern or an address (``s3://bucket/train-*.parquet``, by fsspec) of files that are all
+    Parquet or all CSV. ``test``: a pattern of the files to hold out; ``last`` (the last of several files) or ``none``.
+    ``target``, ``task``, ``header`` and ``intercept``: as of data set ``file``. ``columns``: the columns to learn from,
+    a/b/c. ``fill=mean``: replaces missing values by the mean. ``cache_mb``: the size of each worker's cache of blocks.
+    Raises BadInput for files that cannot be used, with the reason.
+    """
+    addresses = [file.address for file in Shards(files).resolved_files]
+    if test == "last":
+        test_files = addresses[-1:] if len(addresses) > 1 else []
+    else:
+        test_files = [] if test == "none" else [file.address for file in Shards(test).resolved_files]
+    train_files = [file for file in addresses if file not in test_files]
+    if not train_files:
+        raise BadInput(f"all files of '{files}' are held out (test={test}); none is left to train on")
+    shards = partial(
+        Shards, target=target, columns=columns, header={"yes": True, "no": False}.get(header), cache_mb=cache_mb
+    )
+    train = shards(train_files)
+    rows = ShardRows.learned(train, task, intercept=intercept, fill=fill)
+    design, number = rows.design, len(train_files)
+    if progress is not None:
+        among = f" ({listed(list(map(str, design.labels)))})" if design.labels else ""
+        label = f", label '{design.encoding.label}'" if design.encoding.label else ""
+        wide = f"{design.features:,} column{'s' * (design.features != 1)}" + " and an intercept" * intercept
+        out = ", ".join(Path(file).name for file in test_files) or "nothing (test=FILES holds some out)"
+        progress(
+            f"{Path(files).name}: {rows_text(len(rows))} in {number} file{'s' * (number != 1)}, {wide}, "
+            f"task {design.task}{among}{label}; held out: {out}"
+        )
+    held_out = shards(test_files) if test_files else None
+    return ShardedData(train, held_out, design.task, len(rows), intercept, intercept, fill)
+
+
+def as_shards(data: str) -> str | None:
+    """Return the spec of shards that ``data`` names, with paths that are valid in any folder; None for other data.
+
+    >>> as_shards("s3://bucket/train-*.parquet"), as_shards("digits")
+    ('shards:files=(s3://bucket/train-*.parquet)', None)
+    """
+    text = data.strip()
+    if text.partition(":")[0] == "shards":
+        values = parse(text)[1]
+        values["files"] = values.pop("", values.get("files", ""))
+    elif "://" in text or any(sign in text.partition(":")[0] for sign in "*?["):
+        values = {"files": text}
+    else:
+        return None
+    for key in ("files", "test"):
+        if values.get(key) and not (key == "test" and values[key] in ("last", "none")):
+            values[key] = f"({values[key] if '://' in values[key] else absolute(values[key])})"
+    return with_keys("shards", {key: value for key, value in values.items() if value})

@@ -15,9 +15,9 @@ from anyk.checks import AtLeastOne, typed
 from anyk.errors import BadInput
 from anyk.problems.base import Ends, Recipe, cut
 from anyk.problems.batches import Batches
+from anyk.problems.data.dataset import Dirichlet
 from anyk.problems.data.sample_batches import Arrays, PartitionSamples
 from anyk.problems.data.shards.sources import Shards
-from anyk.problems.data.splits import Dirichlet
 from anyk.problems.data.streams import Stream
 from anyk.problems.linear.regression import SoftmaxRegression
 from anyk.problems.linear.row_partitions import losses_of, softmax_slope
@@ -35,7 +35,7 @@ class TwoLayerPartitions(Batches):
 
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         """Return the gradient of the sum of losses, by backpropagation."""
-        ((X, y), *_) = next(chosen.parts(self.most))
+        X, y = next(chosen.parts(None)).batch
         gradient = np.empty_like(w)
         first, bias, second, offset = layers_of(w, *self._shape)
         first_out, bias_out, second_out, offset_out = layers_of(gradient, *self._shape)
@@ -51,7 +51,7 @@ class TwoLayerPartitions(Batches):
 
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of losses."""
-        ((X, y), *_) = next(chosen.parts(self.most))
+        X, y = next(chosen.parts(None)).batch
         return float(losses_of("two-layer", scores_of(X, w, *self._shape), y).sum())
 
 

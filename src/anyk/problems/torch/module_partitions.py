@@ -17,10 +17,18 @@ from anyk.plain import ByName
 from anyk.problems.base import Ends, Index
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
-from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, seed_of_draws
-from anyk.problems.torch.generators import cuda_generators, preserved_generators, seeded_generators
-from anyk.problems.torch.loss_checks import check_loss, check_samples
-from anyk.problems.torch.network import Network, map_tensors, tensors_in, trainable_parameters
+from anyk.problems.replicas import (
+    ROWS,
+    TOGETHER,
+    Trial,
+    cuda_generators,
+    model_like,
+    preserved_generators,
+    seed_of_draws,
+    seeded_generators,
+)
+from anyk.problems.torch.module_checks import check_loss, check_samples
+from anyk.problems.torch.network import Network, map_tensors, norms_of, tensors_in, trainable_parameters
 from anyk.problems.torch.tensor_samples import tensor_over
 
 if TYPE_CHECKING:
@@ -71,37 +79,25 @@ class TorchPartitions(Batches):
         ]
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's parameters are views of the model
-        self.least = 2 if norms_of(self._network.module) else 1
-        self._device: torch.device | None = None
+        if norms_of(self._network.module):
+            self.least, self._stateful = 2, "a module with batch norm"
         self._trial: Trial | None = None
         self._gradients: Counter[int] = Counter()  # computed so far, by partition
 
     def __getstate__(self) -> ByName:
-        return super().__getstate__() | {"_device": None, "_gradients": Counter()}
+        return super().__getstate__() | {"_gradients": Counter()}
 
     def load(self, partitions: Sequence[int]) -> None:
         """Move the module and the partitions' data to the device, and compare a gradient with the driver's."""
-        self._device = self._device or self._network.move()
+        self._network.move()
         if self.data.in_memory:
             for j in partitions:
                 if j not in self._placed:
-                    self._placed[j] = DeviceSamples(
-                        self._on_device(self.data.batch(slice(*self._bounds[j]))), self.sizes[j]
-                    )
+                    batch = self._network.on_device(self.data.batch(slice(*self._bounds[j])))
+                    self._placed[j] = DeviceSamples(batch, self.sizes[j])
         trial, self._trial = self._trial, None
-        if trial is None:
-            return
-        try:
-            gradient = self._tried()
-        except Exception:  # the run itself reports it
-            return
-        trial.check(gradient)
-
-    def piece(self, first: int, last: int) -> TorchPartitions:
-        """Return consecutive partitions, ``first`` to ``last``, as one; the module is shared."""
-        joined = super().piece(first, last)
-        joined._gradients = Counter()
-        return joined
+        if trial is not None:
+            trial.check(self._tried)
 
     def compare_replicas(self) -> None:
         """Check that replicas of a gradient agree; a driver that lacks the workers' device computes nothing.
@@ -119,7 +115,7 @@ class TorchPartitions(Batches):
         if cuda and not torch.cuda.is_available():
             return
         own = copy.copy(self)  # the module that is sent to workers stays on the CPU
-        own._network, own._placed, own._gradients = copy.deepcopy(self._network), {}, Counter()
+        own._network = copy.deepcopy(self._network)
         self._trial = Trial.of(own._tried, self.tolerance)
 
     def _tried(self) -> Vector:
@@ -137,7 +133,8 @@ class TorchPartitions(Batches):
         """
         import torch
 
-        network, device, parameters = self._ready(w)
+        network, parameters = self._network, self._set_parameters(w)
+        device = network.move()
         total = torch.zeros(self.dimension, dtype=parameters[0].dtype, device=device)
         pieces = pieces_of(total, self.shapes)
         bits = self.key
@@ -151,7 +148,7 @@ class TorchPartitions(Batches):
             preserved_buffers(network.module),
         ):
             for part in chosen.parts(self.most, bits):
-                batch = self._on_device(part.batch)
+                batch = network.on_device(part.batch)
                 factor = network.loss_factor(batch, part.size)
                 if not factor:
                     continue
@@ -173,61 +170,31 @@ class TorchPartitions(Batches):
                 some = np.unique(np.linspace(0, chosen.size - 1, most).astype(np.intp))
 
                 def batch_of(places: Index) -> Batch:
-                    return self._on_device(chosen.batch(some[places], bits))
+                    return network.on_device(chosen.batch(some[places], bits))
 
                 check_samples(network, batch_of, len(some), f"{len(some)} {of}")
         self._gradients[chosen.partition] = number
         return total.cpu().numpy()
 
-    def check_partial_loss(self) -> None:
-        super().check_partial_loss()
-        if norms_of(self._network.module):
-            raise BadInput(
-                "workers cannot evaluate a module with batch norm, whose running statistics are over the data of all; "
-                "evaluate where='driver' or 'aside'"
-            )
-
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the losses in evaluation mode."""
-        import torch
-
-        network, _, _ = self._ready(w)
+        network = self._network
+        self._set_parameters(w)
         evaluated = chosen._replace(data=chosen.data.evaluated)
-        total = 0.0
         network.module.eval()
         try:
-            with torch.no_grad(), _threads(network.threads), preserved_buffers(network.module):
-                for part in evaluated.parts(self.most or DEFAULT_MICROBATCH):
-                    batch = self._on_device(part.batch)
-                    if factor := network.loss_factor(batch, part.size):
-                        total += float(network.loss_of(batch)) * factor
+            with _threads(network.threads), preserved_buffers(network.module):
+                return network.loss_sum(evaluated.parts(self.most or DEFAULT_MICROBATCH))
         finally:
             network.module.train()
-        return total
 
-    def _ready(self, w: Vector) -> tuple[Network, torch.device, list[torch.nn.Parameter]]:
-        """Return the network on its device, and the module's parameters, which are set to ``w``."""
-        if self._device is None:
-            self.load(())
-        assert self._device is not None
+    def _set_parameters(self, w: Vector) -> list[torch.nn.Parameter]:
+        """Move the module to its device, if it is not there, and return its parameters, which are set to ``w``."""
+        flat = tensor_over(w).to(self._network.move())
         parameters = trainable_parameters(self._network.module)
-        flat = tensor_over(w).to(self._device)
         for parameter, piece in zip(parameters, pieces_of(flat, self.shapes), strict=True):
             parameter.data = piece
-        return self._network, self._device, parameters
-
-    def _on_device(self, batch: Batch) -> Batch:
-        device = self._device
-        if device is None or device.type == "cpu":
-            return batch
-        return map_tensors(batch, lambda tensor: tensor.to(device))
-
-
-def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:
-    """Return the layers of batch norm with running statistics."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+        return parameters
 
 
 def dtype_of(parameters: Sequence[torch.Tensor]) -> DType:

@@ -3,7 +3,7 @@
 The model consists of parameters alone. A partial gradient is computed from the module's initial buffers, and the
 forward pass's changes to them are dropped: replies must not depend on a worker's earlier tasks. The running statistics
 of batch norm, needed to evaluate, are computed anew from the training data; other state that depends on earlier forward
-passes is refused (:func:`~anyk.problems.torch.forward_state.check_forward`).
+passes is refused (:func:`~anyk.problems.torch.module_checks.check_forward`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,20 +19,17 @@ import numpy as np
 
 from anyk.arrays import Vector
 from anyk.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
-from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, even_ends
+from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
+from anyk.problems.batches import NetworkProblem, check_metrics
+from anyk.problems.data.dataset import Dirichlet, build_split
 from anyk.problems.data.reader_processes import map_in_processes
-from anyk.problems.data.sample_batches import Arrays, Batch, Samples
+from anyk.problems.data.sample_batches import Arrays, Batch, SampleBatch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
-from anyk.problems.data.splits import Dirichlet, build_split
-from anyk.problems.data.streams import NO_LOSS
-from anyk.problems.digest import digest_of
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
-from anyk.problems.network_problem import NetworkProblem
-from anyk.problems.replicas import TOGETHER, trial_groups
-from anyk.problems.torch.forward_state import check_forward
-from anyk.problems.torch.generators import seeded_generators
-from anyk.problems.torch.loss_checks import (
+from anyk.problems.replicas import TOGETHER, seeded_generators, trial_groups
+from anyk.problems.torch.module_checks import (
+    check_forward,
     check_loss,
     check_module,
     check_options,
@@ -48,18 +45,17 @@ from anyk.problems.torch.module_partitions import (
     TorchPartitions,
     dtype_of,
     has_parameters,
-    norms_of,
     pieces_of,
     preserved_buffers,
 )
 from anyk.problems.torch.network import (
     Metric,
     Network,
-    check_metrics,
     compute_metrics,
     count_terms,
     default_metrics,
     map_tensors,
+    norms_of,
     tensors_in,
     trainable_parameters,
 )
@@ -147,7 +143,7 @@ class TorchProblem(NetworkProblem):
     """
 
     shapes: list[tuple[int, ...]]
-    _last: tuple[Network, torch.device, int] | None = None  # last network, its device, and samples of its statistics
+    _last: tuple[Network, int] | None = None  # last network, and samples of its statistics
 
     def __init__(
         self,
@@ -258,17 +254,15 @@ class TorchProblem(NetworkProblem):
 
             try:
                 with seeded_generators(0, torch.device("cpu")), preserved_buffers(network.module), torch.no_grad():
-                    if network.opaque:
-                        check_samples(network, batch_of, len(rows), samples)
-                        continue
-                    batch = head.batch(rows)
-                    network.loss_factor(batch, len(rows))
-                    outputs = network.outputs(batch)
-                    network.loss_at(outputs, batch[-1])
-                    if has_entries(outputs, len(rows)):
-                        check_loss(network, outputs, batch[-1], samples)
-                    else:
-                        check_samples(network, batch_of, len(rows), samples)
+                    if not network.opaque:
+                        batch = head.batch(rows)
+                        network.loss_factor(batch, len(rows))
+                        outputs = network.outputs(batch)
+                        network.loss_at(outputs, batch[-1])
+                        if has_entries(outputs, len(rows)):
+                            check_loss(network, outputs, batch[-1], samples)
+                            continue
+                    check_samples(network, batch_of, len(rows), samples)
             except BadInput:
                 raise
             except CannotCombine:
@@ -284,12 +278,13 @@ class TorchProblem(NetworkProblem):
             raise BadInput("count needs all training data, and a stream has no end; omit count")
         most = self._microbatch or DEFAULT_MICROBATCH
         with explaining("count fails on the data set", alone=RunFailed):
+            count_range = partial(_count_range, count, self._data, most)
             if isinstance(self._data, ShardSamples):
                 ends = even_ends(self.samples, -(-self.samples // 64))
-                count_range = partial(_count_range, count, self._data, most)
-                total = sum(map(float, map_in_processes(count_range, list(pairwise(ends)))))
+                counts = map_in_processes(count_range, list(pairwise(ends)))
             else:
-                total = sum(count_terms(count, part.batch) for part in self._data.parts(0, self.samples, most=most))
+                counts = [count_range((0, self.samples))]
+            total = sum(map(float, counts))
         if not total:
             raise BadInput("count finds no term in the whole data set: there is nothing to learn from")
         self._network.scale = self.samples / total
@@ -354,32 +349,21 @@ class TorchProblem(NetworkProblem):
             [parameter.detach().reshape(-1) for parameter in trainable_parameters(self._network.module)]
         ).numpy()
 
-    def loss(self, w: Vector) -> float:
-        """Return the objective at ``w``, in evaluation mode: without dropout, with running statistics."""
-        import torch
-
-        if self.endless:
-            raise BadInput(NO_LOSS)
-        network, device = self._network_at(w)
-        total = 0.0
-        with torch.no_grad():
-            for batch, size in self._batches(self._data.evaluated, device):
-                if factor := network.loss_factor(batch, size):
-                    total += float(network.loss_of(batch)) * factor
-        return total / self.samples + 0.5 * self.l2 * float(w @ w)
+    def _mean_loss(self, w: Vector) -> float:
+        return self._network_at(w).loss_sum(self._parts(self._data.evaluated)) / self.samples
 
     def metrics(self, w: Vector) -> dict[str, float]:
         import torch
 
         if self._held_out is None:
             return {}
-        network, device = self._network_at(w)
+        network = self._network_at(w)
         with torch.no_grad():
-            return compute_metrics(network, self._metrics, self._batches(self._held_out, device))
+            return compute_metrics(network, self._metrics, self._parts(self._held_out))
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """Return a module with parameters ``w`` (length d) and matching running statistics, in evaluation mode."""
-        return copy.deepcopy(self._network_at(w, all_items=True)[0].module).cpu()
+        return copy.deepcopy(self._network_at(w, all_items=True).module).cpu()
 
     def write_model(self, w: Vector, file: Path) -> None:
         """Write the module at ``w`` as safetensors, with the names of its ``state_dict()``, as runs do.
@@ -388,7 +372,7 @@ class TorchProblem(NetworkProblem):
         """
         from safetensors.torch import save_model
 
-        module = self._network_at(w)[0].module
+        module = self._network_at(w).module
         write_model_file(file, lambda name, metadata: save_model(module, name, metadata={"format": "pt"} | metadata))
 
     def load_state_dict(self, source: Any) -> None:
@@ -400,7 +384,7 @@ class TorchProblem(NetworkProblem):
         if w is None:
             module = load_copy(self._network.module, source)
         elif np.shape(w) == (self.dimension,):
-            module = copy.deepcopy(self._network_at(np.asarray(w))[0].module).cpu()
+            module = copy.deepcopy(self._network_at(np.asarray(w)).module).cpu()
         else:
             raise BadInput(f"the run's model has {np.size(w):,} parameters, the problem's module {self.dimension:,}")
         self._network = copy.copy(self._network)
@@ -408,13 +392,11 @@ class TorchProblem(NetworkProblem):
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> list[int | None]:
         """Return each parameter's index among the trainable parameters, None if frozen; raise for another module's."""
-        frozen = {
-            id(p)
-            for p, copied in zip(self._given, self._network.module.parameters(), strict=True)
-            if not copied.requires_grad
+        numbers, own = count(), self._network.module.parameters()
+        places = {
+            id(original): next(numbers) if copied.requires_grad else None
+            for original, copied in zip(self._given, own, strict=True)
         }
-        places: dict[int, int | None] = dict.fromkeys(frozen)
-        places |= {id(p): place for place, p in enumerate(p for p in self._given if id(p) not in frozen)}
         for parameter in parameters:
             if id(parameter) not in places:
                 raise BadInput(
@@ -429,8 +411,8 @@ class TorchProblem(NetworkProblem):
         parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in data_sets]
         return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays))
 
-    def _network_at(self, w: Vector, *, all_items: bool = False) -> tuple[Network, torch.device]:
-        """Return the network at ``w``, ready to evaluate, and its device; the last network is cached.
+    def _network_at(self, w: Vector, *, all_items: bool = False) -> Network:
+        """Return the network at ``w``, ready to evaluate; the last network is cached.
 
         ``all_items``: compute running statistics from all training data, even if it is read item by item.
         """
@@ -442,9 +424,9 @@ class TorchProblem(NetworkProblem):
             data = data.some(_STATISTICS_ITEMS, "statistics")
         data = data.head
         last, self._last = self._last, None
-        if last is not None and has_parameters(last[0].module, w) and last[2] == len(data):
+        if last is not None and has_parameters(last[0].module, w) and last[1] == len(data):
             self._last = last
-            return last[:2]
+            return last[0]
         del last  # frees memory before the next network is built
         flat = tensor_over(np.ascontiguousarray(w, dtype=self.dtype))
         replacements = {}
@@ -455,13 +437,13 @@ class TorchProblem(NetworkProblem):
         network = copy.deepcopy(self._network, replacements)  # without copies of the old parameters
         if network.device.startswith("cuda") and not torch.cuda.is_available():
             network.device = "cpu"  # the driver's machine may lack the workers' device
-        device = network.move()
-        self._renew_statistics(network, device, data)
+        network.move()
+        self._renew_statistics(network, data)
         network.module.eval()
-        self._last = network, device, len(data)
-        return network, device
+        self._last = network, len(data)
+        return network
 
-    def _renew_statistics(self, network: Network, device: torch.device, data: Samples) -> None:
+    def _renew_statistics(self, network: Network, data: Samples) -> None:
         """Compute running means and variances over some data, as ``update_bn`` does."""
         import torch
 
@@ -473,15 +455,15 @@ class TorchProblem(NetworkProblem):
             norm.reset_running_stats()
             norm.momentum = None  # the plain mean over all batches
         network.module.train()
-        with torch.no_grad(), seeded_generators(0, device):
-            for batch, _ in self._batches(data, device):
-                network.forward(batch)
+        run_module = network.loss_of if network.takes_module else network.outputs
+        with torch.no_grad(), seeded_generators(0, network.move()):
+            for part in self._parts(data):
+                run_module(network.on_device(part.batch))
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
-    def _batches(self, data: Samples, device: torch.device) -> Iterator[tuple[Batch, int]]:
-        for part in data.parts(0, len(data), most=self._microbatch or DEFAULT_MICROBATCH):
-            yield map_tensors(part.batch, lambda tensor: tensor.to(device)), part.size
+    def _parts(self, data: Samples) -> Iterator[SampleBatch]:
+        return data.parts(0, len(data), most=self._microbatch or DEFAULT_MICROBATCH)
 
 
 def _count_range(count: Callable[[Any], Any], data: Samples, most: int, ends: tuple[int, int]) -> bytes:

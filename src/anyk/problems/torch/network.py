@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyk.errors import BadInput
 from anyk.plain import ByName
-from anyk.problems.data.sample_batches import Batch
+from anyk.problems.data.sample_batches import Batch, SampleBatch
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,8 @@ class Network:
     - ``scale``: the factor of a sum of losses after which it can be divided by the number of samples, if the mean is
       over other terms.
     - ``unknown``: a target that the loss's mean omits, if the number of the other targets was not counted.
-    - ``kind``: the type of the device on which the module is.
     - ``threads``: the number of threads with which a worker computes gradients.
+    - ``place``: the device on which module and loss are; None: not moved to ``device`` yet.
     """
 
     module: torch.nn.Module
@@ -41,7 +41,7 @@ class Network:
     threads: int = 1
     scale: float = 1.0
     unknown: int | None = None
-    kind: str = "cpu"
+    place: torch.device | None = None
 
     def __getstate__(self) -> ByName:
         import torch
@@ -50,7 +50,12 @@ class Network:
             for part in root.modules() if isinstance(root, torch.nn.Module) else ():
                 if torch.nn.utils.parametrize.is_parametrized(part):  # each has a class of its own
                     copyreg.pickle(type(part), _reduce_parametrized)
-        return self.__dict__
+        return self.__dict__ | {"place": None}
+
+    @property
+    def kind(self) -> str:
+        """The type of the device on which the module is."""
+        return "cpu" if self.place is None else self.place.type
 
     @property
     def opaque(self) -> bool:
@@ -58,9 +63,11 @@ class Network:
         return self.takes_module or self.count is not None
 
     def move(self) -> torch.device:
-        """Move to the device and return it: of several CUDA devices each worker takes the next."""
+        """Move to the device, once, and return it: of several CUDA devices each worker takes the next."""
         import torch
 
+        if self.place is not None:
+            return self.place
         device = torch.device(self.device)
         if device.type == "cuda":
             if not torch.cuda.is_available():
@@ -68,11 +75,16 @@ class Network:
             if self.device == "cuda":
                 number = int(os.environ.get("ANYK_WORKER", "0")) % torch.cuda.device_count()
                 device = torch.device("cuda", number)
-        self.kind = device.type
+        self.place = device
         for part in (self.module, self.loss):
             if isinstance(part, torch.nn.Module):
                 part.to(device)
         return device
+
+    def on_device(self, batch: Batch) -> Batch:
+        """Return a batch with its tensors on the module's device."""
+        device = self.place
+        return batch if self.kind == "cpu" else map_tensors(batch, lambda tensor: tensor.to(device))
 
     def outputs(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return the module's outputs for a batch's inputs."""
@@ -80,26 +92,26 @@ class Network:
             outputs: torch.Tensor = self.module(*batch[:-1])
         return outputs
 
-    def forward(self, batch: Batch) -> None:
-        """Run the module on a batch, which updates its buffers."""
-        if self.takes_module:
-            self.loss_of(batch)
-        else:
-            self.outputs(batch)
-
     def loss_of(self, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: one number."""
-        if not self.takes_module:
-            return self.loss_at(self.outputs(batch), batch[-1])
-        with self._precisely():
-            loss = self.loss(self.module, batch)
-        return _one_number(loss, training=self.module.training)
+        return self.loss_at(self.module, batch) if self.takes_module else self.loss_at(self.outputs(batch), batch[-1])
 
-    def loss_at(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of outputs and targets: one number."""
+    def loss_at(self, outputs: Any, targets: Batch) -> torch.Tensor:
+        """Return the loss of outputs and targets, or of the module and a batch: one number."""
+        import torch
+
         with self._precisely():
-            loss = self.loss(outputs, targets)
-        return _one_number(loss, training=self.module.training)
+            loss: Any = self.loss(outputs, targets)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
+        # in evaluation a module may do without a gradient
+        if self.module.training and torch.is_grad_enabled() and not loss.requires_grad:
+            raise BadInput(
+                "the loss has no gradient: what it gives does not depend on the parameters, or not in a way that torch "
+                "differentiates, as after .detach(), .item() or .argmax()"
+            )
+        return loss
 
     def terms(self, batch: Batch, size: int) -> float:
         """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
@@ -116,6 +128,18 @@ class Network:
             )
         terms = self.terms(batch, size)  # a batch without any adds nothing, and a mean over nothing is not a number
         return self.scale * (terms if self.mean else min(terms, 1.0))
+
+    def loss_sum(self, parts: Iterator[SampleBatch]) -> float:
+        """Return the sum of the losses of several batches, in evaluation mode."""
+        import torch
+
+        total = 0.0
+        with torch.no_grad():
+            for part in parts:
+                batch = self.on_device(part.batch)
+                if factor := self.loss_factor(batch, part.size):
+                    total += float(self.loss_of(batch)) * factor
+        return total
 
     def _precisely(self) -> Any:
         import torch
@@ -162,20 +186,6 @@ def count_terms(count: Callable[[Batch], Any], batch: Batch) -> float:
     return value
 
 
-def _one_number(loss: Any, *, training: bool) -> torch.Tensor:
-    import torch
-
-    if not isinstance(loss, torch.Tensor) or loss.dim():
-        shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
-    if training and torch.is_grad_enabled() and not loss.requires_grad:  # in evaluation a module may do without
-        raise BadInput(
-            "the loss has no gradient: what it gives does not depend on the parameters, or not in a way that torch "
-            "differentiates, as after .detach(), .item() or .argmax()"
-        )
-    return loss
-
-
 def tensors_in(batch: Batch) -> list[torch.Tensor]:
     """Return all tensors of a batch, in tuples, lists and dictionaries."""
     import torch
@@ -192,6 +202,13 @@ def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) ->
     return pytree.tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
+def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:
+    """Return the layers of batch norm with running statistics."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+
+
 Metric = Callable[[Any, Any], Any]
 Metrics = Mapping[str, Metric | None]  # None: the problem's own loss
 
@@ -203,16 +220,7 @@ def default_metrics(network: Network, batch: Batch, ignored: int | None) -> Metr
     return {"mse": _mse} if batch[-1].is_floating_point() else {"accuracy": partial(_accuracy, ignored=ignored)}
 
 
-def check_metrics(metrics: Any) -> Metrics:
-    """Return a user's metrics; raise :class:`~anyk.errors.BadInput` if they are not functions by name."""
-    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-        raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
-    if not metrics:
-        raise BadInput("metrics must name at least one function, or be left out")
-    return dict(metrics)
-
-
-def compute_metrics(network: Network, metrics: Metrics, batches: Iterator[tuple[Batch, int]]) -> dict[str, float]:
+def compute_metrics(network: Network, metrics: Metrics, parts: Iterator[SampleBatch]) -> dict[str, float]:
     """Return the metrics of a network in evaluation mode, by name.
 
     Functions of (outputs, targets) receive all samples together; functions of (module, batch) are averaged over the
@@ -221,16 +229,17 @@ def compute_metrics(network: Network, metrics: Metrics, batches: Iterator[tuple[
     import torch
 
     if network.takes_module:
-        return _averages(network, metrics, batches)
-    pairs = [(network.outputs(batch).cpu(), batch[-1].cpu()) for batch, _ in batches]
+        return _averages(network, metrics, parts)
+    pairs = [(network.outputs(network.on_device(part.batch)).cpu(), part.batch[-1].cpu()) for part in parts]
     outputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return {name: float(metric(outputs, targets)) for name, metric in metrics.items() if metric is not None}
 
 
-def _averages(network: Network, metrics: Metrics, batches: Iterator[tuple[Batch, int]]) -> dict[str, float]:
+def _averages(network: Network, metrics: Metrics, parts: Iterator[SampleBatch]) -> dict[str, float]:
     totals, count = dict.fromkeys(metrics, 0.0), 0.0
-    for batch, size in batches:
-        terms = network.terms(batch, size)
+    for part in parts:
+        batch = network.on_device(part.batch)
+        terms = network.terms(batch, part.size)
         if not terms:
             continue
         count += terms

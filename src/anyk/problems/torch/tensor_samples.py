@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,13 +19,12 @@ from anyk.arrays import Array, DType
 from anyk.errors import BadInput, RunFailed, describe_error, explaining
 from anyk.plain import ByName
 from anyk.problems.base import Index, some_rows
-from anyk.problems.data.sample_batches import Arrays, Batch, Rows, Samples
+from anyk.problems.batches import check_lengths, number_array
+from anyk.problems.data.sample_batches import Arrays, Batch, NamedForm, Rows, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
-from anyk.problems.network_problem import check_lengths, number_array
-from anyk.problems.torch.generators import preserved_generators, seed_all
-from anyk.problems.torch.loading import Readers, Transformed, read
+from anyk.problems.replicas import preserved_generators, seed_all
 
 if TYPE_CHECKING:
     import torch
@@ -45,16 +48,11 @@ def tensor_over(array: Array) -> torch.Tensor:
 _LABELS = ("labels", "label")  # names of the targets in data sets of dictionaries
 
 
-class Tensors:
-    """The form of batches of arrays: inputs and then the targets as a tuple, or, with ``keys``, by name."""
-
-    def __init__(self, keys: Sequence[Any] | None = None) -> None:
-        self.keys = keys
+class Tensors(NamedForm):
+    """The form of batches of tensors: inputs and then the targets as a tuple, or, with ``keys``, by name."""
 
     def __call__(self, arrays: Sequence[Array]) -> Batch:
-        """Return a batch of some rows of the arrays."""
-        tensors = tuple(map(tensor_over, arrays))  # on the CPU, rows of a slice lie where the arrays do
-        return tensors if self.keys is None else dict(zip(self.keys, tensors, strict=True))
+        return super().__call__(list(map(tensor_over, arrays)))  # on the CPU, rows of a slice lie where the arrays do
 
     def target_places(self, count: int) -> list[int]:
         """Return which of ``count`` arrays hold targets."""
@@ -116,15 +114,16 @@ class Reading(NamedTuple):
         """Raise :class:`~anyk.errors.BadInput` for functions of items if the data has no items."""
         which = "eval_transform" if self.transform is self.eval_transform else "transform"
         options = {"collate_fn": self.collate, which: self.transform}
-        for function in (function for function, value in options.items() if value is not None):
-            raise BadInput(f"{function} is for items of a data set, and {name} is {what}; leave it out")
+        for function, value in options.items():
+            if value is not None:
+                raise BadInput(f"{function} is for items of a data set, and {name} is {what}; leave it out")
 
 
 class Items(Samples):
     """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
 
     processes = 0  # number of processes that each worker starts to read items
-    _readers: Readers | None = None
+    _readers: _Readers | None = None
 
     def __init__(self, data: object, reading: Reading) -> None:
         self.mark, self._reading = data, reading
@@ -168,10 +167,9 @@ class Items(Samples):
     def _read(self, key: int, numbers: Sequence[int]) -> list[Any]:
         """Return items; in a worker's process they are read by further processes, if the user wants these."""
         transform = self._reading.transform
-        data = self.mark if transform is None else Transformed(self.mark, transform)
         if not self.processes or "ANYK_WORKER" not in os.environ:
-            return read(data, key, numbers)
-        self._readers = self._readers or Readers(data, self.processes)
+            return _read_items(self.mark, transform, key, numbers)
+        self._readers = self._readers or _Readers((self.mark, transform), self.processes)
         try:
             return self._readers.read(key, numbers)
         except RuntimeError:  # a process has ended
@@ -202,11 +200,6 @@ class Items(Samples):
             what, got = ("an item of a data set", items[0]) if collate is None else ("a batch", batch)
             raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
         return tuple(parts)
-
-
-def _restarted(data: object, partition: int, seed: int) -> Any:
-    """Return torch's stream itself: it draws from the global generators, if at all."""
-    return data
 
 
 _PAIR = "must be a tuple of tensors or numbers, the inputs and then the target"
@@ -241,16 +234,18 @@ def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Sampl
     """Return a user's training data as samples; raise :class:`~anyk.errors.BadInput` if that is impossible."""
     from torch.utils.data import IterableDataset
 
-    if isinstance(data, IterableDataset):
+    # the stream of an iterable data set is the data set itself: it draws from the global generators, if at all
+    stream = Stream(lambda _partition, _seed: data) if isinstance(data, IterableDataset) else data
+    if isinstance(stream, Stream):
         try:
-            return StreamSamples(Stream(partial(_restarted, data)), partial(Items, reading=reading))
+            return StreamSamples(stream, partial(Items, reading=reading))
         except BadInput as error:
+            if stream is data:
+                raise
             raise BadInput(
                 f"{name} is an IterableDataset, which every mini-batch starts anew, as an anyk.data.Stream: {error}; "
                 "if it is finite, give its samples as a list or a map-style data set"
             ) from None
-    if isinstance(data, Stream):
-        return StreamSamples(data, partial(Items, reading=reading))
     return finite_samples_of(data, name, dtype, reading)
 
 
@@ -279,7 +274,7 @@ def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> S
     if isinstance(data, (tuple, Mapping)):
         reading.refuse_arrays(name, "arrays")
     if isinstance(data, tuple) or listed:
-        return Arrays(checked_arrays(data, name, dtype), Tensors())
+        return Arrays(checked_arrays(data, name, dtype), Tensors(None))
     if isinstance(data, Mapping):
         if not reading.free:
             raise BadInput(f"{name} must be a pair (X, y) of tensors or arrays, got {type(data).__name__}; {_NAMED}")
@@ -300,3 +295,93 @@ def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> S
 
 _ITERATED = "; of samples that are iterated make an anyk.data.Stream"
 _NAMED = "arrays by name go with a loss(module, batch), whose first parameter is called 'module' or 'model'"
+
+
+_ROUNDS = 4  # portions of a mini-batch for each process, so that slow items are balanced
+
+
+def _read_items(data: Any, transform: Callable[[Any], Any] | None, key: int, numbers: Sequence[int]) -> list[Any]:
+    """Return items of a data set, changed by ``transform``, if this is not None.
+
+    ``key`` and an item's number determine its draws from the global generators.
+    """
+    items = []
+    with preserved_generators([]) as generators:
+        for i in numbers:
+            seed_all(generators, keyed.integer(key, "item", i))
+            try:
+                items.append(data[i] if transform is None else transform(data[i]))
+            except Exception as error:
+                raise RunFailed(f"item {i} of the data set cannot be read: {describe_error(error)}") from error
+    return items
+
+
+class _Readers:
+    """Processes that call :func:`_read_items`; they end with this object or its process.
+
+    ``source``: a data set, and the function that changes its items, or None.
+    """
+
+    def __init__(self, source: tuple[Any, Callable[[Any], Any] | None], processes: int) -> None:
+        import cloudpickle
+        from torch import Generator
+        from torch.utils.data import DataLoader
+
+        self._portions: list[list[tuple[int, int]]] = []  # keys and numbers of the items that are read next
+        self._processes = processes
+        items: Any = _Keyed(cloudpickle.dumps(source))
+        own = Generator()  # the loader draws a seed that is not used, which must not come from the global generator
+        self._loader: Any = DataLoader(
+            items,
+            batch_sampler=self._portions,
+            num_workers=processes,
+            collate_fn=list,
+            persistent_workers=True,
+            prefetch_factor=_ROUNDS,
+            generator=own,
+            multiprocessing_context="spawn",
+        )
+
+    def read(self, key: int, numbers: Sequence[int]) -> list[Any]:
+        size = -(-len(numbers) // (_ROUNDS * self._processes))
+        self._portions[:] = [[(key, i) for i in numbers[a : a + size]] for a in range(0, len(numbers), size)]
+        with _unnamed_main():  # the first time processes are started
+            portions = iter(self._loader)
+        items = [one for portion in portions for one in portion]
+        for error, _ in items:
+            if error:
+                raise RunFailed(error)
+        return [pickle.loads(body) for _, body in items]
+
+
+class _Keyed:
+    """A data set with items by key and number; each is an error's sentence, and the item's bytes."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body  # by value where the classes are of a script or notebook
+        self._source: Any = None
+
+    def __getitem__(self, asked: tuple[int, int]) -> tuple[str, bytes]:
+        if self._source is None:
+            self._source, self._body = pickle.loads(self._body), b""
+        (data, transform), (key, number) = self._source, asked
+        try:
+            item = _read_items(data, transform, key, [number])[0]
+        except RunFailed as error:
+            return str(error), b""
+        try:
+            return "", pickle.dumps(item, protocol=5)
+        except Exception:  # of a class of a script or notebook
+            import cloudpickle
+
+            return "", cloudpickle.dumps(item)
+
+
+@contextmanager
+def _unnamed_main() -> Iterator[None]:
+    """Hide the main module, which new processes would import although it need not have a ``__main__`` guard."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

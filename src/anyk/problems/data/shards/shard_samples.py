@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,27 +11,26 @@ import numpy as np
 from anyk.arrays import Array
 from anyk.errors import BadInput, RunFailed
 from anyk.plain import ByName
-from anyk.problems.base import Index, is_sparse, some_rows, stacked
+from anyk.problems.base import is_sparse, some_rows, stacked
 from anyk.problems.data.sample_batches import Arrays, Batch, Form, Rows, SampledOnce
-from anyk.problems.data.shards.formats import format_of
-from anyk.problems.data.shards.sources import Shards
+from anyk.problems.data.shards.sources import Shards, format_of
 from anyk.problems.data.shards.survey import Survey, arrays_of, survey
 from anyk.tables import Table, shown
 
 BlockArrays = tuple[Any, ...]  # with equal first axis
-ConvertTable = Callable[[Table, str], BlockArrays]
 
 
-class Blocks:
-    """Rows of shards as arrays, made of each block by ``convert(content, where)``.
+class BlockSamples(SampledOnce):
+    """Rows of shards, read block by block; ``form`` makes batches of their arrays.
 
     The object is small, whatever the size of the data. It is sent to workers, which open the files that they need.
     """
 
-    def __init__(self, shards: Shards, survey: Survey, convert: ConvertTable) -> None:
-        self.shards, self.convert = shards, convert
-        self._blocks, self._text, self._header = survey.blocks, set(survey.words), survey.first.header
-        self._ends = np.concatenate(([0], np.cumsum(survey.blocks[:, 3])))
+    def __init__(self, shards: Shards, survey: Survey, form: Form) -> None:
+        super().__init__()
+        self.shards, self.form = shards, form
+        self._blocks, self._text, self._header = survey.blocks, set(survey.words), survey.header
+        self._ends = np.cumsum([0, *(rows for *_, rows in survey.blocks)])
         self._cache: OrderedDict[int, BlockArrays] = OrderedDict()
         self._bytes = 0
 
@@ -40,9 +38,20 @@ class Blocks:
         return int(self._ends[-1])
 
     def __getstate__(self) -> ByName:
-        return self.__dict__ | {"_cache": OrderedDict(), "_bytes": 0}
+        return super().__getstate__() | {"_cache": OrderedDict(), "_bytes": 0}
 
-    def parts(self, first: int, last: int) -> Iterator[BlockArrays]:
+    def convert(self, content: Table, where: str) -> BlockArrays:
+        """Return the arrays of a block."""
+        raise NotImplementedError
+
+    def batch(self, rows: Rows, key: int = 0) -> Batch:
+        """Return some rows."""
+        return self.form(self.read_rows(rows))
+
+    def read_some(self, samples: int, of: str) -> Arrays:
+        return Arrays(self.read_rows(np.arange(len(self))[some_rows(len(self), samples, of)]), self.form)
+
+    def by_block(self, first: int, last: int) -> Iterator[BlockArrays]:
         """Yield rows ``first`` to ``last`` (not included), block by block."""
         block = int(np.searchsorted(self._ends, first, side="right")) - 1
         while first < last:
@@ -51,14 +60,16 @@ class Blocks:
                 yield tuple(array[first - begin : min(end, last) - begin] for array in self._block(block))
             first, block = max(first, end), block + 1
 
-    def read_rows(self, rows: Index) -> BlockArrays:
-        """Return the rows with these sorted numbers."""
+    def read_rows(self, rows: Rows) -> BlockArrays:
+        """Return consecutive rows, or those with these sorted numbers."""
+        if isinstance(rows, slice):
+            return tuple(map(stacked, zip(*self.by_block(rows.start, rows.stop), strict=True)))
         block_of = np.searchsorted(self._ends, rows, side="right") - 1
         blocks = [
             tuple(array[rows[block_of == block] - self._ends[block]] for array in self._block(block))
             for block in np.unique(block_of).tolist()
         ]
-        return tuple(stacked(parts) for parts in zip(*blocks, strict=True))
+        return tuple(map(stacked, zip(*blocks, strict=True)))
 
     def _block(self, number: int) -> BlockArrays:
         if number in self._cache:
@@ -76,14 +87,14 @@ class Blocks:
         return arrays
 
     def _read(self, number: int) -> BlockArrays:
-        place, at, size, rows = self._blocks[number].tolist()
+        place, at, size, rows = self._blocks[number]
         file = self.shards.resolved_files[place]
         address = file.address
         try:
             if self.shards.read is not None:
                 file.check_unchanged()  # a file may have become a pipe, on which the user's function would wait
             try:
-                content = format_of(self.shards, address, header=self._header).read(at, size, self._text)
+                content = format_of(self.shards, address, self._text, header=self._header).read(at, size)
             finally:  # replaces any exception that a changed file causes
                 file.check_unchanged()
             arrays = self.convert(content, shown(address))
@@ -110,61 +121,41 @@ def _bytes(arrays: BlockArrays) -> int:
 Convert = Callable[[dict[str, Array], str], dict[str, Array]]
 
 
-def _convert_block(
-    shards: Shards, names: tuple[str, ...], whole: bool, convert: Convert, content: Table, where: str
-) -> tuple[Array, ...]:
-    """Return a block's arrays in the order of ``names``; ``whole``: whether the targets are integers."""
-    arrays = arrays_of(shards, content, where)
-    if missing := [name for name in names if name not in arrays]:
-        raise BadInput(f"{where} has no array '{missing[0]}', which the first file has")
-    named = {name: arrays[name] for name in names}
-    if whole:
-        named["1"] = named["1"].astype(np.int64)  # all numbers of tables are float64
-    return tuple(convert(named, where).values())
-
-
-class ShardSamples(SampledOnce):
-    """Samples of shards, read block by block; the first 32 are in memory.
+class ShardSamples(BlockSamples):
+    """Samples of shards for networks; the first 32 are in memory.
 
     ``form``: makes the form of batches from the arrays' names; None if they are the inputs and then the target.
     """
 
     def __init__(self, shards: Shards, convert: Convert, form: Callable[[tuple[str, ...] | None], Form]) -> None:
-        super().__init__()
         facts = survey(shards, "arrays")
-        names = tuple(name for name, *_ in facts.first.head)
-        self.named = not names[0].isdigit()  # arrays with names, not the inputs and then the target
-        self.form = form(names if self.named else None)
-        self._blocks = Blocks(shards, facts, partial(_convert_block, shards, names, facts.whole, convert))
+        self._names = tuple(name for name, *_ in facts.head)
+        self._whole, self._convert = facts.whole, convert
+        self.named = not self._names[0].isdigit()  # arrays with names, not the inputs and then the target
+        super().__init__(shards, facts, form(self._names if self.named else None))
         head = {
-            name: np.frombuffer(body, dtype=np.dtype(kind)).reshape(shape)
-            for name, kind, shape, body in facts.first.head
+            name: np.frombuffer(body, dtype=np.dtype(kind)).reshape(shape) for name, kind, shape, body in facts.head
         }
-        if facts.whole:
-            head["1"] = head["1"].astype(np.int64)
-        self._first = tuple(convert(head, "the first file").values())
+        self._first = self._typed(head, "the first file")
         self.mark = np.array([f"{shards.digest()} {shards.target} {shards.columns}"])
-
-    def __len__(self) -> int:
-        return len(self._blocks)
 
     @property
     def tried(self) -> int:
         """The number of rows that the survey has read."""
         return len(self._first[0])
 
-    def batch(self, rows: Rows, key: int = 0) -> Batch:
-        """Return some rows."""
-        return self.form(self._read_rows(rows))
+    def convert(self, content: Table, where: str) -> BlockArrays:
+        arrays = arrays_of(self.shards, content, where)
+        if missing := [name for name in self._names if name not in arrays]:
+            raise BadInput(f"{where} has no array '{missing[0]}', which the first file has")
+        return self._typed({name: arrays[name] for name in self._names}, where)
 
-    def read_some(self, samples: int, of: str) -> Arrays:
-        return Arrays(self._read_rows(np.arange(len(self))[some_rows(len(self), samples, of)]), self.form)
-
-    def _read_rows(self, rows: Rows) -> tuple[Array, ...]:
+    def read_rows(self, rows: Rows) -> BlockArrays:
         last = rows.stop if isinstance(rows, slice) else int(rows[-1]) + 1
-        if last <= self.tried:
-            return tuple(array[rows] for array in self._first)
-        if not isinstance(rows, slice):
-            return self._blocks.read_rows(rows)
-        parts = list(self._blocks.parts(rows.start, rows.stop))
-        return parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
+        return tuple(array[rows] for array in self._first) if last <= self.tried else super().read_rows(rows)
+
+    def _typed(self, named: dict[str, Array], where: str) -> BlockArrays:
+        """Return arrays, in their order, in the problem's number types."""
+        if self._whole:
+            named["1"] = named["1"].astype(np.int64)  # all numbers of tables are float64
+        return tuple(self._convert(named, where).values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self
 
@@ -16,8 +15,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import is_sparse
 from anyk.problems.data.encoding import check_categories, check_complete, check_finite
 from anyk.problems.data.reader_processes import map_in_processes
-from anyk.problems.data.shards.formats import HEAD, format_of
-from anyk.problems.data.shards.sources import Shards
+from anyk.problems.data.shards.sources import HEAD, Shards, format_of
 from anyk.problems.data.user_files import target_column
 from anyk.tables import Table, listed, missing_values, shown
 
@@ -39,12 +37,6 @@ class Moments(NamedTuple):
     deviation: Floats
     low: Floats
     high: Floats
-
-    @classmethod
-    def none(cls, columns: int) -> Self:
-        """Return the moments of no rows."""
-        zeros = np.zeros(columns)
-        return cls(zeros, zeros, zeros, zeros, np.full(columns, np.inf), np.full(columns, -np.inf))
 
     @classmethod
     def of(cls, X: Any) -> Self:
@@ -88,36 +80,32 @@ class Moments(NamedTuple):
         return Moments(*(np.append(part, np.full(more, value)) for part, value in zip(self, fill, strict=True)))
 
 
-class FileFacts(msgspec.Struct):
-    """The results of a pass over one file."""
+_NO_MOMENTS = Moments(*np.empty((6, 0)))
 
-    blocks: list[tuple[int, int, int]]  # start, length and number of rows of each
+
+class Survey(msgspec.Struct):
+    """The results of a pass over one file or over all."""
+
+    blocks: list[tuple[int, int, int, int]]  # number of the file, start, length and number of rows of each
     names: list[str] = []  # of a table's columns, with the target
     header: bool | None = None
-    moments: bytes = b""
+    encoded_moments: bytes = b""
     words: Mapping[int, Mapping[str, int]] = {}  # number of occurrences of each value in a column of text
     numeric: set[int] = set()  # columns that are numbers in some block
-    labels: list[float] | None = []  # None if there are too many
+    labels: list[float | str] | None = []  # in order, None if there are too many
     whole: bool = True  # whether a table's targets are integers, by their type or else by each value
     single: bool = False  # whether X is float32
     head: list[tuple[str, str, tuple[int, ...], bytes]] = []  # name, type, shape and bytes of the first rows' arrays
 
-
-@dataclass(frozen=True)
-class Survey:
-    """The results for all files; ``blocks``, shape (blocks, 4): number of the file, start, length and rows."""
-
-    blocks: Array
-    first: FileFacts
-    words: Mapping[int, Mapping[str, int]]
-    moments: Moments
-    labels: tuple[float, ...] | tuple[str, ...] | None
-    whole: bool
-
     @property
     def rows(self) -> int:
-        """The number of rows in all files."""
-        return int(self.blocks[:, 3].sum())
+        """The number of rows."""
+        return sum(rows for *_, rows in self.blocks)
+
+    @property
+    def moments(self) -> Moments:
+        """The moments of the columns to learn from."""
+        return Moments(*np.frombuffer(self.encoded_moments).reshape(6, -1))
 
 
 def survey(shards: Shards, wanted: Wanted) -> Survey:
@@ -129,7 +117,7 @@ def survey(shards: Shards, wanted: Wanted) -> Survey:
     while True:
         work = partial(_survey_file, shards, wanted, text)
         encoded = map_in_processes(work, range(len(shards.resolved_files)))
-        surveys = [msgspec.msgpack.decode(facts, type=FileFacts) for facts in encoded]
+        surveys = [msgspec.msgpack.decode(facts, type=Survey) for facts in encoded]
         words = {i for facts in surveys for i in facts.words}
         mixed = words & {i for facts in surveys for i in facts.numeric}
         if mixed <= text:
@@ -145,15 +133,15 @@ def _survey_file(shards: Shards, wanted: Wanted, text: set[int], number: int) ->
         shards.resolved_files[number].check_unchanged()
 
 
-def _file_facts(shards: Shards, wanted: Wanted, text: set[int], number: int) -> FileFacts:
+def _file_facts(shards: Shards, wanted: Wanted, text: set[int], number: int) -> Survey:
     deep = wanted == "columns"
     address = shards.resolved_files[number].address
-    where, form = shown(address), format_of(shards, address)
-    facts, moments = FileFacts([]), Moments.none(0)
+    where, form = shown(address), format_of(shards, address, text)
+    facts, moments = Survey([]), _NO_MOMENTS
     words: dict[int, Counter[str]] = {}
     head: dict[str, Array] = {}
-    for piece in form.walk(deep, text):
-        facts.blocks.append((piece.at, piece.size, piece.rows))
+    for piece in form.walk(deep):
+        facts.blocks.append((number, piece.at, piece.size, piece.rows))
         content = piece.content
         if content is None:
             continue
@@ -190,7 +178,7 @@ def _file_facts(shards: Shards, wanted: Wanted, text: set[int], number: int) -> 
             if y.dtype.kind == "f" and facts.labels is not None:
                 labels = np.union1d(facts.labels, y)
                 facts.labels = labels.tolist() if len(labels) <= _LABELS else None
-    facts.words, facts.moments = words, np.stack(moments).tobytes()
+    facts.words, facts.encoded_moments = words, np.stack(moments).tobytes()
     facts.head = [(name, part.dtype.str, part.shape, part.tobytes()) for name, part in head.items()]
     return facts
 
@@ -256,7 +244,7 @@ def arrays_of(shards: Shards, content: Table, where: str) -> dict[str, Array]:
     return dict(zip(content.names, content.columns, strict=True))
 
 
-def _merge(shards: Shards, surveys: Sequence[FileFacts]) -> Survey:
+def _merge(shards: Shards, surveys: Sequence[Survey]) -> Survey:
     """Return the results for all files; raise BadInput if the files do not fit together."""
     first, address = surveys[0], shown(shards.resolved_files[0].address)
     if not first.blocks:
@@ -267,23 +255,23 @@ def _merge(shards: Shards, surveys: Sequence[FileFacts]) -> Survey:
                 f"{shown(file.address)} has the columns {listed(facts.names)}, {address} has {listed(first.names)}; "
                 "shards must have the same"
             )
-    blocks = np.array([(number, *block) for number, facts in enumerate(surveys) for block in facts.blocks], np.int64)
-    rows = np.bincount(blocks[:, 0], blocks[:, 3], len(surveys)).astype(int).tolist()
+    rows = [facts.rows for facts in surveys]
     counts = tuple(rows) if isinstance(shards.rows, tuple) else sum(rows)
     if shards.rows is not None and shards.rows != counts:
         raise BadInput(f"rows says {shards.rows}, and the files have {counts}")
-    moments, words, labels = Moments.none(0), dict[int, Counter[str]](), set[float]()
+    moments, words, labels = _NO_MOMENTS, dict[int, Counter[str]](), set[Any]()
     for facts in surveys:
-        moments = moments.merged(Moments(*np.frombuffer(facts.moments).reshape(6, -1)))
-        for i, counts in facts.words.items():
-            words.setdefault(i, Counter()).update(counts)
+        moments = moments.merged(facts.moments)
+        for i, occurrences in facts.words.items():
+            words.setdefault(i, Counter()).update(occurrences)
         labels |= set(facts.labels or ())
-    classes: tuple[float, ...] | tuple[str, ...] | None = tuple(sorted(labels))
-    if any(facts.labels is None for facts in surveys) or len(labels) > _LABELS:
-        classes = None
+    classes = None if None in [facts.labels for facts in surveys] or len(labels) > _LABELS else sorted(labels)
     if first.names:
         target = places_of(shards, first.names, address)[1]
         if target in words:
             check_categories(words[target], f"column '{shown(first.names[target])}' of {address}")
-            classes = tuple(sorted(words[target]))
-    return Survey(blocks, first, words, moments, classes, all(facts.whole for facts in surveys))
+            classes = sorted(words[target])
+    first.blocks = [block for facts in surveys for block in facts.blocks]
+    first.encoded_moments, first.words, first.labels = np.stack(moments).tobytes(), words, classes
+    first.whole = all(facts.whole for facts in surveys)
+    return first

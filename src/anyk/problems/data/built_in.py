@@ -1,4 +1,4 @@
-"""Public data sets, prepared as in the papers that use them; each has a constant column."""
+"""Data sets by name: public ones, prepared as in papers and with a constant column, and random ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import numpy as np
 
 from anyk.arrays import Array, Floats
-from anyk.checks import typed
+from anyk.checks import AtLeastOne, NonnegativeNumber, PositiveShare, typed
 from anyk.errors import BadInput, needing
+from anyk.keyed import generator
+from anyk.matrices import Matrix
 from anyk.named import admit_address
 from anyk.problems.base import Tell
-from anyk.problems.data.dataset import Dataset, Fraction, assemble, make_dataset, read_target, sources
+from anyk.problems.data.dataset import Dataset, Fraction, Task, assemble, read_target, sources
 from anyk.problems.data.encoding import check_finite
 from anyk.tables import Table, check_input_file, limit, listed, read_csv, reading, shown
 
@@ -70,9 +73,8 @@ def digits(*, test: Fraction = 0.2, seed: int = 0) -> Dataset:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    y, task, classes = read_target(labels, "multiclass", "the target of data set 'digits'")
-    X = np.column_stack([pixels / 16, np.ones(len(pixels))])
-    return assemble(X, y, task=task, classes=classes, test=test, seed=seed)
+    target = read_target(labels, "multiclass", "the target of data set 'digits'")
+    return assemble(np.column_stack([pixels / 16, np.ones(len(pixels))]), *target, test=test, seed=seed)
 
 
 @sources.register("amazon")
@@ -91,9 +93,8 @@ def amazon(*, test: Fraction = 0.2, seed: int = 0, file: Path | None = None, pro
     sizes = codes.max(axis=0) + 1
     pairs = [(a, b) for a, b in combinations(range(len(_AMAZON)), 2) if (a, b) not in {(5, 7), (2, 3)}]
     crossed = np.column_stack([codes[:, a] * sizes[b] + codes[:, b] for a, b in pairs])
-    y, task, classes = read_target(table[:, 0], "binary", "column 'ACTION' of data set 'amazon'")
-    X = _one_hot(np.hstack([codes, crossed]))
-    return assemble(X, y, task=task, classes=classes, test=test, seed=seed)
+    target = read_target(table[:, 0], "binary", "column 'ACTION' of data set 'amazon'")
+    return assemble(_one_hot(np.hstack([codes, crossed])), *target, test=test, seed=seed)
 
 
 @sources.register("kc-housing")
@@ -108,7 +109,7 @@ def kc_housing(
     nor read.
     """
     table = _columns("kc-housing", ("price", *_KC_HOUSING), 42092, file, progress)
-    return assemble(_one_hot(table[:, 1:]), table[:, 0] / 1e6, task="regression", test=test, seed=seed)
+    return assemble(_one_hot(table[:, 1:]), table[:, 0] / 1e6, "regression", test=test, seed=seed)
 
 
 @sources.register("covertype")
@@ -141,8 +142,8 @@ def covertype(
             f"got {table.shape[1]} columns"
         )
     table = table[table[:, -1] <= 2]
-    y, task, classes = read_target(table[:, -1], "binary", f"the cover type in {where}")
-    return assemble(_one_hot(table[:, :-1]), y, task=task, classes=classes, test=test, seed=seed)
+    target = read_target(table[:, -1], "binary", f"the cover type in {where}")
+    return assemble(_one_hot(table[:, :-1]), *target, test=test, seed=seed)
 
 
 @sources.register("mnist-idx")
@@ -174,11 +175,8 @@ def mnist_idx(*, test: Fraction = 0.2, seed: int = 0, max_gb: float | None = Non
     if len({pixels.shape[1:] for pixels in images}) > 1:
         raise BadInput(f"the training and test images in {file} are of different sizes")
     X = [np.column_stack([i.reshape(len(i), i[0].size) / 255, np.ones(len(i))]) for i in images]
-    y, task, classes = read_target(np.concatenate(labels), "multiclass", f"the labels of {file}")
-    if len(X) == 1:
-        return assemble(X[0], y, task=task, classes=classes, test=test, seed=seed)
-    rows = len(X[0])
-    return make_dataset(X[0], y[:rows], X[1], y[rows:], task=task, classes=classes)
+    target = read_target(np.concatenate(labels), "multiclass", f"the labels of {file}")
+    return assemble(X[0], *target, test=test, seed=seed, X_test=X[1] if len(X) > 1 else None)
 
 
 def _plain_or_gz(files: Sequence[Path]) -> Path | None:
@@ -295,3 +293,61 @@ def _fetch(name: str, site: str, fetcher: Callable[[], Any], progress: Tell | No
     except (OSError, EOFError, ValueError, HTTPException, zlib.error) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise BadInput(f"data set '{name}' could not be fetched from {site} ({reason}); {_INSTEAD}") from None
+
+
+@sources.register("synthetic")
+@typed
+def synthetic(
+    *,
+    rows: Annotated[int, msgspec.Meta(ge=2)] = 1000,
+    features: AtLeastOne = 20,
+    task: Task = "binary",
+    noise: NonnegativeNumber = 0.1,
+    density: PositiveShare = 1.0,
+    classes: Annotated[int, msgspec.Meta(ge=2)] | None = None,
+    test: Fraction = 0.2,
+    seed: int = 0,
+    max_gb: float = 1.0,
+) -> Dataset:
+    """Random features and a linear rule with noise, both from a seed.
+
+    Entries of ``X`` are standard normal; with ``density`` below 1 each is nonzero with that probability, and ``X`` is
+    sparse. The scores are ``X W + noise E`` with normal ``W`` and ``E``, where ``W`` is scaled so that a score has a
+    variance of about 1. The target is the score (regression), its sign (binary), or the index of the largest of
+    ``classes`` scores (multiclass, by default 3). Raises BadInput for data that would take more than ``max_gb``.
+    """
+    if classes is not None and task != "multiclass":
+        raise BadInput(f"classes={classes} is for task=multiclass, but the task is {task}; leave it out")
+    scores = classes or 3 if task == "multiclass" else 1
+    size = 8e-9 * rows * (features * min(1.0, 2 * density) + scores)
+    if not size <= max_gb:
+        raise BadInput(
+            f"data set 'synthetic' would take {size:.3g} GB, but the limit is {max_gb:g} GB; for more give max_gb=…"
+        )
+
+    X: Matrix
+    if density < 1:
+        X = _sparse_normal(rows, features, density, seed)
+    else:
+        X = generator(seed, "synthetic", "features").standard_normal((rows, features))
+    rule = generator(seed, "synthetic", "rule").standard_normal((features, scores)) / math.sqrt(features * density)
+    score = X @ rule + noise * generator(seed, "synthetic", "noise").standard_normal((rows, scores))
+    if task == "regression":
+        return assemble(X, score[:, 0], task, test=test, seed=seed)
+    y = np.where(score[:, 0] > 0, 1.0, -1.0) if task == "binary" else score.argmax(axis=1).astype(float)
+    labels = ("-1", "1") if task == "binary" else tuple(map(str, range(scores)))
+    return assemble(X, y, task, labels, test=test, seed=seed)
+
+
+def _sparse_normal(rows: int, features: int, density: float, seed: int) -> csr_array[Any]:
+    # The gaps between nonzero entries are geometric, so that the cost depends on their number alone.
+    from scipy.sparse import csr_array
+
+    cells = rows * features
+    expected = cells * density
+    enough = math.ceil(expected + 10 * math.sqrt(expected) + 10)
+    places = np.cumsum(generator(seed, "synthetic", "places").geometric(density, size=enough)) - 1
+    places = places[places < cells]
+    values = generator(seed, "synthetic", "features").standard_normal(len(places))
+    starts = np.searchsorted(places, np.arange(rows + 1) * features)
+    return csr_array((values, places % features, starts), shape=(rows, features))

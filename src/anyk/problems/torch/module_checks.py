@@ -1,23 +1,28 @@
-"""Check a PyTorch problem's options, and that a loss of several samples is the mean, or the sum, of their losses."""
+"""Checks of a PyTorch problem.
+
+Refused are options that are out of range, losses of several samples that are not the mean, or the sum, of their losses,
+and modules whose forward pass changes state, as workers would drop it.
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from anyk.arrays import Floats
-from anyk.checks import AtLeastOne, AtLeastZero, check
+from anyk.checks import AtLeastOne, AtLeastZero, check, typed
 from anyk.errors import BadInput, needing
 from anyk.plain import ByName
-from anyk.problems.base import Index
+from anyk.problems.base import Better, Index
 from anyk.problems.data.sample_batches import Batch
-from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
-from anyk.problems.torch.network import Network, trainable_parameters
+from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs, seeded_generators
+from anyk.problems.torch.network import Network, norms_of, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +30,14 @@ if TYPE_CHECKING:
 _MODULE_NAMES = ("module", "model")  # names of the first parameter of a loss of (module, batch)
 
 
+@typed
 def check_options(
     device: str,
     precision: str | None,
-    microbatch: int | None,
-    threads: int,
-    num_workers: int,
-    better: str | None,
+    microbatch: AtLeastOne | None,
+    threads: AtLeastOne,
+    num_workers: AtLeastZero,
+    better: Better | None,
     functions: ByName,
 ) -> None:
     """Refuse options of :class:`~anyk.problems.TorchProblem` that are out of range.
@@ -46,10 +52,6 @@ def check_options(
         supported = False
     if not supported:
         raise BadInput(f"device must be 'cpu', 'cuda' or 'cuda:0', got '{device}'")
-    check(microbatch, AtLeastOne | None, "microbatch")
-    check(threads, AtLeastOne, "threads")
-    check(num_workers, AtLeastZero, "num_workers")
-    check(better, Literal["higher", "lower"] | None, "better")
     for name, function in functions.items():
         if not (function is None or callable(function)):
             raise BadInput(f"{name} must be a function of an item, of a batch's items or of a batch, got {function!r}")
@@ -288,3 +290,119 @@ def _pairing_advice(outputs: object, targets: torch.Tensor) -> str | None:
 def _tolerance(network: Network) -> float:
     """Return the relative difference that rounding may cause: large in bfloat16 and on devices other than the CPU."""
     return 0.02 if network.precision or network.kind != "cpu" else 1e-4
+
+
+State = dict[str, list[Any]]  # tensors and numbers by the name of the buffer or attribute that contains them
+
+
+def check_forward(network: Network, batches: Sequence[Batch]) -> None:
+    """Refuse parameters, buffers and attributes whose value after a forward pass depends on earlier passes.
+
+    The exception is the running statistics of batch norm, which are computed anew to evaluate. A pass may set values
+    that do not depend on the past, such as its activations or a table that all batches share. ``batches``: one, or two
+    of the same shapes; the second shows state that only the first pass ever sets. The run reports passes that fail.
+    Changes that happen only now and then, or outside of modules, are not found here.
+    """
+    try:
+        first, second, *third = _states_after(network, [batches[0], *batches])
+        pairs = [(first, second), *zip(_states_after(network, batches[1:]), third, strict=True)]
+    except BadInput:
+        raise
+    except Exception:
+        return
+    for one, other in pairs:
+        for name, values in other.items():
+            before = one.get(name, [])
+            if len(before) != len(values) or any(map(_differ, before, values)):
+                raise _refusal(name)
+
+
+def _refusal(name: str) -> BadInput:
+    return BadInput(
+        f"the forward pass changes {name}, whose value then depends on earlier passes; workers drop such changes, "
+        "except the running statistics of batch norm, so give a module that does without them"
+    )
+
+
+def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
+    """Return the state of one copy of the network after each of several passes in training.
+
+    Its trained parameters are first moved a little, since a moving average may start where they are. Raises
+    :class:`~anyk.errors.BadInput` if a pass changes a parameter.
+    """
+    import torch
+
+    def moved(parameter: torch.Tensor) -> torch.Tensor:
+        return parameter.detach() * 1.03 + 0.03 if parameter.requires_grad else parameter.detach()
+
+    own = copy.deepcopy(network)
+    own.device = "cpu"
+    own.module.train()
+    for parameter in own.module.parameters():
+        if parameter.requires_grad:
+            parameter.data = moved(parameter)
+    states = []
+    for batch in batches:
+        with seeded_generators(0, torch.device("cpu")):
+            own.loss_of(batch)
+        states.append(_state_of(own))
+    for (place, before), (_, after) in zip(_roots(network), _roots(own), strict=True):
+        parameters = dict(after.named_parameters())
+        for name, parameter in before.named_parameters():
+            if name in parameters and _differ(moved(parameter), parameters[name].detach()):
+                raise _refusal(f"parameter '{name}'{place}")
+    return states
+
+
+def _roots(network: Network) -> list[tuple[str, torch.nn.Module]]:
+    """Return the module and, if it is a module too, the loss, with a suffix for the names of their parts."""
+    import torch
+
+    loss = [(" of the loss", network.loss)] if isinstance(network.loss, torch.nn.Module) else []
+    return [("", network.module), *loss]
+
+
+def _state_of(network: Network) -> State:
+    """Return copies of all buffers and attributes, without the running statistics of batch norm."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    buffers: ByName = {}
+    attributes: ByName = {}
+    internal = vars(torch.nn.Module())
+    for place, root in _roots(network):
+        norms = norms_of(root)
+        for path, part in root.named_modules():
+            name = f"{path}.{{}}'{place}" if path else f"{{}}'{place}"
+            if part not in norms:
+                buffers |= {f"buffer '{name.format(key)}": value for key, value in part._buffers.items()}
+            own = {key: value for key, value in vars(part).items() if key not in internal}
+            attributes |= {f"attribute '{name.format(key)}": value for key, value in own.items()}
+    if not isinstance(network.loss, torch.nn.Module):
+        own = getattr(network.loss, "__dict__", {})
+        attributes |= {f"attribute '{key}' of the loss": value for key, value in own.items()}
+    kinds = (torch.Tensor, np.ndarray, np.generic, bool, int, float, complex)
+    return {
+        name: [
+            leaf.detach().clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf)
+            for leaf in pytree.tree_leaves(value)
+            if isinstance(leaf, kinds)
+        ]
+        for name, value in (buffers | attributes).items()
+    }
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return whether two tensors, arrays or numbers differ by more than rounding does."""
+    import torch
+
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return not np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind in "fc")
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return True
+    if not one.is_floating_point():
+        return not torch.equal(one, other)
+    size = float(
+        torch.cat([one.reshape(-1), other.reshape(-1), one.new_zeros(1)]).nan_to_num(0.0, 0.0, 0.0).abs().max()
+    )
+    return not torch.allclose(one, other, rtol=0.0, atol=4 * torch.finfo(one.dtype).eps * size, equal_nan=True)
