@@ -68,10 +68,10 @@ class WarmStart:
     @classmethod
     def load(cls, folder: Path) -> WarmStart:
         """Return the saved state; raise :class:`~anyk.errors.BadInput` if it is missing or damaged."""
-        saved = checkpoints.load(folder, name=NAME)
+        saved = checkpoints.load(folder, NAME)
         if saved is None:
             raise BadInput(f"the run '{folder}' started from another run, but its {NAME} is missing")
-        return cls.of_saved(*saved)
+        return cls.of_saved(saved.state, saved.vectors)
 
     def check(self, strategy: Strategy, problem: Problem, optimizer: Optimizer, earlier: str) -> None:
         """Raise if a run of this strategy, problem and optimiser cannot continue one with the optimiser ``earlier``."""

@@ -109,16 +109,8 @@ class CheckpointWriter:
         self._buffers.clear()
 
 
-def load(folder: Path, *, name: str = NAME) -> tuple[dict[str, Any], dict[str, Vector]] | None:
-    """Return the state and the vectors of a checkpoint, or None if there is none.
-
-    Raises :class:`~anyk.errors.BadInput` if it is damaged.
-    """
-    loaded = _load(folder, name)
-    return None if loaded is None else loaded[:2]
-
-
-def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], str] | None:
+def load(folder: Path, name: str = NAME) -> Saved | None:
+    """Return a checkpoint, or None if there is none; raise :class:`~anyk.errors.BadInput` if it is damaged."""
     from safetensors import safe_open
 
     path = folder / name
@@ -141,7 +133,7 @@ def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], s
         raise BadInput(f"the checkpoint '{path}' is damaged ({' '.join(str(error).split())})") from None
     if not whole:
         raise BadInput(f"the checkpoint '{path}' is damaged (its contents do not match their digest)")
-    return state, arrays, digest
+    return Saved(state, arrays, digest, name)
 
 
 def seal_of(folder: Path) -> str:
@@ -169,11 +161,10 @@ def _digest(state: str, arrays: dict[str, Vector]) -> str:
 
 def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
     """Return a checkpoint, or None if it is missing; raise if it is damaged or does not fit the log."""
-    loaded = _load(folder, name)
-    if loaded is None:
+    saved = load(folder, name)
+    if saved is None:
         return None
-    state, vectors, digest = loaded
-    path = folder / name
+    path, state = folder / name, saved.state
     if not log.has_seal(seal := state.get("seal", "none")):
         with RunLog.reading(folder / "log.sqlite", checked=False) as newer:  # of a run that goes on
             if not newer.has_seal(seal):
@@ -181,13 +172,13 @@ def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
                     f"the log of '{folder}' is not the one that '{path.name}' was written with, or was cut short"
                 )
     written = queries.checkpoint_digests(log, state["seq"])
-    if written and digest not in written:
+    if written and saved.digest not in written:
         raise BadInput(f"the checkpoint '{path}' is not the one that the log records at that point")
     for slot, version in state["versions"].items():
         logged = queries.digest(log, slot, version)
-        if logged is not None and logged != keyed.digest(vectors[f"model/{slot}/{version}"]):
+        if logged is not None and logged != keyed.digest(saved.vectors[f"model/{slot}/{version}"]):
             raise BadInput(f"the checkpoint '{path}' holds another model than the log records for version {version}")
-    return Saved(*loaded, name)
+    return saved
 
 
 def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None:
