@@ -21,7 +21,6 @@ from anyk.runs.engine.session import session
 
 SIZES = (100_000, 2_000_000, 50_000_000)  # bytes of a model and of a message
 _EMPTY = 8  # bytes of the smallest vector
-_DTYPE: np.dtype[np.floating[Any]] = np.dtype(np.float64)
 
 
 class Speed(NamedTuple):
@@ -61,14 +60,20 @@ class ClusterSpeed(NamedTuple):
         return 2 * speed.size / seconds if seconds > 0 else None
 
 
-class _ConstantGradients:
-    """Partitions whose gradients are computed before they are requested."""
+class _Weightless:
+    """A problem, and its partitions, whose gradients are computed before they are requested."""
 
-    dtype = _DTYPE
+    dtype: np.dtype[np.floating[Any]] = np.dtype(np.float64)
+    l2 = 0.0
+    metric = "loss"
+    better: Literal["higher", "lower"] = "lower"
 
-    def __init__(self, workers: int, dimension: int) -> None:
-        self.dimension, self.sizes = dimension, (1,) * workers
-        self._gradient: Vector | None = None
+    def __init__(self, dimension: int, workers: int) -> None:
+        self.dimension, self.samples, self.sizes = dimension, workers, (1,) * workers
+        self._gradient = np.empty(0)
+
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _Weightless:
+        return self
 
     def load(self, partitions: Sequence[int]) -> None:
         self._gradient = np.ones(self.dimension)
@@ -77,23 +82,7 @@ class _ConstantGradients:
         return None
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        assert self._gradient is not None
         return self._gradient
-
-
-class _Weightless:
-    """A problem whose evaluation takes no time."""
-
-    dtype = _DTYPE
-    l2 = 0.0
-    metric = "loss"
-    better: Literal["higher", "lower"] = "lower"
-
-    def __init__(self, dimension: int, workers: int) -> None:
-        self.dimension, self.samples = dimension, workers
-
-    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _ConstantGradients:
-        return _ConstantGradients(partitions, self.dimension)
 
     def initial(self) -> Vector:
         return np.zeros(self.dimension)
@@ -119,21 +108,21 @@ class _Trips:
     arrived: list[tuple[int, int]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
 class _Probe(Strategy):
     """Asks one worker after another, ``trips`` times, then all workers simultaneously, until the run ends."""
 
+    workers: int
+    trips: int
     State = _Trips
     spec = "probe"
-
-    def __init__(self, workers: int, trips: int) -> None:
-        self.workers, self._trips = workers, trips
 
     @property
     def layout(self) -> Layout:
         return Layout(self.workers, self.workers, tuple((i,) for i in range(self.workers)))
 
     def start(self, fleet: Fleet) -> tuple[_Trips, Sequence[Command]]:
-        state = _Trips(fleet.time, self._trips)
+        state = _Trips(fleet.time, self.trips)
         return state, [self._next(state)]
 
     def _next(self, state: _Trips) -> Dispatch:

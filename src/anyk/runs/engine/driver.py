@@ -45,7 +45,7 @@ from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.questions import Questions
 from anyk.runs.engine.required_memory import Need
-from anyk.runs.engine.updates import Updates
+from anyk.runs.engine.updates import Audit, Updates
 from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.engine.workers_start import local_of, partitions_of, replicated
@@ -97,12 +97,9 @@ class Driver:
         self.layout = layout = strategy.layout
         self.versions = Versions(cluster, layout, problem, optimizer, warm_start)
         self.ledger = Ledger(strategy.spec, layout.workers, cluster, self.versions, log, computes=problem is not None)
-        self._updates = (
-            None if problem is None else Updates(layout, cluster, self.versions, self.ledger, problem, optimizer)
-        )
-        self._questions = Questions(
-            cluster, self.versions, self.ledger, problem, optimizer, answers, evaluate_objective
-        )
+        parts, audit = (cluster, self.versions, self.ledger), Audit(layout.partitions, layout.blocks)
+        self._updates = None if problem is None else Updates(*parts, problem, optimizer, audit)
+        self._questions = Questions(*parts, problem, optimizer, evaluate_objective, answers)
         self._faults = Faults(layout.workers)
         self._workers_evaluate = workers_evaluate
         self.equal_bits = False  # whether several workers send messages that must not differ in a bit

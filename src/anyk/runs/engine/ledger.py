@@ -22,7 +22,7 @@ _UNUSED = (None, None, None)
 _CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is recorded as never begun
 
 
-_UNSEEN = Usage(0, 0, 0.0, 0)  # without log and models, these statistics are not used
+_UNSEEN = Usage(0, 0.0, 0)  # without log and models, these statistics are not used
 
 
 class Ledger:
@@ -318,7 +318,7 @@ class Ledger:
                 used.add(batch.workers[task - batch.first])
                 ending = "late_counted" if staleness else "counted"
                 self._end(batch, place, ending, (slot, version + 1, plain_weight(weight)), kept=stays)
-        return _UNSEEN if quick else Usage(replies, len(used), total / max(len(command.messages), 1), oldest, used)
+        return _UNSEEN if quick else Usage(replies, total / max(len(command.messages), 1), oldest, used)
 
     def settle(self, now: float) -> None:
         """End all open chunks at the end of the run."""
