@@ -17,6 +17,14 @@ USED, LATE, SPARE, CUT, LOST, OPEN = range(len(FATES))
 PHASES = ("waiting", "computing", "idle", "sending")  # of a finished chunk, in this order
 
 
+_TIMES = (  # from which a chunk could be computed, and when its last partition, or else its message, was finished
+    "SELECT max(c.dispatched, coalesce(lag(c.computed) OVER (PARTITION BY task ORDER BY chunk), c.dispatched)), "
+    "CASE WHEN c.computed IS NOT NULL THEN coalesce(p.time, c.computed) END FROM chunks c LEFT JOIN "
+    "(SELECT task, chunk, max(time) AS time FROM events WHERE kind = 'Progress' GROUP BY task, chunk) p "
+    "USING (task, chunk) ORDER BY task, chunk"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Tasks:
     """Columns with a row for each chunk that was dispatched; times in seconds on the run's clock.
@@ -82,7 +90,7 @@ def tasks_of(run: Run) -> Tasks:
     slots = tuple(sorted(set(log["slot"])))
     places = {name: i for i, name in enumerate(slots)}
     slot = np.fromiter(map(places.__getitem__, log["slot"]), dtype=np.int64)
-    start = _starts(log)
+    start, last = np.array(run.log.rows(_TIMES), dtype=np.float64).reshape(-1, 2).T
     fate = _fates(run, log, slots, slot)
     computed, received = log["computed"], log["received"]
     finished = np.isfinite(computed) & np.isfinite(received) & (fate != LOST)
@@ -91,7 +99,7 @@ def tasks_of(run: Run) -> Tasks:
     if lost.any():  # there are many events to read
         end[lost] = np.maximum(_losses(run, log, lost), start[lost])
     first = np.fmax(log["computing"], start)
-    last = np.clip(_last_progress(run, log), first, np.maximum(computed, first))
+    last = np.clip(last, first, np.maximum(computed, first))
     phases = first - start, last - first, np.maximum(computed - last, 0.0), np.maximum(received - computed, 0.0)
     waiting, computing, idle, sending = np.where(finished, phases, 0.0)
     unknown = np.where(finished, 0.0, np.maximum(end - start, np.finfo(np.float32).tiny))
@@ -115,24 +123,6 @@ def tasks_of(run: Run) -> Tasks:
         work=log["work"],
         slots=slots,
     )
-
-
-def _starts(log: Mapping[str, Array]) -> Array:
-    """Return the time from which each chunk could be computed; rows are ordered by task and chunk."""
-    start, task = log["dispatched"].astype(np.float64), log["task"]
-    later = np.flatnonzero((log["chunk"][1:] > 0) & (task[1:] == task[:-1])) + 1
-    start[later] = np.fmax(log["computed"][later - 1], start[later])
-    return start
-
-
-def _last_progress(run: Run, log: Mapping[str, Array]) -> Array:
-    """Return the time at which each chunk's last partition was finished; without reports, its message's time."""
-    last = log["computed"].astype(np.float64)
-    rows = run.log.rows("SELECT task, chunk, max(time) FROM events WHERE kind = 'Progress' GROUP BY task, chunk")
-    reports = {(task, chunk): time for task, chunk, time in rows}
-    for i in np.flatnonzero(np.isfinite(last)) if reports else ():
-        last[i] = reports.get((log["task"][i], log["chunk"][i]), last[i])
-    return last
 
 
 def _fates(run: Run, log: Mapping[str, Array], slots: tuple[str, ...], slot: Array) -> Array:

@@ -236,12 +236,7 @@ def newest_seal(log: RunLog) -> str:
     return str(rows[0][0]) if rows else ""
 
 
-# ------------------------------------------------------------------------------------------- for verification
-
-
-def numbers(log: RunLog) -> list[int]:
-    """Return the numbers of all events, sorted."""
-    return [seq for (seq,) in log.rows("SELECT seq FROM events ORDER BY seq")]
+# ------------------------------------------------------------------------------------------- checkpoints
 
 
 def checkpoint_numbers(log: RunLog) -> list[int]:
@@ -252,25 +247,3 @@ def checkpoint_numbers(log: RunLog) -> list[int]:
 def checkpoint_digests(log: RunLog, seq: int) -> list[str]:
     """Return the digests of the checkpoints that were written after event ``seq``."""
     return [digest for (digest,) in log.rows("SELECT digest FROM checkpoints WHERE seq = ?", (seq,))]
-
-
-def endings(log: RunLog) -> dict[str, int]:
-    """Return the number of chunks for each ending."""
-    return dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
-
-
-def ended_twice(log: RunLog) -> tuple[int, int, int] | None:
-    """Return task, chunk and number of endings of a chunk that ended more than once; None if there is none."""
-    rows = log.rows("SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1 LIMIT 1")
-    return rows[0] if rows else None
-
-
-def replies(log: RunLog) -> dict[tuple[str, int], int]:
-    """Return the number of messages that each update records, by slot and version."""
-    return {(slot, version): n for slot, version, n in log.rows("SELECT slot, version, replies FROM updates")}
-
-
-def chunks_used(log: RunLog) -> dict[tuple[str, int], int]:
-    """Return the number of chunks that record their use in an update, by slot and version."""
-    rows = log.rows("SELECT slot, step, count(*) FROM chunks WHERE step > 0 GROUP BY 1, 2")
-    return {(slot, step): count for slot, step, count in rows}

@@ -187,13 +187,6 @@ class RunLog:
             self._db.execute("INSERT INTO seals (upto, seal) VALUES (?, ?)", (json.dumps(upto), seal))
             self._upto, self.seal = upto, seal
 
-    def __len__(self) -> int:
-        """Return the number of rows of all tables."""
-        return sum(int(self.rows(f"SELECT count(*) FROM {name}")[0][0]) for name in TABLES)
-
-    def __bool__(self) -> bool:
-        return True
-
     def has_seal(self, seal: str) -> bool:
         """Return whether the log has all rows up to a seal."""
         return not seal or bool(self.rows("SELECT 1 FROM seals WHERE seal = ?", (seal,)))
@@ -214,7 +207,7 @@ class RunLog:
         if kind is Reply:
             row = (self.seq, plain[0], "Reply", plain[1], plain[2], plain[3], None)
         else:
-            end = 1 + IDS.get(kind, 3)
+            end = 1 + IDS[kind]
             row = (self.seq, plain[0], kind.__name__, *plain[1:end], *[None] * (4 - end), json.dumps(plain[end:]))
         self._rows["events"].append(row)
 
@@ -282,14 +275,23 @@ class RunLog:
 
         ``lasting``: the rows must survive a loss of power, as rows before a checkpoint.
         """
+        with self._transaction(lasting=lasting):
+            for name, rows in self._rows.items():
+                if rows:
+                    self._db.executemany(INSERT[name], rows)
+        for rows in self._rows.values():
+            rows.clear()
+        self._last = clock.monotonic()
+
+    @contextlib.contextmanager
+    def _transaction(self, *, lasting: bool = False) -> Iterator[None]:
+        """Write what the block writes, with a seal, or nothing of it if the disk refuses."""
         before = self._upto, self.seal
         try:
             if lasting:
                 self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("BEGIN")
-            for name, rows in self._rows.items():
-                if rows:
-                    self._db.executemany(INSERT[name], rows)
+            yield
             if self.path is not None:
                 self._seal_rows()
             self._db.execute("COMMIT")
@@ -297,18 +299,12 @@ class RunLog:
                 self._db.execute("PRAGMA synchronous=NORMAL")
         except sqlite3.Error as error:
             self._upto, self.seal = before
-            self._roll_back()
+            if self._db.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
             raise RunFailed(
                 f"the run log '{self.path}' cannot be written ({error}); free some space and resume the run"
             ) from None
-        for rows in self._rows.values():
-            rows.clear()
-        self._last = clock.monotonic()
-
-    def _roll_back(self) -> None:
-        if self._db.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
 
     def close(self, *, write: bool = True) -> None:
         """Close the file, after writing gathered rows if ``write``; safe to call twice."""
@@ -333,8 +329,7 @@ class RunLog:
 
     def truncate(self, seq: int, seal: str = "") -> None:
         """Remove all rows after event ``seq``, when the log had ``seal``, as the run is resumed from there."""
-        try:
-            self._db.execute("BEGIN")
+        with self._transaction():
             for name in ("events", "chunks", "updates", "notes", "summary", "checkpoints", "reuses"):
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             if not seq:  # the run starts again
@@ -348,12 +343,6 @@ class RunLog:
             )
             self._db.execute("DELETE FROM seals WHERE id > ?", (number,))
             self._upto, self.seal = upto, seal if number else ""
-            if self.path is not None:
-                self._seal_rows()
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._roll_back()
-            raise RunFailed(f"the run log '{self.path}' cannot be written ({error})") from None
         self.totals = Totals()
         for number, *values in self._db.execute("SELECT * FROM works"):
             plain = zip(Chunk._fields, values, strict=True)
@@ -398,7 +387,7 @@ class RunLog:
         ):
             kind = KINDS[name]
             try:
-                event = msgspec.convert([time, *ids[: IDS.get(kind, 3)], *json.loads(info or "[]")], kind)
+                event = msgspec.convert([time, *ids[: IDS[kind]], *json.loads(info or "[]")], kind)
             except (TypeError, ValueError):  # what is no list, or is of other types
                 raise self._forged() from None
             yield event
