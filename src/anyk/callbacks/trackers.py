@@ -155,12 +155,14 @@ class TensorBoard(Callback):
         self._writer: Any = None
 
     def on_begin(self, info: RunInfo) -> None:
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
         writer = _package()
         self._metric, self._lost = info.metric, 0
         with as_bad_input(f"the folder '{self._folder}' cannot be written"):
             self._writer = writer.EventFileWriter(str(self._folder / info.title if info.title else self._folder))
         rows = "".join(f"| {key} | {value} |\n" for key, value in info.settings.items())
-        self._text("settings", f"| setting | value |\n| --- | --- |\n{rows}", info.step)
+        self._add(text_pb("settings", f"| setting | value |\n| --- | --- |\n{rows}"), info.step)
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._every == 0:
@@ -184,21 +186,13 @@ class TensorBoard(Callback):
     def _scalars(self, values: dict[str, float], step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._add([Summary.Value(tag=name, simple_value=value) for name, value in values.items()], step)
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(Summary(value=scalars), step)
 
-    def _text(self, name: str, text: str, step: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.plugins.text.metadata import create_summary_metadata
-
-        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
-        self._add([Summary.Value(tag=name, metadata=create_summary_metadata(name, ""), tensor=tensor)], step)
-
-    def _add(self, values: object, step: int) -> None:
+    def _add(self, summary: object, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._writer.add_event(Event(wall_time=clock.time(), step=step, summary=Summary(value=values)))
+        self._writer.add_event(Event(wall_time=clock.time(), step=step, summary=summary))
 
 
 def _figures(info: StepInfo) -> dict[str, float]:

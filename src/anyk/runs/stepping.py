@@ -167,7 +167,8 @@ class SteppedRounds:
                     if first:
                         _put_model(self._into, step.model)
                         first = False
-                    _put_gradient(self._into, step.gradient)
+                    for parameter, piece in _pieces(self._into, step.gradient):
+                        parameter.grad = piece.to(parameter.device)
                     before = step.model if idle is None else step.model.copy()  # the body may change it in place
                     nonzero = idle is not None and bool(step.gradient.any())  # zero_grad() may change it in place
                 try:
@@ -276,11 +277,12 @@ class _Statistics:
         return _Statistics, ()
 
 
+@dataclass(eq=False)
 class _WithInitial:
     """A problem with another initial model."""
 
-    def __init__(self, problem: Problem, w: Vector) -> None:
-        self._problem, self._w = problem, w
+    _problem: Problem
+    _w: Vector
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # requested by pickle while there is no problem yet
@@ -432,8 +434,3 @@ def _pieces(module: torch.nn.Module, vector: Vector) -> Iterator[tuple[torch.nn.
 def _put_model(module: torch.nn.Module, w: Vector) -> None:
     for parameter, piece in _pieces(module, w.copy()):
         parameter.detach().copy_(piece)
-
-
-def _put_gradient(module: torch.nn.Module, gradient: Vector) -> None:
-    for parameter, piece in _pieces(module, gradient):
-        parameter.grad = piece.to(parameter.device)
