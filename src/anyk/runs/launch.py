@@ -27,10 +27,10 @@ from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss,
 from anyk.runs.evaluation.evaluator import Evaluator, divergence
 from anyk.runs.floor import floor_seconds
 from anyk.runs.folder import callback_states, checkpoints
-from anyk.runs.folder.digests import file_digest
 from anyk.runs.folder.drains import read_drained
 from anyk.runs.folder.environment import changes
 from anyk.runs.folder.predictors import predictor_of
+from anyk.runs.folder.rebuilding import file_digest
 from anyk.runs.limits import LIMIT, first_metrics
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
@@ -260,10 +260,9 @@ class Launch:
         self._save_at = clock.monotonic() + self._prepared.checkpoint_every
 
     def _after_step(self, driver: Driver) -> None:
-        evaluator = self._evaluator
-        assert driver.last_update is not None
-        slot = driver.last_update.slot
-        version = driver.versions[slot]
+        evaluator, last = self._evaluator, driver.last
+        assert last is not None
+        slot, version = last.slot, last.version
         if evaluator.store_version(slot, version, driver.time, driver.models[slot]):
             driver.versions.pin(slot, version)
         for returned in evaluator.take_returned_versions():
@@ -277,8 +276,7 @@ class Launch:
         elif evaluator.hopeless is not None and driver.seconds is None and (driver.steps or LIMIT) >= LIMIT:
             raise RunFailed(f"it is not known any more whether the target is reached: {evaluator.hopeless}")
         if self._steps:
-            last, newest = driver.last, evaluator.latest
-            assert last is not None
+            newest = evaluator.latest
             loss, metric, evaluated = (None,) * 3 if newest is None else (newest.loss, newest.metric, newest.version)
             head = slot, version, driver.time, driver.on_time, last.residual, last.gain, last.staleness, last.stalest
             info = StepInfo(*head, loss, metric, evaluated, driver, evaluator)

@@ -23,16 +23,23 @@ from anyk.runs.callbacks import Callbacks, check_callbacks
 from anyk.runs.defaults import usual_optimizer
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
-from anyk.runs.folder.digests import digests_of, files_of, with_callbacks, with_plugins
 from anyk.runs.folder.folders import check_plain, new_folder
-from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
+from anyk.runs.folder.rebuilding import (
+    Rebuilt,
+    cluster_like,
+    describe,
+    digests_of,
+    files_of,
+    rebuild,
+    with_callbacks,
+    with_plugins,
+)
 from anyk.runs.limits import Limits, check_launcher, check_rows
 from anyk.runs.live_progress import showing
-from anyk.runs.many_models import combine
 from anyk.runs.races.race_folder import NAME, RaceConfig, is_race, name_folders, read_race, run_folders, titled
-from anyk.runs.races.seeds import compare_seeds, grouped
+from anyk.runs.races.speedups import compare_seeds, grouped
 from anyk.runs.run import Run, result_cells, setup
-from anyk.runs.training import resume, train
+from anyk.runs.training import combine, resume, train
 from anyk.specs import parse as split
 from anyk.specs import with_keys
 from anyk.strategies import resolve_paths, with_fleet
