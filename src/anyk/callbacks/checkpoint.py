@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -198,10 +198,10 @@ class EarlyStopping(Callback):
             best = "" if self.best is None else f", best {self.best:.6g}"
             raise StopRun(f"{self.of} has not got better{by} for {self.waited} evaluations (step {info.step}{best})")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ByName:
         """Return the state from which a resumed run continues."""
         return {"best": self.best, "step": self._best.step, "slot": self._slot, "waited": self.waited}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: ByName) -> None:
         """Continue from the result of :meth:`state_dict`."""
         self._restored = state

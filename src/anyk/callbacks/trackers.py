@@ -89,19 +89,16 @@ class MLflow(Callback):
 
     def __init__(self, experiment: str | None = None, *, tracking_uri: Address = None, every: AtLeastOne = 1) -> None:
         self._client = _client(tracking_uri)
-        self._experiment, self._every = experiment, every
+        self._experiment, self._every = experiment or "Default", every
         self._run: str | None = None
 
     def on_begin(self, info: RunInfo) -> None:
         self._metric = info.metric
-        self._run = self._client.create_run(self._experiment_id(), run_name=info.title or info.strategy).info.run_id
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        number = self._client.create_experiment(self._experiment) if experiment is None else experiment.experiment_id
+        self._run = self._client.create_run(str(number), run_name=info.title or info.strategy).info.run_id
         for key, value in info.settings.items():
             self._client.log_param(self._run, key, value)
-
-    def _experiment_id(self) -> str:
-        name = self._experiment or "Default"
-        experiment = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if experiment is None else experiment.experiment_id)
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._every == 0:
@@ -150,17 +147,18 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: Folder, *, every: AtLeastOne = 1) -> None:
-        _package()
+        with needing("TensorBoard", "tensorboard", "callbacks.TensorBoard"):
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        self._open = EventFileWriter
         self._folder, self._every = Path(folder), every
         self._writer: Any = None
 
     def on_begin(self, info: RunInfo) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        writer = _package()
         self._metric, self._lost = info.metric, 0
         with as_bad_input(f"the folder '{self._folder}' cannot be written"):
-            self._writer = writer.EventFileWriter(str(self._folder / info.title if info.title else self._folder))
+            self._writer = self._open(str(self._folder / info.title if info.title else self._folder))
         rows = "".join(f"| {key} | {value} |\n" for key, value in info.settings.items())
         self._add(text_pb("settings", f"| setting | value |\n| --- | --- |\n{rows}"), info.step)
 
@@ -203,9 +201,3 @@ def _figures(info: StepInfo) -> dict[str, float]:
 def _of(slot: str) -> str:
     """Return the prefix of a model's tags, which is empty unless there are several models."""
     return "" if slot == "model" else f"{slot}/"
-
-
-def _package() -> Any:
-    with needing("TensorBoard", "tensorboard", "callbacks.TensorBoard"):
-        from tensorboard.summary.writer import event_file_writer
-    return event_file_writer

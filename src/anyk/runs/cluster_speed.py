@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -14,7 +15,7 @@ from anyk.arrays import Vector
 from anyk.clusters.contract import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import GD
-from anyk.problems.base import Index
+from anyk.problems.base import Index, Tell
 from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Fleet, Layout, Reply, Strategy
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
@@ -149,7 +150,7 @@ def cluster_speed(
     *,
     sizes: Sequence[int] = SIZES,
     steps: int = 20,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> ClusterSpeed:
     """Measure the speed of clusters.
 
@@ -202,11 +203,10 @@ def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, floa
 def _floor(dimension: int, workers: int) -> float:
     messages = [np.ones(dimension) for _ in range(min(workers, 4))]
     total = np.empty(dimension)
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
+
+    def add() -> None:
         total.fill(0.0)
         for i in range(workers):
-            total += messages[i % len(messages)]
-        seconds.append(time.perf_counter() - start)
-    return median(seconds)
+            np.add(total, messages[i % len(messages)], out=total)
+
+    return median(timeit.repeat(add, number=1, repeat=5))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from anyk import html
-from anyk.arrays import Array, Vector
+from anyk.arrays import Array, Vector, Vectors
 from anyk.checks import typed, whole
 from anyk.errors import BadInput, MissingPackage
+from anyk.plain import ByName
 from anyk.problems.data.new_rows import read_rows
 from anyk.problems.predicting import Coefficients, Predictor
 from anyk.runs.engine.warm_start import WarmStart
@@ -52,7 +52,7 @@ class Results:
     config: RunConfig
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> ByName:
         """The values that were written when the run ended, such as floor, loss and metric."""
         return self.log.summary()
 
@@ -77,7 +77,7 @@ class Results:
         return self.summary.get("loss")
 
     @property
-    def metric(self) -> dict[str, Any] | None:
+    def metric(self) -> ByName | None:
         """The ``name`` and ``value`` of the final model's metric."""
         return self.summary.get("metric")
 
@@ -105,13 +105,16 @@ class Results:
     def cost(self) -> Cost:
         """The cost of the run's tasks."""
         widest = max((len(work.partitions) for work in queries.works(self.log).values()), default=0)
-        computing, waiting = queries.mean_times(self.log)
+        ((computing, waiting),) = self.log.rows(
+            "SELECT coalesce(avg(computed - computing), 0.0), coalesce(avg(computing - started), 0.0) FROM chunks "
+            "WHERE computed IS NOT NULL"
+        )
         _, values = parse(self.config.delays)
         by_load = values.get("per") == "load" or values.get("slope", "0") != "0"
         return Cost(widest / self.config.partitions, computing, waiting, by_load)
 
     @property
-    def notes(self) -> list[dict[str, Any]]:
+    def notes(self) -> list[ByName]:
         """The log's notes, with ``time``, ``kind`` and ``text``: lost workers, unused messages, why the run stopped."""
         return self.log.table("SELECT time, kind, text FROM notes ORDER BY seq, time")
 
@@ -129,7 +132,7 @@ class Run(Results, AbstractContextManager["Run"]):
         config: RunConfig,
         *,
         path: Path | None,
-        models: dict[str, Vector] | None = None,
+        models: Vectors | None = None,
         started_with: WarmStart | None = None,
         state: WarmStart | None = None,
         predictor: Predictor | None = None,
@@ -206,11 +209,12 @@ class Run(Results, AbstractContextManager["Run"]):
     @property
     def best(self) -> float | None:
         """The best metric of the first model, over all versions that were evaluated; None without a metric."""
-        values = self.history[self.metric_name] if self.metric else np.empty(0)
-        values = values[~np.isnan(values)]
-        if not values.size:
+        if not self.metric:
             return None
-        return float(values.max() if self.config.better == "higher" else values.min())
+        best = "max" if self.config.better == "higher" else "min"
+        rows = self.log.rows(f"SELECT {best}(metric) FROM evaluations WHERE slot = ?", (self.slot,))
+        value: float | None = rows[0][0]
+        return value
 
     @property
     def begun(self) -> int:
@@ -236,10 +240,10 @@ class Run(Results, AbstractContextManager["Run"]):
     @property
     def model(self) -> Vector:
         """The final model of the first slot, shape (d,)."""
-        return self.models[min(slot for slot in self.models if slot not in self.config.auxiliary)]
+        return self.models[min(self.models.keys() - self.config.auxiliary)]
 
     @cached_property
-    def models(self) -> dict[str, Vector]:
+    def models(self) -> Vectors:
         """The final models by slot, each of shape (d,)."""
         if self._models is not None:
             return self._models
@@ -309,8 +313,7 @@ class Run(Results, AbstractContextManager["Run"]):
     def slot(self) -> str:
         """The first slot that is not auxiliary."""
         totals = queries.totals(self.log)
-        slots = sorted({*totals.newest, *totals.evaluated} - {*self.config.auxiliary})
-        return slots[0] if slots else "model"
+        return min({*totals.newest, *totals.evaluated} - {*self.config.auxiliary}, default="model")
 
     @property
     def comparison(self) -> str:
@@ -352,11 +355,7 @@ class Run(Results, AbstractContextManager["Run"]):
         versions = self._versions
         if slot is not None and slot not in versions:
             raise BadInput(f"the run has trained no model '{slot}'; it has {', '.join(versions) or 'none'}")
-        total: Counter[int] = Counter()
-        for each, counts in queries.staleness(self.log).items():
-            if each in versions if slot is None else each == slot:
-                total.update(counts)
-        return dict(sorted(total.items()))
+        return queries.staleness(self.log, versions if slot is None else [slot])
 
     def to_frame(self, table: str = "steps") -> pandas.DataFrame:
         """Return a table of the log as a data frame of pandas; integer columns with missing values have type Int64.
@@ -381,7 +380,7 @@ class Run(Results, AbstractContextManager["Run"]):
         frame = pandas.DataFrame(columns)
         return frame.astype({name: "Int64" for name in queries.COUNTS if name in frame})
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> ByName:
         """Return the results in the form that ``--json`` writes."""
         return {
             "strategy": self.config.strategy,
@@ -399,7 +398,7 @@ class Run(Results, AbstractContextManager["Run"]):
             "run": str(self.path) if self.path is not None else None,
         }
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> ByName:
         """Return settings and results in the form that ``--json`` writes."""
         return setup(self.config) | {"runs": [self.result()]}
 
@@ -414,7 +413,7 @@ def result_cells(run: Run) -> tuple[Any, ...]:
     return run.steps, f"{run.seconds:.4g}", run.loss and f"{run.loss:.4g}", value and f"{value:.4g}"
 
 
-def setup(config: SharedConfig) -> dict[str, Any]:
+def setup(config: SharedConfig) -> ByName:
     """Return the settings that all runs of a race share, in the form that ``--json`` writes."""
     problem = config.problem or Recipe()
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.plain import values_of
-from anyk.problems.base import Problem, ensure_problem
+from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callbacks, check_callbacks
 from anyk.runs.defaults import usual_optimizer, workers_of
@@ -50,7 +50,7 @@ class Preparation:
     evaluated: Problem
     checkpoint_every: float
     callbacks: Callbacks
-    tell: Callable[[str], None] | None = None
+    tell: Tell | None = None
 
 
 @typed

@@ -89,13 +89,13 @@ class _HandOver(Optimizer):
         return out
 
 
+@dataclass(eq=False)
 class _Loop(Callback):
     """The callback by which a run reports to the user's loop and stores the loop's state in checkpoints."""
 
-    def __init__(self, keep: tuple[Any, ...]) -> None:
-        self._keep = keep
-        self.driver: Driver | None = None
-        self.left = False
+    _keep: tuple[Any, ...]
+    driver: Driver | None = None
+    left: bool = False
 
     def on_begin(self, info: RunInfo) -> None:
         self.driver = info.driver
@@ -118,28 +118,22 @@ class _Loop(Callback):
             each.load_state_dict(state)
 
 
+@dataclass(eq=False, repr=False)
 class SteppedRounds:
     """The steps of a run, taken by the loop that iterates over them; the result of :func:`rounds`."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        start: Callable[..., Run],
-        into: Any,
-        keep: tuple[Any, ...],
-        callbacks: tuple[Any, ...],
-        *,
-        resumed: bool,
-    ) -> None:
-        self._problem, self._start, self._into, self._resumed = problem, start, into, resumed
-        self._loop = _Loop(keep)
-        self._callbacks = Callbacks((*callbacks, self._loop))
-        self._waiting = False  # whether the run waits for the loop's next model
-        self._steps: SimpleQueue[Step | None] = SimpleQueue()
-        self._ends: SimpleQueue[None] = SimpleQueue()
-        self._started = False
-        self._run: Run | None = None
-        self._error: BaseException | None = None
+    _problem: Problem
+    _start: Callable[..., Run]
+    _into: Any
+    _loop: _Loop
+    _callbacks: Callbacks
+    _resumed: bool
+    _waiting: bool = False  # whether the run waits for the loop's next model
+    _steps: SimpleQueue[Step | None] = field(default_factory=SimpleQueue)
+    _ends: SimpleQueue[None] = field(default_factory=SimpleQueue)
+    _started: bool = False
+    _run: Run | None = None
+    _error: BaseException | None = None
 
     @property
     def run(self) -> Run:
@@ -352,12 +346,13 @@ def rounds(
         problem = _WithInitial(problem, _matching(into, problem))
     if go_on and out is None:
         raise BadInput("go_on resumes the run in a folder; give out=…")
-    start: Callable[..., Run] = partial(train, problem, built, cluster, out=out)
+    start = partial(train, problem, built, cluster, out=out)
     if resumed := go_on and out is not None and (Path(out) / NAME).exists():
         _check_same(Path(out), built, cluster)
         start = partial(resume, Path(out), problem=problem)
     start = partial(start, steps=steps, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
-    return SteppedRounds(problem, start, into, _with_states(keep), check_callbacks(callbacks), resumed=resumed)
+    loop = _Loop(_with_states(keep))
+    return SteppedRounds(problem, start, into, loop, Callbacks((*check_callbacks(callbacks), loop)), resumed)
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from anyk.errors import BadInput
 from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.plain import from_plain
-from anyk.problems.base import Problem, ensure_problem
+from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.problems.many import ManyProblems
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import check_callbacks
@@ -151,7 +151,7 @@ def resume(
     evaluate: Evaluate | str | None = _AS_BEFORE,
     checkpoint_every: float = 10.0,
     callbacks: Sequence[Any] = (),
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
     progress: bool = False,
 ) -> Run:
     """Continue a run from its last checkpoint, or from its start, until its limits or new ones.
@@ -176,7 +176,8 @@ def resume(
     previous, limits = config.steps, Limits(steps, seconds, target)
     if limits:
         if limits.endless:
-            limits = limits.within(_newest_step(folder) + LIMIT)
+            with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
+                limits = limits.within(max(newest(log).values(), default=0) + LIMIT)
         config = structs.replace(config, **vars(limits))
     with (
         names_in_folder(folder, config.digests.code, trust=trust),
@@ -230,12 +231,6 @@ def _tell(prepared: Preparation, text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=5)
     else:
         prepared.tell(text)
-
-
-def _newest_step(folder: Path) -> int:
-    """Return the newest version in a run's log."""
-    with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
-        return max(newest(log).values(), default=0)
 
 
 # ------------------------------------------------------------------------------------------- several models

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from anyk.arrays import Vector
+from anyk.arrays import Vector, Vectors
 from anyk.clusters.contract import Cluster, Order
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, partition_abilities
+from anyk.problems.base import Problem, Tell, partition_abilities
 from anyk.problems.many import problem_of
 from anyk.protocol import (
     Alarm,
@@ -136,7 +136,7 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------- run
 
-    def open(self, tell: Callable[[str], None] | None = None) -> None:
+    def open(self, tell: Tell | None = None) -> None:
         """Start the cluster's workers on the problem's partitions; first, ``tell`` receives a line on required memory.
 
         Raises :class:`~anyk.errors.BadInput` if less memory is available.
@@ -282,7 +282,7 @@ class Driver:
         return len(self.used_by)
 
     @property
-    def models(self) -> dict[str, Vector]:
+    def models(self) -> Vectors:
         """The newest version of each slot."""
         return self.versions.models
 
@@ -451,7 +451,7 @@ class Driver:
             **self.ledger.state(),
         }
 
-    def vectors(self) -> dict[str, Vector]:
+    def vectors(self) -> Vectors:
         """Return the vectors that a resumed run needs: models in use, optimiser states and unused messages."""
         own = {f"cluster/{key}": vector for key, vector in self.cluster.store.vectors().items()}
         return self.versions.vectors() | self.ledger.vectors() | own

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.arrays import Floats, Vector
+from anyk.arrays import Floats, Vector, Vectors
 from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer, SlowMo
@@ -99,7 +99,7 @@ class Updates:
         slot: str,
         gradient: Callable[[slice], Vector],
         optimizer: Optimizer,
-        state: dict[str, Vector],
+        state: Vectors,
         t: int,
         scale: float,
     ) -> tuple[Vector, int]:
@@ -184,7 +184,7 @@ class Updates:
         self._versions.optimizer_states[slot] |= {OUTER + name: vector for name, vector in state.items()}
         return model
 
-    def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> dict[str, Vector]:
+    def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> Vectors:
         """Return the state of the outer optimiser, which steps by the change of local work."""
         state = self._versions.optimizer_states[slot]
         if not any(name.startswith(OUTER) for name in state):

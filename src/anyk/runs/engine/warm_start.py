@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.arrays import Vector
+from anyk.arrays import Vector, Vectors
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
@@ -29,8 +29,8 @@ class WarmStart:
     """
 
     versions: dict[str, int]
-    models: dict[str, Vector]
-    states: dict[str, dict[str, Vector]]
+    models: Vectors
+    states: dict[str, Vectors]
     tasks: int
 
     @property
@@ -49,7 +49,7 @@ class WarmStart:
     ) -> WarmStart:
         """Return the state in a checkpoint, or in the file that :meth:`save` wrote."""
         versions = {slot: version for slot, version in state["versions"].items() if slot not in auxiliary}
-        states: dict[str, dict[str, Vector]] = {slot: {} for slot in versions}
+        states: dict[str, Vectors] = {slot: {} for slot in versions}
         for key, vector in vectors.items():
             kind, *parts = key.split("/")
             if kind == "optimizer" and parts[0] in states and not parts[1].startswith(OUTER):

@@ -13,13 +13,14 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from anyk import keyed
-from anyk.arrays import Vector
+from anyk.arrays import Vector, Vectors
 from anyk.errors import BadInput, RunFailed
+from anyk.plain import ByName
 from anyk.regular_files import open_plain, replacing, synchronise
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
@@ -31,14 +32,14 @@ OLDER = "checkpoint.older.safetensors"
 class Saved(NamedTuple):
     """A checkpoint to resume from, its digest and file ``name``; ``instead``: the reason if it is not the newest."""
 
-    state: dict[str, Any]
-    vectors: dict[str, Vector]
+    state: ByName
+    vectors: Vectors
     digest: str
     name: str = NAME
     instead: str | None = None
 
 
-def save(folder: Path, text: str, vectors: dict[str, Vector], *, name: str = NAME) -> str:
+def save(folder: Path, text: str, vectors: Vectors, *, name: str = NAME) -> str:
     """Write a checkpoint and return its digest; the last one is kept as :data:`OLDER`. ``text``: the state, as JSON.
 
     Raises :class:`~anyk.errors.RunFailed` if it cannot be written.
@@ -64,8 +65,8 @@ def save(folder: Path, text: str, vectors: dict[str, Vector], *, name: str = NAM
 class CheckpointWriter:
     """Writes checkpoints in a thread, from copies of the vectors in buffers that are used again."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, log: RunLog) -> None:
+        self._folder, self._log = folder, log
         self._buffers: list[Vector] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[str] | None = None
@@ -81,10 +82,10 @@ class CheckpointWriter:
         """Whether a checkpoint has been written and :meth:`finish` has not been called since."""
         return self._writing is not None and self._writing.done()
 
-    def start(self, state: dict[str, Any], vectors: Mapping[str, Vector]) -> None:
+    def start(self, state: ByName, vectors: Mapping[str, Vector]) -> None:
         """Start to write a checkpoint; the arguments may change afterwards."""
         free, self._buffers = self._buffers, []
-        copies: dict[str, Vector] = {}
+        copies: Vectors = {}
         for key, vector in vectors.items():
             alike = (i for i, one in enumerate(free) if one.shape == vector.shape and one.dtype == vector.dtype)
             place = next(alike, None)
@@ -94,14 +95,11 @@ class CheckpointWriter:
         self._seq = state["seq"]
         self._writing = self._thread.submit(save, self._folder, json.dumps(state), copies)
 
-    def finish(self) -> tuple[int, str]:
-        """Wait until the checkpoint is written; return the number of its event and its digest.
-
-        Raises :class:`~anyk.errors.RunFailed` if it cannot be written.
-        """
+    def finish(self) -> None:
+        """Wait until the checkpoint is written, and log it; raise :class:`~anyk.errors.RunFailed` if that fails."""
         assert self._writing is not None
         writing, self._writing = self._writing, None
-        return self._seq, writing.result()
+        self._log.checkpoint(self._seq, writing.result())
 
     def close(self) -> None:
         """End the thread after the checkpoint that it is writing, and free the buffers."""
@@ -150,7 +148,7 @@ def seal_of(folder: Path) -> str:
         return ""
 
 
-def _digest(state: str, arrays: dict[str, Vector]) -> str:
+def _digest(state: str, arrays: Vectors) -> str:
     digest = hashlib.blake2b(state.encode(), digest_size=16)
     for key in sorted(arrays):
         array = arrays[key]

@@ -29,7 +29,7 @@ from anyk.regular_files import open_plain
 from anyk.runs.callbacks import Callbacks
 from anyk.runs.evaluation.evaluate import Evaluate, spec_of
 from anyk.runs.folder.config import FORMAT, Config, Digests, Recipe, SharedConfig, recipe_of
-from anyk.runs.folder.promise import torch_named
+from anyk.runs.folder.promise import torch_named, without_none
 from anyk.runs.limits import Limits, check_address
 from anyk.specs import absolute
 
@@ -54,7 +54,7 @@ def describe(
     **own: Any,
 ) -> Config:
     """Return the configuration of a folder; ``own``: the settings of its ``kind``, or other values of shared ones."""
-    shared: dict[str, Any] = {
+    shared = {
         "format": FORMAT,
         "anyk": version("anyk"),
         "cluster": cluster.spec,
@@ -176,8 +176,7 @@ def files_of(specs: Iterable[str]) -> dict[str, str]:
 
     for spec in specs:
         strategies.resolve_paths(spec, add_file)
-    digests = {file: file_digest(file) for file in named}
-    return {file: digest for file, digest in digests.items() if digest is not None}
+    return dict(without_none({file: file_digest(file) for file in named}))
 
 
 def file_digest(file: str | Path, *, follow: bool = True) -> str | None:
@@ -252,8 +251,7 @@ def admit_strategies(config: SharedConfig) -> None:
 def _code_digests(named: Collection[str]) -> dict[str, str]:
     """Return SHA-256, by name, of files and modules, and of what the files import from their own folders."""
     imported = [str(part) for where in named if where.endswith(".py") for part in local_imports(Path(where))]
-    code = {where: sha256_of(where) for where in [*named, *imported]}
-    return {where: digest for where, digest in code.items() if digest is not None}
+    return dict(without_none({where: sha256_of(where) for where in [*named, *imported]}))
 
 
 def _code_named(config: SharedConfig) -> set[str]:

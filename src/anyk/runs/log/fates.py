@@ -17,11 +17,20 @@ USED, LATE, SPARE, CUT, LOST, OPEN = range(len(FATES))
 PHASES = ("waiting", "computing", "idle", "sending")  # of a finished chunk, in this order
 
 
-_TIMES = (  # from which a chunk could be computed, and when its last partition, or else its message, was finished
+# when each chunk could be computed, when its last partition, or else its message, was finished, the newest version of
+# its slot, and whether it ended after the last event
+_FACTS = (
     "SELECT max(c.dispatched, coalesce(lag(c.computed) OVER (PARTITION BY task ORDER BY chunk), c.dispatched)), "
-    "CASE WHEN c.computed IS NOT NULL THEN coalesce(p.time, c.computed) END FROM chunks c LEFT JOIN "
+    "CASE WHEN c.computed IS NOT NULL THEN coalesce(p.time, c.computed) END, coalesce(u.newest, 0), "
+    "c.seq > (SELECT coalesce(max(seq), 0) FROM events) FROM chunks c LEFT JOIN "
     "(SELECT task, chunk, max(time) AS time FROM events WHERE kind = 'Progress' GROUP BY task, chunk) p "
-    "USING (task, chunk) ORDER BY task, chunk"
+    "USING (task, chunk) LEFT JOIN (SELECT slot, max(version) AS newest FROM updates GROUP BY slot) u USING (slot) "
+    "ORDER BY task, chunk"
+)
+_LOSSES = (  # the time at which the worker of each lost chunk was lost or failed; without one, a given time
+    "WITH losses AS MATERIALIZED (SELECT worker, time FROM events WHERE kind IN ('Lost', 'Failed')) "
+    "SELECT coalesce((SELECT min(time) FROM losses WHERE worker = c.worker AND time >= c.dispatched), ?) "
+    "FROM chunks c WHERE received IS NULL AND cancelled IS NULL ORDER BY task, chunk"
 )
 
 
@@ -90,14 +99,14 @@ def tasks_of(run: Run) -> Tasks:
     slots = tuple(sorted(set(log["slot"])))
     places = {name: i for i, name in enumerate(slots)}
     slot = np.fromiter(map(places.__getitem__, log["slot"]), dtype=np.int64)
-    start, last = np.array(run.log.rows(_TIMES), dtype=np.float64).reshape(-1, 2).T
-    fate = _fates(run, log, slots, slot)
+    start, last, newest, at_end = np.array(run.log.rows(_FACTS), dtype=np.float64).reshape(-1, 4).T
+    fate = _fates(run, log, newest, at_end)
     computed, received = log["computed"], log["received"]
     finished = np.isfinite(computed) & np.isfinite(received) & (fate != LOST)
     end = np.where(np.isfinite(received), received, log["cancelled"])
     lost = ~np.isfinite(end)
     if lost.any():  # there are many events to read
-        end[lost] = np.maximum(_losses(run, log, lost), start[lost])
+        end[lost] = np.maximum(np.ravel(run.log.rows(_LOSSES, (run.seconds,))), start[lost])
     first = np.fmax(log["computing"], start)
     last = np.clip(last, first, np.maximum(computed, first))
     phases = first - start, last - first, np.maximum(computed - last, 0.0), np.maximum(received - computed, 0.0)
@@ -125,7 +134,7 @@ def tasks_of(run: Run) -> Tasks:
     )
 
 
-def _fates(run: Run, log: Mapping[str, Array], slots: tuple[str, ...], slot: Array) -> Array:
+def _fates(run: Run, log: Mapping[str, Array], newest: Array, at_end: Array) -> Array:
     ending = log["ending"]
     fate = np.full(len(ending), LOST, dtype=np.uint8)
     fate[ending == "counted"] = USED
@@ -133,23 +142,9 @@ def _fates(run: Run, log: Mapping[str, Array], slots: tuple[str, ...], slot: Arr
     unused = (ending == "cancelled") | (ending == "discarded")
     arrived = np.isfinite(log["received"]) & ~(log["received"] > log["cancelled"])
     fate[unused] = np.where(arrived, SPARE, CUT)[unused]
-    newest = queries.newest(run.log)
-    version = np.array([newest.get(name, 0) for name in slots] or [0], dtype=np.int64)[slot]
-    last_event = run.log.rows("SELECT coalesce(max(seq), 0) FROM events")[0][0]
-    unfinished = unused & ~arrived & (log["seq"] > last_event) & (log["cancelled"] >= run.seconds)
-    fate[unfinished & (run.asynchronous | (log["version"] >= version))] = OPEN
+    unfinished = unused & ~arrived & (at_end > 0) & (log["cancelled"] >= run.seconds)
+    fate[unfinished & (run.asynchronous | (log["version"] >= newest))] = OPEN
     return fate
-
-
-def _losses(run: Run, log: Mapping[str, Array], lost: Array) -> Array:
-    """Return the time at which the workers of some chunks were lost or failed; without one, the end of the run."""
-    events, end = run.log.rows("SELECT worker, time FROM events WHERE kind IN ('Lost', 'Failed')"), run.seconds
-    return np.array(
-        [
-            min((time for worker, time in events if worker == own and time >= dispatched), default=end)
-            for own, dispatched in zip(log["worker"][lost], log["dispatched"][lost], strict=True)
-        ]
-    )
 
 
 def _steps(

@@ -93,17 +93,15 @@ def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
     return {slot: version for slot, version in sorted(totals(log).newest.items()) if slot not in without}
 
 
-def staleness(log: RunLog) -> dict[str, dict[int, int]]:
-    """Return the number of messages that updates used, by slot and by staleness in versions."""
-    rows = log.rows(
-        "SELECT slot, stale, count(*) FROM (SELECT slot, step - 1 - version AS stale FROM chunks WHERE step > 0 "
+def staleness(log: RunLog, slots: Collection[str]) -> dict[int, int]:
+    """Return the number of messages that updates of some slots used, by staleness in versions."""
+    query = (
+        "SELECT stale, count(*) FROM (SELECT slot, step - 1 - version AS stale FROM chunks WHERE step > 0 "
         "UNION ALL SELECT r.slot, r.version - 1 - c.version FROM reuses r JOIN chunks c "
-        "ON c.task = r.task AND c.chunk = r.chunk) GROUP BY slot, stale ORDER BY slot, stale"
+        "ON c.task = r.task AND c.chunk = r.chunk) "
+        "WHERE slot IN (SELECT value FROM json_each(?)) GROUP BY stale ORDER BY stale"
     )
-    by_slot: dict[str, dict[int, int]] = {}
-    for slot, stale, count in rows:
-        by_slot.setdefault(slot, {})[stale] = count
-    return by_slot
+    return dict(log.rows(query, (json.dumps(list(slots)),)))
 
 
 def works(log: RunLog) -> dict[int, Work]:
@@ -141,13 +139,6 @@ def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
                 count, first = pairs.get((a, b), (0, version))
                 pairs[a, b] = count + 1, first
     return pairs
-
-
-def mean_times(log: RunLog) -> tuple[float, float]:
-    """Return the mean seconds of computing and of waiting before it, over finished chunks with reported times."""
-    rows = log.rows("SELECT avg(computed - computing), avg(computing - started) FROM chunks WHERE computed IS NOT NULL")
-    computing, waiting = rows[0]
-    return computing or 0.0, waiting or 0.0
 
 
 def waits_of_steps(log: RunLog) -> float | None:

@@ -119,7 +119,7 @@ def logged_receipt(
     *fields, before = rows[0]
     update = _Update(*fields)
     works = queries.works(log)
-    used = [_Message(*fields, works[work]) for *fields, work in log.rows(_USED, (slot, version))]
+    used = [_Message._make((*fields, works[work])) for *fields, work in log.rows(_USED, (slot, version))]
     cancelled = log.rows(_CANCELLED, (before, max(update.time, before), version))
     cut_off = [
         CutOff(worker, task, (at if due is None else due) - start, due is not None, done, len(works[work].partitions))
@@ -142,11 +142,9 @@ def receipt_after(driver: Driver, slot: str, version: int) -> Receipt | None:
     """Return the receipt of a version that has been made, also of a run that has not ended."""
     assert driver.log is not None
     driver.log.flush()
-    layout = driver.layout
+    workers, partitions = driver.layout.workers, driver.layout.partitions
     stopped = driver.ledger.cut_off
-    return logged_receipt(
-        driver.log, slot, version, workers=layout.workers, partitions=layout.partitions, stopped=stopped
-    )
+    return logged_receipt(driver.log, slot, version, workers=workers, partitions=partitions, stopped=stopped)
 
 
 def receipt_of_step(driver: Driver) -> Receipt:

@@ -22,6 +22,7 @@ from typing import Any, Self
 import msgspec
 
 from anyk.errors import BadInput, RunFailed
+from anyk.plain import ByName
 from anyk.protocol import Chunk, Event, Reply
 from anyk.runs.log.copies import INSTEAD, copied
 from anyk.runs.log.schema import (
@@ -314,12 +315,12 @@ class RunLog:
         finally:
             self._closing()
 
-    def summarise(self, values: dict[str, Any]) -> None:
+    def summarise(self, values: ByName) -> None:
         """Write values of the summary; later values of a name replace earlier ones."""
         self._rows["summary"].extend((name, json.dumps(value), self.seq) for name, value in values.items())
         self.flush()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> ByName:
         """Return the summary that :meth:`summarise` wrote."""
         rows = self.rows("SELECT name, value FROM summary ORDER BY rowid")
         try:
@@ -367,7 +368,7 @@ class RunLog:
         except sqlite3.Error as error:
             raise self._unreadable(error) from None
 
-    def table(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    def table(self, query: str, values: Sequence[Any] = ()) -> list[ByName]:
         """Return the rows of a query as dictionaries."""
         names, rows = self.select(query, values)
         return [dict(zip(names, row, strict=True)) for row in rows]

@@ -9,6 +9,8 @@ import msgspec
 
 from anyk.protocol import Event
 
+Version = tuple[str, int]  # a slot and the number of its version
+
 TABLES = {
     "events": "seq INTEGER PRIMARY KEY, time REAL, kind TEXT, worker INTEGER, task INTEGER, chunk INTEGER, info TEXT",
     "works": "id INTEGER PRIMARY KEY, partitions TEXT, coefficients TEXT, slot TEXT, send TEXT, batch INTEGER, "

@@ -200,12 +200,12 @@ class SeedsComparison(NamedTuple):
 
 def grouped(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     """Return the runs of each strategy, if they differ in nothing but their seeds; else each run in its own group."""
-    if len({_key(run) for run in runs}) < len(runs):  # some differ in other settings
+    if len({(run.config.strategy, run.config.seed) for run in runs}) < len(runs):  # some differ in other settings
         return [(run,) for run in runs]
     groups: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: _key(run)[1]):
-        groups.setdefault(_key(run)[0], []).append(run)
-    return [tuple(groups[spec]) for spec in dict.fromkeys(_key(run)[0] for run in runs)]
+    for run in sorted(runs, key=lambda run: run.config.seed):
+        groups.setdefault(run.config.strategy, []).append(run)
+    return [tuple(groups[spec]) for spec in dict.fromkeys(run.config.strategy for run in runs)]
 
 
 def compare_seeds(runs: Sequence[Run]) -> SeedsComparison:
@@ -222,16 +222,12 @@ def compare_seeds(runs: Sequence[Run]) -> SeedsComparison:
     groups = grouped(runs)
     over, by, _ = compare([group[0] for group in groups])
     by_seed: dict[int, SpeedUp] = {}
-    for seed in {_key(run)[1] for run in runs}:
-        same = [run for group in groups for run in group if _key(run)[1] == seed]
+    for seed in {run.config.seed for run in runs}:
+        same = [run for group in groups for run in group if run.config.seed == seed]
         paired = compare(same)
         if paired.over == over:
             by_seed.update(zip(map(id, same), paired.speed_ups, strict=True))
     strategies = tuple(
-        OverSeeds(_key(group[0])[0], group, tuple(by_seed.get(id(run)) for run in group)) for group in groups
+        OverSeeds(group[0].config.strategy, group, tuple(by_seed.get(id(run)) for run in group)) for group in groups
     )
     return SeedsComparison(over, by, strategies, tuple(by_seed.get(id(run)) for run in runs))
-
-
-def _key(run: Run) -> tuple[str, int]:
-    return run.config.strategy, run.config.seed
