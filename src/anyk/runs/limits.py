@@ -49,15 +49,15 @@ class Limits:
 
 @dataclass
 class ClockLimit:
-    """Checks the virtual clock at regular steps; ``_begun``: the step at which the run began."""
+    """Checks the virtual clock at regular steps; ``_first_step``: the step at which the run began."""
 
     _seconds: float
-    _begun: int
+    _first_step: int
     _look: int = _EVERY
 
     def check(self, step: int, now: float) -> None:
         """Raise :class:`~anyk.errors.RunFailed` if too little time has passed for the steps taken."""
-        steps = step - self._begun
+        steps = step - self._first_step
         if steps < self._look:
             return
         if now * _MOST < self._seconds * steps:

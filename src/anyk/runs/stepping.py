@@ -95,13 +95,13 @@ class _Loop(Callback):
 
     _keep: tuple[Any, ...]
     driver: Driver | None = None
-    left: bool = False
+    over: bool = False
 
     def on_begin(self, info: RunInfo) -> None:
         self.driver = info.driver
 
     def on_step(self, info: StepInfo) -> None:
-        if self.left:
+        if self.over:
             raise StopRun(f"the loop was left at step {info.step}")
 
     def state_dict(self) -> list[Any]:
@@ -174,7 +174,7 @@ class SteppedRounds:
                             idle = idle + nonzero if np.array_equal(before, step.model) else None
                 self._ends.put(None)
         finally:
-            self._loop.left = True
+            self._loop.over = True
             self._ends.put(None)
             thread.join()
             if first and self._into is not None and self._run is not None:  # the resumed run had no step left
@@ -188,7 +188,7 @@ class SteppedRounds:
 
     def hand_over(self, step: Step) -> Vector:
         """Pass a step to the loop and return the model that the loop makes; called in the run's thread."""
-        if self._loop.left:
+        if self._loop.over:
             raise RunFailed("the loop was left while it waited for a gradient")
         self._waiting = True
         self._steps.put(step)
