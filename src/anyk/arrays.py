@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 DType = np.dtype[Any]
 Vector = NDArray[np.floating[Any]]
+Vectors = dict[str, Vector]  # by name
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.int64]

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module, util
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from anyk.errors import BadInput, explaining
+from anyk.errors import BadInput, explaining, suggest
 from anyk.regular_files import read_plain
 
 _LOADED: dict[str, str] = {}  # SHA-256 of the files that have been run, by path
@@ -214,9 +213,8 @@ def function_named(name: str, what: str) -> tuple[Callable[..., Any], str]:
         if member is None:
             break
     if not callable(member):
-        near = get_close_matches(part, [key for key in dir(holder) if callable(getattr(holder, key, None))], n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise BadInput(f"'{where}' has no function '{function}'{hint}")
+        hint = suggest(part, [key for key in dir(holder) if callable(getattr(holder, key, None))], "")
+        raise BadInput(f"'{where}' has no function '{function}'{hint and f'; {hint}'}")
     return member, full_name
 
 

@@ -147,7 +147,7 @@ def judge(
 def _earlier(folder: Path, command: str, text: str) -> bool:
     """Whether it is what a run killed a moment earlier would be, but after its last checkpoint: none can tell these."""
     if command == "show":
-        state, _ = checkpoints.load(folder) or ({}, {})
+        state, *_ = checkpoints.load(folder) or ({},)
         return bool(json.loads(text)["runs"][0]["steps"] >= min(state["versions"].values()))
     ends = {"replay": "the same decisions and the same bits of model", "verify": "is whole"}
     return command in ends and text.strip().endswith(ends[command])

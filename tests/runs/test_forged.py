@@ -72,7 +72,7 @@ def seal(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """Seal all rows of a log anew, and write a checkpoint that belongs to it, with a change of its state."""
     saved = checkpoints.load(folder)
     assert saved is not None
-    state, vectors = saved
+    state, vectors, *_ = saved
     with contextlib.closing(sqlite3.connect(folder / "log.sqlite")) as db:
         db.execute("DELETE FROM seals")
         db.execute("DELETE FROM checkpoints WHERE seq = (SELECT max(seq) FROM checkpoints)")

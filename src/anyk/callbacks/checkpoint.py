@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,20 +21,24 @@ Quantity = Literal["loss", "metric"]
 
 
 @typed
+@dataclass
 class Best:
-    """The best value so far of one model; ``of``: the loss, or the metric, which is minimised or maximised."""
+    """The best value so far of one model; ``of``: the loss, or the metric, which is minimised or maximised.
 
-    def __init__(self, of: Quantity, min_delta: NonnegativeNumber = 0.0) -> None:
-        self.of, self.min_delta = of, min_delta
-        self.value: float | None = None
-        self.step = -1
-        self._sign, self._who = 1.0, ""
+    ``who``: the callback that asks, for messages.
+    """
 
-    def begin(self, info: RunInfo, who: str) -> None:
+    of: Quantity
+    who: str
+    min_delta: NonnegativeNumber = 0.0
+    value: float | None = None
+    step: int = -1
+    _sign: float = 1.0
+
+    def begin(self, info: RunInfo) -> None:
         """Prepare for a run; raise :class:`~anyk.errors.BadInput` if it evaluates nothing."""
         if info.config.evaluate == "none":
-            raise BadInput(f"{who} needs evaluation, which evaluate=None switches off; omit one of them")
-        self._who = who
+            raise BadInput(f"{self.who} needs evaluation, which evaluate=None switches off; omit one of them")
         if info.evaluated is None or (self.of == "loss" and info.evaluated == "held_out"):
             raise self._missing()
         higher = self.of == "metric" and info.config.better == "higher"
@@ -46,7 +51,7 @@ class Best:
                 "ask for that on training data, evaluate='on=train' (on the command line: --evaluate on=train) or have "
                 "it go by the metric, of='metric'"
             )
-        return BadInput(f"{self._who} goes by the {self.of}, which is not evaluated; {way}")
+        return BadInput(f"{self.who} goes by the {self.of}, which is not evaluated; {way}")
 
     def improved(self, info: EvaluationInfo) -> bool | None:
         """Return whether an evaluation is better than all before by at least ``min_delta``; None if unknown.
@@ -109,7 +114,7 @@ class Checkpoint(Callback):
         self._info, self._best = info, {}
         self._into = self.folder / info.title if info.title else self.folder
         if self.best is not None:
-            Best(self.best).begin(info, "best of Checkpoint")
+            Best(self.best, "best of Checkpoint").begin(info)
 
     def on_step(self, info: StepInfo) -> None:
         if self.every is not None and info.step % self.every == 0:
@@ -119,9 +124,9 @@ class Checkpoint(Callback):
         if self.best is None:
             return
         if info.slot not in self._best:
-            best = self._best[info.slot] = Best(self.best)
-            best.begin(self._info, "best of Checkpoint")
-            best.value, best.step = self._restored.pop(info.slot, (None, -1))
+            value, step = self._restored.pop(info.slot, (None, -1))
+            best = self._best[info.slot] = Best(self.best, "best of Checkpoint", value=value, step=step)
+            best.begin(self._info)
         if self._best[info.slot].improved(info):
             self._write(info.slot, "best", info.model)
 
@@ -168,7 +173,7 @@ class EarlyStopping(Callback):
         self._reset()
 
     def _reset(self) -> None:
-        self._best, self._slot, self.waited = Best(self.of, self.min_delta), "", 0
+        self._best, self._slot, self.waited = Best(self.of, "EarlyStopping", self.min_delta), "", 0
 
     @property
     def best(self) -> float | None:
@@ -177,7 +182,7 @@ class EarlyStopping(Callback):
 
     def on_begin(self, info: RunInfo) -> None:
         self._reset()
-        self._best.begin(info, "EarlyStopping")
+        self._best.begin(info)
         if self._restored is not None:
             self._best.value, self._best.step = self._restored["best"], self._restored["step"]
             self._slot, self.waited, self._restored = self._restored["slot"], self._restored["waited"], None
@@ -193,10 +198,10 @@ class EarlyStopping(Callback):
             best = "" if self.best is None else f", best {self.best:.6g}"
             raise StopRun(f"{self.of} has not got better{by} for {self.waited} evaluations (step {info.step}{best})")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ByName:
         """Return the state from which a resumed run continues."""
         return {"best": self.best, "step": self._best.step, "slot": self._slot, "waited": self.waited}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: ByName) -> None:
         """Continue from the result of :meth:`state_dict`."""
         self._restored = state

@@ -31,10 +31,10 @@ def callback(spec: str) -> Any:
     return _build_named(spec)[0]
 
 
-def named_callbacks(specs: Sequence[str], others: Sequence[Any] = ()) -> Callbacks:
-    """Return ``others`` and the callbacks of specs, for a run whose folder stores the specs."""
+def named_callbacks(specs: Sequence[str]) -> Callbacks:
+    """Return the callbacks of specs, for a run whose folder stores the specs."""
     named = [_build_named(spec) for spec in specs]
-    callbacks = check_callbacks([*others, *(callback for callback, _ in named)])
+    callbacks = check_callbacks([callback for callback, _ in named])
     callbacks.specs = tuple(name for _, name in named)
     return callbacks
 

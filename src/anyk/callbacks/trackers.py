@@ -89,19 +89,16 @@ class MLflow(Callback):
 
     def __init__(self, experiment: str | None = None, *, tracking_uri: Address = None, every: AtLeastOne = 1) -> None:
         self._client = _client(tracking_uri)
-        self._experiment, self._every = experiment, every
+        self._experiment, self._every = experiment or "Default", every
         self._run: str | None = None
 
     def on_begin(self, info: RunInfo) -> None:
         self._metric = info.metric
-        self._run = self._client.create_run(self._experiment_id(), run_name=info.title or info.strategy).info.run_id
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        number = self._client.create_experiment(self._experiment) if experiment is None else experiment.experiment_id
+        self._run = self._client.create_run(str(number), run_name=info.title or info.strategy).info.run_id
         for key, value in info.settings.items():
             self._client.log_param(self._run, key, value)
-
-    def _experiment_id(self) -> str:
-        name = self._experiment or "Default"
-        experiment = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if experiment is None else experiment.experiment_id)
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._every == 0:
@@ -150,17 +147,20 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: Folder, *, every: AtLeastOne = 1) -> None:
-        _package()
+        with needing("TensorBoard", "tensorboard", "callbacks.TensorBoard"):
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        self._open = EventFileWriter
         self._folder, self._every = Path(folder), every
         self._writer: Any = None
 
     def on_begin(self, info: RunInfo) -> None:
-        writer = _package()
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
         self._metric, self._lost = info.metric, 0
         with as_bad_input(f"the folder '{self._folder}' cannot be written"):
-            self._writer = writer.EventFileWriter(str(self._folder / info.title if info.title else self._folder))
+            self._writer = self._open(str(self._folder / info.title if info.title else self._folder))
         rows = "".join(f"| {key} | {value} |\n" for key, value in info.settings.items())
-        self._text("settings", f"| setting | value |\n| --- | --- |\n{rows}", info.step)
+        self._add(text_pb("settings", f"| setting | value |\n| --- | --- |\n{rows}"), info.step)
 
     def on_step(self, info: StepInfo) -> None:
         if info.step % self._every == 0:
@@ -184,21 +184,13 @@ class TensorBoard(Callback):
     def _scalars(self, values: dict[str, float], step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._add([Summary.Value(tag=name, simple_value=value) for name, value in values.items()], step)
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(Summary(value=scalars), step)
 
-    def _text(self, name: str, text: str, step: int) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.plugins.text.metadata import create_summary_metadata
-
-        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
-        self._add([Summary.Value(tag=name, metadata=create_summary_metadata(name, ""), tensor=tensor)], step)
-
-    def _add(self, values: object, step: int) -> None:
+    def _add(self, summary: object, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._writer.add_event(Event(wall_time=clock.time(), step=step, summary=Summary(value=values)))
+        self._writer.add_event(Event(wall_time=clock.time(), step=step, summary=summary))
 
 
 def _figures(info: StepInfo) -> dict[str, float]:
@@ -209,9 +201,3 @@ def _figures(info: StepInfo) -> dict[str, float]:
 def _of(slot: str) -> str:
     """Return the prefix of a model's tags, which is empty unless there are several models."""
     return "" if slot == "model" else f"{slot}/"
-
-
-def _package() -> Any:
-    with needing("TensorBoard", "tensorboard", "callbacks.TensorBoard"):
-        from tensorboard.summary.writer import event_file_writer
-    return event_file_writer

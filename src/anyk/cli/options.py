@@ -440,7 +440,7 @@ def make_callbacks(specs: Sequence[str]) -> Callbacks:
 
     from anyk.callbacks.lookup import named_callbacks
 
-    callbacks = named_callbacks(specs, ())
+    callbacks = named_callbacks(specs)
     for logger in (each.logger for each in callbacks if isinstance(getattr(each, "logger", None), logging.Logger)):
         if not logger.hasHandlers():
             handler = logging.StreamHandler()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from anyk.checks import check_range
-from anyk.plain import from_plain, to_plain
+from anyk.plain import ByName, from_plain, to_plain
 from anyk.protocol.commands import Commands
 from anyk.protocol.events import Event
 from anyk.protocol.strategy_facts import StrategyFacts
@@ -181,12 +181,11 @@ class Running:
         self.on = partial(self.strategy.on, self.state)
         return commands
 
-    def save(self) -> dict[str, Any]:
+    def save(self) -> ByName:
         """Return the state as plain data for JSON."""
-        plain: dict[str, Any] = to_plain(self.state)
-        return plain
+        return dict(to_plain(self.state))
 
-    def restore(self, plain: dict[str, Any]) -> None:
+    def restore(self, plain: ByName) -> None:
         """Restore a state that :meth:`save` returned, in place of :meth:`start`."""
         self.state = from_plain(self.strategy.State, plain, self.strategy)
         self.strategy.rebuild(self.state)

@@ -12,8 +12,6 @@ from anyk.protocol.pace import DelayLaw, Pace
 if TYPE_CHECKING:
     from anyk.protocol.strategy import Strategy
 
-    Floats = Floats
-
 
 class CompressorFacts(Protocol):
     """The properties of a compressor of messages on which a strategy may depend."""

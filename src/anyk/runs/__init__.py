@@ -18,14 +18,22 @@ from anyk.runs.log.receipts import CutOff, Receipt
 from anyk.runs.log.replaying import Replay, replay
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import Evaluation
-from anyk.runs.many_models import train_many
 from anyk.runs.races.race import Race, race, resume_race
 from anyk.runs.races.race_folder import is_race
-from anyk.runs.races.seeds import OverSeeds, SeedsComparison, Spread, compare_seeds, grouped, spread
-from anyk.runs.races.speedups import Comparison, SpeedUp, compare
+from anyk.runs.races.speedups import (
+    Comparison,
+    OverSeeds,
+    SeedsComparison,
+    SpeedUp,
+    Spread,
+    compare,
+    compare_seeds,
+    grouped,
+    spread,
+)
 from anyk.runs.run import Run
 from anyk.runs.stepping import Step, rounds
-from anyk.runs.training import resume, train
+from anyk.runs.training import resume, train, train_many
 
 __all__ = [
     "Check",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyk.arrays import Vector
 from anyk.errors import RAISED, BadInput
+from anyk.plain import values_of
 from anyk.runs.log.receipts import CutOff, Receipt, receipt_after
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class RunInfo:
     def settings(self) -> dict[str, str]:
         """The settings of the run and of its environment as text, by name."""
         config = self.config
-        plain: dict[str, Any] = {name: getattr(config, name) for name in _SETTINGS} | config.environment
+        plain = values_of(config, *_SETTINGS) | config.environment
         if config.problem is not None:
             plain |= {"data": config.problem.data, "problem": config.problem.problem}
         return {name: str(value) for name, value in plain.items() if value not in (None, "")}
@@ -281,11 +282,11 @@ def check_callbacks(callbacks: Any) -> Callbacks:
     return checked
 
 
+@dataclass(eq=False)
 class Watching(Callback):
     """Calls a function with the driver and the evaluator after each step, for tests that change a run from inside."""
 
-    def __init__(self, function: Callable[[Driver, Evaluator], None]) -> None:
-        self._function = function
+    function: Callable[[Driver, Evaluator], None]
 
     def on_step(self, info: StepInfo) -> None:
-        self._function(info.driver, info.evaluator)
+        self.function(info.driver, info.evaluator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -14,14 +15,13 @@ from anyk.arrays import Vector
 from anyk.clusters.contract import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import GD
-from anyk.problems.base import Index
+from anyk.problems.base import Index, Tell
 from anyk.protocol import Chunk, Combine, Command, Dispatch, Event, Fleet, Layout, Reply, Strategy
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
 
 SIZES = (100_000, 2_000_000, 50_000_000)  # bytes of a model and of a message
 _EMPTY = 8  # bytes of the smallest vector
-_DTYPE: np.dtype[np.floating[Any]] = np.dtype(np.float64)
 
 
 class Speed(NamedTuple):
@@ -61,14 +61,20 @@ class ClusterSpeed(NamedTuple):
         return 2 * speed.size / seconds if seconds > 0 else None
 
 
-class _ConstantGradients:
-    """Partitions whose gradients are computed before they are requested."""
+class _Weightless:
+    """A problem, and its partitions, whose gradients are computed before they are requested."""
 
-    dtype = _DTYPE
+    dtype: np.dtype[np.floating[Any]] = np.dtype(np.float64)
+    l2 = 0.0
+    metric = "loss"
+    better: Literal["higher", "lower"] = "lower"
 
-    def __init__(self, workers: int, dimension: int) -> None:
-        self.dimension, self.sizes = dimension, (1,) * workers
-        self._gradient: Vector | None = None
+    def __init__(self, dimension: int, workers: int) -> None:
+        self.dimension, self.samples, self.sizes = dimension, workers, (1,) * workers
+        self._gradient = np.empty(0)
+
+    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _Weightless:
+        return self
 
     def load(self, partitions: Sequence[int]) -> None:
         self._gradient = np.ones(self.dimension)
@@ -77,23 +83,7 @@ class _ConstantGradients:
         return None
 
     def partial_gradient(self, partition: int, w: Vector, rows: Index | None = None, /) -> Vector:
-        assert self._gradient is not None
         return self._gradient
-
-
-class _Weightless:
-    """A problem whose evaluation takes no time."""
-
-    dtype = _DTYPE
-    l2 = 0.0
-    metric = "loss"
-    better: Literal["higher", "lower"] = "lower"
-
-    def __init__(self, dimension: int, workers: int) -> None:
-        self.dimension, self.samples = dimension, workers
-
-    def split(self, partitions: int, shares: Sequence[int] | None = None) -> _ConstantGradients:
-        return _ConstantGradients(partitions, self.dimension)
 
     def initial(self) -> Vector:
         return np.zeros(self.dimension)
@@ -119,21 +109,21 @@ class _Trips:
     arrived: list[tuple[int, int]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
 class _Probe(Strategy):
     """Asks one worker after another, ``trips`` times, then all workers simultaneously, until the run ends."""
 
+    workers: int
+    trips: int
     State = _Trips
     spec = "probe"
-
-    def __init__(self, workers: int, trips: int) -> None:
-        self.workers, self._trips = workers, trips
 
     @property
     def layout(self) -> Layout:
         return Layout(self.workers, self.workers, tuple((i,) for i in range(self.workers)))
 
     def start(self, fleet: Fleet) -> tuple[_Trips, Sequence[Command]]:
-        state = _Trips(fleet.time, self._trips)
+        state = _Trips(fleet.time, self.trips)
         return state, [self._next(state)]
 
     def _next(self, state: _Trips) -> Dispatch:
@@ -160,7 +150,7 @@ def cluster_speed(
     *,
     sizes: Sequence[int] = SIZES,
     steps: int = 20,
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
 ) -> ClusterSpeed:
     """Measure the speed of clusters.
 
@@ -213,11 +203,10 @@ def _measure(cluster: Cluster, dimension: int, number: int) -> tuple[float, floa
 def _floor(dimension: int, workers: int) -> float:
     messages = [np.ones(dimension) for _ in range(min(workers, 4))]
     total = np.empty(dimension)
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
+
+    def add() -> None:
         total.fill(0.0)
         for i in range(workers):
-            total += messages[i % len(messages)]
-        seconds.append(time.perf_counter() - start)
-    return median(seconds)
+            np.add(total, messages[i % len(messages)], out=total)
+
+    return median(timeit.repeat(add, number=1, repeat=5))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from anyk.clusters import Cluster
-from anyk.clusters import cluster as build_cluster
-from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
@@ -71,26 +69,6 @@ def _smoothness(problem: Problem) -> float | None:
             return None
         values.append(float(smoothness()))
     return max(values)
-
-
-def usual_cluster(
-    cluster: Cluster | str,
-    strategy: Strategy | str,
-    *,
-    workers: int | None,
-    delays: DelayModel | str | None,
-    seed: int | None,
-    communication: Communication | DelayModel | str | None,
-) -> Cluster:
-    """Return ``cluster``, built from its spec and the other arguments if it is a spec."""
-    arguments = {"workers": workers, "delays": delays, "seed": seed, "communication": communication}
-    if isinstance(cluster, str):
-        workers = workers_of(cluster, strategy) if workers is None else workers
-        return build_cluster(cluster, workers=workers, delays=delays, seed=seed or 0, communication=communication)
-    for key, value in arguments.items():
-        if value is not None:
-            raise BadInput(f"the cluster already exists; give {key} when it is created, as in anyk.cluster(…, {key}=…)")
-    return cluster
 
 
 def workers_of(cluster: Cluster | str, strategy: Strategy | str) -> int:

@@ -27,10 +27,10 @@ from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss,
 from anyk.runs.evaluation.evaluator import Evaluator, divergence
 from anyk.runs.floor import floor_seconds
 from anyk.runs.folder import callback_states, checkpoints
-from anyk.runs.folder.digests import file_digest
 from anyk.runs.folder.drains import read_drained
 from anyk.runs.folder.environment import changes
 from anyk.runs.folder.predictors import predictor_of
+from anyk.runs.folder.rebuilding import file_digest
 from anyk.runs.limits import LIMIT, first_metrics
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
@@ -56,7 +56,7 @@ class Launch:
         self._opened = False  # whether there is an evaluator
         self._save_at = self._look_at = 0.0
         self._drained: list[int] = []  # workers that are to stay away
-        self._writer = None if folder is None else checkpoints.CheckpointWriter(folder)
+        self._writer = None if folder is None else checkpoints.CheckpointWriter(folder, log)
         self._evaluate, self._evaluated = resolve_data(prepared.evaluate, self._problem), prepared.evaluated
         check_watched(self._evaluate, self._evaluated, self._strategy, prepared.optimizer)
         self._asking: Asking | None = None
@@ -84,7 +84,7 @@ class Launch:
             warm_start=prepared.warm_start,
             on_step=self._after_step,
             on_news=self._tell_news if self._steps or self._evaluations else None,
-            on_lost=self._on_worker_lost if hooks["on_worker_lost"] else None,
+            on_lost=self._on_worker_lost,
             on_event=None if folder is None else self._after_event,
             evaluate_objective=self._evaluate_objective,
             workers_evaluate=self._asking is not None,
@@ -166,7 +166,7 @@ class Launch:
                 driver,
                 None if saved is None else (saved.state, saved.vectors),
                 on_open=self._recover,
-                tell=self._tell_memory,
+                tell=None if self._cluster.virtual else self._tell_memory,
             ):
                 self._started = True
                 if saved is not None:
@@ -178,7 +178,7 @@ class Launch:
                 self._tell_news(driver)
                 if self._writer is not None:
                     self._save()
-                    self._log.checkpoint(*self._writer.finish())
+                    self._writer.finish()
                 if self._asking is not None:
                     driving.close()
                     self._evaluate_rest()  # while workers can still answer
@@ -194,8 +194,7 @@ class Launch:
 
     def _tell_memory(self, memory: str) -> None:
         """Report the required memory before workers start."""
-        if not self._cluster.virtual:
-            self._hooks.stage(f"starting {self._cluster.workers} workers; {memory}")
+        self._hooks.stage(f"starting {self._cluster.workers} workers; {memory}")
 
     def _recover(self) -> None:
         """Recover log, evaluations and callbacks from the earlier part of the run, when workers have started."""
@@ -260,10 +259,9 @@ class Launch:
         self._save_at = clock.monotonic() + self._prepared.checkpoint_every
 
     def _after_step(self, driver: Driver) -> None:
-        evaluator = self._evaluator
-        assert driver.last_update is not None
-        slot = driver.last_update.slot
-        version = driver.versions[slot]
+        evaluator, last = self._evaluator, driver.last
+        assert last is not None
+        slot, version = last.slot, last.version
         if evaluator.store_version(slot, version, driver.time, driver.models[slot]):
             driver.versions.pin(slot, version)
         for returned in evaluator.take_returned_versions():
@@ -277,8 +275,7 @@ class Launch:
         elif evaluator.hopeless is not None and driver.seconds is None and (driver.steps or LIMIT) >= LIMIT:
             raise RunFailed(f"it is not known any more whether the target is reached: {evaluator.hopeless}")
         if self._steps:
-            last, newest = driver.last, evaluator.latest
-            assert last is not None
+            newest = evaluator.latest
             loss, metric, evaluated = (None,) * 3 if newest is None else (newest.loss, newest.metric, newest.version)
             head = slot, version, driver.time, driver.on_time, last.residual, last.gain, last.staleness, last.stalest
             info = StepInfo(*head, loss, metric, evaluated, driver, evaluator)
@@ -328,7 +325,7 @@ class Launch:
         writer, every = self._writer, self._prepared.checkpoint_every
         assert writer is not None
         if writer.done:
-            self._log.checkpoint(*writer.finish())
+            writer.finish()
         now = clock.monotonic()
         if now > self._look_at and not self._cluster.virtual:
             self._look_at = now + _LOOKS
@@ -338,7 +335,7 @@ class Launch:
         if late >= 0.0 and not writer.busy and (driver.now == driver.time or late >= every):
             self._save()
             if not every:
-                self._log.checkpoint(*writer.finish())
+                writer.finish()
             self._save_at = clock.monotonic() + every
 
     def _drain_workers(self) -> None:
@@ -355,7 +352,7 @@ class Launch:
         """Start to write a checkpoint."""
         assert self._writer is not None
         if self._writer.busy:
-            self._log.checkpoint(*self._writer.finish())
+            self._writer.finish()
         log = self._log
         if self._saved is not None and log.seq == self._saved.state["seq"]:
             log.seq += 1  # no two checkpoints have the same number

@@ -47,16 +47,17 @@ class Limits:
         return replace(self, steps=steps) if self.endless else self
 
 
+@dataclass
 class ClockLimit:
-    """Checks the virtual clock at regular steps; ``begun``: the step at which the run began."""
+    """Checks the virtual clock at regular steps; ``_first_step``: the step at which the run began."""
 
-    def __init__(self, seconds: float, begun: int) -> None:
-        self._seconds, self._begun = seconds, begun
-        self._look = _EVERY
+    _seconds: float
+    _first_step: int
+    _look: int = _EVERY
 
     def check(self, step: int, now: float) -> None:
         """Raise :class:`~anyk.errors.RunFailed` if too little time has passed for the steps taken."""
-        steps = step - self._begun
+        steps = step - self._first_step
         if steps < self._look:
             return
         if now * _MOST < self._seconds * steps:

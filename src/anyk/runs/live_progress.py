@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time as clock
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from anyk import html
@@ -50,7 +51,7 @@ class Progress(Callback):
     def on_begin(self, info: RunInfo) -> None:
         self._run, self._first = info, True
         if self._cell is not None:
-            self._cell.start(info)
+            self._cell = _Cell(info)
 
     def on_step(self, info: StepInfo) -> None:
         if self._cell is not None:
@@ -97,19 +98,14 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
+@dataclass
 class _Cell:
-    """The progress of one run after another in the output of a notebook's cell, each updated in place."""
+    """The progress of a run in the output of a notebook's cell, updated in place; without a run, of its start."""
 
-    def __init__(self) -> None:
-        self._run: RunInfo | None = None
-        self._handle: Any = None
-        self._last: StepInfo | None = None
-        self._losses: dict[int, tuple[float, float]] = {}  # seconds and loss, by version
-
-    def start(self, run: RunInfo) -> None:
-        """Start with another run."""
-        self._run, self._handle, self._last = run, None, None
-        self._losses.clear()
+    _run: RunInfo | None = None
+    _handle: Any = None
+    _last: StepInfo | None = None
+    _losses: dict[int, tuple[float, float]] = field(default_factory=dict)  # seconds and loss, by version
 
     def step(self, info: StepInfo, *, show: bool) -> None:
         """Store a step, and draw it if ``show``."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from anyk import html
-from anyk.arrays import Array, Vector
+from anyk.arrays import Array, Vector, Vectors
 from anyk.checks import typed, whole
 from anyk.errors import BadInput, MissingPackage
+from anyk.plain import ByName
 from anyk.problems.data.new_rows import read_rows
 from anyk.problems.predicting import Coefficients, Predictor
 from anyk.runs.engine.warm_start import WarmStart
@@ -24,10 +25,98 @@ from anyk.runs.folder.config import Recipe, RunConfig, SharedConfig, read_config
 from anyk.runs.log import queries
 from anyk.runs.log.receipts import Receipt, logged_receipt
 from anyk.runs.log.runlog import RunLog
-from anyk.runs.results import Results
+from anyk.specs import parse
 
 if TYPE_CHECKING:
     import pandas
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a run's tasks.
+
+    ``load``: the largest share of the data that a task covered. ``computing``, ``waiting``: mean seconds of computing a
+    chunk, and of the injected delay before. ``by_load``: whether the delays depend on the load.
+    """
+
+    load: float
+    computing: float
+    waiting: float
+    by_load: bool
+
+
+class Results:
+    """The results of a run: its summary, its clock, its cost and its notes."""
+
+    log: RunLog
+    config: RunConfig
+
+    @cached_property
+    def summary(self) -> ByName:
+        """The values that were written when the run ended, such as floor, loss and metric."""
+        return self.log.summary()
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether steps used gradients of older versions."""
+        return queries.totals(self.log).stalest > 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until the last version, on the run's clock."""
+        return queries.totals(self.log).time
+
+    @property
+    def floor_seconds(self) -> float | None:
+        """Seconds of the same steps with the same delays if nothing else takes time."""
+        return self.summary.get("floor_seconds")
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the final model."""
+        return self.summary.get("loss")
+
+    @property
+    def metric(self) -> ByName | None:
+        """The ``name`` and ``value`` of the final model's metric."""
+        return self.summary.get("metric")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All metrics of the final model, by name, such as the metric and values to compare it with."""
+        return dict(self.summary.get("metrics") or {})
+
+    @property
+    def time_to_target(self) -> float | None:
+        """Seconds until the first version that reached the target; None if no version did."""
+        return self.summary.get("time_to_target")
+
+    @property
+    def ledger(self) -> dict[str, int]:
+        """The number of chunks for each ending."""
+        return dict(self.summary.get("ledger", {}))
+
+    @property
+    def metric_name(self) -> str:
+        """The name of the metric."""
+        return str((self.metric or {}).get("name") or "metric")
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The cost of the run's tasks."""
+        widest = max((len(work.partitions) for work in queries.works(self.log).values()), default=0)
+        ((computing, waiting),) = self.log.rows(
+            "SELECT coalesce(avg(computed - computing), 0.0), coalesce(avg(computing - started), 0.0) FROM chunks "
+            "WHERE computed IS NOT NULL"
+        )
+        _, values = parse(self.config.delays)
+        by_load = values.get("per") == "load" or values.get("slope", "0") != "0"
+        return Cost(widest / self.config.partitions, computing, waiting, by_load)
+
+    @property
+    def notes(self) -> list[ByName]:
+        """The log's notes, with ``time``, ``kind`` and ``text``: lost workers, unused messages, why the run stopped."""
+        return self.log.table("SELECT time, kind, text FROM notes ORDER BY seq, time")
 
 
 class Run(Results, AbstractContextManager["Run"]):
@@ -43,7 +132,7 @@ class Run(Results, AbstractContextManager["Run"]):
         config: RunConfig,
         *,
         path: Path | None,
-        models: dict[str, Vector] | None = None,
+        models: Vectors | None = None,
         started_with: WarmStart | None = None,
         state: WarmStart | None = None,
         predictor: Predictor | None = None,
@@ -120,11 +209,12 @@ class Run(Results, AbstractContextManager["Run"]):
     @property
     def best(self) -> float | None:
         """The best metric of the first model, over all versions that were evaluated; None without a metric."""
-        values = self.history[self.metric_name] if self.metric else np.empty(0)
-        values = values[~np.isnan(values)]
-        if not values.size:
+        if not self.metric:
             return None
-        return float(values.max() if self.config.better == "higher" else values.min())
+        best = "max" if self.config.better == "higher" else "min"
+        rows = self.log.rows(f"SELECT {best}(metric) FROM evaluations WHERE slot = ?", (self.slot,))
+        value: float | None = rows[0][0]
+        return value
 
     @property
     def begun(self) -> int:
@@ -150,10 +240,10 @@ class Run(Results, AbstractContextManager["Run"]):
     @property
     def model(self) -> Vector:
         """The final model of the first slot, shape (d,)."""
-        return self.models[min(slot for slot in self.models if slot not in self.config.auxiliary)]
+        return self.models[min(self.models.keys() - self.config.auxiliary)]
 
     @cached_property
-    def models(self) -> dict[str, Vector]:
+    def models(self) -> Vectors:
         """The final models by slot, each of shape (d,)."""
         if self._models is not None:
             return self._models
@@ -223,8 +313,7 @@ class Run(Results, AbstractContextManager["Run"]):
     def slot(self) -> str:
         """The first slot that is not auxiliary."""
         totals = queries.totals(self.log)
-        slots = sorted({*totals.newest, *totals.evaluated} - {*self.config.auxiliary})
-        return slots[0] if slots else "model"
+        return min({*totals.newest, *totals.evaluated} - {*self.config.auxiliary}, default="model")
 
     @property
     def comparison(self) -> str:
@@ -266,11 +355,7 @@ class Run(Results, AbstractContextManager["Run"]):
         versions = self._versions
         if slot is not None and slot not in versions:
             raise BadInput(f"the run has trained no model '{slot}'; it has {', '.join(versions) or 'none'}")
-        total: Counter[int] = Counter()
-        for each, counts in queries.staleness(self.log).items():
-            if each in versions if slot is None else each == slot:
-                total.update(counts)
-        return dict(sorted(total.items()))
+        return queries.staleness(self.log, versions if slot is None else [slot])
 
     def to_frame(self, table: str = "steps") -> pandas.DataFrame:
         """Return a table of the log as a data frame of pandas; integer columns with missing values have type Int64.
@@ -295,7 +380,7 @@ class Run(Results, AbstractContextManager["Run"]):
         frame = pandas.DataFrame(columns)
         return frame.astype({name: "Int64" for name in queries.COUNTS if name in frame})
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> ByName:
         """Return the results in the form that ``--json`` writes."""
         return {
             "strategy": self.config.strategy,
@@ -313,7 +398,7 @@ class Run(Results, AbstractContextManager["Run"]):
             "run": str(self.path) if self.path is not None else None,
         }
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> ByName:
         """Return settings and results in the form that ``--json`` writes."""
         return setup(self.config) | {"runs": [self.result()]}
 
@@ -328,7 +413,7 @@ def result_cells(run: Run) -> tuple[Any, ...]:
     return run.steps, f"{run.seconds:.4g}", run.loss and f"{run.loss:.4g}", value and f"{value:.4g}"
 
 
-def setup(config: SharedConfig) -> dict[str, Any]:
+def setup(config: SharedConfig) -> ByName:
     """Return the settings that all runs of a race share, in the form that ``--json`` writes."""
     problem = config.problem or Recipe()
     return {

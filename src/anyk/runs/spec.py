@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from anyk.checks import AtLeastOne, Nonnegative, typed
 from anyk.clusters import Cluster
+from anyk.clusters import cluster as build_cluster
 from anyk.codes import Code
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems.base import Problem, ensure_problem
+from anyk.plain import values_of
+from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callbacks, check_callbacks
-from anyk.runs.defaults import usual_cluster, usual_optimizer, workers_of
+from anyk.runs.defaults import usual_optimizer, workers_of
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate
 from anyk.runs.folder.config import Origin, RunConfig
@@ -48,7 +50,7 @@ class Preparation:
     evaluated: Problem
     checkpoint_every: float
     callbacks: Callbacks
-    tell: Callable[[str], None] | None = None
+    tell: Tell | None = None
 
 
 @typed
@@ -160,14 +162,12 @@ class RunSpec:
         """Return the strategy and the cluster."""
         assert not isinstance(self.workers, tuple)
         strategy = self._strategy
-        cluster = usual_cluster(
-            self.cluster,
-            strategy,
-            workers=self.workers,
-            delays=self.delays,
-            seed=self.seed,
-            communication=self.communication,
-        )
+        cluster, settings = self.cluster, values_of(self, "workers", "delays", "seed", "communication")
+        if isinstance(cluster, str):
+            workers = workers_of(cluster, strategy) if self.workers is None else self.workers
+            cluster = build_cluster(cluster, **settings | {"workers": workers, "seed": self.seed or 0})
+        elif key := next((key for key, value in settings.items() if value is not None), None):
+            raise BadInput(f"the cluster already exists; give {key} when it is created, as in anyk.cluster(…, {key}=…)")
         return build_strategy(strategy, workers=cluster.workers), cluster
 
     def _start_with(

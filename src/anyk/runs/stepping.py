@@ -89,19 +89,19 @@ class _HandOver(Optimizer):
         return out
 
 
+@dataclass(eq=False)
 class _Loop(Callback):
     """The callback by which a run reports to the user's loop and stores the loop's state in checkpoints."""
 
-    def __init__(self, keep: tuple[Any, ...]) -> None:
-        self._keep = keep
-        self.driver: Driver | None = None
-        self.left = False
+    _keep: tuple[Any, ...]
+    driver: Driver | None = None
+    over: bool = False
 
     def on_begin(self, info: RunInfo) -> None:
         self.driver = info.driver
 
     def on_step(self, info: StepInfo) -> None:
-        if self.left:
+        if self.over:
             raise StopRun(f"the loop was left at step {info.step}")
 
     def state_dict(self) -> list[Any]:
@@ -118,28 +118,22 @@ class _Loop(Callback):
             each.load_state_dict(state)
 
 
+@dataclass(eq=False, repr=False)
 class SteppedRounds:
     """The steps of a run, taken by the loop that iterates over them; the result of :func:`rounds`."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        start: Callable[..., Run],
-        into: Any,
-        keep: tuple[Any, ...],
-        callbacks: tuple[Any, ...],
-        *,
-        resumed: bool,
-    ) -> None:
-        self._problem, self._start, self._into, self._resumed = problem, start, into, resumed
-        self._loop = _Loop(keep)
-        self._callbacks = Callbacks((*callbacks, self._loop))
-        self._waiting = False  # whether the run waits for the loop's next model
-        self._steps: SimpleQueue[Step | None] = SimpleQueue()
-        self._ends: SimpleQueue[None] = SimpleQueue()
-        self._started = False
-        self._run: Run | None = None
-        self._error: BaseException | None = None
+    _problem: Problem
+    _start: Callable[..., Run]
+    _into: Any
+    _loop: _Loop
+    _callbacks: Callbacks
+    _resumed: bool
+    _waiting: bool = False  # whether the run waits for the loop's next model
+    _steps: SimpleQueue[Step | None] = field(default_factory=SimpleQueue)
+    _ends: SimpleQueue[None] = field(default_factory=SimpleQueue)
+    _started: bool = False
+    _run: Run | None = None
+    _error: BaseException | None = None
 
     @property
     def run(self) -> Run:
@@ -167,7 +161,8 @@ class SteppedRounds:
                     if first:
                         _put_model(self._into, step.model)
                         first = False
-                    _put_gradient(self._into, step.gradient)
+                    for parameter, piece in _pieces(self._into, step.gradient):
+                        parameter.grad = piece.to(parameter.device)
                     before = step.model if idle is None else step.model.copy()  # the body may change it in place
                     nonzero = idle is not None and bool(step.gradient.any())  # zero_grad() may change it in place
                 try:
@@ -179,7 +174,7 @@ class SteppedRounds:
                             idle = idle + nonzero if np.array_equal(before, step.model) else None
                 self._ends.put(None)
         finally:
-            self._loop.left = True
+            self._loop.over = True
             self._ends.put(None)
             thread.join()
             if first and self._into is not None and self._run is not None:  # the resumed run had no step left
@@ -193,7 +188,7 @@ class SteppedRounds:
 
     def hand_over(self, step: Step) -> Vector:
         """Pass a step to the loop and return the model that the loop makes; called in the run's thread."""
-        if self._loop.left:
+        if self._loop.over:
             raise RunFailed("the loop was left while it waited for a gradient")
         self._waiting = True
         self._steps.put(step)
@@ -276,11 +271,12 @@ class _Statistics:
         return _Statistics, ()
 
 
+@dataclass(eq=False)
 class _WithInitial:
     """A problem with another initial model."""
 
-    def __init__(self, problem: Problem, w: Vector) -> None:
-        self._problem, self._w = problem, w
+    _problem: Problem
+    _w: Vector
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # requested by pickle while there is no problem yet
@@ -350,12 +346,13 @@ def rounds(
         problem = _WithInitial(problem, _matching(into, problem))
     if go_on and out is None:
         raise BadInput("go_on resumes the run in a folder; give out=…")
-    start: Callable[..., Run] = partial(train, problem, built, cluster, out=out)
+    start = partial(train, problem, built, cluster, out=out)
     if resumed := go_on and out is not None and (Path(out) / NAME).exists():
         _check_same(Path(out), built, cluster)
         start = partial(resume, Path(out), problem=problem)
     start = partial(start, steps=steps, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
-    return SteppedRounds(problem, start, into, _with_states(keep), check_callbacks(callbacks), resumed=resumed)
+    loop = _Loop(_with_states(keep))
+    return SteppedRounds(problem, start, into, loop, Callbacks((*check_callbacks(callbacks), loop)), resumed)
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:
@@ -432,8 +429,3 @@ def _pieces(module: torch.nn.Module, vector: Vector) -> Iterator[tuple[torch.nn.
 def _put_model(module: torch.nn.Module, w: Vector) -> None:
     for parameter, piece in _pieces(module, w.copy()):
         parameter.detach().copy_(piece)
-
-
-def _put_gradient(module: torch.nn.Module, gradient: Vector) -> None:
-    for parameter, piece in _pieces(module, gradient):
-        parameter.grad = piece.to(parameter.device)

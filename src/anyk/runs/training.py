@@ -1,9 +1,9 @@
-"""Training, and resuming runs from their folders."""
+"""Training, of one model or of several, and resuming runs from their folders."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,21 @@ from anyk.errors import BadInput
 from anyk.named import names_in_folder
 from anyk.optimizers import Optimizer
 from anyk.plain import from_plain
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, Tell, ensure_problem
+from anyk.problems.many import ManyProblems
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import check_callbacks
+from anyk.runs.defaults import workers_of
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate, spec_of
 from anyk.runs.folder import checkpoints
 from anyk.runs.folder.config import NAME, read_config, write_sealed
-from anyk.runs.folder.digests import digests_of, with_callbacks, with_plugins
 from anyk.runs.folder.drains import describe_shortage, read_drained
 from anyk.runs.folder.environment import environment, new_major
 from anyk.runs.folder.folders import empty, empty_if_it_fails, locked, new_folder
 from anyk.runs.folder.predictors import save_predictor
 from anyk.runs.folder.promise import Promise
-from anyk.runs.folder.rebuilding import rebuild
+from anyk.runs.folder.rebuilding import digests_of, rebuild, with_callbacks, with_plugins
 from anyk.runs.launch import Launch, lost_on_resume
 from anyk.runs.limits import LIMIT, Limits
 from anyk.runs.live_progress import showing
@@ -39,6 +40,8 @@ from anyk.runs.log.queries import newest
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.run import Run
 from anyk.runs.spec import Preparation, RunSpec
+from anyk.specs import with_keys
+from anyk.strategies import strategy as build_strategy
 
 _AS_BEFORE = "as before"
 
@@ -148,7 +151,7 @@ def resume(
     evaluate: Evaluate | str | None = _AS_BEFORE,
     checkpoint_every: float = 10.0,
     callbacks: Sequence[Any] = (),
-    tell: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
     progress: bool = False,
 ) -> Run:
     """Continue a run from its last checkpoint, or from its start, until its limits or new ones.
@@ -173,7 +176,8 @@ def resume(
     previous, limits = config.steps, Limits(steps, seconds, target)
     if limits:
         if limits.endless:
-            limits = limits.within(_newest_step(folder) + LIMIT)
+            with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
+                limits = limits.within(max(newest(log).values(), default=0) + LIMIT)
         config = structs.replace(config, **vars(limits))
     with (
         names_in_folder(folder, config.digests.code, trust=trust),
@@ -229,7 +233,50 @@ def _tell(prepared: Preparation, text: str) -> None:
         prepared.tell(text)
 
 
-def _newest_step(folder: Path) -> int:
-    """Return the newest version in a run's log."""
-    with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
-        return max(newest(log).values(), default=0)
+# ------------------------------------------------------------------------------------------- several models
+
+
+def train_many(
+    problems: Sequence[Problem],
+    strategy: Strategy | str,
+    cluster: Cluster | str = "processes",
+    *,
+    workers: int | tuple[int, int] | None = None,
+    steps: int | None = None,
+    **rest: Any,
+) -> Run:
+    """Train a model for each of ``problems`` simultaneously: round t starts a step of model t mod M.
+
+    Sequential codes (``gc``, ``sr-sgc``, ``m-sgc``) finish a step within T more rounds, other codes in the same round.
+    ``steps``: the number of steps of each model. Each model has its slot (``model 0``, …), optimiser state, checkpoint
+    and curve (:meth:`Run.history_of`). The other arguments are as in :func:`anyk.train`. The problems must agree in
+    dimension, number type and number of samples.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> run = train_many([problem] * 2, "m-sgc:B=1,W=2,lambda=1", anyk.clusters.Simulated(4), steps=3)
+    >>> sorted(run.models), run.history_of("model 1")["step"].tolist()
+    (['model 0', 'model 1'], [0, 1, 2, 3])
+    """
+    if not isinstance(problems, Sequence):
+        raise BadInput(f"problems must be a list of problems, one for each model, got {problems!r}")
+    trained, models = combine(problems)
+    if isinstance(strategy, str):
+        strategy = with_keys(strategy, {"models": models})
+        most = workers_of(cluster, strategy) if workers is None else workers
+        built = build_strategy(strategy, workers=most[-1] if isinstance(most, tuple) else most)
+    else:
+        built = build_strategy(strategy)
+    if len(built.layout.slots) != models:
+        raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models, there are {models} problems")
+    return train(trained, strategy, cluster, workers=workers, steps=steps, **rest)
+
+
+def combine(problem: Problem | Sequence[Problem]) -> tuple[Problem, int]:
+    """Return one problem that stands for all problems, and their number; raise for other objects."""
+    problems = problem if isinstance(problem, Sequence) else [problem]
+    for each in problems:
+        ensure_problem(each)
+    if not problems:
+        raise BadInput("there is no problem to train on")
+    return (ManyProblems(problem) if isinstance(problem, Sequence) else problem), len(problems)

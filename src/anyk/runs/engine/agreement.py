@@ -16,6 +16,7 @@ from anyk.clusters.store import Place
 from anyk.errors import RunFailed
 from anyk.protocol import Chunk, Event, Failed, Layout, Lost, Reply
 from anyk.runs.engine.ledger import Ledger
+from anyk.runs.log.schema import Version
 
 DIFFERS = "differs from"  # the first words of the reason when a message contradicts others
 WRONG = "wrong numbers"  # the kind of the log's notes about workers that were proved wrong
@@ -27,7 +28,8 @@ _STRIKES = 3  # wrong messages after which a worker is given up
 _DEPENDENT = 1e-9  # residual of coefficients below which a message follows from others
 _ROUNDING = 100.0  # rounding errors of a combination may be this many times eps times the sum of its terms' norms
 
-Version = tuple[str, int]  # a slot and its version
+
+Messages = list[tuple[int, Place]]  # each with its worker
 
 
 class _Sent(NamedTuple):
@@ -68,7 +70,7 @@ class Agreement:
     ) -> None:
         self._spanning, self._cluster, self._ledger, self._note = layout.spanning, cluster, ledger, note
         self._partitions, self._tolerance = layout.partitions, tolerance
-        self._sent: dict[Version, dict[Chunk, list[tuple[int, Place]]]] = {}
+        self._sent: dict[Version, dict[Chunk, Messages]] = {}
         self._doubts: dict[Version, dict[Chunk, _Doubt]] = {}
         self._failed: set[Place] = set()
         self.wrong: Counter[int] = Counter()  # messages that were proved wrong, by worker
@@ -137,9 +139,7 @@ class Agreement:
             return one.digest == other.digest
         return self._equal(one.vector, other.vector)
 
-    def _contradicting(
-        self, sent: dict[Chunk, list[tuple[int, Place]]], chunk: Chunk, place: Place
-    ) -> list[tuple[int, Place]]:
+    def _contradicting(self, sent: dict[Chunk, Messages], chunk: Chunk, place: Place) -> Messages:
         """Return this message and the others that it contradicts; none if they agree or are too few."""
         arrived = {
             other: message
@@ -181,7 +181,7 @@ class Agreement:
 
     # ------------------------------------------------------------------------------------------- consequences
 
-    def _doubt(self, version: Version, time: float, messages: list[tuple[int, Place]], *, own: bool) -> Iterator[Event]:
+    def _doubt(self, version: Version, time: float, messages: Messages, *, own: bool) -> Iterator[Event]:
         """Yield a failure for each of these contradictory messages, and record them as in doubt."""
         for worker, place in messages:
             chunk = self._ledger.chunk(*place)

@@ -50,12 +50,11 @@ class Counts:
 class Usage(NamedTuple):
     """Statistics of the messages that a step used.
 
-    ``replies``: messages used for the first time; ``workers``: the number of their senders, ``by``.
-    ``staleness`` and ``stalest``: mean and maximum over all messages, in versions.
+    ``replies``: messages used for the first time; ``by``: their senders. ``staleness`` and ``stalest``: mean and
+    maximum over all messages, in versions.
     """
 
     replies: int
-    workers: int
     staleness: float
     stalest: int
     by: Collection[int] = ()

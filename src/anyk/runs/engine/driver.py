@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from anyk.arrays import Vector
+from anyk.arrays import Vector, Vectors
 from anyk.clusters.contract import Cluster, Order
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, partition_abilities
+from anyk.problems.base import Problem, Tell, partition_abilities
 from anyk.problems.many import problem_of
 from anyk.protocol import (
     Alarm,
@@ -45,7 +45,7 @@ from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.questions import Questions
 from anyk.runs.engine.required_memory import Need
-from anyk.runs.engine.updates import Updates
+from anyk.runs.engine.updates import Audit, Updates
 from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.engine.workers_start import local_of, partitions_of, replicated
@@ -97,12 +97,9 @@ class Driver:
         self.layout = layout = strategy.layout
         self.versions = Versions(cluster, layout, problem, optimizer, warm_start)
         self.ledger = Ledger(strategy.spec, layout.workers, cluster, self.versions, log, computes=problem is not None)
-        self._updates = (
-            None if problem is None else Updates(layout, cluster, self.versions, self.ledger, problem, optimizer)
-        )
-        self._questions = Questions(
-            cluster, self.versions, self.ledger, problem, optimizer, answers, evaluate_objective
-        )
+        parts, audit = (cluster, self.versions, self.ledger), Audit(layout.partitions, layout.blocks)
+        self._updates = None if problem is None else Updates(*parts, problem, optimizer, audit)
+        self._questions = Questions(*parts, problem, optimizer, evaluate_objective, answers)
         self._faults = Faults(layout.workers)
         self._workers_evaluate = workers_evaluate
         self.equal_bits = False  # whether several workers send messages that must not differ in a bit
@@ -139,7 +136,7 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------- run
 
-    def open(self, tell: Callable[[str], None] | None = None) -> None:
+    def open(self, tell: Tell | None = None) -> None:
         """Start the cluster's workers on the problem's partitions; first, ``tell`` receives a line on required memory.
 
         Raises :class:`~anyk.errors.BadInput` if less memory is available.
@@ -285,7 +282,7 @@ class Driver:
         return len(self.used_by)
 
     @property
-    def models(self) -> dict[str, Vector]:
+    def models(self) -> Vectors:
         """The newest version of each slot."""
         return self.versions.models
 
@@ -454,7 +451,7 @@ class Driver:
             **self.ledger.state(),
         }
 
-    def vectors(self) -> dict[str, Vector]:
+    def vectors(self) -> Vectors:
         """Return the vectors that a resumed run needs: models in use, optimiser states and unused messages."""
         own = {f"cluster/{key}": vector for key, vector in self.cluster.store.vectors().items()}
         return self.versions.vectors() | self.ledger.vectors() | own

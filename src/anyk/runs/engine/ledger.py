@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from anyk.arrays import Vector
+from anyk.arrays import Vector, Vectors
 from anyk.clusters.contract import Cluster
+from anyk.clusters.store import Place
 from anyk.errors import RunFailed
 from anyk.protocol import Cancel, Chunk, Combine, Cut, Dispatch, Failed, Mix, Progress, Reply, RequestMessage, Timing
 from anyk.runs.engine.counts import Counts, Usage
@@ -22,7 +23,7 @@ _UNUSED = (None, None, None)
 _CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is recorded as never begun
 
 
-_UNSEEN = Usage(0, 0, 0.0, 0)  # without log and models, these statistics are not used
+_UNSEEN = Usage(0, 0.0, 0)  # without log and models, these statistics are not used
 
 
 class Ledger:
@@ -42,7 +43,7 @@ class Ledger:
         self._given: dict[int, Batch] = {}  # by task
         self._cut: dict[int, Batch] = {}  # cancelled tasks whose end is not known yet
         self._cut_of: list[deque[int]] = [deque() for _ in range(workers)]
-        self.gathered: dict[tuple[int, int], list[tuple[tuple[int, int], float]]] = {}  # messages inside messages
+        self.gathered: dict[Place, list[tuple[Place, float]]] = {}  # messages inside messages
 
     @property
     def under_way(self) -> Mapping[int, Batch]:
@@ -78,7 +79,7 @@ class Ledger:
         batch = self._given.get(task)
         return batch is not None and batch.status[(task - batch.first) * batch.width + index] == ARRIVED
 
-    def messages(self) -> Iterator[tuple[tuple[int, int], int]]:
+    def messages(self) -> Iterator[tuple[Place, int]]:
         """Yield the messages that have arrived and not been used, each as (task, chunk) and its worker."""
         for batch in dict.fromkeys(self._given.values()):
             for place, status in enumerate(batch.status):
@@ -86,7 +87,7 @@ class Ledger:
                     item, index = divmod(place, batch.width)
                     yield (batch.first + item, index), batch.workers[item]
 
-    def covered(self, messages: Sequence[tuple[int, int]]) -> int:
+    def covered(self, messages: Sequence[Place]) -> int:
         """Return the number of rows that messages cover."""
         return sum(self.sizes[j] for message in messages for j in self.partitions(*message))
 
@@ -318,7 +319,7 @@ class Ledger:
                 used.add(batch.workers[task - batch.first])
                 ending = "late_counted" if staleness else "counted"
                 self._end(batch, place, ending, (slot, version + 1, plain_weight(weight)), kept=stays)
-        return _UNSEEN if quick else Usage(replies, len(used), total / max(len(command.messages), 1), oldest, used)
+        return _UNSEEN if quick else Usage(replies, total / max(len(command.messages), 1), oldest, used)
 
     def settle(self, now: float) -> None:
         """End all open chunks at the end of the run."""
@@ -431,9 +432,9 @@ class Ledger:
             "next": self._next,
         }
 
-    def vectors(self) -> dict[str, Vector]:
+    def vectors(self) -> Vectors:
         """Return the model versions of tasks under way, and the messages that have not been used."""
-        vectors: dict[str, Vector] = {}
+        vectors: Vectors = {}
         for batch in dict.fromkeys(self._given.values()):
             for slot in batch.slots():
                 version = batch.versions[slot]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,30 +23,27 @@ from anyk.runs.log.schema import KINDS
 Answer = LossEvaluated | NoiseMeasured | DriftMeasured
 
 
+@dataclass(eq=False)
 class Questions:
     """Answers in the order of the questions, until the driver takes them.
 
-    Without a problem, losses and noise are taken from ``earlier_answers``, in their order. On a recorded cluster no
-    question is answered here, because the log contains the answers. ``evaluate_objective`` returns the objective of a
-    slot; by default the problem does.
+    Without a problem, losses and noise are taken from ``_earlier_answers``, in their order. On a recorded cluster no
+    question is answered here, because the log contains the answers. ``_evaluate`` returns the objective of a slot; by
+    default the problem does.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        versions: Versions,
-        ledger: Ledger,
-        problem: Problem | None,
-        optimizer: Optimizer | None,
-        earlier_answers: Sequence[LossEvaluated | NoiseMeasured],
-        evaluate_objective: Callable[[str, Vector], float] | None = None,
-    ) -> None:
-        self._evaluate = evaluate_objective
-        self._cluster, self._versions, self._ledger = cluster, versions, ledger
-        self._problem, self._optimizer = problem, optimizer
-        self._losses = deque(event for event in earlier_answers if type(event) is LossEvaluated)
-        self._noises = deque(event for event in earlier_answers if type(event) is NoiseMeasured)
-        self.answers: deque[Answer] = deque()
+    _cluster: Cluster
+    _versions: Versions
+    _ledger: Ledger
+    _problem: Problem | None
+    _optimizer: Optimizer | None
+    _evaluate: Callable[[str, Vector], float] | None
+    _earlier_answers: Sequence[LossEvaluated | NoiseMeasured]
+    answers: deque[Answer] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._losses = deque(event for event in self._earlier_answers if type(event) is LossEvaluated)
+        self._noises = deque(event for event in self._earlier_answers if type(event) is NoiseMeasured)
 
     def loss(self, command: EvaluateLoss) -> None:
         """Answer with the objective at the newest version, or NaN if it is unknown."""

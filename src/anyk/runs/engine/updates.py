@@ -7,43 +7,45 @@ the numbers do not depend on the parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anyk import keyed
-from anyk.arrays import Floats, Vector
+from anyk.arrays import Floats, Vector, Vectors
 from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer, SlowMo
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, penalty_of
 from anyk.problems.many import problem_of
-from anyk.protocol import Combine, Layout, Mix
-from anyk.runs.engine.audit import Audit
+from anyk.protocol import Combine, Mix, Task
+from anyk.runs.engine.dispatches import Batch
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.vector_parts import sum_over_parts
 from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import OUTER
 
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
+_KEPT = 64  # sets of tasks whose coefficients are kept as arrays: rounds dispatch the same ones again and again
+_APART = 1e-6  # how far the residual found may be from the one stated
+
+Flat = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]  # place, partition x block, coefficient
 
 
+@dataclass(eq=False)
 class Updates:
     """Checks a strategy's sums, and computes a slot's next version from them."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        cluster: Cluster,
-        versions: Versions,
-        ledger: Ledger,
-        problem: Problem,
-        optimizer: Optimizer | None,
-    ) -> None:
-        self._cluster, self._versions, self._ledger = cluster, versions, ledger
-        self._problem, self._optimizer = problem, optimizer
-        self._audit = Audit(layout.partitions, layout.blocks)
+    _cluster: Cluster
+    _versions: Versions
+    _ledger: Ledger
+    _problem: Problem
+    _optimizer: Optimizer | None
+    _audit: Audit
 
     def audited(self, command: Combine) -> Combine:
         """Return the command with its residual, which is checked or, if missing, computed."""
@@ -97,7 +99,7 @@ class Updates:
         slot: str,
         gradient: Callable[[slice], Vector],
         optimizer: Optimizer,
-        state: dict[str, Vector],
+        state: Vectors,
         t: int,
         scale: float,
     ) -> tuple[Vector, int]:
@@ -182,10 +184,70 @@ class Updates:
         self._versions.optimizer_states[slot] |= {OUTER + name: vector for name, vector in state.items()}
         return model
 
-    def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> dict[str, Vector]:
+    def _outer_state(self, slot: str, outer: Optimizer, w: Vector) -> Vectors:
         """Return the state of the outer optimiser, which steps by the change of local work."""
         state = self._versions.optimizer_states[slot]
         if not any(name.startswith(OUTER) for name in state):
             for name, vector in outer.start(w).items():
                 state[OUTER + name] = vector
         return {name.removeprefix(OUTER): vector for name, vector in state.items() if name.startswith(OUTER)}
+
+
+class Audit:
+    """Recomputes the residual of a sum from the coefficients *dispatched*, and refuses a step that states another.
+
+    A strategy computes weights from its code's matrix. If its workers used other coefficients, the sum would be wrong
+    although the stated residual looks right.
+    """
+
+    def __init__(self, partitions: int, blocks: int) -> None:
+        self._partitions, self._blocks = partitions, blocks
+        self._known: dict[int, tuple[Sequence[Task], Flat]] = {}
+
+    def residual(self, command: Combine, parts: Iterable[tuple[Batch, int, Any]], step: int) -> float:
+        """Return the residual of a combine; raise :class:`~anyk.errors.RunFailed` if it states another.
+
+        ``parts``: for each message, its batch, its place in it and its weight.
+        """
+        m, b = self._partitions, self._blocks
+        weights: dict[Batch, Floats] = {}
+        for batch, place, weight in parts:
+            if batch not in weights:
+                weights[batch] = np.zeros((len(batch.status), b))
+            weights[batch][place] = weight
+        total = np.zeros((b, m * b))  # part u of the sum: what it holds of each block of each partition
+        for batch, message_weights in weights.items():
+            places, columns, values = self._flat(batch)
+            for part in range(b):
+                total[part] += np.bincount(columns, values * message_weights[places, part], minlength=m * b)
+        total -= np.tile(np.eye(b), (1, m))
+        residual = float(np.linalg.norm(total) / np.sqrt(m * b))
+        stated = command.residual
+        if stated is None:
+            return residual
+        if not abs(residual - stated) <= _APART * max(1.0, residual):
+            raise RunFailed(
+                f"step {step}: the coefficients that workers were given, with the weights of the replies, add up to a "
+                f"residual of {residual:.3g}, and the strategy states {stated:.3g}; the model is left as it was"
+            )
+        return stated
+
+    def _flat(self, batch: Batch) -> Flat:
+        flattened = self._known.get(id(batch.chunks))
+        if flattened is None or flattened[0] is not batch.chunks:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            flattened = self._known[id(batch.chunks)] = batch.chunks, _flattened(batch, self._blocks)
+        return flattened[1]
+
+
+def _flattened(batch: Batch, blocks: int) -> Flat:
+    places: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    for item, task in enumerate(batch.chunks):
+        for index, chunk in enumerate(task):
+            places += [item * batch.width + index] * len(chunk.coefficients)
+            columns += [j * blocks + part for j in chunk.partitions for part in range(blocks)]
+            values += chunk.coefficients
+    return np.array(places, dtype=np.intp), np.array(columns, dtype=np.intp), np.array(values, dtype=np.float64)

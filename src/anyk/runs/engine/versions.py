@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from anyk.arrays import Vector
+from anyk.arrays import Vector, Vectors
 from anyk.clusters.available import give_back
 from anyk.clusters.contract import Cluster
 from anyk.errors import BadInput
@@ -36,8 +35,8 @@ class Versions:
         self.newest: dict[str, int] = dict.fromkeys(layout.slots, 0)
         if warm_start is not None:
             self.newest |= warm_start.versions
-        self.models: dict[str, Vector] = {}
-        self.optimizer_states: dict[str, dict[str, Vector]] = {}
+        self.models: Vectors = {}
+        self.optimizer_states: dict[str, Vectors] = {}
         self._pins: dict[tuple[str, int], int] = {}
 
     def __getitem__(self, slot: str) -> int:
@@ -52,7 +51,7 @@ class Versions:
         return min(map(newest.__getitem__, self._trained))
 
     @property
-    def trained(self) -> dict[str, Vector]:
+    def trained(self) -> Vectors:
         """The newest model of each slot that is trained for its own sake."""
         return {slot: w for slot, w in self.models.items() if slot in self._trained}
 
@@ -110,9 +109,9 @@ class Versions:
             self._cluster.injection.tasks,
         )
 
-    def vectors(self) -> dict[str, Vector]:
+    def vectors(self) -> Vectors:
         """Return the newest models and the optimiser's vectors, by the names that :meth:`restore` expects."""
-        vectors: dict[str, Vector] = {}
+        vectors: Vectors = {}
         for slot, w in self.models.items():
             vectors[f"model/{slot}/{self.newest[slot]}"] = w
             for name, value in self.optimizer_states[slot].items():
@@ -122,7 +121,7 @@ class Versions:
     def restore(self, newest: Mapping[str, int], vectors: Mapping[str, Vector]) -> None:
         """Restore the vectors that :meth:`vectors` returned, and older versions that tasks under way use."""
         self.newest = dict(newest)
-        keys: list[Any] = [key.split("/") for key in vectors]
+        keys = [key.split("/") for key in vectors]
         for version, slot in sorted((int(key[2]), key[1]) for key in keys if key[0] == "model"):
             saved = vectors[f"model/{slot}/{version}"]
             w = self.models[slot] = self._cluster.store.blank(slot)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anyk.arrays import Vector
+from anyk.arrays import Vector, Vectors
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
@@ -29,8 +29,8 @@ class WarmStart:
     """
 
     versions: dict[str, int]
-    models: dict[str, Vector]
-    states: dict[str, dict[str, Vector]]
+    models: Vectors
+    states: dict[str, Vectors]
     tasks: int
 
     @property
@@ -49,7 +49,7 @@ class WarmStart:
     ) -> WarmStart:
         """Return the state in a checkpoint, or in the file that :meth:`save` wrote."""
         versions = {slot: version for slot, version in state["versions"].items() if slot not in auxiliary}
-        states: dict[str, dict[str, Vector]] = {slot: {} for slot in versions}
+        states: dict[str, Vectors] = {slot: {} for slot in versions}
         for key, vector in vectors.items():
             kind, *parts = key.split("/")
             if kind == "optimizer" and parts[0] in states and not parts[1].startswith(OUTER):
@@ -68,10 +68,10 @@ class WarmStart:
     @classmethod
     def load(cls, folder: Path) -> WarmStart:
         """Return the saved state; raise :class:`~anyk.errors.BadInput` if it is missing or damaged."""
-        saved = checkpoints.load(folder, name=NAME)
+        saved = checkpoints.load(folder, NAME)
         if saved is None:
             raise BadInput(f"the run '{folder}' started from another run, but its {NAME} is missing")
-        return cls.of_saved(*saved)
+        return cls.of_saved(saved.state, saved.vectors)
 
     def check(self, strategy: Strategy, problem: Problem, optimizer: Optimizer, earlier: str) -> None:
         """Raise if a run of this strategy, problem and optimiser cannot continue one with the optimiser ``earlier``."""

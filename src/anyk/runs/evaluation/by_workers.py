@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time as clock
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from anyk.arrays import Vector
@@ -96,11 +97,13 @@ class Asking:
         self._cluster.losses.close()
 
 
+@dataclass(eq=False)
 class _EvaluatedByWorkers:
     """A problem whose objective is evaluated by workers, and everything else by the problem itself."""
 
-    def __init__(self, problem: Problem, asking: Asking, slot: str) -> None:
-        self._problem, self._asking, self._slot = problem, asking, slot
+    _problem: Problem
+    _asking: Asking
+    _slot: str
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._problem, name)

@@ -106,9 +106,7 @@ def resolve_data(evaluate: Evaluate | None, problem: Problem) -> Evaluate | None
         raise BadInput(NO_LOSS)
     if evaluate is None or evaluate.on is not None:
         return evaluate
-    on = abilities_of(problem).evaluated_on
-    if evaluate.where == "workers":
-        on = "train"
+    on = "train" if evaluate.where == "workers" else abilities_of(problem).evaluated_on
     return None if on is None else replace(evaluate, on=on)
 
 

@@ -19,7 +19,7 @@ from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Problem
 from anyk.problems.many import problem_of
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
-from anyk.runs.log.schema import Evaluation
+from anyk.runs.log.schema import Evaluation, Version
 
 _TIMES = 1e3  # factor by which a loss may grow before a model counts as diverged
 _POINTS = 256  # stored versions of a slot from which on every second one is omitted
@@ -55,18 +55,16 @@ class Evaluator:
         self.target, self._meanwhile = target, meanwhile
         self.problem, self._off = problem, evaluate is None
         evaluate = evaluate or USUAL
-        self._share = 1.0 if evaluate.where == "aside" else _SHARE
-        self._by_workers = evaluate.where == "workers"
-        self._loss = evaluate.on != "held_out"
-        self.done: dict[tuple[str, int], Evaluation] = {}
+        self._settings = evaluate
+        self.done: dict[Version, Evaluation] = {}
         self.latest: Evaluation | None = None  # of the newest version evaluated so far
         self.reached: Evaluation | None = None
         self.unknown: LossUnknown | None = None  # why the last loss that could not be computed is unknown
         self._metrics: dict[str, tuple[int, dict[str, float]]] = {}  # version and metrics of each slot's newest
         self._unlogged: list[tuple[Evaluation, Vector]] = []  # evaluations, each with its model
-        self._stored: dict[tuple[str, int], tuple[float, Vector]] = {}  # time and vector by slot and version
-        self._borrowed: list[tuple[str, int]] = []  # stored versions whose vectors are the driver's, not copies
-        self._returned: list[tuple[str, int]] = []  # versions that have been borrowed and copied
+        self._stored: dict[Version, tuple[float, Vector]] = {}  # time and vector by slot and version
+        self._borrowed: list[Version] = []  # stored versions whose vectors are the driver's, not copies
+        self._returned: list[Version] = []  # versions that have been borrowed and copied
         self._fixed = evaluate.every is not None or evaluate.seconds is not None
         self._apart = evaluate.seconds or (_APART if background and not self._fixed else 0.0)
         self._last: dict[str, float] = {}  # time of a slot's newest stored version
@@ -98,11 +96,11 @@ class Evaluator:
             self.reached = evaluation
 
     def _reaches_target(self, evaluation: Evaluation) -> bool:
-        if self.target is None:
+        value = evaluation.value
+        if self.target is None or value is None:
             return False
-        if evaluation.metric is None:
-            return evaluation.loss is not None and evaluation.loss <= self.target
-        return evaluation.metric >= self.target if self.problem.better == "higher" else evaluation.metric <= self.target
+        higher = evaluation.metric is not None and self.problem.better == "higher"
+        return value >= self.target if higher else value <= self.target
 
     @property
     def hopeless(self) -> LossUnknown | None:
@@ -140,7 +138,7 @@ class Evaluator:
             evaluations, self._unlogged = self._unlogged, []
         return evaluations
 
-    def take_returned_versions(self) -> list[tuple[str, int]]:
+    def take_returned_versions(self) -> list[Version]:
         """Return slot and version of the borrowed vectors that have been copied since the last call."""
         with self._lock:
             returned, self._returned = self._returned, []
@@ -165,7 +163,7 @@ class Evaluator:
             metrics, loss = dict[str, float](), None
             try:
                 metrics = problem.metrics(w)
-                loss = problem.loss(w) if self._loss else None
+                loss = None if self._settings.on == "held_out" else problem.loss(w)
             except LossUnknown as reason:
                 self.unknown = reason
             except (BadInput, RunFailed):
@@ -217,8 +215,9 @@ class Evaluator:
                 pause_until = float("inf")  # reported after the run, when all other versions are evaluated
                 continue
             ended = clock.perf_counter()
-            pause_until = ended + (ended - began) * (1.0 / self._share - 1.0)
-            if self.target is not None and not self._by_workers:  # a target must end the run soon
+            share = 1.0 if self._settings.where == "aside" else _SHARE
+            pause_until = ended + (ended - began) * (1.0 / share - 1.0)
+            if self.target is not None and self._settings.where != "workers":  # a target must end the run soon
                 pause_until = min(pause_until, ended + 1.0)
 
     def finish(self, tell: Callable[[int, int], None] = lambda done, total: None) -> list[Evaluation]:

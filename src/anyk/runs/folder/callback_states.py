@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.arrays import Vector, Vectors
 from anyk.errors import BadInput
 
 KEY = "callbacks"  # in checkpoints
 
 
-def saved(callbacks: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Vector]]:
+def saved(callbacks: Sequence[Any]) -> tuple[dict[str, Any], Vectors]:
     """Return the states, by callback, as plain data that refers to arrays by name, and the arrays by name.
 
     Raises :class:`~anyk.errors.BadInput` for states that are not made of numbers, texts, lists, dicts and arrays.
     """
-    arrays: dict[str, Vector] = {}
+    arrays: Vectors = {}
     return {name: _plain(one.state_dict(), f"{KEY}/{name}", arrays) for name, one in _stateful(callbacks)}, arrays
 
 
@@ -40,7 +40,7 @@ def _stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             yield f"{kind} {count[kind]}", one
 
 
-def _plain(value: Any, place: str, arrays: dict[str, Vector]) -> Any:
+def _plain(value: Any, place: str, arrays: Vectors) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         arrays[place] = value.detach().cpu().numpy()

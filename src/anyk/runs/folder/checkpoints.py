@@ -13,13 +13,14 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from anyk import keyed
-from anyk.arrays import Vector
+from anyk.arrays import Vector, Vectors
 from anyk.errors import BadInput, RunFailed
+from anyk.plain import ByName
 from anyk.regular_files import open_plain, replacing, synchronise
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
@@ -31,14 +32,14 @@ OLDER = "checkpoint.older.safetensors"
 class Saved(NamedTuple):
     """A checkpoint to resume from, its digest and file ``name``; ``instead``: the reason if it is not the newest."""
 
-    state: dict[str, Any]
-    vectors: dict[str, Vector]
+    state: ByName
+    vectors: Vectors
     digest: str
     name: str = NAME
     instead: str | None = None
 
 
-def save(folder: Path, text: str, vectors: dict[str, Vector], *, name: str = NAME) -> str:
+def save(folder: Path, text: str, vectors: Vectors, *, name: str = NAME) -> str:
     """Write a checkpoint and return its digest; the last one is kept as :data:`OLDER`. ``text``: the state, as JSON.
 
     Raises :class:`~anyk.errors.RunFailed` if it cannot be written.
@@ -64,8 +65,8 @@ def save(folder: Path, text: str, vectors: dict[str, Vector], *, name: str = NAM
 class CheckpointWriter:
     """Writes checkpoints in a thread, from copies of the vectors in buffers that are used again."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, log: RunLog) -> None:
+        self._folder, self._log = folder, log
         self._buffers: list[Vector] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[str] | None = None
@@ -81,10 +82,10 @@ class CheckpointWriter:
         """Whether a checkpoint has been written and :meth:`finish` has not been called since."""
         return self._writing is not None and self._writing.done()
 
-    def start(self, state: dict[str, Any], vectors: Mapping[str, Vector]) -> None:
+    def start(self, state: ByName, vectors: Mapping[str, Vector]) -> None:
         """Start to write a checkpoint; the arguments may change afterwards."""
         free, self._buffers = self._buffers, []
-        copies: dict[str, Vector] = {}
+        copies: Vectors = {}
         for key, vector in vectors.items():
             alike = (i for i, one in enumerate(free) if one.shape == vector.shape and one.dtype == vector.dtype)
             place = next(alike, None)
@@ -94,14 +95,11 @@ class CheckpointWriter:
         self._seq = state["seq"]
         self._writing = self._thread.submit(save, self._folder, json.dumps(state), copies)
 
-    def finish(self) -> tuple[int, str]:
-        """Wait until the checkpoint is written; return the number of its event and its digest.
-
-        Raises :class:`~anyk.errors.RunFailed` if it cannot be written.
-        """
+    def finish(self) -> None:
+        """Wait until the checkpoint is written, and log it; raise :class:`~anyk.errors.RunFailed` if that fails."""
         assert self._writing is not None
         writing, self._writing = self._writing, None
-        return self._seq, writing.result()
+        self._log.checkpoint(self._seq, writing.result())
 
     def close(self) -> None:
         """End the thread after the checkpoint that it is writing, and free the buffers."""
@@ -109,16 +107,8 @@ class CheckpointWriter:
         self._buffers.clear()
 
 
-def load(folder: Path, *, name: str = NAME) -> tuple[dict[str, Any], dict[str, Vector]] | None:
-    """Return the state and the vectors of a checkpoint, or None if there is none.
-
-    Raises :class:`~anyk.errors.BadInput` if it is damaged.
-    """
-    loaded = _load(folder, name)
-    return None if loaded is None else loaded[:2]
-
-
-def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], str] | None:
+def load(folder: Path, name: str = NAME) -> Saved | None:
+    """Return a checkpoint, or None if there is none; raise :class:`~anyk.errors.BadInput` if it is damaged."""
     from safetensors import safe_open
 
     path = folder / name
@@ -141,7 +131,7 @@ def _load(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Vector], s
         raise BadInput(f"the checkpoint '{path}' is damaged ({' '.join(str(error).split())})") from None
     if not whole:
         raise BadInput(f"the checkpoint '{path}' is damaged (its contents do not match their digest)")
-    return state, arrays, digest
+    return Saved(state, arrays, digest, name)
 
 
 def seal_of(folder: Path) -> str:
@@ -158,7 +148,7 @@ def seal_of(folder: Path) -> str:
         return ""
 
 
-def _digest(state: str, arrays: dict[str, Vector]) -> str:
+def _digest(state: str, arrays: Vectors) -> str:
     digest = hashlib.blake2b(state.encode(), digest_size=16)
     for key in sorted(arrays):
         array = arrays[key]
@@ -169,11 +159,10 @@ def _digest(state: str, arrays: dict[str, Vector]) -> str:
 
 def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
     """Return a checkpoint, or None if it is missing; raise if it is damaged or does not fit the log."""
-    loaded = _load(folder, name)
-    if loaded is None:
+    saved = load(folder, name)
+    if saved is None:
         return None
-    state, vectors, digest = loaded
-    path = folder / name
+    path, state = folder / name, saved.state
     if not log.has_seal(seal := state.get("seal", "none")):
         with RunLog.reading(folder / "log.sqlite", checked=False) as newer:  # of a run that goes on
             if not newer.has_seal(seal):
@@ -181,13 +170,13 @@ def fitting(folder: Path, log: RunLog, name: str) -> Saved | None:
                     f"the log of '{folder}' is not the one that '{path.name}' was written with, or was cut short"
                 )
     written = queries.checkpoint_digests(log, state["seq"])
-    if written and digest not in written:
+    if written and saved.digest not in written:
         raise BadInput(f"the checkpoint '{path}' is not the one that the log records at that point")
     for slot, version in state["versions"].items():
         logged = queries.digest(log, slot, version)
-        if logged is not None and logged != keyed.digest(vectors[f"model/{slot}/{version}"]):
+        if logged is not None and logged != keyed.digest(saved.vectors[f"model/{slot}/{version}"]):
             raise BadInput(f"the checkpoint '{path}' holds another model than the log records for version {version}")
-    return Saved(*loaded, name)
+    return saved
 
 
 def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None:

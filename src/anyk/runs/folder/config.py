@@ -12,12 +12,13 @@ import tomllib
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from anyk.checks import AtLeastZero, Positive
 from anyk.errors import BadInput, as_bad_input
+from anyk.plain import ByName
 from anyk.problems.base import Problem
 from anyk.regular_files import read_plain, replacing
 from anyk.runs.folder.folders import LOCK
@@ -57,9 +58,9 @@ class DataRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     model: str | None = None
     split: str | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> ByName:
         """Return the keys that have values, for TOML and JSON."""
-        return cast("dict[str, Any]", msgspec.to_builtins(self))
+        return dict(msgspec.to_builtins(self))
 
 
 class Recipe(DataRecipe, frozen=True):
@@ -111,9 +112,9 @@ class SharedConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """The specs of the strategies that the folder names."""
         return ()
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> ByName:
         """Return the settings that differ from their defaults, as TOML stores them."""
-        return cast("dict[str, Any]", without_none(msgspec.to_builtins(self)))
+        return dict(without_none(msgspec.to_builtins(self)))
 
 
 class RunConfig(SharedConfig, frozen=True, kw_only=True):
@@ -195,7 +196,7 @@ def write_sealed(file: Path, config: SharedConfig) -> None:
     write_plain(file, config.plain())
 
 
-def write_plain(file: Path, plain: dict[str, Any]) -> None:
+def write_plain(file: Path, plain: ByName) -> None:
     """Write plain settings with their digest, in the first line; a ``digest`` among the settings is replaced."""
     import tomli_w
 
@@ -205,7 +206,7 @@ def write_plain(file: Path, plain: dict[str, Any]) -> None:
         stream.write(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}).encode())
 
 
-def _digest(config: dict[str, Any]) -> str:
+def _digest(config: ByName) -> str:
     plain = {key: value for key, value in config.items() if key != "digest"}
     text = msgspec.json.encode(plain, order="deterministic", enc_hook=str)  # dates are the only other type in TOML
     return hashlib.blake2b(text, digest_size=16).hexdigest()

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from anyk.checks import check_range, typed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, as_bad_input
 from anyk.regular_files import read_plain, replacing
 from anyk.runs.folder.config import RunConfig, read_config
 from anyk.runs.folder.folders import check_plain, locked
@@ -31,26 +31,25 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
     """
     folder = Path(run)
     config = read_config(folder)
-    for worker in workers:
-        check_range("a worker of the run", worker, 0, config.workers - 1)
-    if workers and config.cluster.partition(":")[0] not in ("processes", "ray"):
-        raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
-    if workers and not _is_going_on(folder):
-        raise BadInput(f"the run '{folder}' is not going on; resume it first")
     if not workers:
         return sorted(set(read_drained(folder)))
+    for worker in workers:
+        check_range("a worker of the run", worker, 0, config.workers - 1)
+    if config.cluster.partition(":")[0] not in ("processes", "ray"):
+        raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
+    if not _is_going_on(folder):
+        raise BadInput(f"the run '{folder}' is not going on; resume it first")
     check_plain(folder / NAME)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # other calls wait
-        away = set(read_drained(folder))
-        away = away.difference(workers) if back else away.union(workers)
-        with replacing(folder / NAME) as part, part.open("xb") as new:
-            new.write(msgspec.json.encode(sorted(away)))
-    except OSError as error:
-        raise BadInput(f"'{folder / NAME}' cannot be written ({error.strerror})") from None
-    finally:
-        os.close(descriptor)
+    with as_bad_input(f"'{folder / NAME}' cannot be written"):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # other calls wait
+            away = set(read_drained(folder))
+            away = away.difference(workers) if back else away.union(workers)
+            with replacing(folder / NAME) as part, part.open("xb") as new:
+                new.write(msgspec.json.encode(sorted(away)))
+        finally:
+            os.close(descriptor)
     return sorted(away)
 
 

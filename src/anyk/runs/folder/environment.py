@@ -43,12 +43,8 @@ def changes(began: Mapping[str, str]) -> list[str]:
 def new_major(began: Mapping[str, str]) -> list[str]:
     """Return those :func:`changes` that are another major version of a package, with which bits may differ."""
     now = environment() if began else {}
-    names = [name for name in _PACKAGES if name in began and name in now and _major(began[name]) != _major(now[name])]
-    return [f"{name} {now[name]} (was {began[name]})" for name in names]
-
-
-def _major(number: str) -> str:
-    return number.partition(".")[0]
+    pairs = [(name, now[name], began[name]) for name in _PACKAGES if name in began and name in now]
+    return [f"{name} {new} (was {old})" for name, new, old in pairs if new.split(".")[0] != old.split(".")[0]]
 
 
 def _place() -> Path:

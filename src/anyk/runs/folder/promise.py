@@ -12,6 +12,7 @@ import msgspec
 
 from anyk.checks import AtLeastOne, Nonnegative, Positive, PositiveShare, typed
 from anyk.errors import BadInput, as_bad_input
+from anyk.plain import ByName
 from anyk.regular_files import read_plain
 
 VERSION = 1
@@ -95,7 +96,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     steps_to_target: Positive | None = None
     arrival: Estimate | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> ByName:
         """Return the values that are not None as plain data, in the form of TOML."""
         return dict(without_none(msgspec.to_builtins(self)))
 
@@ -139,7 +140,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 )
 
     @classmethod
-    def of_plain(cls, values: dict[str, Any], of: str) -> Promise:
+    def of_plain(cls, values: ByName, of: str) -> Promise:
         """Return a promise from the result of :meth:`plain`; ``of`` names its place in errors."""
         version = values.get("version")
         if isinstance(version, int) and version != VERSION:
@@ -172,10 +173,6 @@ def _in_words(error: str) -> str:
     """Return an error of msgspec as part of a sentence that names the key."""
     what, _, place = error.partition(" - at `$")
     where = f" in '{place.strip('.`')}'" if place else ""
-    for complaint, words in (
-        ("Object contains unknown field", "unknown key"),
-        ("Object missing required field", "no key"),
-    ):
-        if what.startswith(complaint):
-            return f"{words} {what.removeprefix(complaint).strip().replace('`', chr(39))}{where}"
-    return f"{what.replace('`', chr(39))}{where}"
+    words = what.replace("Object contains unknown field", "unknown key")
+    words = words.replace("Object missing required field", "no key").replace("`", "'")
+    return f"{words}{where}"

@@ -15,12 +15,21 @@ from anyk.problems import data_digest, from_recipe
 from anyk.runs.engine import warm_start
 from anyk.runs.engine.counts import ENDINGS
 from anyk.runs.folder import checkpoints, config, predictors
-from anyk.runs.folder.digests import file_digest, traces_of
+from anyk.runs.folder.rebuilding import file_digest, traces_of
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import LOST, RunLog
+from anyk.runs.log.schema import TABLES
 from anyk.runs.races import race_folder
 
 _LOG = "log.sqlite"
+_ENDED_TWICE = (
+    "SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1 ORDER BY task, chunk LIMIT 1"
+)
+_MISCOUNTED = (
+    "SELECT u.version, u.slot, u.replies, coalesce(c.used, 0) FROM updates u LEFT JOIN "
+    "(SELECT slot, step, count(*) AS used FROM chunks WHERE step > 0 GROUP BY slot, step) c "
+    "ON c.slot = u.slot AND c.step = u.version WHERE u.replies != coalesce(c.used, 0) ORDER BY u.rowid LIMIT 1"
+)
 
 
 class Check(NamedTuple):
@@ -104,17 +113,14 @@ def _checks(folder: Path) -> Iterator[Check]:
         yield Check("configuration", True, f"{config.NAME}, format {settings.format}")
     except BadInput as error:
         yield Check("configuration", False, str(error))
-    log: RunLog | None = None
     try:
-        log = RunLog.reading(folder / _LOG, checked=False)
-    except BadInput as error:
-        yield Check("log", False, str(error))
-    if log is not None:
-        with log:
+        with RunLog.reading(folder / _LOG, checked=False) as log:
             yield from _of_log(log)
             if settings is None or not settings.mirror:
                 yield from _of_checkpoints(folder, log)
                 yield from _of_models(folder, log)
+    except BadInput as error:
+        yield Check("log", False, str(error))
     if settings is None:
         yield Check("what it used", None, f"not looked at without {config.NAME}")
         return
@@ -134,7 +140,8 @@ def _of_log(log: RunLog) -> Iterator[Check]:
     yield Check("log", why is None, f"{_LOG} is an SQLite file with the tables of a run" if why is None else why)
     if why is None:
         why = log.check_seals()
-        yield Check("rows", why is None, f"all {len(log):,} are as they were written" if why is None else why)
+        number = sum(log.rows(f"SELECT count(*) FROM {name}")[0][0] for name in TABLES)
+        yield Check("rows", why is None, f"all {number:,} are as they were written" if why is None else why)
     if why is None:
         yield _checked("sequence", lambda: _sequence(log))
         yield _checked("ledger", lambda: _books(log))
@@ -156,7 +163,7 @@ def _sequence(log: RunLog) -> str:
     listed = queries.checkpoint_numbers(log)
     skipped, before = {seq + 1 for seq in listed}, 0
     last: float = max(listed, default=0)
-    for seq in queries.numbers(log):
+    for (seq,) in log.rows("SELECT seq FROM events ORDER BY seq"):
         missing = [number for number in range(before + 1, seq) if number not in skipped]
         if len(missing) == 1 and missing[0] > last:
             last = float("inf")
@@ -168,19 +175,15 @@ def _sequence(log: RunLog) -> str:
 
 def _books(log: RunLog) -> str:
     """Return a sentence on the ledger; raise if chunks, sums and updates of the log contradict each other."""
-    counts = queries.endings(log)
+    counts: dict[str, int] = dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
     if unknown := set(counts) - set(ENDINGS):
         raise BadInput(
             f"chunks ended as {', '.join(map(repr, sorted(map(str, unknown))))}; known are {', '.join(ENDINGS)}"
         )
-    if (twice := queries.ended_twice(log)) is not None:
-        task, chunk, times = twice
+    for task, chunk, times in log.rows(_ENDED_TWICE):
         raise BadInput(f"chunk {chunk} of task {task} ended {times} times")
-    used = queries.chunks_used(log)
-    for (slot, version), replies in queries.replies(log).items():
-        counted = used.get((slot, version), 0)
-        if counted != replies:
-            raise BadInput(f"version {version} of '{slot}' is of {replies} messages, and {counted} were counted in it")
+    for version, slot, replies, counted in log.rows(_MISCOUNTED):
+        raise BadInput(f"version {version} of '{slot}' is of {replies} messages, and {counted} were counted in it")
     ledger = log.summary().get("ledger")
     total = sum(counts.values())
     if ledger is None:
@@ -235,21 +238,24 @@ def _of_digests(folder: Path, settings: config.RunConfig) -> Iterator[Check]:
     digests = settings.digests
     for kind, named, digest_of in (("code", digests.code, sha256_of), ("files", digests.files, file_digest)):
         for name, recorded in named.items():
-            now = digest_of(name)
-            words = "not found" if now is None else "as it was" if now == recorded else "another now"
-            yield Check(kind, None if now is None else now == recorded, f"'{name}' is {words}")
-    recorded_traces = digests.traces
+            yield _compared(kind, name, digest_of(name), recorded)
     try:
-        traces = dict(traces_of(parse(settings.delays))) | dict(traces_of(communication(settings.communication)))
+        traces = dict(traces_of((parse(settings.delays), communication(settings.communication))))
     except BadInput as error:
         traces = {}
-        if recorded_traces:
+        if digests.traces:
             yield Check("traces", None, str(error))
     for file, digest in traces.items():
-        same = recorded_traces.get(file) == digest
-        yield Check("traces", same, f"'{file}' is {'as it was' if same else 'another now'}")
+        yield _compared("traces", file, digest, digests.traces.get(file))
     with names_in_folder(folder, {}, trust=False):
         yield _data(settings.problem, digests.data)
+
+
+def _compared(kind: str, name: str | None, digest: str | None, recorded: str | None) -> Check:
+    """Return the check of a file or data set against the digest that was recorded; None if it is not there."""
+    whole = None if digest is None else digest == recorded
+    words = {None: "not found", True: "as it was", False: "another now"}
+    return Check(kind, whole, f"'{name}' is {words[whole]}")
 
 
 def _data(recipe: config.Recipe | None, recorded: str | None) -> Check:
@@ -258,8 +264,7 @@ def _data(recipe: config.Recipe | None, recorded: str | None) -> Check:
     if recipe is None or any(each.problem is not None for each in recipe.each):
         return Check("data", None, "not looked at: code makes the problem, and nothing is run here")
     try:
-        same = data_digest(from_recipe(recipe.plain())) == recorded
+        digest = str(data_digest(from_recipe(recipe.plain())))
     except BadInput as error:
         return Check("data", None, str(error))
-    name = recipe.each[0].file or recipe.each[0].data
-    return Check("data", same, f"'{name}' is {'as it was' if same else 'another now'}")
+    return _compared("data", recipe.each[0].file or recipe.each[0].data, digest, recorded)

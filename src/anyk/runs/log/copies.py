@@ -56,34 +56,29 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
 
     The copy disappears when the connection is closed.
     """
-    db: sqlite3.Connection | None = None
-    lost = False
     try:
         with open_plain(path) as file:
             if file.read(16) != b"SQLite format 3\0":
                 raise BadInput(f"the log '{path}' is damaged: it is not an SQLite file")
-        with LockedFolder(COPIES) as folder:
+        with LockedFolder(COPIES) as folder, contextlib.ExitStack() as closing:
             copy = LogCopy(path, Path(folder))
             copy.refresh()
             db = sqlite3.connect(copy.path, isolation_level=None, check_same_thread=False)
+            closing.callback(db.close)
             db.execute("PRAGMA trusted_schema=OFF")
             frames = _frames(_ahead(copy.path))
             pages = max(0, db.execute("PRAGMA wal_checkpoint").fetchone()[1])
-            lost = frames is None or frames > pages
             db.execute("PRAGMA journal_mode=DELETE").fetchall()
             db.execute("SELECT count(*) FROM sqlite_master").fetchall()
             db.execute("PRAGMA query_only=ON")
+            closing.pop_all()
+            return db, frames is None or frames > pages
     except sqlite3.Error as error:
-        if db is not None:
-            db.close()
         raise BadInput(f"the log '{path}' is damaged ({error}); {INSTEAD}") from None
     except FileNotFoundError:
         raise BadInput(f"the run folder '{path.parent}' has no {path.name}") from None
     except OSError as error:
-        if db is not None:
-            db.close()
         raise BadInput(f"the log '{path}' cannot be copied to be read ({error.strerror})") from None
-    return db, lost
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -17,6 +17,23 @@ USED, LATE, SPARE, CUT, LOST, OPEN = range(len(FATES))
 PHASES = ("waiting", "computing", "idle", "sending")  # of a finished chunk, in this order
 
 
+# when each chunk could be computed, when its last partition, or else its message, was finished, the newest version of
+# its slot, and whether it ended after the last event
+_FACTS = (
+    "SELECT max(c.dispatched, coalesce(lag(c.computed) OVER (PARTITION BY task ORDER BY chunk), c.dispatched)), "
+    "CASE WHEN c.computed IS NOT NULL THEN coalesce(p.time, c.computed) END, coalesce(u.newest, 0), "
+    "c.seq > (SELECT coalesce(max(seq), 0) FROM events) FROM chunks c LEFT JOIN "
+    "(SELECT task, chunk, max(time) AS time FROM events WHERE kind = 'Progress' GROUP BY task, chunk) p "
+    "USING (task, chunk) LEFT JOIN (SELECT slot, max(version) AS newest FROM updates GROUP BY slot) u USING (slot) "
+    "ORDER BY task, chunk"
+)
+_LOSSES = (  # the time at which the worker of each lost chunk was lost or failed; without one, a given time
+    "WITH losses AS MATERIALIZED (SELECT worker, time FROM events WHERE kind IN ('Lost', 'Failed')) "
+    "SELECT coalesce((SELECT min(time) FROM losses WHERE worker = c.worker AND time >= c.dispatched), ?) "
+    "FROM chunks c WHERE received IS NULL AND cancelled IS NULL ORDER BY task, chunk"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Tasks:
     """Columns with a row for each chunk that was dispatched; times in seconds on the run's clock.
@@ -82,16 +99,16 @@ def tasks_of(run: Run) -> Tasks:
     slots = tuple(sorted(set(log["slot"])))
     places = {name: i for i, name in enumerate(slots)}
     slot = np.fromiter(map(places.__getitem__, log["slot"]), dtype=np.int64)
-    start = _starts(log)
-    fate = _fates(run, log, slots, slot)
+    start, last, newest, at_end = np.array(run.log.rows(_FACTS), dtype=np.float64).reshape(-1, 4).T
+    fate = _fates(run, log, newest, at_end)
     computed, received = log["computed"], log["received"]
     finished = np.isfinite(computed) & np.isfinite(received) & (fate != LOST)
     end = np.where(np.isfinite(received), received, log["cancelled"])
     lost = ~np.isfinite(end)
     if lost.any():  # there are many events to read
-        end[lost] = np.maximum(_losses(run, log, lost), start[lost])
+        end[lost] = np.maximum(np.ravel(run.log.rows(_LOSSES, (run.seconds,))), start[lost])
     first = np.fmax(log["computing"], start)
-    last = np.clip(_last_progress(run, log), first, np.maximum(computed, first))
+    last = np.clip(last, first, np.maximum(computed, first))
     phases = first - start, last - first, np.maximum(computed - last, 0.0), np.maximum(received - computed, 0.0)
     waiting, computing, idle, sending = np.where(finished, phases, 0.0)
     unknown = np.where(finished, 0.0, np.maximum(end - start, np.finfo(np.float32).tiny))
@@ -117,25 +134,7 @@ def tasks_of(run: Run) -> Tasks:
     )
 
 
-def _starts(log: Mapping[str, Array]) -> Array:
-    """Return the time from which each chunk could be computed; rows are ordered by task and chunk."""
-    start, task = log["dispatched"].astype(np.float64), log["task"]
-    later = np.flatnonzero((log["chunk"][1:] > 0) & (task[1:] == task[:-1])) + 1
-    start[later] = np.fmax(log["computed"][later - 1], start[later])
-    return start
-
-
-def _last_progress(run: Run, log: Mapping[str, Array]) -> Array:
-    """Return the time at which each chunk's last partition was finished; without reports, its message's time."""
-    last = log["computed"].astype(np.float64)
-    rows = run.log.rows("SELECT task, chunk, max(time) FROM events WHERE kind = 'Progress' GROUP BY task, chunk")
-    reports = {(task, chunk): time for task, chunk, time in rows}
-    for i in np.flatnonzero(np.isfinite(last)) if reports else ():
-        last[i] = reports.get((log["task"][i], log["chunk"][i]), last[i])
-    return last
-
-
-def _fates(run: Run, log: Mapping[str, Array], slots: tuple[str, ...], slot: Array) -> Array:
+def _fates(run: Run, log: Mapping[str, Array], newest: Array, at_end: Array) -> Array:
     ending = log["ending"]
     fate = np.full(len(ending), LOST, dtype=np.uint8)
     fate[ending == "counted"] = USED
@@ -143,23 +142,9 @@ def _fates(run: Run, log: Mapping[str, Array], slots: tuple[str, ...], slot: Arr
     unused = (ending == "cancelled") | (ending == "discarded")
     arrived = np.isfinite(log["received"]) & ~(log["received"] > log["cancelled"])
     fate[unused] = np.where(arrived, SPARE, CUT)[unused]
-    newest = queries.newest(run.log)
-    version = np.array([newest.get(name, 0) for name in slots] or [0], dtype=np.int64)[slot]
-    last_event = run.log.rows("SELECT coalesce(max(seq), 0) FROM events")[0][0]
-    unfinished = unused & ~arrived & (log["seq"] > last_event) & (log["cancelled"] >= run.seconds)
-    fate[unfinished & (run.asynchronous | (log["version"] >= version))] = OPEN
+    unfinished = unused & ~arrived & (at_end > 0) & (log["cancelled"] >= run.seconds)
+    fate[unfinished & (run.asynchronous | (log["version"] >= newest))] = OPEN
     return fate
-
-
-def _losses(run: Run, log: Mapping[str, Array], lost: Array) -> Array:
-    """Return the time at which the workers of some chunks were lost or failed; without one, the end of the run."""
-    events, end = run.log.rows("SELECT worker, time FROM events WHERE kind IN ('Lost', 'Failed')"), run.seconds
-    return np.array(
-        [
-            min((time for worker, time in events if worker == own and time >= dispatched), default=end)
-            for own, dispatched in zip(log["worker"][lost], log["dispatched"][lost], strict=True)
-        ]
-    )
 
 
 def _steps(

@@ -93,17 +93,15 @@ def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
     return {slot: version for slot, version in sorted(totals(log).newest.items()) if slot not in without}
 
 
-def staleness(log: RunLog) -> dict[str, dict[int, int]]:
-    """Return the number of messages that updates used, by slot and by staleness in versions."""
-    rows = log.rows(
-        "SELECT slot, stale, count(*) FROM (SELECT slot, step - 1 - version AS stale FROM chunks WHERE step > 0 "
+def staleness(log: RunLog, slots: Collection[str]) -> dict[int, int]:
+    """Return the number of messages that updates of some slots used, by staleness in versions."""
+    query = (
+        "SELECT stale, count(*) FROM (SELECT slot, step - 1 - version AS stale FROM chunks WHERE step > 0 "
         "UNION ALL SELECT r.slot, r.version - 1 - c.version FROM reuses r JOIN chunks c "
-        "ON c.task = r.task AND c.chunk = r.chunk) GROUP BY slot, stale ORDER BY slot, stale"
+        "ON c.task = r.task AND c.chunk = r.chunk) "
+        "WHERE slot IN (SELECT value FROM json_each(?)) GROUP BY stale ORDER BY stale"
     )
-    by_slot: dict[str, dict[int, int]] = {}
-    for slot, stale, count in rows:
-        by_slot.setdefault(slot, {})[stale] = count
-    return by_slot
+    return dict(log.rows(query, (json.dumps(list(slots)),)))
 
 
 def works(log: RunLog) -> dict[int, Work]:
@@ -141,13 +139,6 @@ def different_messages(log: RunLog) -> dict[tuple[int, int], tuple[int, int]]:
                 count, first = pairs.get((a, b), (0, version))
                 pairs[a, b] = count + 1, first
     return pairs
-
-
-def mean_times(log: RunLog) -> tuple[float, float]:
-    """Return the mean seconds of computing and of waiting before it, over finished chunks with reported times."""
-    rows = log.rows("SELECT avg(computed - computing), avg(computing - started) FROM chunks WHERE computed IS NOT NULL")
-    computing, waiting = rows[0]
-    return computing or 0.0, waiting or 0.0
 
 
 def waits_of_steps(log: RunLog) -> float | None:
@@ -236,12 +227,7 @@ def newest_seal(log: RunLog) -> str:
     return str(rows[0][0]) if rows else ""
 
 
-# ------------------------------------------------------------------------------------------- for verification
-
-
-def numbers(log: RunLog) -> list[int]:
-    """Return the numbers of all events, sorted."""
-    return [seq for (seq,) in log.rows("SELECT seq FROM events ORDER BY seq")]
+# ------------------------------------------------------------------------------------------- checkpoints
 
 
 def checkpoint_numbers(log: RunLog) -> list[int]:
@@ -252,25 +238,3 @@ def checkpoint_numbers(log: RunLog) -> list[int]:
 def checkpoint_digests(log: RunLog, seq: int) -> list[str]:
     """Return the digests of the checkpoints that were written after event ``seq``."""
     return [digest for (digest,) in log.rows("SELECT digest FROM checkpoints WHERE seq = ?", (seq,))]
-
-
-def endings(log: RunLog) -> dict[str, int]:
-    """Return the number of chunks for each ending."""
-    return dict(log.rows("SELECT ending, count(*) FROM chunks GROUP BY ending"))
-
-
-def ended_twice(log: RunLog) -> tuple[int, int, int] | None:
-    """Return task, chunk and number of endings of a chunk that ended more than once; None if there is none."""
-    rows = log.rows("SELECT task, chunk, count(*) FROM chunks GROUP BY task, chunk HAVING count(*) > 1 LIMIT 1")
-    return rows[0] if rows else None
-
-
-def replies(log: RunLog) -> dict[tuple[str, int], int]:
-    """Return the number of messages that each update records, by slot and version."""
-    return {(slot, version): n for slot, version, n in log.rows("SELECT slot, version, replies FROM updates")}
-
-
-def chunks_used(log: RunLog) -> dict[tuple[str, int], int]:
-    """Return the number of chunks that record their use in an update, by slot and version."""
-    rows = log.rows("SELECT slot, step, count(*) FROM chunks WHERE step > 0 GROUP BY 1, 2")
-    return {(slot, step): count for slot, step, count in rows}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -74,6 +74,7 @@ class _Update(NamedTuple):
     time: float
     residual: float
     gain: float
+    fleet: str = ""
 
 
 class _Message(NamedTuple):
@@ -88,15 +89,16 @@ class _Message(NamedTuple):
 
 
 _MADE = (
-    "SELECT slot, version, time, residual, gain, (SELECT coalesce(max(time), 0.0) FROM updates "
-    "WHERE slot = ?1 AND version < ?2) FROM updates WHERE slot = ?1 AND version = ?2"
+    "SELECT slot, version, time, residual, gain, "
+    "coalesce((SELECT text FROM notes n WHERE n.kind = 'fleet' AND n.time < u.time ORDER BY n.seq DESC LIMIT 1), ''), "
+    "(SELECT coalesce(max(time), 0.0) FROM updates WHERE slot = ?1 AND version < ?2) "
+    "FROM updates u WHERE slot = ?1 AND version = ?2"
 )
 _USED = (
     "SELECT worker, task, chunk, weight, ?2 - 1 - version, work FROM chunks WHERE slot = ?1 AND step = ?2 "
     "UNION ALL SELECT c.worker, r.task, r.chunk, r.weight, ?2 - 1 - c.version, c.work FROM reuses r "
     "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk WHERE r.slot = ?1 AND r.version = ?2 ORDER BY 1, 2, 3"
 )
-_FLEET = "SELECT text FROM notes WHERE kind = 'fleet' AND time < ? ORDER BY seq DESC LIMIT 1"
 _CANCELLED = (
     "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
     "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? AND version < ?"
@@ -117,10 +119,7 @@ def logged_receipt(
     *fields, before = rows[0]
     update = _Update(*fields)
     works = queries.works(log)
-    used = [
-        _Message(worker, task, chunk, weight, staleness, works[work])
-        for worker, task, chunk, weight, staleness, work in log.rows(_USED, (slot, version))
-    ]
+    used = [_Message._make((*fields, works[work])) for *fields, work in log.rows(_USED, (slot, version))]
     cancelled = log.rows(_CANCELLED, (before, max(update.time, before), version))
     cut_off = [
         CutOff(worker, task, (at if due is None else due) - start, due is not None, done, len(works[work].partitions))
@@ -134,23 +133,18 @@ def logged_receipt(
         for chunk in _late(task, batch, batch.cancelled[task], CUT)
     ]
     sizes = [samples for (samples,) in log.rows("SELECT samples FROM partitions ORDER BY id")]
-    receipt = _receipt(
+    return _receipt(
         update, (partitions, workers), sizes, used, cut_off + _unused(silent, used), {row[0] for row in cancelled}
     )
-    for (text,) in log.rows(_FLEET, (update.time,)):
-        receipt = replace(receipt, fleet=text)
-    return receipt
 
 
 def receipt_after(driver: Driver, slot: str, version: int) -> Receipt | None:
     """Return the receipt of a version that has been made, also of a run that has not ended."""
     assert driver.log is not None
     driver.log.flush()
-    layout = driver.layout
+    workers, partitions = driver.layout.workers, driver.layout.partitions
     stopped = driver.ledger.cut_off
-    return logged_receipt(
-        driver.log, slot, version, workers=layout.workers, partitions=layout.partitions, stopped=stopped
-    )
+    return logged_receipt(driver.log, slot, version, workers=workers, partitions=partitions, stopped=stopped)
 
 
 def receipt_of_step(driver: Driver) -> Receipt:
@@ -200,12 +194,8 @@ def _receipt(
     counted, late = {message.worker for message in used}, {chunk.worker for chunk in cut_off}
     spare = cancelled - counted - late
     return Receipt(
-        slot=update.slot,
-        version=update.version,
-        time=update.time,
+        **update._asdict(),
         weights=weights,
-        residual=update.residual,
-        gain=update.gain,
         used=tuple((message.worker, message.task, message.weight, message.staleness) for message in used),
         cut_off=tuple(sorted(cut_off, key=lambda chunk: (chunk.worker, chunk.task))),
         spare=tuple(sorted(spare)),

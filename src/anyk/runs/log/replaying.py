@@ -19,7 +19,7 @@ from anyk.problems.base import Partitions, Problem
 from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMessage
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
-from anyk.runs.folder.digests import admit_strategies, check_named, check_problem, with_plugins
+from anyk.runs.folder.rebuilding import admit_strategies, check_named, check_problem, with_plugins
 from anyk.runs.limits import plan
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
@@ -149,11 +149,10 @@ def _replay(run: Run, problem: Problem | None, optimizer: Optimizer | None, comp
     values = {(evaluation.slot, evaluation.version): evaluation.value for evaluation in run.log.evaluations()}
 
     def observe(driver: Driver) -> None:
-        assert driver.last_update is not None
-        slot = driver.last_update.slot
-        version = driver.versions[slot]
-        if (value := values.get((slot, version))) is not None:
-            driver.observe(slot, version, value)
+        assert driver.last is not None
+        newest = driver.last.slot, driver.last.version
+        if (value := values.get(newest)) is not None:
+            driver.observe(*newest, value)
 
     driver = Driver(
         strategy,

@@ -22,6 +22,7 @@ from typing import Any, Self
 import msgspec
 
 from anyk.errors import BadInput, RunFailed
+from anyk.plain import ByName
 from anyk.protocol import Chunk, Event, Reply
 from anyk.runs.log.copies import INSTEAD, copied
 from anyk.runs.log.schema import (
@@ -187,13 +188,6 @@ class RunLog:
             self._db.execute("INSERT INTO seals (upto, seal) VALUES (?, ?)", (json.dumps(upto), seal))
             self._upto, self.seal = upto, seal
 
-    def __len__(self) -> int:
-        """Return the number of rows of all tables."""
-        return sum(int(self.rows(f"SELECT count(*) FROM {name}")[0][0]) for name in TABLES)
-
-    def __bool__(self) -> bool:
-        return True
-
     def has_seal(self, seal: str) -> bool:
         """Return whether the log has all rows up to a seal."""
         return not seal or bool(self.rows("SELECT 1 FROM seals WHERE seal = ?", (seal,)))
@@ -214,7 +208,7 @@ class RunLog:
         if kind is Reply:
             row = (self.seq, plain[0], "Reply", plain[1], plain[2], plain[3], None)
         else:
-            end = 1 + IDS.get(kind, 3)
+            end = 1 + IDS[kind]
             row = (self.seq, plain[0], kind.__name__, *plain[1:end], *[None] * (4 - end), json.dumps(plain[end:]))
         self._rows["events"].append(row)
 
@@ -282,14 +276,23 @@ class RunLog:
 
         ``lasting``: the rows must survive a loss of power, as rows before a checkpoint.
         """
+        with self._transaction(lasting=lasting):
+            for name, rows in self._rows.items():
+                if rows:
+                    self._db.executemany(INSERT[name], rows)
+        for rows in self._rows.values():
+            rows.clear()
+        self._last = clock.monotonic()
+
+    @contextlib.contextmanager
+    def _transaction(self, *, lasting: bool = False) -> Iterator[None]:
+        """Write what the block writes, with a seal, or nothing of it if the disk refuses."""
         before = self._upto, self.seal
         try:
             if lasting:
                 self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("BEGIN")
-            for name, rows in self._rows.items():
-                if rows:
-                    self._db.executemany(INSERT[name], rows)
+            yield
             if self.path is not None:
                 self._seal_rows()
             self._db.execute("COMMIT")
@@ -297,18 +300,12 @@ class RunLog:
                 self._db.execute("PRAGMA synchronous=NORMAL")
         except sqlite3.Error as error:
             self._upto, self.seal = before
-            self._roll_back()
+            if self._db.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
             raise RunFailed(
                 f"the run log '{self.path}' cannot be written ({error}); free some space and resume the run"
             ) from None
-        for rows in self._rows.values():
-            rows.clear()
-        self._last = clock.monotonic()
-
-    def _roll_back(self) -> None:
-        if self._db.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
 
     def close(self, *, write: bool = True) -> None:
         """Close the file, after writing gathered rows if ``write``; safe to call twice."""
@@ -318,12 +315,12 @@ class RunLog:
         finally:
             self._closing()
 
-    def summarise(self, values: dict[str, Any]) -> None:
+    def summarise(self, values: ByName) -> None:
         """Write values of the summary; later values of a name replace earlier ones."""
         self._rows["summary"].extend((name, json.dumps(value), self.seq) for name, value in values.items())
         self.flush()
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> ByName:
         """Return the summary that :meth:`summarise` wrote."""
         rows = self.rows("SELECT name, value FROM summary ORDER BY rowid")
         try:
@@ -333,8 +330,7 @@ class RunLog:
 
     def truncate(self, seq: int, seal: str = "") -> None:
         """Remove all rows after event ``seq``, when the log had ``seal``, as the run is resumed from there."""
-        try:
-            self._db.execute("BEGIN")
+        with self._transaction():
             for name in ("events", "chunks", "updates", "notes", "summary", "checkpoints", "reuses"):
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             if not seq:  # the run starts again
@@ -348,12 +344,6 @@ class RunLog:
             )
             self._db.execute("DELETE FROM seals WHERE id > ?", (number,))
             self._upto, self.seal = upto, seal if number else ""
-            if self.path is not None:
-                self._seal_rows()
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._roll_back()
-            raise RunFailed(f"the run log '{self.path}' cannot be written ({error})") from None
         self.totals = Totals()
         for number, *values in self._db.execute("SELECT * FROM works"):
             plain = zip(Chunk._fields, values, strict=True)
@@ -378,7 +368,7 @@ class RunLog:
         except sqlite3.Error as error:
             raise self._unreadable(error) from None
 
-    def table(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    def table(self, query: str, values: Sequence[Any] = ()) -> list[ByName]:
         """Return the rows of a query as dictionaries."""
         names, rows = self.select(query, values)
         return [dict(zip(names, row, strict=True)) for row in rows]
@@ -398,7 +388,7 @@ class RunLog:
         ):
             kind = KINDS[name]
             try:
-                event = msgspec.convert([time, *ids[: IDS.get(kind, 3)], *json.loads(info or "[]")], kind)
+                event = msgspec.convert([time, *ids[: IDS[kind]], *json.loads(info or "[]")], kind)
             except (TypeError, ValueError):  # what is no list, or is of other types
                 raise self._forged() from None
             yield event

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from anyk.protocol import (
-    Alarm,
-    DriftMeasured,
-    Failed,
-    Joined,
-    Leaving,
-    LossEvaluated,
-    Lost,
-    MessageProjected,
-    NoiseMeasured,
-    Progress,
-    Reply,
-)
+from anyk.protocol import Event
+
+Version = tuple[str, int]  # a slot and the number of its version
 
 TABLES = {
     "events": "seq INTEGER PRIMARY KEY, time REAL, kind TEXT, worker INTEGER, task INTEGER, chunk INTEGER, info TEXT",
@@ -95,7 +85,7 @@ def wrong_rows(table: str) -> str:
         conditions.append(f"NOT ({lacks}) AND ({wrong})" if name in _MAY_LACK.get(table, ()) else f"{lacks} OR {wrong}")
     if table == "events":
         for least, name in enumerate(("worker", "task", "chunk"), 1):
-            kinds = [kind for kind, event in KINDS.items() if IDS.get(event, 3) >= least]
+            kinds = [kind for kind, event in KINDS.items() if IDS[event] >= least]
             conditions.append(f"{name} IS NULL AND kind IN ({', '.join(map(repr, kinds))})")
     return " OR ".join(f"({condition})" for condition in conditions)
 
@@ -103,25 +93,9 @@ def wrong_rows(table: str) -> str:
 DIFFERENT = "different messages"  # the kind of a note on workers that sent different messages of the same work
 RESET = "workers reset"  # the kind of a note that workers' states were lost when the run was resumed
 START = "Start"  # the first event of a run, with the workers that are present
-KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        Reply,
-        Progress,
-        Failed,
-        Lost,
-        Joined,
-        Leaving,
-        Alarm,
-        MessageProjected,
-        LossEvaluated,
-        DriftMeasured,
-        NoiseMeasured,
-    )
-}
-
-# the number of fields among worker, task and chunk that an event has, if it has not all three
-IDS = {Alarm: 0, LossEvaluated: 0, NoiseMeasured: 0, Lost: 1, Joined: 1, Leaving: 1}
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+# the number of fields among worker, task and chunk that events of a kind have
+IDS = {kind: len({"worker", "task", "chunk"}.intersection(kind._fields)) for kind in KINDS.values()}
 
 
 class Summary(msgspec.Struct):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import timeit
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,21 +18,29 @@ from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem
+from anyk.plain import ByName
+from anyk.problems.base import Problem, Tell
 from anyk.runs.callbacks import Callbacks, check_callbacks
 from anyk.runs.defaults import usual_optimizer
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
-from anyk.runs.folder.digests import digests_of, files_of, with_callbacks, with_plugins
 from anyk.runs.folder.folders import check_plain, new_folder
-from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
+from anyk.runs.folder.rebuilding import (
+    Rebuilt,
+    cluster_like,
+    describe,
+    digests_of,
+    files_of,
+    rebuild,
+    with_callbacks,
+    with_plugins,
+)
 from anyk.runs.limits import Limits, check_launcher, check_rows
 from anyk.runs.live_progress import showing
-from anyk.runs.many_models import combine
 from anyk.runs.races.race_folder import NAME, RaceConfig, is_race, name_folders, read_race, run_folders, titled
-from anyk.runs.races.seeds import compare_seeds, grouped
+from anyk.runs.races.speedups import compare_seeds, grouped
 from anyk.runs.run import Run, result_cells, setup
-from anyk.runs.training import resume, train
+from anyk.runs.training import combine, resume, train
 from anyk.specs import parse as split
 from anyk.specs import with_keys
 from anyk.strategies import resolve_paths, with_fleet
@@ -40,7 +48,6 @@ from anyk.strategies import strategy as build_strategy
 from anyk.strategies.construction import fleet_keys
 
 _TRIES = 9
-Before = Callable[[str], None]
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +126,7 @@ class Race:
         last = {self.title(run): (run.notes or [{}])[-1] for run in self.runs}
         return {title: str(note["text"]) for title, note in last.items() if note.get("kind") == "failed"}
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> ByName:
         """Return setup and results in the form that ``--json`` writes; with several seeds also for each strategy."""
         config = self.config or self.runs[0].config
         top = setup(self.runs[0].config if self.runs else config) | {"seed": config.seed, "seeds": self.seeds}
@@ -158,7 +165,7 @@ def race(
     evaluate: Evaluate | str | None = USUAL,
     callbacks: Sequence[Any] = (),
     progress: bool = False,
-    before: Before | None = None,
+    before: Tell | None = None,
 ) -> Race:
     """Train with each of ``strategies`` (specs) on its own cluster with the same delays and seed.
 
@@ -219,8 +226,8 @@ def resume_race(
     target: float | None = None,
     trust: bool = False,
     callbacks: Sequence[Any] = (),
-    before: Before | None = None,
-    tell: Callable[[str], None] | None = None,
+    before: Tell | None = None,
+    tell: Tell | None = None,
 ) -> Race:
     """Continue the runs of a race that were interrupted or failed, and start those that have not started.
 
@@ -258,15 +265,14 @@ def _run_entries(
     rebuilt: Rebuilt,
     folder: Path | None,
     callbacks: Callbacks,
-    before: Before | None,
-    resumed: dict[str, Any] | None = None,
+    before: Tell | None,
+    resumed: ByName | None = None,
 ) -> Race:
     """Run each entry that is not finished; ``resumed``: arguments to resume runs with, None for a new race."""
     problem, optimizer, cluster = rebuilt
     runs = []
     for entry in config.entries:
         place = None if folder is None else folder / entry.folder
-        start: Callable[..., Run]
         if place is not None and resumed is not None and place.is_dir():
             run = Run.open(place)
             if _finished(run) and "steps" not in resumed:
@@ -340,11 +346,8 @@ def charged(cluster: str, problem: Problem, *, workers: int) -> str:
         return cluster
     pieces = problem.split(workers)
     pieces.load(range(workers))
-    w, durations = problem.initial(), []
-    for _ in range(_TRIES):
-        start = time.perf_counter()
-        pieces.partial_gradient(0, w)
-        durations.append(time.perf_counter() - start)
+    w = problem.initial()
+    durations = timeit.repeat(lambda: pieces.partial_gradient(0, w), number=1, repeat=_TRIES)
     return with_keys(cluster, {"partition": float(f"{median(durations):.2g}"), "cores": workers})
 
 

@@ -1,9 +1,15 @@
-"""Speed-ups of runs over a reference run, in the time to a target, to a loss or per job."""
+"""Speed-ups of runs over a reference run, in the time to a target, to a loss or per job.
+
+With several seeds: medians and ranges of each strategy, and speed-ups of runs with the same seed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -99,3 +105,129 @@ def finite_values(run: Run, name: str = "loss", against: str = "seconds") -> tup
     column = history.get(name, np.full(len(history[against]), np.nan))  # a run that failed may have no metric
     finite = np.isfinite(column)
     return history[against][finite].astype(float), column[finite]
+
+
+# ------------------------------------------------------------------------------------------- several seeds
+
+
+class Spread(NamedTuple):
+    """The median, least and largest value over seeds; None stands for a missing value."""
+
+    median: float | None
+    least: float | None
+    most: float | None
+
+
+def spread(values: Iterable[float | None], *, missing: float = math.inf) -> Spread:
+    """Return the spread of at least one value; missing values count as worse than all others.
+
+    ``missing``: inf for a value to be minimised, -inf for a value to be maximised.
+
+    >>> spread([3.0, 1.0, 2.0]), spread([3.0, None, 2.0]).most, spread([1.0, None, None], missing=-math.inf).median
+    (Spread(median=2.0, least=1.0, most=3.0), None, None)
+    """
+    ordered = sorted(missing if value is None or math.isnan(value) else value for value in values)
+    return Spread(*(value if math.isfinite(value) else None for value in (median(ordered), ordered[0], ordered[-1])))
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """The runs of a strategy by seed, and the speed-up of each over the reference's run with the same seed.
+
+    A speed-up is None if the reference has not run with that seed.
+    """
+
+    strategy: str
+    runs: tuple[Run, ...]
+    speed_ups: tuple[SpeedUp | None, ...]
+
+    def spread(self, of: Callable[[Run], float | None]) -> Spread:
+        """Return the spread over seeds of a value to be minimised, such as seconds or the loss."""
+        return spread(map(of, self.runs))
+
+    @property
+    def metric(self) -> Spread:
+        """The spread of the final models' metric over the seeds."""
+        worst = -math.inf if self.runs[0].config.better == "higher" else math.inf
+        return spread(((run.metric or {}).get("value") for run in self.runs), missing=worst)
+
+    @property
+    def speed_up(self) -> Spread | None:
+        """The spread of the speed-ups; None before the reference has run.
+
+        A run that did not come as far as the reference counts as slower than all others.
+        """
+        times = [speed_up.times for speed_up in self.speed_ups if speed_up is not None]
+        return spread(times, missing=-math.inf) if times else None
+
+    @property
+    def at_least(self) -> bool:
+        """Whether the speed-ups are lower bounds, as the reference missed the target with some seed."""
+        return any(speed_up is not None and speed_up.at_least for speed_up in self.speed_ups)
+
+    @property
+    def reached(self) -> int | None:
+        """The number of seeds with which the target was reached; None without a target."""
+        if self.runs[0].config.target is None:
+            return None
+        return sum(run.time_to_target is not None for run in self.runs)
+
+    def result(self) -> dict[str, Any]:
+        """Return the strategy's results in the form that ``--json`` writes."""
+        spreads = {
+            "steps": self.spread(lambda run: run.steps),
+            "seconds": self.spread(lambda run: run.seconds),
+            "loss": self.spread(lambda run: run.loss),
+            "metric": self.metric,
+            "time_to_target": self.spread(lambda run: run.time_to_target),
+            "speed_up": self.speed_up,
+        }
+        plain = {name: value and value._asdict() for name, value in spreads.items()}
+        return {"strategy": self.strategy, "seeds": len(self.runs), "reached": self.reached} | plain
+
+
+class SeedsComparison(NamedTuple):
+    """Strategies over their seeds; ``over`` and ``by`` are as in :class:`Comparison`.
+
+    ``speed_ups``: of all runs, in their order.
+    """
+
+    over: str
+    by: Literal["target", "loss", "job"]
+    strategies: tuple[OverSeeds, ...]
+    speed_ups: tuple[SpeedUp | None, ...]
+
+
+def grouped(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
+    """Return the runs of each strategy, if they differ in nothing but their seeds; else each run in its own group."""
+    if len({(run.config.strategy, run.config.seed) for run in runs}) < len(runs):  # some differ in other settings
+        return [(run,) for run in runs]
+    groups: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.config.seed):
+        groups.setdefault(run.config.strategy, []).append(run)
+    return [tuple(groups[spec]) for spec in dict.fromkeys(run.config.strategy for run in runs)]
+
+
+def compare_seeds(runs: Sequence[Run]) -> SeedsComparison:
+    """Compare each run with the run of the reference that has the same seed, with the reference of :func:`compare`.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=200,features=5")
+    >>> race = anyk.race(problem, ["uncoded", "frc:load=3"], workers=6, cluster="simulated", delays="exp:mean=1",
+    ...                  steps=20, seeds=3)
+    >>> uncoded, coded = compare_seeds(race.runs).strategies
+    >>> coded.strategy, len(coded.runs), [round(value, 2) for value in coded.speed_up]
+    ('frc:load=3', 3, [4.89, 4.49, 6.63])
+    """
+    groups = grouped(runs)
+    over, by, _ = compare([group[0] for group in groups])
+    by_seed: dict[int, SpeedUp] = {}
+    for seed in {run.config.seed for run in runs}:
+        same = [run for group in groups for run in group if run.config.seed == seed]
+        paired = compare(same)
+        if paired.over == over:
+            by_seed.update(zip(map(id, same), paired.speed_ups, strict=True))
+    strategies = tuple(
+        OverSeeds(group[0].config.strategy, group, tuple(by_seed.get(id(run)) for run in group)) for group in groups
+    )
+    return SeedsComparison(over, by, strategies, tuple(by_seed.get(id(run)) for run in runs))
