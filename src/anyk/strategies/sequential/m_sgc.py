@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Flags, Indices
+from anyk.arrays import Indices
 from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
-from anyk.strategies.sequential.bursts import ForBursts
-from anyk.strategies.sequential.inner import Inner
-from anyk.strategies.sequential.replay import Decided, KnownRounds, Tolerance, replay
-from anyk.strategies.sequential.sequential_rounds import Place, SequentialState
+from anyk.strategies.sequential.replay import as_bits
+from anyk.strategies.sequential.sequential_rounds import ForBursts, Place, SequentialState
 
 
 @dataclass(slots=True)
@@ -83,8 +81,8 @@ class Multiplexed(ForBursts):
         return self.lambda_
 
     @cached_property
-    def within(self) -> Inner:
-        return super().within if self.coded else Inner(self.inner, self.workers, self.workers, grouped=False)
+    def groups(self) -> list[int]:
+        return super().groups if self.coded else []
 
     @cached_property
     def layout(self) -> Layout:
@@ -104,9 +102,6 @@ class Multiplexed(ForBursts):
                 for first in range(n * own, n * (own + self.B), n):
                     pieces.append((tuple(first + j for j in partitions), coefficients))
         return tuple(map(tuple, rows))
-
-    def _replay_rounds(self, known: KnownRounds, groups: list[int]) -> Decided:
-        return replay(known, known.count, Tolerance(self.lambda_, groups, self.B, self.W), self.end)
 
     def rebuild(self, state: MultiplexedState) -> None:
         state.own = {job: np.array(own, dtype=np.int64) for job, own in state.own.items()}
@@ -147,7 +142,7 @@ class Multiplexed(ForBursts):
     def _job_done(self, s: MultiplexedState, job: int) -> bool:
         if job not in s.own or (s.own[job][:, :, 0] < 0).any():
             return False
-        return not self.coded or all(self.within.bears(self._without(group)) for group in s.groups[job])
+        return not self.coded or all(self._bears(self._without(group)) for group in s.groups[job])
 
     def _job_sum(self, s: MultiplexedState, job: int) -> tuple[list[Place], list[float], float, float]:
         own, groups = s.own.pop(job), s.groups.pop(job)
@@ -164,13 +159,7 @@ class Multiplexed(ForBursts):
             residual, gain = max(residual, decoding.residual), max(gain, decoding.gain)
         return messages, weights, residual, max(gain, 1.0)
 
-    def _fits(self, s: MultiplexedState, late: Flags) -> bool:
-        r = s.round
-        union = late | self._straggled(s, range(r + 1 - self.W, r))
-        again = self._straggled(s, range(r + 1 - self.W, r - self.B + 1)) & late
-        return self.within.bears(union) and not again.any()
-
-    def _feasible(self, s: MultiplexedState, late: Flags) -> bool:
+    def _feasible(self, s: MultiplexedState, late: int) -> bool:
         t = s.round
         for m in range(self.T + 1):
             job = t - m
@@ -180,13 +169,13 @@ class Multiplexed(ForBursts):
             missing: Any = own[:, :, 0] < 0
             absent = [self._without(group) for group in groups]
             for i, work in enumerate(s.assigned):
-                if not late[i]:
+                if not late >> i & 1:
                     for other, piece in work:
                         if other == job:
                             if piece < self.W - 1:
                                 missing[i, piece] = False
                             else:
-                                absent[piece - (self.W - 1)][i] = False
+                                absent[piece - (self.W - 1)] &= ~(1 << i)
             short = missing.sum(axis=1)
             if (short > self.T - m).any():
                 return False
@@ -195,6 +184,8 @@ class Multiplexed(ForBursts):
             begin = max(m + 1, self.W - 1)
             for group in range(self.B if self.coded else 0):
                 slot = self.W - 1 + group
-                if not self.within.bears(absent[group] & (begin + lost > slot) if slot > m else absent[group]):
+                if slot > m:  # this part is still to be computed by the workers that have no lost pieces by then
+                    absent[group] &= as_bits(np.flatnonzero(begin + lost > slot).tolist())
+                if not self._bears(absent[group]):
                     return False
         return True
