@@ -442,13 +442,13 @@ def check_load(name: str, load: int, most: int) -> int:
     return load
 
 
-def incidence(assignment: Sequence[Sequence[int]], partitions: int, value: float = 1.0) -> scipy.sparse.csr_array:
-    """Return the sparse matrix with ``value`` for each partition of a worker, shape (workers, partitions)."""
+def incidence(assignment: Sequence[Sequence[int]], partitions: int) -> scipy.sparse.csr_array:
+    """Return the sparse matrix with 1 for each partition of a worker, shape (workers, partitions)."""
     from scipy.sparse import csr_array
 
     starts = np.concatenate([[0], np.cumsum(list(map(len, assignment)))])
     indices = np.array([j for own in assignment for j in own], dtype=np.int64)
-    return csr_array((np.full(len(indices), value), indices, starts), shape=(len(assignment), partitions))
+    return csr_array((np.ones(len(indices)), indices, starts), shape=(len(assignment), partitions))
 
 
 def check_stragglers(stragglers: int, workers: int) -> int:

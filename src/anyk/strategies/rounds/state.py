@@ -1,8 +1,7 @@
-"""The state of coded rounds, and the view of it that wait rules have."""
+"""The state of coded rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,48 +41,3 @@ class RoundState:
     tasks: Any = derived()
     row_sums: Any = derived()
     decoder: Any = derived()
-
-
-class Seen:
-    """The view of a round that a wait rule gets."""
-
-    __slots__ = ("_messages", "_state")
-
-    def __init__(self, state: Any, messages: int = 1) -> None:
-        self._state, self._messages = state, messages
-
-    @property
-    def replies(self) -> int:
-        """Number of usable replies."""
-        return len(self._state.task_of)
-
-    @property
-    def expected(self) -> int:
-        """Number of replies of all workers that take part."""
-        return int(self._state.expected)
-
-    @property
-    def decodable(self) -> bool:
-        """Whether the replies give the exact sum."""
-        return bool(self._state.decoder.decodable)
-
-    @property
-    def residual(self) -> float:
-        """Residual if the step were taken now, before scaling."""
-        return float(self._state.decoder.residual)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the round began."""
-        return float(self._state.now - self._state.began)
-
-    @property
-    def replied(self) -> tuple[int, ...]:
-        """Workers that replied, in order of arrival."""
-        return tuple(reply // self._messages for reply in self._state.task_of)
-
-    @property
-    def recent(self) -> Sequence[float]:
-        """Seconds from a round's start to each reply, of the last rounds."""
-        recent: tuple[float, ...] = self._state.recent
-        return recent

@@ -56,11 +56,7 @@ class OneCode(SequentialRounds):
         return self._without(s.results.get(job, ()))
 
     def _job_sum(self, s: OneCodeState, job: int) -> tuple[list[Place], list[float], float, float]:
-        results = s.results.pop(job)
-        replies = sorted(results)
-        decoding = self.code.decode(replies)
-        used = [(results[r], float(decoding.weights[r])) for r in replies if decoding.weights[r]]
-        return [place for place, _ in used], [a for _, a in used], decoding.residual, decoding.gain
+        return self._decode(s.results.pop(job))
 
 
 @typed

@@ -150,13 +150,9 @@ class Multiplexed(ForBursts):
         weights = [1.0] * len(messages)
         residual = gain = 0.0
         for group in groups if self.coded else ():
-            replies = sorted(group)
-            decoding = self.code.decode(replies)
-            for reply in replies:
-                if decoding.weights[reply]:
-                    messages.append(group[reply])
-                    weights.append(float(decoding.weights[reply]))
-            residual, gain = max(residual, decoding.residual), max(gain, decoding.gain)
+            coded, factors, group_residual, group_gain = self._decode(group)
+            messages, weights = messages + coded, weights + factors
+            residual, gain = max(residual, group_residual), max(gain, group_gain)
         return messages, weights, residual, max(gain, 1.0)
 
     def _feasible(self, s: MultiplexedState, late: int) -> bool:

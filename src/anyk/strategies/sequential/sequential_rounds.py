@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from anyk.arrays import Floats
-from anyk.checks import AtLeastZero, check_range
+from anyk.checks import AtLeastZero, NonnegativeNumber, check_range
 from anyk.codes import Code, RepetitionCode, code
 from anyk.codes.base import Row
 from anyk.errors import BadInput
@@ -39,7 +39,6 @@ from anyk.protocol import (
 )
 from anyk.specs import show
 from anyk.strategies.crew import Crew, CrewStrategy
-from anyk.strategies.ranges import FiniteOrZero
 from anyk.strategies.sequential.replay import (
     Decided,
     End,
@@ -77,9 +76,8 @@ class SequentialState:
     done: list[int] = field(default_factory=list)  # workers that have completed this round, in order
     waiting: bool = False  # whether the cut-off of this round has passed without fitting
     late: list[list[int]] = field(default_factory=list)  # stragglers of the last rounds that count, newest last
-    reusable: dict[int, list[int]] = field(
-        default_factory=dict
-    )  # round -> completed tasks whose messages may still be used
+    # round -> completed tasks whose messages may still be used
+    reusable: dict[int, list[int]] = field(default_factory=dict)
     combined: int = 0  # number of jobs done; they are done in order
     assigned: list[Work] = field(default_factory=list)  # (job, piece) pairs of this round, by worker
 
@@ -122,7 +120,7 @@ class SequentialRounds(CrewStrategy[SequentialState]):
     workers: int
     _: KW_ONLY
     end: End = "cutoff"
-    mu: FiniteOrZero = 1.0
+    mu: NonnegativeNumber = 1.0
     wait: Waiting | None = None
     inner: str = "auto"
     models: int | None = None
@@ -222,6 +220,12 @@ class SequentialRounds(CrewStrategy[SequentialState]):
     def limit(self) -> int:
         """Total number of jobs; 0: no end."""
         return self.jobs or self._planned
+
+    def _decode(self, results: dict[int, Place]) -> tuple[list[Place], list[float], float, float]:
+        """Return messages, weights, residual and gain of a sum under the code; ``results``: messages by worker."""
+        weights, residual, gain = self.code.decode(results)
+        used = np.flatnonzero(weights)
+        return [results[worker] for worker in used.tolist()], weights[used].tolist(), residual, gain
 
     def planned(self, steps: int | None) -> Strategy:
         """Return the rounds of a run that starts no job beyond ``steps`` steps of each model."""
@@ -438,9 +442,7 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         """Return whether a round may end with these stragglers."""
         if self.waits == "feasible":
             return self._feasible(s, late)
-        if self.waits == "minimal" or not s.waiting:
-            return self._fits(s, late)
-        return False
+        return (self.waits == "minimal" or not s.waiting) and self._fits(s, late)
 
     def _end(self, s: SequentialState, late: int) -> list[Command]:
         if self.limit:  # without an end they would fill the memory
