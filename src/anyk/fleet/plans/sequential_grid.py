@@ -24,7 +24,7 @@ from anyk.strategies.sequential.replay import (
     Decided,
     KnownRounds,
     Tolerance,
-    bits_of,
+    as_bits,
     replay,
     selective,
 )
@@ -87,7 +87,7 @@ class TraceGrid:
         """Return the groups of the code within a job as bits (none if they do not count), and its load."""
         if inner == "frc" or (end == "decodable" and self.workers % (stragglers + 1) == 0):
             code = FractionalRepetition(self.workers, stragglers=stragglers)
-            return bits_of(code.group_of), code.load / self.workers
+            return list(map(as_bits, code.members)), code.load / self.workers
         return [], (stragglers + 1) / self.workers
 
     def _keys(self, end: End, usual: End, inner: str) -> str:

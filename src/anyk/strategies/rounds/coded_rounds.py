@@ -36,7 +36,6 @@ from anyk.protocol import (
     Task,
 )
 from anyk.strategies.crew import Crew
-from anyk.strategies.rounds.balance import owners
 from anyk.strategies.rounds.corrections import corrected
 from anyk.strategies.rounds.elastic import share_moved
 from anyk.strategies.rounds.round_facts import facts_of
@@ -314,10 +313,7 @@ class Rounds(RoundSettings):
     def _step(self, s: RoundState) -> list[Command]:
         decoding = self._scaled(s.decoder.select(), s.row_sums)
         task_of, messages = s.task_of, self.code.messages
-        if messages == 1:
-            used = [(task_of[reply], 0) for reply in decoding.replies]
-        else:
-            used = [(task_of[reply], reply % messages) for reply in decoding.replies]
+        used = [(task_of[reply], reply % messages) for reply in decoding.replies]
         combine: Command
         done: Sequence[int] = range(s.first, s.crew.next)
         if self.snapshot:
@@ -349,8 +345,8 @@ class Rounds(RoundSettings):
         if sizes is None:
             return []
         self._use_code(s, old.cut(sizes))
-        moved = sum(a != b for a, b in zip(owners(old), owners(s.code), strict=True))
-        share = 100.0 * moved / old.partitions
+        before, after = (np.repeat(range(old.groups), code.sizes) for code in (old, s.code))  # group of each partition
+        share = 100.0 * np.count_nonzero(before != after) / old.partitions
         shown = "/".join(map(str, s.code.shares))
         return [Note(f"shares={shown} from step {s.version} on: {share:.0f} % of the samples change hands")]
 

@@ -1,4 +1,4 @@
-"""The state of coded rounds."""
+"""The states of rounds: the part that all have, and that of coded rounds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from anyk.strategies.crew import Crew
 
 
 @dataclass(slots=True)
-class RoundState:
-    """The crew of a run, and the progress of the present round."""
+class BasicState:
+    """The crew of a run, and the beginning of the present round."""
 
     crew: Crew
     now: float
@@ -19,11 +19,16 @@ class RoundState:
     version: int = 0
     first: int = 0  # the round's first task
     began: float = 0.0
+    task_of: dict[int, int] = field(default_factory=dict)  # the newest task of each reply, in order of arrival if coded
+
+
+@dataclass(slots=True)
+class RoundState(BasicState):
+    """The progress of the present round; a reply is ``worker x messages + message``."""
+
     open: dict[int, int] = field(default_factory=dict)  # expected message (task x messages + chunk) -> worker
     measuring: dict[int, int] = field(default_factory=dict)  # task whose reply is being projected -> worker
     values: dict[int, float] = field(default_factory=dict)  # the projection of each worker's reply
-    # reply (worker x messages + message) -> task, in order of arrival
-    task_of: dict[int, int] = field(default_factory=dict)
     arrivals: list[float] = field(default_factory=list)  # seconds to each reply of this round
     recent: tuple[float, ...] = ()  # the same for the last rounds, if the wait rule uses them
     checking: bool = False  # whether this round waits until its replies can be compared

@@ -10,7 +10,7 @@ from anyk.codes.base import Row
 from anyk.errors import BadInput
 from anyk.protocol import Layout
 from anyk.strategies.sequential.replay import End, Tolerance
-from anyk.strategies.sequential.sequential_rounds import Place, SequentialRounds, SequentialState
+from anyk.strategies.sequential.sequential_rounds import JobSum, Place, SequentialRounds, SequentialState, Work
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class OneCode(SequentialRounds):
         """Return the workers whose result of a job is missing."""
         return self._without(s.results.get(job, ()))
 
-    def _job_sum(self, s: OneCodeState, job: int) -> tuple[list[Place], list[float], float, float]:
+    def _job_sum(self, s: OneCodeState, job: int) -> JobSum:
         return self._decode(s.results.pop(job))
 
 
@@ -87,7 +87,7 @@ class GradientCodingRounds(OneCode):
     def _tolerance(self) -> Tolerance:
         return Tolerance(self.stragglers - 1, []) if self.strict else Tolerance(self.stragglers, self.groups)
 
-    def _assign(self, s: OneCodeState, t: int) -> list[list[tuple[int, int]]]:
+    def _assign(self, s: OneCodeState, t: int) -> list[Work]:
         return [[(t, 0)]] * self.workers
 
     def _feasible(self, s: OneCodeState, late: int) -> bool:

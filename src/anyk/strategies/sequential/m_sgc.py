@@ -13,7 +13,7 @@ from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
 from anyk.strategies.sequential.replay import as_bits
-from anyk.strategies.sequential.sequential_rounds import ForBursts, Place, SequentialState
+from anyk.strategies.sequential.sequential_rounds import ForBursts, JobSum, Place, SequentialState, Work
 
 
 @dataclass(slots=True)
@@ -112,8 +112,8 @@ class Multiplexed(ForBursts):
             s.groups[job] = [{} for _ in range(self.B)]
         return s.own[job], s.groups[job]
 
-    def _assign(self, s: MultiplexedState, t: int) -> list[list[tuple[int, int]]]:
-        work: list[list[tuple[int, int]]] = [[] for _ in range(self.workers)]
+    def _assign(self, s: MultiplexedState, t: int) -> list[Work]:
+        work: list[Work] = [[] for _ in range(self.workers)]
         for m in range(self.T + 1):
             job = t - m
             if job < s.combined or (self.limit and job >= self.limit):
@@ -144,7 +144,7 @@ class Multiplexed(ForBursts):
             return False
         return not self.coded or all(self._bears(self._without(group)) for group in s.groups[job])
 
-    def _job_sum(self, s: MultiplexedState, job: int) -> tuple[list[Place], list[float], float, float]:
+    def _job_sum(self, s: MultiplexedState, job: int) -> JobSum:
         own, groups = s.own.pop(job), s.groups.pop(job)
         messages = [(int(task), int(chunk)) for task, chunk in own.reshape(-1, 2)]
         weights = [1.0] * len(messages)

@@ -8,7 +8,7 @@ whether it waited beyond its cut-off, as its late workers did not fit the stragg
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -144,25 +144,17 @@ def choose_repeaters(missing: int, late: int, groups: list[int], tolerated: int)
 
 
 def as_bits(workers: Iterable[int]) -> int:
-    """Return a set of different workers as the bits of an integer."""
+    """Return a set of different workers as the bits of an integer.
+
+    >>> as_bits([0, 2])
+    5
+    """
     return sum(1 << worker for worker in workers)
 
 
 def workers_in(bits: int) -> list[int]:
     """Return the workers of a set, in ascending order."""
     return [worker for worker in range(bits.bit_length()) if bits >> worker & 1]
-
-
-def bits_of(groups: Sequence[int]) -> list[int]:
-    """Return each group as the bits of its workers; ``groups``: the group of each worker.
-
-    >>> bits_of([0, 0, 1])
-    [3, 4]
-    """
-    masks = [0] * (max(groups) + 1)
-    for worker, group in enumerate(groups):
-        masks[group] |= 1 << worker
-    return masks
 
 
 def _sorted(table: Floats) -> list[tuple[list[float], list[int]]]:

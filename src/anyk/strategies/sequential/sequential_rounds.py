@@ -45,7 +45,6 @@ from anyk.strategies.sequential.replay import (
     KnownRounds,
     Tolerance,
     as_bits,
-    bits_of,
     replay,
     workers_in,
 )
@@ -55,6 +54,7 @@ Waiting = Literal["all", "minimal", "feasible"]
 Late = Literal["drop", "keep"]
 Place = tuple[int, int]  # task and chunk of a message
 Work = list[tuple[int, int]]  # (job, piece) pairs
+JobSum = tuple[list[Place], list[float], float, float]  # messages, weights, residual and gain
 
 
 @dataclass(slots=True)
@@ -86,8 +86,7 @@ class SequentialState:
 class SequentialRounds(CrewStrategy[SequentialState]):
     """The common part of the sequential codes: rounds, the rule that ends them, and the jobs that they complete.
 
-    ``models``: M, at least T + 1 (the default). ``jobs``: their total number; the rounds after the last one start no
-    new job (0: no end).
+    ``models``: M, at least T + 1 (the default). ``jobs``: their total number, after which none starts (0: no end).
 
     ``end`` is the earliest end of a round. With ``cutoff`` it is ``1 + mu`` times the first completion. With
     ``decodable`` it is the moment at which the workers that are not done fit the straggler model, so that every job
@@ -204,7 +203,7 @@ class SequentialRounds(CrewStrategy[SequentialState]):
     def groups(self) -> list[int]:
         """Groups of workers of which one each is enough, as bits; none if only the number of stragglers counts."""
         if (self.inner == "frc" or self.end == "decodable") and isinstance(self.code, RepetitionCode):
-            return bits_of(self.code.group_of)
+            return list(map(as_bits, self.code.members))
         return []
 
     def _bears(self, missing: int) -> bool:
@@ -221,7 +220,7 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         """Total number of jobs; 0: no end."""
         return self.jobs or self._planned
 
-    def _decode(self, results: dict[int, Place]) -> tuple[list[Place], list[float], float, float]:
+    def _decode(self, results: dict[int, Place]) -> JobSum:
         """Return messages, weights, residual and gain of a sum under the code; ``results``: messages by worker."""
         weights, residual, gain = self.code.decode(results)
         used = np.flatnonzero(weights)
@@ -285,7 +284,7 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         """Return whether a job's sum is available."""
 
     @abstractmethod
-    def _job_sum(self, s: Any, job: int) -> tuple[list[Place], list[float], float, float]:
+    def _job_sum(self, s: Any, job: int) -> JobSum:
         """Return messages, weights, residual and gain of a job's sum, and forget the job."""
 
     def _fits(self, s: Any, late: int) -> bool:

@@ -8,7 +8,7 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.strategies.sequential.gc import OneCode, OneCodeState
 from anyk.strategies.sequential.replay import Decided, KnownRounds, as_bits, choose_repeaters, selective, workers_in
-from anyk.strategies.sequential.sequential_rounds import ForBursts, SequentialState
+from anyk.strategies.sequential.sequential_rounds import ForBursts, SequentialState, Work
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class SelectiveRepetition(ForBursts, OneCode):
     def _skips(self, s: RepetitionState, t: int) -> bool:
         return bool(self.limit) and t >= self.limit and t - self.B < s.combined
 
-    def _assign(self, s: RepetitionState, t: int) -> list[list[tuple[int, int]]]:
+    def _assign(self, s: RepetitionState, t: int) -> list[Work]:
         due, again = t - self.B, 0
         if due >= s.combined:
             again = choose_repeaters(self._missing(s, due), as_bits(s.stragglers[-self.B]), self.groups, self.tolerated)
