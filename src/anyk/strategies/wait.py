@@ -124,8 +124,8 @@ class Wait:
         return ()
 
     def changes(self) -> tuple[float, ...]:
-        """Return the seconds after which the rule requires fewer replies."""
-        return ()
+        """Return the seconds after which a predictable rule requires fewer replies."""
+        return self.deadlines(Waiting(None)) if self.predictable else ()
 
     def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
         """Return the number of replies that end an uncoded round after ``seconds``; None if it is not known beforehand.
@@ -260,9 +260,6 @@ class Deadline(Wait):
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
         return (self.seconds,)
 
-    def changes(self) -> tuple[float, ...]:
-        return (self.seconds,)
-
     def after(self, recent: Sequence[float]) -> float:
         """Return the deadline in seconds."""
         return self.seconds
@@ -349,9 +346,6 @@ class AnyOf(Wait):
 
     def counts(self) -> tuple[int, ...]:
         return tuple(k for rule in self.rules for k in rule.counts())
-
-    def changes(self) -> tuple[float, ...]:
-        return tuple(t for rule in self.rules for t in rule.changes())
 
     def __str__(self) -> str:
         return "|".join(map(str, self.rules))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,6 @@ from anyk.arrays import Floats
 from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
 from anyk.errors import BadInput
 from anyk.graphs import GraphSpec, Matcha, Mixing, graph, matcha, resolve_paths
-from anyk.plain import derived
 from anyk.protocol import (
     Chunk,
     Command,
@@ -47,7 +46,6 @@ class GossipState:
     under_way: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> node, round
     ended: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> node -> task that ended it
     anew: set[int] = field(default_factory=set)  # nodes without a model, which start again
-    mixing: dict[int, Floats] = derived()  # W_k, by round
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,11 +109,7 @@ class Gossip(CrewStrategy[GossipState]):
 
     def start(self, fleet: Fleet) -> tuple[GossipState, Commands]:
         s = GossipState(Crew.of(fleet), [0] * self.workers)
-        self.rebuild(s)
         return s, self._go(s)
-
-    def rebuild(self, state: GossipState) -> None:
-        state.mixing = {}
 
     def on_reply(self, state: GossipState, event: Reply) -> Commands:
         node, k = state.under_way.pop(event.task, (-1, 0))
@@ -253,6 +247,12 @@ class DecentralisedSGD(Neighbours):
         return self.mixing.at(k)
 
 
+@lru_cache(maxsize=16)  # as each node of a round needs it
+def _matrix(plan: Matcha, k: int, seed: int) -> Floats:
+    """Return the matrix of round ``k``."""
+    return plan.at(k, seed)
+
+
 @typed
 @dataclass(frozen=True, repr=False, kw_only=True)
 class MatchaSGD(Neighbours):
@@ -283,10 +283,7 @@ class MatchaSGD(Neighbours):
         return spec_of("matcha", self, {"graph": bracketed(resolve_paths(self.graph)), "budget": self.budget})
 
     def weights(self, s: GossipState, k: int) -> Floats:
-        if k not in s.mixing:
-            s.mixing = {old: w for old, w in s.mixing.items() if old >= s.version - 1}
-            s.mixing[k] = self.plan.at(k, self.seed)
-        return s.mixing[k]
+        return _matrix(self.plan, k, self.seed)
 
 
 @typed
