@@ -77,8 +77,8 @@ def test_losing_workers_ends_the_run_only_when_none_can_come_back() -> None:
         ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
         ({"workers": 3, "lr_scale": 0.0}, r"lr_scale must be a finite number above 0, got 0.0"),
         ({"workers": 3, "lr_scale": -1.0}, r"lr_scale must be a finite number above 0, got -1.0"),
-        ({"workers": 3, "lr_scale": float("nan")}, "lr_scale must be a number .*, got nan"),
-        ({"workers": 3, "lr_scale": float("inf")}, "lr_scale must be a number above 0 .*, got inf"),
+        ({"workers": 3, "lr_scale": float("nan")}, "lr_scale must be a finite number .*, got nan"),
+        ({"workers": 3, "lr_scale": float("inf")}, "lr_scale must be a finite number above 0, got inf"),
         ({"workers": 3, "k": 0}, "k must be a whole number of at least 1, got 0"),
         (
             {"workers": 3, "k": 4, "kind": "k-async"},

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from anyk.checks import AtLeastOne, AtLeastZero, NonnegativeNumber, PositiveNumber, check_workers, typed
+from anyk.checks import AtLeastOne, AtLeastZero, NonnegativeNumber, Positive, PositiveNumber, check_workers, typed
 from anyk.errors import BadInput
 from anyk.plain import part, values_of
 from anyk.protocol import (
@@ -127,7 +127,7 @@ class KFamily(CrewStrategy[KState]):
     batch: AtLeastZero = 0
     stale: Stale = "constant"
     cutoff: AtLeastZero = 0
-    bound: PositiveNumber | None = None
+    bound: Positive | None = None
     compensate: NonnegativeNumber = 0.0
     cancel: CancelMode = "preempt"
     growth: Growth | None = None
