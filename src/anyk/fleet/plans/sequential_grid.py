@@ -123,7 +123,8 @@ class TraceGrid:
         spec = f"m-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
         if lambda_ < n:
             groups, coded = self._inner(lambda_, end, inner)
-            own, parts = lambda_ + 1, n * (B + (W - 1) * (lambda_ + 1))
+            own = lambda_ + 1
+            parts = n * (B + (W - 1) * own)
             load = ((W - 1) * own + B * max(own, round(coded * n))) / parts
         else:
             groups, load = [], (W - 1 + B) / (n * (W - 1))

@@ -174,11 +174,12 @@ class Rounds(RoundSettings):
         return [] if commands is None else [*commands, *self._begin(state)]
 
     def on_failed(self, state: RoundState, event: Failed) -> Commands:
-        s, worker = state, event.worker
-        if s.open.pop(event.task * self.code.messages + event.chunk, None) is None:
-            if s.task_of.get(worker * self.code.messages + event.chunk) != event.task:
+        s, worker, messages = state, event.worker, self.code.messages
+        if s.open.pop(event.task * messages + event.chunk, None) is None:
+            reply = worker * messages + event.chunk
+            if s.task_of.get(reply) != event.task:
                 return ()
-            del s.task_of[worker * self.code.messages + event.chunk]  # its message contradicts another
+            del s.task_of[reply]  # its message contradicts another
             self._restart_decoder(s)
         s.crew.fail(worker, event.task)
         if self.policy.projected and event.reason.startswith("not finite"):  # honest replies are finite

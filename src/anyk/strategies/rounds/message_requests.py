@@ -29,7 +29,7 @@ from anyk.strategies.rounds.state import BasicState
 
 @dataclass(slots=True)
 class RequestState(BasicState):
-    """The progress of the present round by worker, each of which has one task."""
+    """The progress of the present round by worker; a worker has one task."""
 
     done: dict[int, int] = field(default_factory=dict)  # number of partitions that the worker has finished
     asked: dict[int, float] = field(default_factory=dict)  # weight of each worker's message; empty until requested

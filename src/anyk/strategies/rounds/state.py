@@ -1,4 +1,4 @@
-"""The states of rounds: the part that all have, and that of coded rounds."""
+"""The states of rounds: a common part, and the state of coded rounds."""
 
 from __future__ import annotations
 

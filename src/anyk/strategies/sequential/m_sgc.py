@@ -180,7 +180,7 @@ class Multiplexed(ForBursts):
             begin = max(m + 1, self.W - 1)
             for group in range(self.B if self.coded else 0):
                 slot = self.W - 1 + group
-                if slot > m:  # this part is still to be computed by the workers that have no lost pieces by then
+                if slot > m:  # workers without lost pieces by then will still compute this part
                     absent[group] &= as_bits(np.flatnonzero(begin + lost > slot).tolist())
                 if not self._bears(absent[group]):
                     return False

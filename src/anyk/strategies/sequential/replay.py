@@ -128,10 +128,10 @@ class Tolerance:
 
 
 def choose_repeaters(missing: int, late: int, groups: list[int], tolerated: int) -> int:
-    """Return the workers that repeat a job of ``sr-sgc`` whose results of the workers ``missing`` have not arrived.
+    """Return the workers that repeat a job of ``sr-sgc``; ``missing``: the workers whose results are missing.
 
-    They are all but the ``tolerated`` highest of them; if ``groups`` count, the lowest worker of each group without a
-    result, preferably one of those that were ``late``.
+    All missing workers but the ``tolerated`` highest repeat it; if ``groups`` count, the lowest worker of each group
+    without a result, preferably a worker that was ``late``.
     """
     if not groups:
         return _lowest(missing, max(0, missing.bit_count() - tolerated))

@@ -201,7 +201,7 @@ class SequentialRounds(CrewStrategy[SequentialState]):
 
     @cached_property
     def groups(self) -> list[int]:
-        """Groups of workers of which one each is enough, as bits; none if only the number of stragglers counts."""
+        """Groups of workers, as bits, if one worker of each is enough; none if only the number of stragglers counts."""
         if (self.inner == "frc" or self.end == "decodable") and isinstance(self.code, RepetitionCode):
             return list(map(as_bits, self.code.members))
         return []

@@ -13,7 +13,7 @@ from anyk.strategies.sequential.sequential_rounds import ForBursts, SequentialSt
 
 @dataclass(slots=True)
 class RepetitionState(OneCodeState):
-    """The rounds, and all stragglers of the last ones, of which ``late`` has those that count in the model."""
+    """The rounds, and all stragglers of the last rounds; ``late`` has only the stragglers that count in the model."""
 
     stragglers: list[list[int]] = field(default_factory=list)  # of the last B rounds
 
