@@ -75,10 +75,10 @@ def test_losing_workers_ends_the_run_only_when_none_can_come_back() -> None:
     ("options", "sentence"),
     [
         ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
-        ({"workers": 3, "lr_scale": 0.0}, r"lr_scale must be a number above 0 and of at most 1e\+308, got 0.0"),
-        ({"workers": 3, "lr_scale": -1.0}, r"lr_scale must be a number above 0 and of at most 1e\+308, got -1.0"),
-        ({"workers": 3, "lr_scale": float("nan")}, "lr_scale must be a number .*, got nan"),
-        ({"workers": 3, "lr_scale": float("inf")}, "lr_scale must be a number above 0 .*, got inf"),
+        ({"workers": 3, "lr_scale": 0.0}, r"lr_scale must be a finite number above 0, got 0.0"),
+        ({"workers": 3, "lr_scale": -1.0}, r"lr_scale must be a finite number above 0, got -1.0"),
+        ({"workers": 3, "lr_scale": float("nan")}, "lr_scale must be a finite number .*, got nan"),
+        ({"workers": 3, "lr_scale": float("inf")}, "lr_scale must be a finite number above 0, got inf"),
         ({"workers": 3, "k": 0}, "k must be a whole number of at least 1, got 0"),
         (
             {"workers": 3, "k": 4, "kind": "k-async"},
@@ -404,7 +404,7 @@ def test_adasync_saved_and_taken_up_again_goes_on_alike(tmp_path: Any) -> None:
     ("options", "sentence"),
     [
         ({"base": "async"}, "base must be k-sync, k-async, k-batch-sync or k-batch-async, got 'async'"),
-        ({"interval": 0.0}, r"interval must be a number above 0 and of at most 1e\+308, got 0.0"),
+        ({"interval": 0.0}, r"interval must be a finite number above 0, got 0.0"),
         ({"k": 9}, "k of 'adasync' grows up to 8 workers, it cannot start at 9"),
     ],
 )
@@ -533,7 +533,7 @@ def test_a_k_that_grows_by_plan() -> None:
         ("gradual:every=0", "every must be a whole number of at least 1, got 0"),
         ("gradual:last=9", "last of 'gradual' must be 1 to 8 workers, and at least k, got 9"),
         ("gradual:base=async", "base in 'gradual:base=async' should be one of k-sync, .*"),
-        ("async:compensate=-1", r"compensate must be a number from 0 to 1e\+308, got -1.0"),
+        ("async:compensate=-1", r"compensate must be a finite number of at least 0, got -1.0"),
         ("k-batch-sync:compensate=1", "strategy 'k-batch-sync' has no key 'compensate'"),
     ],
 )

@@ -558,7 +558,7 @@ def test_kept_states_count_their_own_steps() -> None:
         ("pasgd:tau=0", r"tau must be a whole number of at least 1, got 0"),
         ("fedavg:clients=9", "clients must be 1 to 4 workers, got 9"),
         ("pasgd:rate=0.5", "rate is the learning rate of an outer optimiser; give outer=gd, or leave rate out"),
-        ("adacomm:interval=0", r"interval must be a number above 0 and of at most 1e\+308, got 0.0"),
+        ("adacomm:interval=0", r"interval must be a finite number above 0, got 0.0"),
         ("adacomm:tau=5,least=6", r"least of 'adacomm' must be 1 to 5 \(tau\) local steps, got 6"),
         ("adacomm:probe=4/0", "probe must be a tuple of whole numbers of at least 1, got "),
         ("adacomm:gamma=1", "gamma must be a number above 0 and below 1, got 1.0"),

@@ -281,7 +281,7 @@ def test_mini_batches_and_unusable_messages() -> None:
             "m-sgc:B=2,W=3,lambda=1,models=3",
             "'m-sgc' needs models >= 4 \\(each job spans 4 rounds\\), got 3",
         ),
-        ("gc:stragglers=1,mu=-1", r"mu must be a number from 0 to 1e\+308, got -1.0"),
+        ("gc:stragglers=1,mu=-1", r"mu must be a finite number of at least 0, got -1.0"),
         ("gc:stragglers=1,wait=some", "wait in 'gc:stragglers=1,wait=some' should be one of all, minimal, feasible"),
         ("gc:stragglers=1,inner=bgc", "inner=bgc has no code of 6 partitions|no key"),
     ],

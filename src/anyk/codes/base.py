@@ -9,7 +9,6 @@ Karampatziakis 2017).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -226,22 +225,19 @@ class Code(_CodeRows):
 
     def _decode(self, replies: Indices, how: Method) -> Decoding:
         """Return the decoding of sorted replies; it is cached and shared, so its weights are read-only."""
-        remembered: OrderedDict[tuple[Method, bytes], Decoding] = self._remembered
-        key = how, replies.tobytes()
-        decoding = remembered.get(key)
+        remembered, key = self._remembered, (how, replies.tobytes())
+        decoding = remembered.pop(key, None)
         if decoding is None:
             decoding = self.judge(how.weights(self, replies))
             decoding.weights.flags.writeable = False
-            remembered[key] = decoding
-            if len(remembered) > _REMEMBERED:
-                remembered.popitem(last=False)
-        else:
-            remembered.move_to_end(key)
+            if len(remembered) == _REMEMBERED:
+                del remembered[next(iter(remembered))]
+        remembered[key] = decoding  # the last, as it was used last
         return decoding
 
     @cached_property
-    def _remembered(self) -> OrderedDict[tuple[Method, bytes], Decoding]:
-        return OrderedDict()
+    def _remembered(self) -> dict[tuple[Method, bytes], Decoding]:
+        return {}
 
     def _checked(self, workers: Iterable[int]) -> Indices:
         listed = workers if isinstance(workers, np.ndarray) else list(workers)
@@ -442,13 +438,13 @@ def check_load(name: str, load: int, most: int) -> int:
     return load
 
 
-def incidence(assignment: Sequence[Sequence[int]], partitions: int, value: float = 1.0) -> scipy.sparse.csr_array:
-    """Return the sparse matrix with ``value`` for each partition of a worker, shape (workers, partitions)."""
+def incidence(assignment: Sequence[Sequence[int]], partitions: int) -> scipy.sparse.csr_array:
+    """Return the sparse matrix with 1 for each partition of a worker, shape (workers, partitions)."""
     from scipy.sparse import csr_array
 
     starts = np.concatenate([[0], np.cumsum(list(map(len, assignment)))])
     indices = np.array([j for own in assignment for j in own], dtype=np.int64)
-    return csr_array((np.full(len(indices), value), indices, starts), shape=(len(assignment), partitions))
+    return csr_array((np.ones(len(indices)), indices, starts), shape=(len(assignment), partitions))
 
 
 def check_stragglers(stragglers: int, workers: int) -> int:

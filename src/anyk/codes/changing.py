@@ -6,16 +6,16 @@ as long as they can, so that little data moves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from anyk import keyed
 from anyk.checks import MOST_WORKERS, check_range
-from anyk.codes.base import Code, MatrixCode, Row, incidence
+from anyk.codes.base import Code, MatrixCode, incidence
 from anyk.codes.bernoulli import BernoulliCode
-from anyk.codes.made import SparseMatrix, fixed_property
+from anyk.codes.made import SparseMatrix
 from anyk.codes.repetition import FractionalRepetition, RepetitionCode, Uncoded, cut_evenly
 from anyk.errors import BadInput
 
@@ -38,8 +38,7 @@ class GroupedRepetition(RepetitionCode):
 
     def __post_init__(self) -> None:
         members, blocks = zip(*((m, tuple(sorted(block))) for m, block in self.groups_given), strict=True)
-        groups = dict.fromkeys(range(self.workers), -1) | {w: g for g, own in enumerate(members) for w in own}
-        self._resolve(members=members, blocks_of=blocks, group_of=tuple(groups[w] for w in range(self.workers)))
+        self._resolve(members=members, blocks_of=blocks)
 
     @property
     def spec(self) -> str:
@@ -60,11 +59,6 @@ class GroupedRepetition(RepetitionCode):
     @property
     def sizes(self) -> list[int]:
         return list(map(len, self.blocks_of))
-
-    @fixed_property
-    def rows(self) -> Sequence[Row]:
-        rows = [*((block, (1.0,) * len(block)) for block in self.blocks_of), ((), ())]
-        return tuple(rows[group] for group in self.group_of)
 
 
 @dataclass(frozen=True)

@@ -193,12 +193,9 @@ def _singer(workers: int) -> tuple[int, int] | None:
 
 def hadamard(order: int) -> Incidence:
     """Return where Sylvester's Hadamard matrix of a power of 2 is +1, without its first row and column."""
-    bits = np.arange(order)[:, None] & np.arange(order)[None, :]
-    ones = np.zeros_like(bits)
-    while bits.any():
-        ones += bits & 1
-        bits >>= 1
-    return np.asarray(ones[1:, 1:] % 2 == 0)
+    from scipy import linalg
+
+    return np.asarray(linalg.hadamard(order)[1:, 1:] == 1)
 
 
 def _halves(family: Family, complement: Family, n: int, build: Callable[[], Incidence]) -> Iterator[Buildable]:

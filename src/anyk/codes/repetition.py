@@ -84,16 +84,13 @@ class RepetitionCode(Code):
 
     @fixed_property
     def group_of(self) -> tuple[int, ...]:
-        """Group of each worker."""
-        groups = [0] * self.workers
-        for g, members in enumerate(self.members):
-            for worker in members:
-                groups[worker] = g
-        return tuple(groups)
+        """Group of each worker; -1 for a worker in no group."""
+        groups = {worker: g for g, members in enumerate(self.members) for worker in members}
+        return tuple(groups.get(worker, -1) for worker in range(self.workers))
 
     @fixed_property
     def rows(self) -> Sequence[Row]:
-        rows = [(block, (1.0,) * len(block)) for block in self.blocks_of]
+        rows = [(block, (1.0,) * len(block)) for block in (*self.blocks_of, ())]  # the last: of no group
         return tuple(rows[g] for g in self.group_of)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -168,14 +168,15 @@ class TreeCode(RegisteredCode):
                 ready[node] = weights_below
         if ROOT not in ready:
             return super()._solve(replies)
-        weights = np.zeros(self.workers)
-        total = {ROOT: 1.0}
+        return self.multiply_down(ready)
+
+    def multiply_down(self, below: Mapping[int, Mapping[int, float]]) -> Floats:
+        """Return products of weights along the tree, shape (workers,); ``below``: weights of each node's children."""
+        total = np.append(np.zeros(self.workers), 1.0)  # the driver, node -1, comes first
         for node in range(ROOT, self.workers):
-            if node in total:
-                total |= {child: total[node] * weight for child, weight in ready[node].items()}
-        del total[ROOT]
-        weights[list(total)] = list(total.values())
-        return weights
+            for child, weight in below.get(node, {}).items():
+                total[child] = total[node] * weight
+        return total[:-1]
 
 
 class _TreeDecoder(SetDecoder):

@@ -58,10 +58,10 @@ class Mixing:
     @cached_property
     def zeta(self) -> float:
         """``||W - J||_2``; for a cycle of matrices the norm for their product, per round."""
-        n, product = self.workers, np.eye(self.workers)
+        product = np.eye(self.workers)
         for matrix in self.rounds:
             product = product @ matrix
-        norm = float(np.linalg.norm(product - 1.0 / n, 2))
+        norm = zeta(product)
         return norm ** (1.0 / len(self.rounds)) if norm > _SAME else 0.0
 
     @property
@@ -94,9 +94,7 @@ def laplacian(edges: Iterable[tuple[int, int]], vertices: int) -> Matrix:
 def metropolis(edges: Iterable[tuple[int, int]], vertices: int) -> Matrix:
     """Return ``1 / (1 + max(degree_i, degree_j))`` for each edge, with a diagonal that makes columns add up to 1."""
     pairs = list(edges)
-    degrees = np.zeros(vertices, dtype=int)
-    for i, j in pairs:
-        degrees[[i, j]] += 1
+    degrees = laplacian(pairs, vertices).diagonal()
     matrix = np.zeros((vertices, vertices))
     for i, j in pairs:
         matrix[i, j] = matrix[j, i] = 1.0 / (1.0 + max(degrees[i], degrees[j]))
@@ -305,15 +303,15 @@ class _Colouring:
             self.colour[min(a, b), max(a, b)] = c
             self.at[a][c], self.at[b][c] = b, a
 
-    def swap(self, start: int, c: int, d: int) -> None:
-        """Exchange two colours along the path from ``start`` that begins with d."""
+    def swapped(self, start: int, c: int, d: int) -> list[tuple[int, int, int]]:
+        """Return the edges of two colours along the path from ``start`` that begins with d, colours exchanged."""
         changed, at, want = [], start, d
         while want in self.at[at]:
             other = self.at[at][want]
             want = c if want == d else d
             changed.append((at, other, want))
             at = other
-        self.paint(changed)
+        return changed
 
     def join(self, u: int, v: int) -> bool:
         """Colour an edge, if necessary by a path; return whether that works."""
@@ -325,11 +323,9 @@ class _Colouring:
                 return True
         for c in free_u:
             for d in free_v:
-                end, want = v, c
-                while want in self.at[end]:
-                    end, want = self.at[end][want], c if want == d else d
-                if end != u:
-                    self.swap(v, d, c)
+                path = self.swapped(v, d, c)
+                if path[-1][1] != u:
+                    self.paint(path)
                     self.paint([(u, v, c)])
                     return True
         return False
@@ -346,7 +342,7 @@ class _Colouring:
         c = next(x for x in self.colours if x not in self.at[u])
         d = next(x for x in self.colours if x not in self.at[fan[-1]])
         if c != d:
-            self.swap(u, c, d)
+            self.paint(self.swapped(u, c, d))
         for end in range(len(fan)):
             colours = [self.colour[min(u, y), max(u, y)] for y in fan[1 : end + 1]]
             if d not in self.at[fan[end]] and all(x not in self.at[y] for x, y in zip(colours, fan, strict=False)):

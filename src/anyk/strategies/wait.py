@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from statistics import median
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
-from anyk.checks import PositiveShare, check_range, typed
+from anyk.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_range, typed
 from anyk.errors import BadInput
 from anyk.specs import Registry, bracket_depths, show, split_outside
-from anyk.strategies.ranges import Finite, FiniteOrZero
 
 Rule = TypeVar("Rule", bound="Wait")
 
@@ -23,43 +23,72 @@ def _digits(value: float) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
-class Waiting(Protocol):
+class Waiting:
     """The view of a round that a wait rule gets."""
+
+    __slots__ = ("_messages", "_state")
+
+    def __init__(self, state: Any, messages: int = 1) -> None:
+        self._state, self._messages = state, messages
 
     @property
     def replies(self) -> int:
         """Number of usable replies."""
-        ...
+        return len(self._state.task_of)
 
     @property
     def expected(self) -> int:
         """Number of replies of all workers that take part."""
-        ...
+        return int(self._state.expected)
 
     @property
     def decodable(self) -> bool:
         """Whether the replies give the exact sum."""
-        ...
+        return bool(self._state.decoder.decodable)
 
     @property
     def residual(self) -> float:
-        """Residual if the step were taken now."""
-        ...
+        """Residual if the step were taken now, before scaling."""
+        return float(self._state.decoder.residual)
 
     @property
     def elapsed(self) -> float:
         """Seconds since the round began."""
-        ...
+        return float(self._state.now - self._state.began)
 
     @property
     def replied(self) -> tuple[int, ...]:
         """Workers that replied, in order of arrival."""
-        ...
+        return tuple(reply // self._messages for reply in self._state.task_of)
 
     @property
     def recent(self) -> Sequence[float]:
         """Seconds from a round's start to each reply in the last rounds, if a rule remembers them."""
-        ...
+        recent: tuple[float, ...] = self._state.recent
+        return recent
+
+
+@dataclass
+class _UncodedRound:
+    """The state and decoder of an uncoded round with some replies after some seconds, for closed forms."""
+
+    task_of: range
+    expected: int
+    now: float
+    residual_of: Callable[[int], float]
+    began = 0.0
+
+    @property
+    def decoder(self) -> _UncodedRound:
+        return self
+
+    @property
+    def decodable(self) -> bool:
+        return len(self.task_of) == self.expected
+
+    @property
+    def residual(self) -> float:
+        return self.residual_of(len(self.task_of))
 
 
 class Wait:
@@ -71,6 +100,11 @@ class Wait:
     def approximate(self) -> bool:
         """Whether the rule may end a round without the exact sum."""
         return True
+
+    @property
+    def predictable(self) -> bool:
+        """Whether the number of replies that it requires of an uncoded round depends on the time alone."""
+        return False
 
     @property
     def remembers(self) -> bool:
@@ -90,15 +124,21 @@ class Wait:
         return ()
 
     def changes(self) -> tuple[float, ...]:
-        """Return the seconds after which the rule requires fewer replies."""
-        return ()
+        """Return the seconds after which a predictable rule requires fewer replies."""
+        return self.deadlines(Waiting(None)) if self.predictable else ()
 
     def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
         """Return the number of replies that end an uncoded round after ``seconds``; None if it is not known beforehand.
 
         Above ``workers`` if no number does. ``residual_of(k)``: the residual of k replies.
         """
-        return None
+        if not self.predictable:
+            return None
+
+        def is_enough(count: int) -> bool:
+            return self.enough(Waiting(_UncodedRound(range(count), workers, seconds, residual_of)))
+
+        return 1 + bisect_left(range(1, workers + 1), True, key=is_enough)
 
     def __str__(self) -> str:
         """Return the rule as text, from which it can be built again; by default its name and fields."""
@@ -143,12 +183,10 @@ class Decodable(Wait):
     """Wait until the exact sum can be decoded."""
 
     approximate = False
+    predictable = True
 
     def enough(self, waiting: Waiting) -> bool:
         return waiting.decodable
-
-    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        return workers
 
 
 @register_wait("count")
@@ -158,15 +196,13 @@ class Count(Wait):
     """Wait until ``number`` replies have arrived."""
 
     number: int
+    predictable = True
 
     def enough(self, waiting: Waiting) -> bool:
         return waiting.replies >= self.number
 
     def counts(self) -> tuple[int, ...]:
         return (self.number,)
-
-    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        return self.number
 
     def __str__(self) -> str:
         return str(self.number)
@@ -179,6 +215,7 @@ class Fraction(Wait):
     """Wait for a ``share`` of the workers that are present, rounded down (``0.75n`` in a spec)."""
 
     share: PositiveShare
+    predictable = True
 
     def of(self, expected: int) -> int:
         """Return the number of replies to wait for, at least 1."""
@@ -186,9 +223,6 @@ class Fraction(Wait):
 
     def enough(self, waiting: Waiting) -> bool:
         return waiting.replies >= self.of(waiting.expected)
-
-    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        return self.of(workers)
 
     def __str__(self) -> str:
         return f"{_digits(self.share)}n"
@@ -201,13 +235,10 @@ class ResidualBelow(Wait):
     """Wait until the residual is below ``bound`` (0.05 in a spec is ``5%``)."""
 
     bound: PositiveShare
+    predictable = True
 
     def enough(self, waiting: Waiting) -> bool:
         return waiting.residual < self.bound
-
-    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        counts = range(1, workers + 1)
-        return next((k for k in counts if residual_of(k) < self.bound), workers + 1)
 
     def __str__(self) -> str:
         return f"{_digits(self.bound * 100)}%"
@@ -219,7 +250,8 @@ class ResidualBelow(Wait):
 class Deadline(Wait):
     """Wait until ``seconds`` have passed and at least one reply has arrived."""
 
-    seconds: Finite
+    seconds: PositiveNumber
+    predictable = True
 
     def enough(self, waiting: Waiting) -> bool:
         # to a microsecond: now - began is rounded, and the alarm rings at began + seconds only once
@@ -228,15 +260,9 @@ class Deadline(Wait):
     def deadlines(self, waiting: Waiting) -> tuple[float, ...]:
         return (self.seconds,)
 
-    def changes(self) -> tuple[float, ...]:
-        return (self.seconds,)
-
     def after(self, recent: Sequence[float]) -> float:
         """Return the deadline in seconds."""
         return self.seconds
-
-    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        return 1 if seconds >= self.seconds else workers + 1
 
     def __str__(self) -> str:
         return f"{_digits(self.seconds)}s"
@@ -259,7 +285,7 @@ class Adaptive(Wait):
     for all workers until 30 arrivals are known from earlier rounds.
     """
 
-    times: FiniteOrZero
+    times: NonnegativeNumber
     remembers = True
 
     def after(self, recent: Sequence[float]) -> float | None:
@@ -304,6 +330,10 @@ class AnyOf(Wait):
     def approximate(self) -> bool:
         return any(rule.approximate for rule in self.rules)
 
+    @property
+    def predictable(self) -> bool:
+        return all(rule.predictable for rule in self.rules)
+
     @cached_property
     def remembers(self) -> bool:  # asked at every reply
         return any(rule.remembers for rule in self.rules)
@@ -316,17 +346,6 @@ class AnyOf(Wait):
 
     def counts(self) -> tuple[int, ...]:
         return tuple(k for rule in self.rules for k in rule.counts())
-
-    def changes(self) -> tuple[float, ...]:
-        return tuple(t for rule in self.rules for t in rule.changes())
-
-    def required_replies(self, workers: int, seconds: float, residual_of: Callable[[int], float]) -> int | None:
-        counts = [rule.required_replies(workers, seconds, residual_of) for rule in self.rules]
-        valid = [count for count in counts if count is not None]
-        return self._join(valid) if len(valid) == len(counts) else None
-
-    def _join(self, counts: list[int]) -> int:
-        return min(counts)
 
     def __str__(self) -> str:
         return "|".join(map(str, self.rules))
@@ -341,9 +360,6 @@ class AllOf(AnyOf):
 
     def enough(self, waiting: Waiting) -> bool:
         return all(rule.enough(waiting) for rule in self.rules)
-
-    def _join(self, counts: list[int]) -> int:
-        return max(counts)
 
     def __str__(self) -> str:
         return "&".join(f"({rule})" if type(rule) is AnyOf else str(rule) for rule in self.rules)

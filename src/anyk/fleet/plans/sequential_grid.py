@@ -24,7 +24,7 @@ from anyk.strategies.sequential.replay import (
     Decided,
     KnownRounds,
     Tolerance,
-    bits_of,
+    as_bits,
     replay,
     selective,
 )
@@ -87,7 +87,7 @@ class TraceGrid:
         """Return the groups of the code within a job as bits (none if they do not count), and its load."""
         if inner == "frc" or (end == "decodable" and self.workers % (stragglers + 1) == 0):
             code = FractionalRepetition(self.workers, stragglers=stragglers)
-            return bits_of(code.group_of), code.load / self.workers
+            return list(map(as_bits, code.members)), code.load / self.workers
         return [], (stragglers + 1) / self.workers
 
     def _keys(self, end: End, usual: End, inner: str) -> str:
@@ -123,7 +123,8 @@ class TraceGrid:
         spec = f"m-sgc:B={B},W={W},lambda={lambda_}{self._keys(end, 'cutoff', inner)}"
         if lambda_ < n:
             groups, coded = self._inner(lambda_, end, inner)
-            own, parts = lambda_ + 1, n * (B + (W - 1) * (lambda_ + 1))
+            own = lambda_ + 1
+            parts = n * (B + (W - 1) * own)
             load = ((W - 1) * own + B * max(own, round(coded * n))) / parts
         else:
             groups, load = [], (W - 1 + B) / (n * (W - 1))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from anyk.checks import AtLeastOne, Share, check_range, typed
+from anyk.checks import AtLeastOne, PositiveNumber, Share, check_range, typed
 from anyk.errors import BadInput
 from anyk.protocol import (
     Command,
@@ -20,7 +20,6 @@ from anyk.protocol import (
 )
 from anyk.specs import show
 from anyk.strategies.averaging.local_steps import LOCAL_DEFAULTS, LocalSteps
-from anyk.strategies.ranges import Finite
 from anyk.strategies.rounds.state import RoundState
 
 _START, _BEST = "initial model", "best probed"  # slots of adacomm with probe
@@ -81,7 +80,7 @@ class AdaptingSteps:
     State = AdaptingState
 
     _: KW_ONLY
-    interval: Finite = 60.0
+    interval: PositiveNumber = 60.0
     gamma: Annotated[float, Meta(gt=0, lt=1)] = 0.5
     guard: Share = 0.99
     loss_floor: float = 0.0

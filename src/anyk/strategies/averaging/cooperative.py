@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.checks import AtLeastZero, typed
 from anyk.errors import BadInput
 from anyk.graphs import GraphSpec, Mixing, graph
 from anyk.protocol import Cancel, Commands, Layout, Mix
 from anyk.specs import bracketed
-from anyk.strategies.averaging.gossip import GossipState, Neighbours, Weights
+from anyk.strategies.averaging.gossip import GossipState, Mixture, Neighbours
 from anyk.strategies.crew import spec_of
 
 
@@ -72,13 +73,13 @@ class CooperativeSGD(Neighbours):
         return spec_of("coop", self, {"matrix": bracketed(self.mixing.spec)} | auxiliary)
 
     @cached_property
-    def _pulls(self) -> Weights:
-        """Weights of the auxiliary models in the workers' next models, shape (auxiliary, workers)."""
+    def _pulls(self) -> Floats:
+        """Floats of the auxiliary models in the workers' next models, shape (auxiliary, workers)."""
         return self.mixing.at(0)[self.workers :, : self.workers]
 
     @cached_property
     def _means(self) -> tuple[tuple[float, ...], ...]:
-        """Weights of the auxiliary models in each of the different means that workers read."""
+        """Floats of the auxiliary models in each of the different means that workers read."""
         columns = [column / column.sum() for column in self._pulls.T if column.any()]
         return tuple(dict.fromkeys(tuple(column.tolist()) for column in columns))
 
@@ -91,7 +92,7 @@ class CooperativeSGD(Neighbours):
         names += [f"mean {i}" for i in range(len(self._means))]
         return replace(plain, slots=("model", *names), auxiliary=tuple(names))
 
-    def weights(self, s: GossipState, k: int) -> Weights:
+    def weights(self, s: GossipState, k: int) -> Floats:
         """Return the weights among workers."""
         return self.mixing.at(k)[: self.workers, : self.workers]
 
@@ -99,7 +100,7 @@ class CooperativeSGD(Neighbours):
         # auxiliary models must be those of the round before
         return (s.version == s.at[node] - 1 or not self._pulls[:, node].any()) and super().may_begin(s, node)
 
-    def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
+    def beginning(self, s: GossipState, node: int, k: int) -> Mixture:
         mix, _ = super().beginning(s, node, k)
         return mix, float(self._pulls[:, node].sum())
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from functools import cached_property, lru_cache
+from typing import Literal
 
 import numpy as np
 
+from anyk.arrays import Floats
 from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
 from anyk.errors import BadInput
 from anyk.graphs import GraphSpec, Matcha, Mixing, graph, matcha, resolve_paths
-from anyk.plain import derived
 from anyk.protocol import (
     Chunk,
     Command,
@@ -32,7 +32,8 @@ from anyk.specs import bracketed
 from anyk.strategies.crew import Crew, CrewStrategy, spec_of
 
 Barrier = Literal["local", "global"]
-Weights: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+# models (worker, task, chunk, weight), and the share of the centre
+Mixture = tuple[tuple[tuple[int, int, int, float], ...], float]
 
 
 @dataclass(slots=True)
@@ -45,7 +46,6 @@ class GossipState:
     under_way: dict[int, tuple[int, int]] = field(default_factory=dict)  # task -> node, round
     ended: dict[int, dict[int, int]] = field(default_factory=dict)  # round -> node -> task that ended it
     anew: set[int] = field(default_factory=set)  # nodes without a model, which start again
-    mixing: dict[int, Weights] = derived()  # W_k, by round
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,11 +93,8 @@ class Gossip(CrewStrategy[GossipState]):
         return range(self.workers)
 
     @abstractmethod
-    def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
-        """Return the models with weights, and the share of the centre, at which a node starts round k.
-
-        A model is (worker, task, chunk, weight).
-        """
+    def beginning(self, s: GossipState, node: int, k: int) -> Mixture:
+        """Return the models with weights, and the share of the centre, at which a node starts round k."""
 
     def centre_slot(self, node: int) -> str:
         """Return the slot of the centre whose share :meth:`beginning` returns; by default the run's model."""
@@ -112,11 +109,7 @@ class Gossip(CrewStrategy[GossipState]):
 
     def start(self, fleet: Fleet) -> tuple[GossipState, Commands]:
         s = GossipState(Crew.of(fleet), [0] * self.workers)
-        self.rebuild(s)
         return s, self._go(s)
-
-    def rebuild(self, state: GossipState) -> None:
-        state.mixing = {}
 
     def on_reply(self, state: GossipState, event: Reply) -> Commands:
         node, k = state.under_way.pop(event.task, (-1, 0))
@@ -197,7 +190,7 @@ class Neighbours(Gossip):
     barrier: Barrier = "local"
 
     @abstractmethod
-    def weights(self, s: GossipState, k: int) -> Weights:
+    def weights(self, s: GossipState, k: int) -> Floats:
         """Return W_k, shape (n, n): column j has the weights at which node j starts round k + 1."""
 
     def may_begin(self, s: GossipState, node: int) -> bool:
@@ -212,7 +205,7 @@ class Neighbours(Gossip):
             return super().readers(s, node, k)
         return [*np.flatnonzero(self.weights(s, k)[node]).tolist(), node]
 
-    def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
+    def beginning(self, s: GossipState, node: int, k: int) -> Mixture:
         ended = s.ended[k - 1]
         column = self.weights(s, k - 1)[:, node]
         here = [(int(i), float(column[i])) for i in np.flatnonzero(column)]
@@ -250,8 +243,14 @@ class DecentralisedSGD(Neighbours):
     def spec(self) -> str:
         return spec_of("dpsgd", self, {"graph": bracketed(self.mixing.spec)})
 
-    def weights(self, s: GossipState, k: int) -> Weights:
+    def weights(self, s: GossipState, k: int) -> Floats:
         return self.mixing.at(k)
+
+
+@lru_cache(maxsize=16)  # as each node of a round needs it
+def _matrix(plan: Matcha, k: int, seed: int) -> Floats:
+    """Return the matrix of round ``k``."""
+    return plan.at(k, seed)
 
 
 @typed
@@ -283,11 +282,8 @@ class MatchaSGD(Neighbours):
     def spec(self) -> str:
         return spec_of("matcha", self, {"graph": bracketed(resolve_paths(self.graph)), "budget": self.budget})
 
-    def weights(self, s: GossipState, k: int) -> Weights:
-        if k not in s.mixing:
-            s.mixing = {old: w for old, w in s.mixing.items() if old >= s.version - 1}
-            s.mixing[k] = self.plan.at(k, self.seed)
-        return s.mixing[k]
+    def weights(self, s: GossipState, k: int) -> Floats:
+        return _matrix(self.plan, k, self.seed)
 
 
 @typed
@@ -328,7 +324,7 @@ class ElasticSGD(Gossip):
         # the version of the centre must be that of the round before
         return s.version == s.at[node] - 1
 
-    def beginning(self, s: GossipState, node: int, k: int) -> tuple[tuple[tuple[int, int, int, float], ...], float]:
+    def beginning(self, s: GossipState, node: int, k: int) -> Mixture:
         return ((node, s.ended[k - 1][node], 0, 1.0 - self.pull),), self.pull
 
     def mixed(self, ended: Mapping[int, int]) -> Commands:

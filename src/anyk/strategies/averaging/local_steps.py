@@ -8,11 +8,10 @@ from math import floor
 from typing import Any
 
 from anyk import keyed
-from anyk.checks import AtLeastOne, check_range, typed
+from anyk.checks import AtLeastOne, PositiveNumber, check_range, typed
 from anyk.errors import BadInput
 from anyk.protocol import Chunk, Mix
 from anyk.specs import bracketed, show
-from anyk.strategies.ranges import Finite
 from anyk.strategies.rounds.state import RoundState
 
 
@@ -59,7 +58,7 @@ class LocalSteps:
     clients: int | None = None
     weighted: bool = False
     outer: str | None = None
-    rate: Finite = 1.0
+    rate: PositiveNumber = 1.0
     inner: str = ""
     keep: bool = False
     speeds: bool = False
@@ -148,11 +147,4 @@ class LocalSteps:
         return not set(self.select_clients(s, range(s.crew.size))) - set(s.task_of) - set(s.crew.failures)
 
 
-LOCAL_DEFAULTS: dict[str, Any] = {
-    "wait": None,
-    "cancel": "preempt",
-    "batch": 0,
-    "shares": (),
-    "balance": None,
-    **{f.name: f.default for f in fields(LocalSteps) if f.name != "tau"},
-}
+LOCAL_DEFAULTS = {f.name: f.default for f in fields(LocalSteps) if f.name != "tau"}

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from anyk.checks import AtLeastOne, check_range, typed
+from anyk.checks import AtLeastOne, PositiveNumber, check_range, typed
 from anyk.errors import BadInput
+from anyk.plain import values_of
 from anyk.protocol import (
     Command,
     Commands,
@@ -26,7 +27,6 @@ from anyk.protocol import (
 )
 from anyk.specs import show
 from anyk.strategies.kfamily.observed import Durations
-from anyk.strategies.ranges import Finite
 
 if TYPE_CHECKING:
     from anyk.strategies.kfamily.kfamily import KFamily, KState
@@ -75,14 +75,9 @@ def k_for_delays(first_k: int, first_loss: float, loss: float, seconds: ArrayLik
     smaller, larger = k < first_k, k > first_k
     least = first_loss * (1.0 - ratio[smaller]) / (1.0 / k[smaller] - 1.0 / first_k)
     most = first_loss * (ratio[larger] - 1.0) / (1.0 / first_k - 1.0 / k[larger])
-    low = float(least.max()) if least.size else None
-    high = float(most.min()) if most.size else None
-    if low is None:
-        a = 0.5 * (high or 0.0)  # the interval starts at 0
-    elif high is None or high < low:
-        a = low
-    else:
-        a = 0.5 * (low + high)
+    low = float(least.max()) if least.size else 0.0
+    high = float(most.min()) if most.size else low
+    a = max(low, 0.5 * (low + high))
     return int(np.argmin(loss * ratio + a * rate**2 / k)) + 1
 
 
@@ -121,12 +116,10 @@ class Growth:
 
     def show(self, family: KFamily) -> str:
         """Return the spec of the family with this rule, whose first setting is always shown."""
-        first, *others = fields(cast(Any, self))
-        values: dict[str, Any] = {"base": family.kind, "k": family.k, first.name: getattr(self, first.name)}
-        values |= {field.name: getattr(self, field.name) for field in others}
-        values |= {"lr_scale": family.lr_scale, "batch": family.batch, "cancel": family.cancel}
-        usual = {field.name: field.default for field in others}
-        return show(self.name, values, usual | {"lr_scale": 1.0, "batch": 0, "cancel": "preempt"})
+        others = fields(cast(Any, self))[1:]
+        usual = {field.name: field.default for field in (*fields(family), *others) if field.name != "k"}
+        values = {"base": family.kind, "k": family.k} | vars(self) | values_of(family, "lr_scale", "batch", "cancel")
+        return show(self.name, values, usual)
 
     def start(self, s: KState) -> tuple[Any, list[Command]]:
         """Return the rule's state and the first commands of a run."""
@@ -185,7 +178,7 @@ class AdaSync(Growth):
     State = AdaSyncState
 
     _: KW_ONLY
-    interval: Finite = 60.0
+    interval: PositiveNumber = 60.0
     rule: Rule = "loss"
     loss_floor: float = 0.0
 

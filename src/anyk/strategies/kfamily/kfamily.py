@@ -7,9 +7,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from anyk.checks import AtLeastOne, AtLeastZero, check_workers, typed
+from anyk.checks import AtLeastOne, AtLeastZero, NonnegativeNumber, Positive, PositiveNumber, check_workers, typed
 from anyk.errors import BadInput
-from anyk.plain import part
+from anyk.plain import part, values_of
 from anyk.protocol import (
     Alarm,
     Cancel,
@@ -40,7 +40,6 @@ from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.closed_forms import finishing_in_vain, mean_interval
 from anyk.strategies.crew import Crew, CrewStrategy, spec_of
 from anyk.strategies.kfamily.growth import Growth
-from anyk.strategies.ranges import Finite, FiniteOrZero
 
 Kind = Literal["async", "k-sync", "k-async", "k-batch-async", "k-batch-sync"]
 Base = Literal["k-sync", "k-async", "k-batch-sync", "k-batch-async"]  # kinds with a k that may grow
@@ -124,12 +123,12 @@ class KFamily(CrewStrategy[KState]):
     _: KW_ONLY
     kind: Kind = "async"
     k: AtLeastOne = 1
-    lr_scale: Finite = 1.0
+    lr_scale: PositiveNumber = 1.0
     batch: AtLeastZero = 0
     stale: Stale = "constant"
     cutoff: AtLeastZero = 0
-    bound: Finite | None = None
-    compensate: FiniteOrZero = 0.0
+    bound: Positive | None = None
+    compensate: NonnegativeNumber = 0.0
     cancel: CancelMode = "preempt"
     growth: Growth | None = None
     work: LocalSteps | None = None
@@ -212,8 +211,8 @@ class KFamily(CrewStrategy[KState]):
         if self.growth is not None:
             return self.growth.show(self)
         if self.work is not None:
-            values: dict[str, Any] = {"tau": self.work.tau, "k": self.k, "rate": self.work.rate, "batch": self.batch}
-            values |= {"stale": self.stale, "cutoff": self.cutoff, "bound": self.bound}
+            values = {"tau": self.work.tau, "k": self.k, "rate": self.work.rate}
+            values |= values_of(self, "batch", "stale", "cutoff", "bound")
             usual = {"rate": 1.0, "batch": 0, "stale": "sqrt", "cutoff": 0, "bound": None, "outer": None}
             return show("fedbuff", values | {"outer": bracketed(self.work.outer)}, usual)
         first = {} if self.kind == "async" else {"k": self.k}

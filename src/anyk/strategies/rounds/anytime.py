@@ -28,7 +28,7 @@ from anyk.protocol import (
     StrategyFacts,
     Task,
 )
-from anyk.specs import show
+from anyk.strategies.crew import spec_of
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
 from anyk.strategies.wait import Adaptive, Deadline, wait_rule
 
@@ -115,8 +115,8 @@ class Anytime(RequestRounds[AnytimeState]):
     @cached_property
     def spec(self) -> str:
         deadline = str(self.rule).removesuffix("s")
-        values = {"deadline": deadline, "parts": self.parts, "batch": self.batch, "seed": self.seed}
-        return show("anytime", values, {"deadline": "3mad", "parts": 8, "batch": 0, "seed": 0})
+        first = {} if deadline == "3mad" else {"deadline": deadline}
+        return spec_of("anytime", self, first, omit=("workers", "deadline"))
 
     @property
     def summary(self) -> str:

@@ -208,8 +208,3 @@ def _shortest(median: Floats, growing: Floats, sizes: NDArray[np.int_], total: i
 def shares_of(code: Code) -> tuple[int, ...]:
     """Return the shares in a code's settings; none if its blocks are as even as possible."""
     return code.shares if isinstance(code, RepetitionCode) else ()
-
-
-def owners(code: RepetitionCode) -> list[int]:
-    """Return the group of each partition."""
-    return [group for group, block in enumerate(code.blocks_of) for _ in block]

@@ -36,12 +36,12 @@ from anyk.protocol import (
     Task,
 )
 from anyk.strategies.crew import Crew
-from anyk.strategies.rounds.balance import owners
 from anyk.strategies.rounds.corrections import corrected
 from anyk.strategies.rounds.elastic import share_moved
 from anyk.strategies.rounds.round_facts import facts_of
 from anyk.strategies.rounds.round_settings import RoundSettings
-from anyk.strategies.rounds.state import RoundState, Seen
+from anyk.strategies.rounds.state import RoundState
+from anyk.strategies.wait import Waiting
 
 _ROUNDS_SEEN = 10  # rounds whose arrivals an adapting deadline uses
 
@@ -110,12 +110,11 @@ class Rounds(RoundSettings):
     def start(self, fleet: Fleet) -> tuple[RoundState, Commands]:
         s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds, missed=[0] * fleet.workers)
         first: list[Command] = []
+        self._use_code(s, self.first_code)
         if self.elastic is not None:
             s.elastic = self.elastic.start(self.code, fleet.present or range(fleet.workers))
             self._use_code(s, self.elastic.code(s.elastic, self.code))
             first = [self._fleet_note(s)]
-        else:
-            self._use_code(s, self.first_code)
         if self.balance is not None:
             s.balance = self.balance.start(self.balanced_code)
         if self.work is not None:
@@ -126,25 +125,22 @@ class Rounds(RoundSettings):
         return s, [*first, *self._begin(s)]
 
     def rebuild(self, state: RoundState) -> None:
-        s, policy = state, self.policy
-        learned = policy.relearned is not None and s.version >= policy.every
-        last = s.version - s.version % policy.every if policy.every else 0
-        self._use_code(s, policy.relearned(s.learned, last) if learned and policy.relearned else self.first_code)
+        s, policy, code = state, self.policy, self.first_code
+        if policy.relearned is not None and s.version >= policy.every:
+            code = policy.relearned(s.learned, s.version - s.version % policy.every)
         if self.balance is not None:
-            self._use_code(s, self.balanced_code.cut(s.balance.sizes))
+            code = self.balanced_code.cut(s.balance.sizes)
         if self.elastic is not None:
-            self._use_code(s, self.elastic.code(s.elastic, self.code))
+            code = self.elastic.code(s.elastic, self.code)
+        self._use_code(s, code)
         self._restart_decoder(s)
 
     def _restart_decoder(self, s: RoundState) -> None:
         """Give a fresh decoder the replies that this round has."""
         s.decoder = self._fresh(s.code)
-        if self.policy.projected:
-            for worker, value in s.values.items():
-                s.decoder.measure(worker, value)
-                s.decoder.add(worker)
-            return
-        for reply in s.task_of:
+        for worker, value in s.values.items():
+            s.decoder.measure(worker, value)
+        for reply in s.values or s.task_of:
             s.decoder.add(reply)
 
     def on(self, state: RoundState, event: Event) -> Commands:
@@ -178,11 +174,12 @@ class Rounds(RoundSettings):
         return [] if commands is None else [*commands, *self._begin(state)]
 
     def on_failed(self, state: RoundState, event: Failed) -> Commands:
-        s, worker = state, event.worker
-        if s.open.pop(event.task * self.code.messages + event.chunk, None) is None:
-            if s.task_of.get(worker * self.code.messages + event.chunk) != event.task:
+        s, worker, messages = state, event.worker, self.code.messages
+        if s.open.pop(event.task * messages + event.chunk, None) is None:
+            reply = worker * messages + event.chunk
+            if s.task_of.get(reply) != event.task:
                 return ()
-            del s.task_of[worker * self.code.messages + event.chunk]  # its message contradicts another
+            del s.task_of[reply]  # its message contradicts another
             self._restart_decoder(s)
         s.crew.fail(worker, event.task)
         if self.policy.projected and event.reason.startswith("not finite"):  # honest replies are finite
@@ -193,7 +190,7 @@ class Rounds(RoundSettings):
         return self._covered(s)
 
     def on_alarm(self, state: RoundState, event: Alarm) -> Commands:
-        enough = self._enough_of(state).enough(Seen(state, self.code.messages))
+        enough = self._enough_of(state).enough(Waiting(state, self.code.messages))
         return self._step(state) if enough else self._waited(state)
 
     def worker_left(self, state: RoundState, worker: int) -> Commands:
@@ -234,7 +231,7 @@ class Rounds(RoundSettings):
             s.arrivals.append(s.now - s.began)
         count = s.count
         if s.decoder.add(reply) or (
-            len(task_of) >= count if count else self._enough_of(s).enough(Seen(s, self.code.messages))
+            len(task_of) >= count if count else self._enough_of(s).enough(Waiting(s, self.code.messages))
         ):
             return () if s.checking and not self._compared(s) else self._step(s)
         return () if s.open else self._waited(s)
@@ -303,7 +300,7 @@ class Rounds(RoundSettings):
             commands += self._dispatch(s, range(n) if len(crew.present) == n else tuple(sorted(crew.present)))
         if s.count is not None:
             return commands
-        view = Seen(s, self.code.messages)
+        view = Waiting(s, self.code.messages)
         if self.enough.remembers:
             s.arrivals = []
             what = "adapts" if self.enough.deadlines(view) else "waits for all until enough arrivals have been seen"
@@ -317,10 +314,7 @@ class Rounds(RoundSettings):
     def _step(self, s: RoundState) -> list[Command]:
         decoding = self._scaled(s.decoder.select(), s.row_sums)
         task_of, messages = s.task_of, self.code.messages
-        if messages == 1:
-            used = [(task_of[reply], 0) for reply in decoding.replies]
-        else:
-            used = [(task_of[reply], reply % messages) for reply in decoding.replies]
+        used = [(task_of[reply], reply % messages) for reply in decoding.replies]
         combine: Command
         done: Sequence[int] = range(s.first, s.crew.next)
         if self.snapshot:
@@ -352,8 +346,8 @@ class Rounds(RoundSettings):
         if sizes is None:
             return []
         self._use_code(s, old.cut(sizes))
-        moved = sum(a != b for a, b in zip(owners(old), owners(s.code), strict=True))
-        share = 100.0 * moved / old.partitions
+        before, after = (np.repeat(range(old.groups), code.sizes) for code in (old, s.code))  # group of each partition
+        share = 100.0 * np.count_nonzero(before != after) / old.partitions
         shown = "/".join(map(str, s.code.shares))
         return [Note(f"shares={shown} from step {s.version} on: {share:.0f} % of the samples change hands")]
 

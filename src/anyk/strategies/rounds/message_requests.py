@@ -24,19 +24,13 @@ from anyk.protocol import (
     Task,
 )
 from anyk.strategies.crew import RETRIES, Crew, CrewStrategy
+from anyk.strategies.rounds.state import BasicState
 
 
 @dataclass(slots=True)
-class RequestState:
-    """The crew of a run, and the progress of the present round by worker."""
+class RequestState(BasicState):
+    """The progress of the present round by worker; a worker has one task."""
 
-    crew: Crew
-    now: float
-    version: int = 0
-    before: int = 0  # rounds that an earlier run took
-    first: int = 0  # the round's first task
-    began: float = 0.0
-    task_of: dict[int, int] = field(default_factory=dict)  # the newest task of each worker in this round
     done: dict[int, int] = field(default_factory=dict)  # number of partitions that the worker has finished
     asked: dict[int, float] = field(default_factory=dict)  # weight of each worker's message; empty until requested
     got: dict[int, int] = field(default_factory=dict)  # workers whose message has arrived, and the task that gave it

@@ -28,8 +28,7 @@ from anyk.protocol import (
 )
 from anyk.specs import with_keys
 from anyk.strategies.rounds.message_requests import RequestRounds, RequestState
-from anyk.strategies.rounds.state import Seen
-from anyk.strategies.wait import Decodable, Wait, WaitLike, wait_rule
+from anyk.strategies.wait import Decodable, Wait, Waiting, WaitLike, wait_rule
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class ProgressState(RequestState):
     watch: Any = derived()
 
 
-class _SeenProgress(Seen):
+class _SeenProgress(Waiting):
     """The view of a round that a wait rule gets: a worker has replied if it has finished a partition."""
 
     __slots__ = ()

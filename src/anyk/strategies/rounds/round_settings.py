@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from anyk.checks import AtLeastOne, AtLeastZero, Share
 from anyk.codes import Code, Method, Policy, RepetitionCode, Selection
 from anyk.codes.decoders import METHODS, method
 from anyk.errors import BadInput
+from anyk.plain import ByName, values_of
 from anyk.protocol import CancelMode, Layout, slot_names
 from anyk.specs import with_keys
 from anyk.strategies.averaging.adapting import AdaptingSteps
@@ -246,20 +247,23 @@ class RoundSettings(CrewStrategy[RoundState]):
 
     @cached_property
     def spec(self) -> str:
-        wait = None if self.rule == Decodable() else str(self.rule)
-        fleet = {} if self.elastic is None else vars(self.elastic)
-        if self.work is not None:
-            own = self.work.clients is None or wait != str(self.work.clients)
-            keys: dict[str, Any] = {"wait": wait if own else None, "cancel": self.cancel, "batch": self.batch}
-            keys |= {"shares": shares_of(self.code), "balance": "auto" if self.balance else None} | fleet
-            return self.work.show(keys) if self.adapt is None else self.adapt.show(self.work, keys)
-        decoder = next((name for name, method in METHODS.items() if method == self.method), None)
-        values: dict[str, Any] = {"wait": wait, "scaling": self.scaling_used, "decoder": decoder, "batch": self.batch}
-        values |= {"models": self.models, "snapshot": self.snapshot, "cancel": self.cancel, "check": self.check}
-        usual = {f.name: f.default for f in fields(self)} | {"scaling": self._default_scaling}
+        work, wait = self.work, None if self.rule == Decodable() else str(self.rule)
+        usual = {f.name: f.default for f in fields(self)} | {"scaling": self._default_scaling, "shares": ()}
+        values: ByName
+        if work is None:
+            decoder = next((name for name, method in METHODS.items() if method == self.method), None)
+            values = {"wait": wait, "scaling": self.scaling_used, "decoder": decoder}
+            values |= values_of(self, "batch", "models", "snapshot", "cancel", "check", "order")
+        else:
+            own = work.clients is None or wait != str(work.clients)
+            values = {"wait": wait if own else None, **values_of(self, "cancel", "batch")}
+            values["shares"] = shares_of(self.code)
         changed = {key: value for key, value in values.items() if value not in (None, usual[key])}
-        changed |= {"order": "epoch"} if self.order == "epoch" else {}
-        return with_keys(self.code.spec, changed | fleet | ({"balance": "auto"} if self.balance else {}))
+        changed |= {} if self.elastic is None else vars(self.elastic)
+        changed |= {"balance": "auto"} if self.balance else {}
+        if work is None:
+            return with_keys(self.code.spec, changed)
+        return work.show(changed) if self.adapt is None else self.adapt.show(work, changed)
 
     @property
     def summary(self) -> str:

@@ -1,8 +1,7 @@
-"""The state of coded rounds, and the view of it that wait rules have."""
+"""The states of rounds: a common part, and the state of coded rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +10,8 @@ from anyk.strategies.crew import Crew
 
 
 @dataclass(slots=True)
-class RoundState:
-    """The crew of a run, and the progress of the present round."""
+class BasicState:
+    """The crew of a run, and the beginning of the present round."""
 
     crew: Crew
     now: float
@@ -20,11 +19,16 @@ class RoundState:
     version: int = 0
     first: int = 0  # the round's first task
     began: float = 0.0
+    task_of: dict[int, int] = field(default_factory=dict)  # the newest task of each reply, in order of arrival if coded
+
+
+@dataclass(slots=True)
+class RoundState(BasicState):
+    """The progress of the present round; a reply is ``worker x messages + message``."""
+
     open: dict[int, int] = field(default_factory=dict)  # expected message (task x messages + chunk) -> worker
     measuring: dict[int, int] = field(default_factory=dict)  # task whose reply is being projected -> worker
     values: dict[int, float] = field(default_factory=dict)  # the projection of each worker's reply
-    # reply (worker x messages + message) -> task, in order of arrival
-    task_of: dict[int, int] = field(default_factory=dict)
     arrivals: list[float] = field(default_factory=list)  # seconds to each reply of this round
     recent: tuple[float, ...] = ()  # the same for the last rounds, if the wait rule uses them
     checking: bool = False  # whether this round waits until its replies can be compared
@@ -42,48 +46,3 @@ class RoundState:
     tasks: Any = derived()
     row_sums: Any = derived()
     decoder: Any = derived()
-
-
-class Seen:
-    """The view of a round that a wait rule gets."""
-
-    __slots__ = ("_messages", "_state")
-
-    def __init__(self, state: Any, messages: int = 1) -> None:
-        self._state, self._messages = state, messages
-
-    @property
-    def replies(self) -> int:
-        """Number of usable replies."""
-        return len(self._state.task_of)
-
-    @property
-    def expected(self) -> int:
-        """Number of replies of all workers that take part."""
-        return int(self._state.expected)
-
-    @property
-    def decodable(self) -> bool:
-        """Whether the replies give the exact sum."""
-        return bool(self._state.decoder.decodable)
-
-    @property
-    def residual(self) -> float:
-        """Residual if the step were taken now, before scaling."""
-        return float(self._state.decoder.residual)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the round began."""
-        return float(self._state.now - self._state.began)
-
-    @property
-    def replied(self) -> tuple[int, ...]:
-        """Workers that replied, in order of arrival."""
-        return tuple(reply // self._messages for reply in self._state.task_of)
-
-    @property
-    def recent(self) -> Sequence[float]:
-        """Seconds from a round's start to each reply, of the last rounds."""
-        recent: tuple[float, ...] = self._state.recent
-        return recent

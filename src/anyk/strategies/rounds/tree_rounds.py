@@ -161,12 +161,7 @@ class TreeRounds(RequestRounds[TreeState]):
 
     def _combine(self, s: TreeState) -> Combine:
         weights = self._weights_below(s, ROOT) or {}
-        total, pending = np.zeros(self.code.workers), dict(weights)
-        while pending:
-            node, weight = pending.popitem()
-            total[node] = weight
-            pending |= {child: weight * share for child, share in s.inside.get(node, {}).items()}
-        judged = self.code.judge(total)
+        judged = self.code.judge(self.code.multiply_down({**s.inside, ROOT: weights}))
         messages = [(s.got[child], 0) for child in weights]
         return Combine("model", messages, list(weights.values()), residual=judged.residual, gain=judged.gain)
 

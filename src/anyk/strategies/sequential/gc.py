@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from anyk.arrays import Flags
 from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.errors import BadInput
 from anyk.protocol import Layout
-from anyk.strategies.sequential.replay import Decided, End, KnownRounds, Tolerance, replay
-from anyk.strategies.sequential.sequential_rounds import Place, SequentialRounds, SequentialState
+from anyk.strategies.sequential.replay import End, Tolerance
+from anyk.strategies.sequential.sequential_rounds import JobSum, Place, SequentialRounds, SequentialState, Work
 
 
 @dataclass(slots=True)
@@ -50,18 +49,14 @@ class OneCode(SequentialRounds):
         s.results.setdefault(job, {})[worker] = place
 
     def _job_done(self, s: OneCodeState, job: int) -> bool:
-        return self.within.bears(self._missing(s, job))
+        return self._bears(self._missing(s, job))
 
-    def _missing(self, s: OneCodeState, job: int) -> Flags:
-        """Return flags of the workers whose result of a job is missing."""
+    def _missing(self, s: OneCodeState, job: int) -> int:
+        """Return the workers whose result of a job is missing."""
         return self._without(s.results.get(job, ()))
 
-    def _job_sum(self, s: OneCodeState, job: int) -> tuple[list[Place], list[float], float, float]:
-        results = s.results.pop(job)
-        replies = sorted(results)
-        decoding = self.code.decode(replies)
-        used = [(results[r], float(decoding.weights[r])) for r in replies if decoding.weights[r]]
-        return [place for place, _ in used], [a for _, a in used], decoding.residual, decoding.gain
+    def _job_sum(self, s: OneCodeState, job: int) -> JobSum:
+        return self._decode(s.results.pop(job))
 
 
 @typed
@@ -80,7 +75,6 @@ class GradientCodingRounds(OneCode):
     name = "gc"
     T = 0
     _own_settings = ("stragglers",), ("strict",)
-    _past_rounds = 0
 
     stragglers: int
     end: End = "decodable"
@@ -90,15 +84,11 @@ class GradientCodingRounds(OneCode):
     def tolerated(self) -> int:
         return self.stragglers
 
-    def _replay_rounds(self, known: KnownRounds, groups: list[int]) -> Decided:
-        model = Tolerance(self.stragglers - 1, []) if self.strict else Tolerance(self.stragglers, groups)
-        return replay(known, known.count, model, self.end)
+    def _tolerance(self) -> Tolerance:
+        return Tolerance(self.stragglers - 1, []) if self.strict else Tolerance(self.stragglers, self.groups)
 
-    def _assign(self, s: OneCodeState, t: int) -> list[list[tuple[int, int]]]:
+    def _assign(self, s: OneCodeState, t: int) -> list[Work]:
         return [[(t, 0)]] * self.workers
 
-    def _fits(self, s: OneCodeState, late: Flags) -> bool:
-        return int(late.sum()) < self.stragglers if self.strict else self.within.bears(late)
-
-    def _feasible(self, s: OneCodeState, late: Flags) -> bool:
-        return self.within.bears(late)
+    def _feasible(self, s: OneCodeState, late: int) -> bool:
+        return self._bears(late)

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Flags, Indices
+from anyk.arrays import Indices
 from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
-from anyk.strategies.sequential.bursts import ForBursts
-from anyk.strategies.sequential.inner import Inner
-from anyk.strategies.sequential.replay import Decided, KnownRounds, Tolerance, replay
-from anyk.strategies.sequential.sequential_rounds import Place, SequentialState
+from anyk.strategies.sequential.replay import as_bits
+from anyk.strategies.sequential.sequential_rounds import ForBursts, JobSum, Place, SequentialState, Work
 
 
 @dataclass(slots=True)
@@ -83,8 +81,8 @@ class Multiplexed(ForBursts):
         return self.lambda_
 
     @cached_property
-    def within(self) -> Inner:
-        return super().within if self.coded else Inner(self.inner, self.workers, self.workers, grouped=False)
+    def groups(self) -> list[int]:
+        return super().groups if self.coded else []
 
     @cached_property
     def layout(self) -> Layout:
@@ -105,9 +103,6 @@ class Multiplexed(ForBursts):
                     pieces.append((tuple(first + j for j in partitions), coefficients))
         return tuple(map(tuple, rows))
 
-    def _replay_rounds(self, known: KnownRounds, groups: list[int]) -> Decided:
-        return replay(known, known.count, Tolerance(self.lambda_, groups, self.B, self.W), self.end)
-
     def rebuild(self, state: MultiplexedState) -> None:
         state.own = {job: np.array(own, dtype=np.int64) for job, own in state.own.items()}
 
@@ -117,8 +112,8 @@ class Multiplexed(ForBursts):
             s.groups[job] = [{} for _ in range(self.B)]
         return s.own[job], s.groups[job]
 
-    def _assign(self, s: MultiplexedState, t: int) -> list[list[tuple[int, int]]]:
-        work: list[list[tuple[int, int]]] = [[] for _ in range(self.workers)]
+    def _assign(self, s: MultiplexedState, t: int) -> list[Work]:
+        work: list[Work] = [[] for _ in range(self.workers)]
         for m in range(self.T + 1):
             job = t - m
             if job < s.combined or (self.limit and job >= self.limit):
@@ -147,30 +142,20 @@ class Multiplexed(ForBursts):
     def _job_done(self, s: MultiplexedState, job: int) -> bool:
         if job not in s.own or (s.own[job][:, :, 0] < 0).any():
             return False
-        return not self.coded or all(self.within.bears(self._without(group)) for group in s.groups[job])
+        return not self.coded or all(self._bears(self._without(group)) for group in s.groups[job])
 
-    def _job_sum(self, s: MultiplexedState, job: int) -> tuple[list[Place], list[float], float, float]:
+    def _job_sum(self, s: MultiplexedState, job: int) -> JobSum:
         own, groups = s.own.pop(job), s.groups.pop(job)
         messages = [(int(task), int(chunk)) for task, chunk in own.reshape(-1, 2)]
         weights = [1.0] * len(messages)
         residual = gain = 0.0
         for group in groups if self.coded else ():
-            replies = sorted(group)
-            decoding = self.code.decode(replies)
-            for reply in replies:
-                if decoding.weights[reply]:
-                    messages.append(group[reply])
-                    weights.append(float(decoding.weights[reply]))
-            residual, gain = max(residual, decoding.residual), max(gain, decoding.gain)
+            coded, factors, group_residual, group_gain = self._decode(group)
+            messages, weights = messages + coded, weights + factors
+            residual, gain = max(residual, group_residual), max(gain, group_gain)
         return messages, weights, residual, max(gain, 1.0)
 
-    def _fits(self, s: MultiplexedState, late: Flags) -> bool:
-        r = s.round
-        union = late | self._straggled(s, range(r + 1 - self.W, r))
-        again = self._straggled(s, range(r + 1 - self.W, r - self.B + 1)) & late
-        return self.within.bears(union) and not again.any()
-
-    def _feasible(self, s: MultiplexedState, late: Flags) -> bool:
+    def _feasible(self, s: MultiplexedState, late: int) -> bool:
         t = s.round
         for m in range(self.T + 1):
             job = t - m
@@ -180,13 +165,13 @@ class Multiplexed(ForBursts):
             missing: Any = own[:, :, 0] < 0
             absent = [self._without(group) for group in groups]
             for i, work in enumerate(s.assigned):
-                if not late[i]:
+                if not late >> i & 1:
                     for other, piece in work:
                         if other == job:
                             if piece < self.W - 1:
                                 missing[i, piece] = False
                             else:
-                                absent[piece - (self.W - 1)][i] = False
+                                absent[piece - (self.W - 1)] &= ~(1 << i)
             short = missing.sum(axis=1)
             if (short > self.T - m).any():
                 return False
@@ -195,6 +180,8 @@ class Multiplexed(ForBursts):
             begin = max(m + 1, self.W - 1)
             for group in range(self.B if self.coded else 0):
                 slot = self.W - 1 + group
-                if not self.within.bears(absent[group] & (begin + lost > slot) if slot > m else absent[group]):
+                if slot > m:  # workers without lost pieces by then will still compute this part
+                    absent[group] &= as_bits(np.flatnonzero(begin + lost > slot).tolist())
+                if not self._bears(absent[group]):
                     return False
         return True

@@ -210,27 +210,22 @@ def smallest_bursty(pattern: ArrayLike, *, window: int) -> Bursty:
     >>> smallest_bursty([[1, 0, 0], [1, 0, 0], [0, 0, 1]], window=3)
     Bursty(burst=2, window=3, most=2)
     """
-    table = _table(pattern)
-    burst, most = 1, 0
+    table, burst = _table(pattern), 1
     for start in range(max(1, len(table) - window + 1)):
         rows = table[start : start + window]
-        most = max(most, int(rows.any(axis=0).sum()))
         for worker in np.flatnonzero(rows.any(axis=0)):
             places = np.flatnonzero(rows[:, worker])
             burst = max(burst, int(places[-1] - places[0]) + 1)
     if burst > window - 1:
         raise BadInput(f"a worker straggles at both ends of a window of {window} rounds; take a larger window")
-    return Bursty(burst, window, most)
+    return Bursty(burst, window, smallest_arbitrary(table, window=window).most)
 
 
 def smallest_arbitrary(pattern: ArrayLike, *, window: int) -> Arbitrary:
     """Return the arbitrary model with this window and the smallest numbers to which a pattern conforms."""
     table = _table(pattern)
-    times = most = 0
-    for start in range(max(1, len(table) - window + 1)):
-        counts = table[start : start + window].sum(axis=0)
-        times, most = max(times, int(counts.max(initial=0))), max(most, int(np.count_nonzero(counts)))
-    return Arbitrary(times, window, most)
+    counts = [table[start : start + window].sum(axis=0) for start in range(max(1, len(table) - window + 1))]
+    return Arbitrary(int(np.max(counts, initial=0)), window, int(np.count_nonzero(counts, axis=1).max()))
 
 
 registry: Registry[Any] = Registry("straggler model")

@@ -8,7 +8,7 @@ whether it waited beyond its cut-off, as its late workers did not fit the stragg
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import numpy as np
@@ -76,10 +76,7 @@ def selective(
     model = Tolerance(tolerated, groups) if groups else Tolerance(most, [], B, W)
     for t in range(count):
         miss = missing[t - B] if t >= B else 0
-        if groups:
-            again = _one_of_each([group for group in groups if not group & ~miss], lates[t - B] if t >= B else 0)
-        else:
-            again = _lowest(miss, max(0, miss.bit_count() - tolerated))
+        again = choose_repeaters(miss, lates[t - B] if t >= B else 0, groups, tolerated)
         late = 0
         if jobs is None or t < jobs or again:
             if groups:
@@ -100,12 +97,12 @@ class Tolerance:
     integers.
     """
 
-    __slots__ = ("_B", "_W", "_past", "again", "among", "groups", "most", "union")
+    __slots__ = ("_burst", "_past", "again", "among", "groups", "most", "union", "window")
 
     def __init__(self, most: int, groups: list[int], B: int = 0, W: int = 1) -> None:
         self.most, self.groups, self.union, self.again, self.among = most, groups, 0, 0, -1
         self._past: list[int] = []
-        self._B, self._W = B, W
+        self._burst, self.window = B, W
 
     def fits(self, late: int) -> bool:
         """Return whether these workers may straggle."""
@@ -118,7 +115,7 @@ class Tolerance:
 
     def note(self, late: int) -> None:
         """Note the stragglers of a round that is over, 0 if it does not count."""
-        past, B, W = self._past, self._B, self._W
+        past, B, W = self._past, self._burst, self.window
         if W == 1:
             return
         past.append(late)
@@ -130,16 +127,34 @@ class Tolerance:
         self.union, self.again = union, again
 
 
-def bits_of(groups: Sequence[int]) -> list[int]:
-    """Return each group as the bits of its workers; ``groups``: the group of each worker.
+def choose_repeaters(missing: int, late: int, groups: list[int], tolerated: int) -> int:
+    """Return the workers that repeat a job of ``sr-sgc``; ``missing``: the workers whose results are missing.
 
-    >>> bits_of([0, 0, 1])
-    [3, 4]
+    All missing workers but the ``tolerated`` highest repeat it; if ``groups`` count, the lowest worker of each group
+    without a result, preferably a worker that was ``late``.
     """
-    masks = [0] * (max(groups) + 1)
-    for worker, group in enumerate(groups):
-        masks[group] |= 1 << worker
-    return masks
+    if not groups:
+        return _lowest(missing, max(0, missing.bit_count() - tolerated))
+    workers = 0
+    for group in groups:
+        if not group & ~missing:
+            among = group & late or group
+            workers |= among & -among
+    return workers
+
+
+def as_bits(workers: Iterable[int]) -> int:
+    """Return a set of different workers as the bits of an integer.
+
+    >>> as_bits([0, 2])
+    5
+    """
+    return sum(1 << worker for worker in workers)
+
+
+def workers_in(bits: int) -> list[int]:
+    """Return the workers of a set, in ascending order."""
+    return [worker for worker in range(bits.bit_length()) if bits >> worker & 1]
 
 
 def _sorted(table: Floats) -> list[tuple[list[float], list[int]]]:
@@ -155,15 +170,6 @@ def _sorted(table: Floats) -> list[tuple[list[float], list[int]]]:
         slower.append(0)
         rows.append((times, slower))
     return rows
-
-
-def _one_of_each(groups: list[int], late: int) -> int:
-    """Return the lowest worker of each group, of the late ones if there are any."""
-    workers = 0
-    for group in groups:
-        among = group & late or group
-        workers |= among & -among
-    return workers
 
 
 def _lowest(mask: int, count: int) -> int:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from anyk.arrays import Flags, Floats
-from anyk.checks import AtLeastZero
-from anyk.codes import Code
+from anyk.arrays import Floats
+from anyk.checks import AtLeastZero, NonnegativeNumber, check_range
+from anyk.codes import Code, RepetitionCode, code
 from anyk.codes.base import Row
 from anyk.errors import BadInput
 from anyk.protocol import (
@@ -39,15 +39,22 @@ from anyk.protocol import (
 )
 from anyk.specs import show
 from anyk.strategies.crew import Crew, CrewStrategy
-from anyk.strategies.ranges import FiniteOrZero
-from anyk.strategies.sequential.inner import Inner
-from anyk.strategies.sequential.replay import Decided, End, KnownRounds, bits_of
+from anyk.strategies.sequential.replay import (
+    Decided,
+    End,
+    KnownRounds,
+    Tolerance,
+    as_bits,
+    replay,
+    workers_in,
+)
 
 _ALARM = "cut-off"
 Waiting = Literal["all", "minimal", "feasible"]
 Late = Literal["drop", "keep"]
 Place = tuple[int, int]  # task and chunk of a message
 Work = list[tuple[int, int]]  # (job, piece) pairs
+JobSum = tuple[list[Place], list[float], float, float]  # messages, weights, residual and gain
 
 
 @dataclass(slots=True)
@@ -63,16 +70,14 @@ class SequentialState:
     began: float = 0.0
     cut: float = float("inf")  # seconds from the start of the round to its cut-off, once known
     task: dict[int, int] = field(default_factory=dict)  # worker -> its newest task, of this round or one that continues
-    worker: dict[int, int] = field(default_factory=dict)  # task -> worker
     work: dict[int, Work] = field(default_factory=dict)  # task -> (job, piece) of each chunk, until counted
     missing: dict[int, set[int]] = field(default_factory=dict)  # task under way -> chunks that have not arrived
     behind: set[int] = field(default_factory=set)  # tasks under way of earlier rounds
     done: list[int] = field(default_factory=list)  # workers that have completed this round, in order
     waiting: bool = False  # whether the cut-off of this round has passed without fitting
-    late: list[list[int]] = field(default_factory=list)  # stragglers of the last rounds, newest last
-    reusable: dict[int, list[int]] = field(
-        default_factory=dict
-    )  # round -> completed tasks whose messages may still be used
+    late: list[list[int]] = field(default_factory=list)  # stragglers of the last rounds that count, newest last
+    # round -> completed tasks whose messages may still be used
+    reusable: dict[int, list[int]] = field(default_factory=dict)
     combined: int = 0  # number of jobs done; they are done in order
     assigned: list[Work] = field(default_factory=list)  # (job, piece) pairs of this round, by worker
 
@@ -81,8 +86,7 @@ class SequentialState:
 class SequentialRounds(CrewStrategy[SequentialState]):
     """The common part of the sequential codes: rounds, the rule that ends them, and the jobs that they complete.
 
-    ``models``: M, at least T + 1 (the default). ``jobs``: their total number; the rounds after the last one start no
-    new job (0: no end).
+    ``models``: M, at least T + 1 (the default). ``jobs``: their total number, after which none starts (0: no end).
 
     ``end`` is the earliest end of a round. With ``cutoff`` it is ``1 + mu`` times the first completion. With
     ``decodable`` it is the moment at which the workers that are not done fit the straggler model, so that every job
@@ -115,7 +119,7 @@ class SequentialRounds(CrewStrategy[SequentialState]):
     workers: int
     _: KW_ONLY
     end: End = "cutoff"
-    mu: FiniteOrZero = 1.0
+    mu: NonnegativeNumber = 1.0
     wait: Waiting | None = None
     inner: str = "auto"
     models: int | None = None
@@ -185,14 +189,26 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         return "all" if self.end == "cutoff" else "minimal"
 
     @cached_property
-    def within(self) -> Inner:
-        """The code within a job, and the sets of workers that may be missing from its sum."""
-        return Inner(self.inner, self.workers, self.tolerated, self.inner == "frc" or self.end == "decodable")
-
-    @property
     def code(self) -> Code:
-        """The code within a job."""
-        return self.within.code
+        """The code within a job, from which any ``tolerated`` workers may be missing."""
+        n, s, name = self.workers, self.tolerated, self.inner
+        if name == "auto":
+            name = "cyclic" if n % (s + 1) else "frc"
+        inner = code(f"{name}:stragglers={s}", workers=n)
+        if inner.tolerates < s or inner.partitions != n or inner.messages != 1 or inner.blocks != 1:
+            raise BadInput(f"inner={name} has no code of {n} partitions that tolerates {s} of {n} workers")
+        return inner
+
+    @cached_property
+    def groups(self) -> list[int]:
+        """Groups of workers, as bits, if one worker of each is enough; none if only the number of stragglers counts."""
+        if (self.inner == "frc" or self.end == "decodable") and isinstance(self.code, RepetitionCode):
+            return list(map(as_bits, self.code.members))
+        return []
+
+    def _bears(self, missing: int) -> bool:
+        """Return whether the sum under the code is available without these workers."""
+        return Tolerance(self.tolerated, self.groups).fits(missing)
 
     @property
     def trained(self) -> int:
@@ -204,6 +220,12 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         """Total number of jobs; 0: no end."""
         return self.jobs or self._planned
 
+    def _decode(self, results: dict[int, Place]) -> JobSum:
+        """Return messages, weights, residual and gain of a sum under the code; ``results``: messages by worker."""
+        weights, residual, gain = self.code.decode(results)
+        used = np.flatnonzero(weights)
+        return [results[worker] for worker in used.tolist()], weights[used].tolist(), residual, gain
+
     def planned(self, steps: int | None) -> Strategy:
         """Return the rounds of a run that starts no job beyond ``steps`` steps of each model."""
         strategy = copy.copy(self)
@@ -214,13 +236,12 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         """Return the seconds of each round of a run without an end."""
         if self.waits != self.usual_wait or self.late != "drop":
             return None
-        groups = self.within.group_of
-        decided = self._replay_rounds(KnownRounds(seconds, self.mu), [] if groups is None else bits_of(groups.tolist()))
+        decided = self._replay_rounds(KnownRounds(seconds, self.mu))
         return np.array([round_seconds for round_seconds, _ in decided])
 
-    @abstractmethod
-    def _replay_rounds(self, known: KnownRounds, groups: list[int]) -> Decided:
-        """Return the decisions of rounds whose times are known; ``groups``: as bits, none if they do not count."""
+    def _replay_rounds(self, known: KnownRounds) -> Decided:
+        """Return the decisions of rounds whose times are known."""
+        return replay(known, known.count, self._tolerance(), self.end)
 
     def _check_further(self, state: SequentialState, steps: int, begun: int) -> None:
         """Raise BadInput if the last rounds of a state, planned for ``steps`` steps, have started without new jobs."""
@@ -241,10 +262,9 @@ class SequentialRounds(CrewStrategy[SequentialState]):
 
     # ------------------------------------------------------------------------------------------- what a scheme defines
 
-    @property
     @abstractmethod
-    def _past_rounds(self) -> int:
-        """Number of rounds before the last one whose stragglers the scheme needs."""
+    def _tolerance(self) -> Tolerance:
+        """Return the sets of workers that may straggle, before any round."""
 
     @property
     @abstractmethod
@@ -264,15 +284,18 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         """Return whether a job's sum is available."""
 
     @abstractmethod
-    def _job_sum(self, s: Any, job: int) -> tuple[list[Place], list[float], float, float]:
+    def _job_sum(self, s: Any, job: int) -> JobSum:
         """Return messages, weights, residual and gain of a job's sum, and forget the job."""
 
-    @abstractmethod
-    def _fits(self, s: Any, late: Flags) -> bool:
+    def _fits(self, s: Any, late: int) -> bool:
         """Return whether these stragglers of the current round, after the past ones, fit the straggler model."""
+        model = self._tolerance()
+        for past in s.late:
+            model.note(as_bits(past))
+        return model.fits(late)
 
     @abstractmethod
-    def _feasible(self, s: Any, late: Flags) -> bool:
+    def _feasible(self, s: Any, late: int) -> bool:
         """Return whether every job can still be done in time if these workers straggle now and none does later."""
 
     def _skips(self, s: Any, t: int) -> bool:
@@ -294,11 +317,10 @@ class SequentialRounds(CrewStrategy[SequentialState]):
             if not self._skips(s, t):
                 break
             s.durations.append(0.0)
-            self._finish_round(s, np.zeros(self.workers, dtype=bool))
+            self._finish_round(s, 0)
         s.began, s.cut = s.now, float("inf")
-        s.worker = {task: s.worker[task] for task in sorted(s.behind)}
-        s.task = {worker: task for task, worker in s.worker.items()}
-        s.missing = {task: s.missing[task] for task in s.worker}
+        s.task = {worker: task for worker, task in s.task.items() if task in s.behind}
+        s.missing = {task: s.missing[task] for task in s.behind}
         s.done, s.crew.failures, s.waiting = [], {}, False
         s.assigned = self._assign(s, t)
         return s.crew.stop_if_hopeless() or self._dispatch(s, sorted(s.crew.present - s.task.keys()))
@@ -310,7 +332,7 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         tasks: list[Task] = []
         for task, worker in enumerate(workers, first):
             work = s.assigned[worker]
-            s.task[worker], s.worker[task] = task, worker
+            s.task[worker] = task
             s.work[task], s.missing[task] = list(work), set(range(max(1, len(work))))
             chunks = [
                 Chunk(*self._piece_rows[worker][piece], slot=self.slot(job), batch=self.batch) for job, piece in work
@@ -392,7 +414,7 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         if len(s.done) < self.workers and s.missing and not self._may_end(s) and not first:
             return []
         late = self._without(s.done)
-        if not late.any() or (self._may_end(s) and self._enough(s, late)):
+        if not late or (self._may_end(s) and self._enough(s, late)):
             return self._end(s, late)
         if first:
             s.cut = (1.0 + self.mu) * (s.now - s.began)
@@ -403,29 +425,25 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         # no worker is left to wait for: the round ends if the stragglers fit, even before its cut-off
         if self._feasible(s, late) if self.waits == "feasible" else self._fits(s, late):
             return self._end(s, late)
-        names = ", ".join(map(str, np.flatnonzero(late)[:10]))
+        names = ", ".join(map(str, workers_in(late)[:10]))
         why = f"round {s.round} of '{self.spec}' cannot end: workers {names} give nothing, more than it tolerates"
         return [Stop(why, failed=True)]
 
-    def _without(self, workers: Iterable[int]) -> Flags:
-        """Return flags of all other workers."""
-        missing = np.ones(self.workers, dtype=bool)
-        missing[list(workers)] = False
-        return missing
+    def _without(self, workers: Iterable[int]) -> int:
+        """Return the set of all other workers."""
+        return (1 << self.workers) - 1 - as_bits(workers)
 
     def _may_end(self, s: SequentialState) -> bool:
         """Return whether a round may now end without all workers."""
         return s.waiting or (self.end == "decodable" and bool(s.done))
 
-    def _enough(self, s: SequentialState, late: Flags) -> bool:
+    def _enough(self, s: SequentialState, late: int) -> bool:
         """Return whether a round may end with these stragglers."""
         if self.waits == "feasible":
             return self._feasible(s, late)
-        if self.waits == "minimal" or not s.waiting:
-            return self._fits(s, late)
-        return False
+        return (self.waits == "minimal" or not s.waiting) and self._fits(s, late)
 
-    def _end(self, s: SequentialState, late: Flags) -> list[Command]:
+    def _end(self, s: SequentialState, late: int) -> list[Command]:
         if self.limit:  # without an end they would fill the memory
             seconds = s.now - s.began
             s.durations.append(seconds if s.waiting else min(seconds, s.cut))
@@ -437,10 +455,9 @@ class SequentialRounds(CrewStrategy[SequentialState]):
             messages, weights, residual, gain = self._job_sum(s, done)
             sums.append(Combine(self.slot(done), messages, weights, "all", 1.0, residual, gain))
             done += 1
-        under_way = [task for task in s.worker if task in s.missing]
         if self.late == "keep":
-            s.behind = {task for task in under_way if any(job >= done for job, _ in s.work[task])}
-        dropped = [task for task in under_way if task not in s.behind]
+            s.behind = {task for task in s.missing if any(job >= done for job, _ in s.work[task])}
+        dropped = sorted(s.missing.keys() - s.behind)
         for task in dropped:
             s.work.pop(task)
         commands: list[Command] = [SetAlarm(_ALARM, None)]
@@ -456,17 +473,27 @@ class SequentialRounds(CrewStrategy[SequentialState]):
         self._finish_round(s, late)
         return commands + self._begin(s)
 
-    def _finish_round(self, s: SequentialState, late: Flags) -> None:
+    def _finish_round(self, s: SequentialState, late: int) -> None:
         """Note the stragglers of a round that has ended, and forget stragglers too long ago to matter."""
-        s.late.append(np.flatnonzero(late).tolist())
-        del s.late[: -1 - self._past_rounds]
+        s.late = [*s.late, workers_in(late)][-self._tolerance().window :]
         s.round += 1
 
-    def _straggled(self, s: SequentialState, rounds: Iterable[int]) -> Flags:
-        """Return flags of the workers that straggled in any of these past rounds."""
-        flags = np.zeros(self.workers, dtype=bool)
-        first = s.round - len(s.late)
-        for r in rounds:
-            if first <= r < s.round:
-                flags[s.late[r - first]] = True
-        return flags
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ForBursts(SequentialRounds):
+    """Schemes for bursty stragglers: in any W rounds at most lambda workers straggle, each for at most B in a row."""
+
+    _own_settings = ("B", "W", "lambda_"), ("late",)
+
+    B: int
+    W: int
+    lambda_: int
+    late: Late = "drop"  # a setting of these schemes only
+
+    def __post_init__(self) -> None:
+        check_range(f"B of '{self.name}'", self.B, 1, self.W - 1, f" (W - 1, W = {self.W})")
+        check_range(f"lambda of '{self.name}'", self.lambda_, 0, self.workers, " workers")
+        super().__post_init__()
+
+    def _tolerance(self) -> Tolerance:
+        return Tolerance(self.lambda_, self.groups, self.B, self.W)

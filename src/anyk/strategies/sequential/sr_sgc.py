@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from anyk.arrays import Flags
 from anyk.checks import typed
 from anyk.errors import BadInput
-from anyk.strategies.sequential.bursts import ForBursts
 from anyk.strategies.sequential.gc import OneCode, OneCodeState
-from anyk.strategies.sequential.replay import Decided, KnownRounds, selective
-from anyk.strategies.sequential.sequential_rounds import SequentialState
+from anyk.strategies.sequential.replay import Decided, KnownRounds, as_bits, choose_repeaters, selective, workers_in
+from anyk.strategies.sequential.sequential_rounds import ForBursts, SequentialState, Work
 
 
 @dataclass(slots=True)
 class RepetitionState(OneCodeState):
-    """The rounds, and which of the last rounds do not count in the straggler model."""
+    """The rounds, and all stragglers of the last rounds; ``late`` has only the stragglers that count in the model."""
 
-    exempt: list[bool] = field(default_factory=list)  # whether a round does not count, for the last W rounds
+    stragglers: list[list[int]] = field(default_factory=list)  # of the last B rounds
 
 
 @typed
@@ -56,7 +52,7 @@ class SelectiveRepetition(ForBursts, OneCode):
     def tolerated(self) -> int:
         return -(-self.B * self.lambda_ // (self.W - 1 + self.B))
 
-    def _replay_rounds(self, known: KnownRounds, groups: list[int]) -> Decided:
+    def _replay_rounds(self, known: KnownRounds) -> Decided:
         return selective(
             known,
             known.count,
@@ -65,52 +61,35 @@ class SelectiveRepetition(ForBursts, OneCode):
             most=self.lambda_,
             tolerated=self.tolerated,
             end=self.end,
-            groups=groups,
+            groups=self.groups,
         )
-
-    def _choose_repeaters(self, s: RepetitionState, t: int) -> list[int]:
-        """Return the workers that repeat job t - B in round t; none if it is done."""
-        if t - self.B < s.combined:
-            return []
-        missing = self._missing(s, t - self.B)
-        group_of = self.within.group_of
-        if group_of is None:
-            return [int(i) for i in np.flatnonzero(missing)[: max(0, int(missing.sum()) - self.tolerated)]]
-        late = self._straggled(s, [t - self.B])
-        missing_groups = set(group_of.tolist()) - set(group_of[~missing].tolist())
-        # the last worker of a group in this order is chosen
-        repeater = {int(group_of[i]): int(i) for i in [*np.flatnonzero(~late)[::-1], *np.flatnonzero(late)[::-1]]}
-        return sorted(repeater[group] for group in missing_groups)
 
     def _skips(self, s: RepetitionState, t: int) -> bool:
         return bool(self.limit) and t >= self.limit and t - self.B < s.combined
 
-    def _assign(self, s: RepetitionState, t: int) -> list[list[tuple[int, int]]]:
-        repeaters = set(self._choose_repeaters(s, t))
+    def _assign(self, s: RepetitionState, t: int) -> list[Work]:
+        due, again = t - self.B, 0
+        if due >= s.combined:
+            again = choose_repeaters(self._missing(s, due), as_bits(s.stragglers[-self.B]), self.groups, self.tolerated)
         new_job = [(t, 0)] if not self.limit or t < self.limit else []
-        return [[(t - self.B, 0)] if worker in repeaters else list(new_job) for worker in range(self.workers)]
+        return [[(due, 0)] if again >> worker & 1 else list(new_job) for worker in range(self.workers)]
 
-    def _fits(self, s: RepetitionState, late: Flags) -> bool:
-        if self.within.group_of is not None:
-            return self._feasible(s, late)
-        r = s.round
-        counted = [q for q in range(max(0, r + 1 - self.W), r) if not s.exempt[q - r]]
-        stragglers = late | self._straggled(s, counted)
-        late_again = late & self._straggled(s, [q for q in counted if q <= r - self.B])
-        return int(stragglers.sum()) <= self.lambda_ and not late_again.any()
+    def _fits(self, s: RepetitionState, late: int) -> bool:
+        return self._feasible(s, late) if self.groups else super()._fits(s, late)
 
-    def _feasible(self, s: RepetitionState, late: Flags) -> bool:
+    def _repeaters(self, s: RepetitionState) -> int:
+        """Return the workers that repeat a job in this round."""
+        return as_bits(i for i, work in enumerate(s.assigned) if work and work[0][0] < s.round)
+
+    def _feasible(self, s: RepetitionState, late: int) -> bool:
         """Return whether the job that is due in this round gets its sum; later jobs can still repeat all results."""
         due = s.round - self.B
         if due < s.combined:
             return True
-        missing = self._missing(s, due)
-        missing[[i for i, work in enumerate(s.assigned) if work and work[0][0] == due and not late[i]]] = False
-        return self.within.bears(missing)
+        return self._bears(self._missing(s, due) & ~(self._repeaters(s) & ~late))
 
-    def _finish_round(self, s: SequentialState, late: Flags) -> None:
+    def _finish_round(self, s: SequentialState, late: int) -> None:
         assert isinstance(s, RepetitionState)
-        repeaters = [i for i, work in enumerate(s.assigned) if work and work[0][0] < s.round]
-        s.exempt.append(int(late.sum()) <= self.tolerated and all(late[i] for i in repeaters))
-        del s.exempt[: -self.W]
-        super()._finish_round(s, late)
+        s.stragglers = [*s.stragglers, workers_in(late)][-self.B :]
+        counts = late.bit_count() > self.tolerated or self._repeaters(s) & ~late
+        super()._finish_round(s, late if counts else 0)
