@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import ProblemOptions, json_option, read_workers, workers_or_range
 from anyk.cli.output import check_page, people, say, warn, write_json
@@ -23,7 +23,7 @@ def _rate(text: str) -> Any:
     return option(metavar="RATE", default="", show_default=False, help=f"{text}, such as 2/s, 30/min or 5/h.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ChaosOptions(ProblemOptions):
     """The options of ``chaos``."""
 

@@ -7,7 +7,7 @@ import click
 from anyk.cli.group import main
 from anyk.cli.lists import list_entries
 from anyk.cli.options import join_cluster, json_option, plugin_option
-from anyk.cli.output import people, say, write_json
+from anyk.cli.output import say_result, write_json
 
 
 @main.group(invoke_without_command=True)
@@ -39,13 +39,11 @@ def check(spec: str, workers: int, steps: int, json_file: str | None) -> None:
         steps=steps,
         tell=lambda text: click.echo(f"· {text}", err=True),
     )
-    if json_file != "-":
-        say(
-            people(None),
-            f"{speed.spec}: {speed.workers} workers ready after {speed.start:.2f} s, "
-            f"latency {1e3 * speed.latency:.2f} ms",
-            speed_table(speed),
-            "round trip: one worker gets a model and answers; step: all do; floor: adding up the answers here",
-        )
+    say_result(
+        json_file,
+        f"{speed.spec}: {speed.workers} workers ready after {speed.start:.2f} s, latency {1e3 * speed.latency:.2f} ms",
+        speed_table(speed),
+        "round trip: one worker gets a model and answers; step: all do; floor: adding up the answers here",
+    )
     rows = [each._asdict() | {"bandwidth": speed.bandwidth(each)} for each in speed.speeds]
     write_json(speed._asdict() | {"speeds": rows}, json_file)

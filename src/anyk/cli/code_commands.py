@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, picture_option, plugin_option
-from anyk.cli.output import people, say, text_width, write_json
+from anyk.cli.output import say_result, text_width, write_json
 from anyk.plain import ByName, values_of
 
 KNOWLEDGE = ("code", "overlaps", "nothing")
@@ -22,12 +21,6 @@ specs_argument = click.argument("specs", nargs=-1, required=True, metavar="SPECâ
 decoder_option = click.option(
     "--decoder", default="own", metavar="NAME", help="own, least-squares, one-step or algorithmic."
 )
-
-
-def _print(*things: Any, json_file: str | None) -> None:
-    """Print things, unless standard output carries JSON."""
-    if json_file != "-":
-        say(people(None), *things)
 
 
 @contextlib.contextmanager
@@ -73,7 +66,7 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
         lines.append(f"{entry.usage()}\n    {entry.summary}")
         if entry.name in missing:
             lines.append(f"    not for these numbers: {missing[entry.name]}")
-    _print(*lines, "", head, codes_table(rows), json_file=json_file)
+    say_result(json_file, *lines, "", head, codes_table(rows))
     write_json(
         [
             {"name": entry.name, "usage": entry.usage(), "summary": entry.summary}
@@ -91,9 +84,7 @@ def _plain(row: Any) -> ByName:
         "stragglers": row.stragglers,
         "residual": row.expected,
         "residual_known": row.expected_known,
-        "worst": row.worst,
-        "worst_known": row.worst_known,
-        "gain": row.gain,
+        **values_of(row, "worst", "worst_known", "gain"),
         "decode_seconds": row.decode,
     }
 
@@ -121,15 +112,15 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
     matrix = matrix_text(code)
     parts = [words, judged, "", theory_text(code, text_width()), "", "who holds what:", holders_text(code)]
     parts += ["", "encoding matrix B, a row for each reply:", matrix] if matrix else []
-    _print("\n".join(parts), json_file=json_file)
+    say_result(json_file, "\n".join(parts))
     if picture is not None:
         plot_code(code, picture)
-        _print(f"picture: {picture}", json_file=json_file)
+        say_result(json_file, f"picture: {picture}")
     rows = [[list(partitions), list(coefficients)] for partitions, coefficients in code.rows]
     write_json(_plain(summary) | {"workers": workers, "rows": rows}, json_file)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ComparisonOptions:
     """The options of ``codes compare``."""
 
@@ -166,10 +157,10 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
             most=options.stragglers,
             tell=tell,
         )
-    _print(curves_table(curves), json_file=options.json_file)
+    say_result(options.json_file, curves_table(curves))
     if options.picture is not None:
         plot_codes(curves, options.picture)
-        _print(f"picture: {options.picture}", json_file=options.json_file)
+        say_result(options.json_file, f"picture: {options.picture}")
     columns = ("stragglers", "random", "spread", "adversarial", "exact", "expected", "bound")
     write_json(
         [
@@ -236,7 +227,7 @@ def threshold(
     notes = ["â‰¤: found by a search; fewer may do"] * any(result.found == "search" for *_, result in results)
     notes += [f"nothing: median over {sets} random orders of the workers"] * ("nothing" in knows)
     head = f"{workers} workers: stragglers that it takes for an error per partition of {error:g}"
-    _print(head, thresholds_table(thresholds), *notes, json_file=json_file)
+    say_result(json_file, head, thresholds_table(thresholds), *notes)
     write_json(
         [
             {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli.group import main
-from anyk.cli.options import json_option
-from anyk.cli.output import check_file, write_json
+from anyk.cli.options import json_option, writable
+from anyk.cli.output import write_json
 from anyk.errors import BadInput, needing
 from anyk.named import function_named
 
@@ -42,7 +42,7 @@ _ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
     "-o",
     "--out",
     metavar="FILE",
-    callback=lambda _, __, file: check_file(file, "file"),
+    callback=writable("file"),
     help="Write the source to a file.",
 )
 @json_option

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ProblemOptions,
@@ -18,8 +18,9 @@ from anyk.cli.options import (
     plugin_option,
     quiet_option,
     unit_option,
+    writable,
 )
-from anyk.cli.output import check_file, people, say, write_json
+from anyk.cli.output import check_file, say_result, write_json
 from anyk.errors import BadInput
 from anyk.plain import values_of
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     "--out",
     metavar="FILE",
     required=True,
-    callback=lambda _, __, file: check_file(file, "record"),
+    callback=writable("record"),
     help="The record to write: .parquet, .csv or .npz.",
 )
 @click.option(
@@ -97,15 +98,14 @@ def explain(
     write_json(explanation.report(), json_file)
     if picture is not None:
         draw_explanation(source, explanation, picture)
-    if json_file != "-":
-        console = people(json_file)
-        say(console, source.summary, "", *(f"- {sentence}" for sentence in explanation.sentences), "")
-        say(console, explained_table(explanation), explained_note(explanation))
+    findings = (f"- {sentence}" for sentence in explanation.sentences)
+    tables = explained_table(explanation), explained_note(explanation)
+    say_result(json_file, source.summary, "", *findings, "", *tables)
     if picture is not None:
         click.echo(f"picture: {picture}", err=json_file == "-")
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class _Fleet:
     today: str | None = option(
         metavar="SPEC", help="The strategy in use; default: that of the run, if SOURCE is one, else uncoded."
@@ -133,7 +133,7 @@ class _Fleet:
     quiet: bool = as_field(quiet_option)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class PlanOptions(ProblemOptions, _Fleet):
     """The options of ``plan``."""
 
@@ -201,8 +201,7 @@ def plan(source: str, options: PlanOptions) -> None:
     write_json(result.report(), options.json_file)
     if options.picture is not None:
         draw_plan(result, options.picture)
-    if options.json_file != "-":
-        _print_plan(result, options)
+    _print_plan(result, options)
     to_errors = options.json_file == "-"
     if options.picture is not None:
         click.echo(f"picture: {options.picture}", err=to_errors)
@@ -213,27 +212,28 @@ def plan(source: str, options: PlanOptions) -> None:
 def _print_plan(result: Plan, options: PlanOptions) -> None:
     """Print the advice and the candidates of a plan."""
     from anyk.fleet import pareto
-    from anyk.views.fleet_tables import inexact_table, plan_lines, plan_note, plan_table
+    from anyk.views.fleet_tables import PLAN_NOTE, inexact_table, plan_lines, plan_table
 
-    console, everything, today = people(None), options.everything, result.today
+    everything, today = options.everything, result.today
     front = pareto(result.candidates)
     shown = list(result.candidates) if everything else [each for each in front if each.spec != today.spec]
     shown += [today] * (today not in shown)
-    say(console, *plan_lines(result), "", plan_table(shown, today))
+    lines: list[Any] = [*plan_lines(result), "", plan_table(shown, today)]
     hidden = len(result.candidates) - len(shown)
     if hidden > 0:
-        say(console, f"{hidden} more are neither faster nor cheaper than these; --all shows them")
-    say(console, plan_note())
+        lines.append(f"{hidden} more are neither faster nor cheaper than these; --all shows them")
+    lines.append(PLAN_NOTE)
     unranked = [each for each in result.others if each.exact]
     if unranked:
         note = "of these too much was cut off: from the least to the most that they may take; they are not ranked"
-        say(console, "", note, plan_table(unranked if everything else unranked[:5], today))
+        lines += ["", note, plan_table(unranked if everything else unranked[:5], today)]
     inexact = [each for each in result.others if not each.exact]
     if inexact and (everything or options.target is None):
         why = "the steps of these are not the exact sum, and may be worth less; they are not ranked"
         if options.target is not None:
             why = "these were not trained to the target, or given up on the way"
-        say(console, "", why, inexact_table(inexact))
+        lines += ["", why, inexact_table(inexact)]
+    say_result(options.json_file, *lines)
 
 
 @main.command()
@@ -255,8 +255,7 @@ def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> N
 
     result = checked(run, record=source, tell=None if quiet else _tell)
     write_json(result.report(), json_file)
-    if json_file != "-":
-        say(people(json_file), *checked_lines(result))
+    say_result(json_file, *checked_lines(result))
 
 
 def _problem(options: PlanOptions) -> Problem | None:

@@ -9,8 +9,9 @@ import click
 
 from anyk.cli.group import main
 from anyk.cli.options import PLUGINS, json_option, plugin_option
-from anyk.cli.output import people, say, text_width, write_json
+from anyk.cli.output import say_result, text_width, write_json
 from anyk.errors import BadInput
+from anyk.plain import ByName, values_of
 
 if TYPE_CHECKING:
     from anyk.specs import Registry
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 def list_entries(registry: Registry[Any], json_file: str | None, *, also: str = "") -> None:
     """Print the entries of a registry, and write them as JSON."""
     entries = list(registry)
-    if json_file != "-":
-        console = people(json_file)
-        say(console, *(f"{entry.usage()}\n    {entry.summary}" for entry in entries), *[also] * bool(also))
+    say_result(json_file, *(f"{entry.usage()}\n    {entry.summary}" for entry in entries), *[also] * bool(also))
     write_json([{"name": e.name, "usage": e.usage(), "summary": e.summary} for e in entries], json_file)
 
 
@@ -79,25 +78,19 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
         measured = simulated_pace(candidate, law)
         seconds, error, how = measured.seconds, measured.error, "simulated"
         value = f"{seconds:.4g} ± {2 * error:.2g} s, simulated"
-    if json_file != "-":
-        console = people(json_file)
-        say(console, spec if candidate.spec == spec else f"{spec}, that is {candidate.spec}")
-        say(console, f"an update with {workers} workers and {law.spec}: {value}  ({expected.why})")
-        stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
-        say(console, f"staleness: {stale}")
-        if expected.staleness:
-            factor = 0.5 * stability_limit(expected.staleness)
-            say(console, f"learning rate: stable up to about {factor:.3g} times what synchronous steps allow")
-        say(console, "", theory_text(candidate, text_width()))
-    plain = {
-        "spec": candidate.spec,
-        "workers": workers,
-        "delays": law.spec,
-        "seconds": seconds,
-        "error": error,
-        "how": how,
-    }
-    write_json(plain | {"staleness": expected.staleness, "why": expected.why}, json_file)
+    stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
+    lines = [
+        spec if candidate.spec == spec else f"{spec}, that is {candidate.spec}",
+        f"an update with {workers} workers and {law.spec}: {value}  ({expected.why})",
+        f"staleness: {stale}",
+    ]
+    if expected.staleness:
+        factor = 0.5 * stability_limit(expected.staleness)
+        lines.append(f"learning rate: stable up to about {factor:.3g} times what synchronous steps allow")
+    say_result(json_file, *lines, "", theory_text(candidate, text_width()))
+    plain: ByName = {"spec": candidate.spec, "workers": workers, "delays": law.spec}
+    plain |= {"seconds": seconds, "error": error, "how": how, **values_of(expected, "staleness", "why")}
+    write_json(plain, json_file)
 
 
 @strategies.command()

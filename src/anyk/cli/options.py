@@ -7,7 +7,6 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.checks import check
-from anyk.cli.fields import LIMITS, Command, as_field, option
+from anyk.cli.fields import LIMITS, Command, as_field, option, options_class
 from anyk.cli.output import check_file, check_picture, claimed_folder, exit_interrupted
 from anyk.errors import BadInput, as_bad_input, explaining, suggest
 from anyk.named import names_in_folder, plugged_in
@@ -178,8 +177,9 @@ quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
 _CREATE_FOLDERS = ("train", "race")  # output files may lie in the folder that they create, so they check files later
 
 
-def _check_early(check_output: Callable[[str | None], object]) -> Callable[..., str | None]:
+def writable(what: str) -> Callable[..., str | None]:
     """Return the callback of an option that checks an output file before the command starts."""
+    check_output = check_picture if what == "picture" else partial(check_file, what=what)
 
     def callback(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
         if ctx.command.name not in _CREATE_FOLDERS:
@@ -193,14 +193,14 @@ json_option = click.option(
     "--json",
     "json_file",
     metavar="FILE",
-    callback=_check_early(partial(check_file, what="file")),
+    callback=writable("file"),
     help="Write the result as JSON ('-': to standard output).",
 )
 
 
 def picture_option(text: str) -> Callable[[Command], Command]:
     """Return the option ``--picture``, which refuses a file that cannot be written before the work starts."""
-    return click.option("--picture", metavar="FILE", callback=_check_early(check_picture), help=text)
+    return click.option("--picture", metavar="FILE", callback=writable("picture"), help=text)
 
 
 @contextlib.contextmanager
@@ -255,7 +255,7 @@ trust_option = click.option(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class RunOptions:
     """The options of every command that trains."""
 
@@ -279,7 +279,7 @@ class RunOptions:
     json_file: str | None = as_field(json_option)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ProblemOptions:
     """The options that specify the problem, its optimiser and its evaluation."""
 
@@ -336,7 +336,7 @@ class ProblemOptions:
         return usual_optimizer(problem, self.optimizer, self.lr)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class TrainingOptions(ProblemOptions, RunOptions):
     """The options of ``train`` and ``race``."""
 
@@ -387,14 +387,8 @@ class TrainingOptions(ProblemOptions, RunOptions):
 
         return with_fleet(spec, workers_or_range(self.workers), self.partitions)[0]
 
-    def make_problems(self) -> list[Problem]:
-        """Return a problem for each model: the same data, with different random starts."""
-        slots = slot_names(self.models)
-        problem = self.make_problem()
-        return [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
 
-
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ResumeOptions(RunOptions):
     """The options of ``resume``."""
 
@@ -413,14 +407,13 @@ class ResumeOptions(RunOptions):
 def _variant(problem: object, number: int) -> Any:
     """Return a problem with the same data and another random start; the same problem if its start is not random."""
     from anyk.problems import TwoLayerNetwork
-    from anyk.specs import parse
+    from anyk.specs import parse, show
 
     if not isinstance(problem, TwoLayerNetwork):
         return problem
     recipe = problem.recipe() or {}
     name, values = parse(str(recipe["model"]))
     seed = problem.seed + number
-    keys = ",".join(f"{key}={value}" for key, value in (values | {"seed": str(seed)}).items())
     return TwoLayerNetwork(
         problem.X,
         problem.y,
@@ -430,7 +423,7 @@ def _variant(problem: object, number: int) -> Any:
         X_test=problem.X_test,
         y_test=problem.y_test,
         split=problem.uneven,
-        recipe=recipe | {"model": f"{name}:{keys}"},
+        recipe=recipe | {"model": show(name, values | {"seed": seed})},
     )
 
 
@@ -473,14 +466,35 @@ def resume_arguments(console: Console, folder: Path, config: SharedConfig, optio
         }
 
 
-def print_trace_summary(spec: str, workers: int) -> None:
-    """If the delays are a trace, print how it was read to standard error."""
+@contextlib.contextmanager
+def training_arguments(
+    console: Console, folder: Path, options: TrainingOptions
+) -> Iterator[tuple[list[Problem], ByName]]:
+    """Yield a problem for each model, and the arguments that ``train``, ``race`` and ``train_auto`` have in common.
+
+    If the delays are a trace, print how it was read to standard error.
+    """
     from anyk.delays import Trace, parse
 
-    model = parse(spec)
-    if isinstance(model, Trace):
-        model.check_fleet(workers)
-        click.echo(model.summary_for(workers), err=True)
+    callbacks = make_callbacks(options.callbacks)
+    problem = options.make_problem()
+    # the same data for each model, with different random starts
+    problems = [problem, *(_variant(problem, number) for number in range(1, len(slot_names(options.models))))]
+    delays = parse(options.delays)
+    if isinstance(delays, Trace):
+        delays.check_fleet(options.workers)
+        click.echo(delays.summary_for(options.workers), err=True)
+    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
+        yield (
+            problems,
+            {
+                "problem": problems if options.models > 1 else problem,
+                "out": folder,
+                "callbacks": all_callbacks,
+                "evaluate": options.evaluate or "",
+                **values_of(options, *LIMITS),
+            },
+        )
 
 
 def new_folder(options: TrainingOptions, kind: str) -> Path:

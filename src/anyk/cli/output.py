@@ -91,6 +91,12 @@ def say(console: Console, *things: Any) -> None:
         console.print(shown, highlight=False, markup=False, soft_wrap=True)
 
 
+def say_result(json_file: str | None, *things: Any) -> None:
+    """Print tables and texts for people, unless standard output carries JSON."""
+    if json_file != "-":
+        say(people(None), *things)
+
+
 def check_file(file: str | None, what: str, *, folder: Path | None = None) -> str | None:
     """Return the name of a file; raise BadInput, before the work begins, if the file cannot be written.
 

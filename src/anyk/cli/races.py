@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anyk.cli.fields import FLEET, LIMITS, as_field, option, takes
+from anyk.cli.fields import FLEET, as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
     TrainingOptions,
     config_option,
     curve_option,
-    make_callbacks,
     new_folder,
-    option_callbacks,
     picture_option,
     plugin_option,
-    print_trace_summary,
     resume_arguments,
+    training_arguments,
 )
 from anyk.cli.output import check_page, check_picture, people, say, warn, write_json
 from anyk.cli.settings_report import show_settings
@@ -43,7 +41,7 @@ _DELAYS, _TARGET, _SECONDS = "exp:mean=0.2", 0.93, 40.0
 PAGE = "report.html"  # in the folder of a race
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class _Strategies:
     strategies: tuple[str, ...] = option(
         "--strategy",
@@ -66,7 +64,7 @@ class _Strategies:
     curve: Literal["metric", "loss"] = as_field(curve_option)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class RaceOptions(TrainingOptions, _Strategies):
     """The options of ``race``."""
 
@@ -113,26 +111,18 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
     check_picture(options.picture, folder=folder)
     check_page(options.page, folder=folder)
     console = people(options.json_file)
-    callbacks = make_callbacks(options.callbacks)
-    problems = options.make_problems()
-    print_trace_summary(options.delays, options.workers)
-    optimizer = options.make_optimizer(problems[0])
-    cluster = options.cluster if changed else charged(options.cluster, problems[0], workers=options.workers)
-    head = [_head(options, problems[0], optimizer)]
-    if cluster != options.cluster:
-        head.append(f"cluster {cluster}: what computing a partition takes here, on a core for each worker")
-    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
+    with training_arguments(console, folder, options) as (problems, arguments):
+        optimizer = options.make_optimizer(problems[0])
+        cluster = options.cluster if changed else charged(options.cluster, problems[0], workers=options.workers)
+        head = [_head(options, problems[0], optimizer)]
+        if cluster != options.cluster:
+            head.append(f"cluster {cluster}: what computing a partition takes here, on a core for each worker")
         result = run_race(
-            problems if options.models > 1 else problems[0],
-            options.strategies,
             cluster=cluster,
-            seeds=options.seeds,
             optimizer=optimizer,
-            **values_of(options, *FLEET, *LIMITS),
-            out=folder,
-            evaluate=options.evaluate or "",
-            callbacks=all_callbacks,
             before=_announce(console, options.quiet, head),
+            **arguments,
+            **values_of(options, "strategies", "seeds", *FLEET),
         )
     page = None if options.page == "none" else Path(options.page or folder / PAGE)
     picture = Path(options.picture) if options.picture else folder / "race.png"

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from anyk.cli.group import main
-from anyk.cli.options import json_option, max_gb_option, plugin_option
+from anyk.cli.options import json_option, max_gb_option, plugin_option, writable
 from anyk.cli.output import check_file, people, say, warn, write_json
 from anyk.errors import BadInput
 
@@ -20,7 +20,7 @@ from anyk.errors import BadInput
     "--out",
     default="report.html",
     metavar="FILE.html",
-    callback=lambda _, __, file: check_file(file, "report"),
+    callback=writable("report"),
     help="The page to write.",
 )
 @plugin_option

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, quiet_option
 from anyk.cli.output import people, say, write_json
 from anyk.errors import BadInput
-from anyk.plain import values_of
+from anyk.plain import ByName, values_of
 
 if TYPE_CHECKING:
     from anyk.papers import Item, Reproduction
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ReproductionOptions:
     """The options of ``reproduce``."""
 
@@ -30,7 +29,9 @@ class ReproductionOptions:
     cluster: str | None = option(
         type=click.Choice(["simulated", "processes"]), help="Cluster to run on: a virtual or a real clock."
     )
-    data_dir: str | None = option(metavar="FOLDER", envvar="ANYK_DATA", help="Folder with data sets (or ANYK_DATA).")
+    data_folder: str | None = option(
+        "--data-dir", metavar="FOLDER", envvar="ANYK_DATA", help="Folder with data sets (or ANYK_DATA)."
+    )
     out: str = option(metavar="FOLDER", default="runs/gallery", help="Folder for the results.")
     quiet: bool = as_field(quiet_option)
     json_file: str | None = as_field(json_option)
@@ -57,14 +58,11 @@ def reproduce(name: str | None, options: ReproductionOptions) -> None:
         if not options.quiet and sys.stderr.isatty():
             click.echo(f"\r\x1b[K{done} of {of}  {text}"[:100] if done < of else "\r\x1b[K", err=True, nl=False)
 
+    shared: ByName = {"progress": progress, **values_of(options, "out", "quick", "seeds", "data_folder")}
     try:
         if options.everything:
             reproduced, missing = reproduce_all(
-                out=out,
-                quick=options.quick,
-                seeds=options.seeds,
-                data_folder=options.data_dir,
-                progress=progress,
+                **shared,
                 before=lambda item: None if options.quiet else say(console, f"· {item.name} (about {_minutes(item)})"),
                 after=lambda result: say(console, f"  {result.word} ({result.seconds:.0f} s)"),
             )
@@ -76,15 +74,7 @@ def reproduce(name: str | None, options: ReproductionOptions) -> None:
         item = items().get(str(name))
         if item is not None and not options.quiet:
             say(console, f"{item.title}; about {_minutes(item)} at full size")
-        result = run_item(
-            str(name),
-            out=out,
-            quick=options.quick,
-            seeds=options.seeds,
-            cluster=options.cluster,
-            data_folder=options.data_dir,
-            progress=progress,
-        )
+        result = run_item(str(name), cluster=options.cluster, **shared)
     except KeyboardInterrupt:
         click.echo(f"\nanyk: interrupted; what was done is kept in '{out}', the same command goes on", err=True)
         sys.exit(130)

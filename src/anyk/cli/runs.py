@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.cli.auto import is_auto, is_auto_folder, resume_the_parts, train_in_parts
-from anyk.cli.fields import FLEET, LIMITS, option, takes
+from anyk.cli.fields import FLEET, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
@@ -19,15 +18,14 @@ from anyk.cli.options import (
     config_option,
     curve_option,
     json_option,
-    make_callbacks,
     new_folder,
-    option_callbacks,
     picture_option,
     plugin_option,
-    print_trace_summary,
     problem_option,
     resume_arguments,
+    training_arguments,
     trust_option,
+    workers_or_range,
 )
 from anyk.cli.output import people, say, warn, write_json
 from anyk.cli.races import resume_the_race, tell_race
@@ -39,12 +37,12 @@ from anyk.plain import ByName, values_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from anyk.clusters import Cluster
+    from anyk.fleet import Auto
     from anyk.runs import Promise, Run
     from anyk.runs.folder.config import SharedConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class _Strategy:
     strategy: str = option(
         default="uncoded",
@@ -67,7 +65,7 @@ class _Strategy:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class TrainOptions(TrainingOptions, _Strategy):
     """The options of ``train``."""
 
@@ -86,6 +84,8 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
         show_settings(ctx, options)
         return
     from anyk.clusters import cluster
+    from anyk.runs import train as train_one
+    from anyk.runs import train_many
     from anyk.specs import with_keys
     from anyk.strategies import strategy as build
     from anyk.views import race_notes, race_table
@@ -93,8 +93,8 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
     models = options.models
     if options.supervise and not supervised():
         ctx.exit(supervise(resume, new_folder(options, "train")))
-    if is_auto(options.strategy):
-        train_in_parts(options)
+    if options.strategy.partition(":")[0] == "auto":
+        _train_in_parts(options)
         return
     options = replace(options, strategy=options.for_fleet(options.strategy))
     spec = with_keys(options.strategy, {"models": models}) if models > 1 else options.strategy
@@ -102,7 +102,20 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
     fleet = cluster(options.cluster, **values_of(options, *FLEET))
     folder = new_folder(options, "train")
     console = people(options.json_file)
-    run = _train(console, options, fleet, folder, promise)
+    continues = options.begin is not None and options.optimizer is None and options.lr is None
+    if promise is not None:
+        lr = options.lr if promise.learning_rate is None or options.lr is not None else str(promise.learning_rate)
+        options = replace(options, optimizer=options.optimizer or promise.optimizer, lr=lr)
+    with training_arguments(console, folder, options) as (problems, arguments):
+        training: Any = train_many if models > 1 else train_one
+        run: Run = training(
+            arguments.pop("problem"),
+            promise or options.strategy,
+            fleet,
+            optimizer=None if continues else options.make_optimizer(problems[0]),
+            begin=options.begin,
+            **arguments,
+        )
     say(console, race_table([run]), *race_notes([run]), f"run: {folder}")
     report = run.report()
     if promise is not None:
@@ -115,31 +128,51 @@ def train(ctx: click.Context, /, options: TrainOptions) -> None:
     write_json(report, options.json_file)
 
 
-def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path, promise: Promise | None) -> Run:
-    """Train with the callbacks, problems and optimiser that the options name."""
-    from anyk.runs import train as train_one
-    from anyk.runs import train_many
+def _train_in_parts(options: TrainOptions) -> None:
+    """Train in parts, and report measurements, plans and results."""
+    from anyk.fleet import train_auto
+    from anyk.fleet.auto.auto_training import modes
 
-    callbacks = make_callbacks(options.callbacks)
-    problems = options.make_problems()
-    print_trace_summary(options.delays, options.workers)
-    continues = options.begin is not None and options.optimizer is None and options.lr is None
-    if promise is not None:
-        lr = options.lr if promise.learning_rate is None or options.lr is not None else str(promise.learning_rate)
-        options = replace(options, optimizer=options.optimizer or promise.optimizer, lr=lr)
-    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
-        training: Any = train_many if options.models > 1 else train_one
-        run: Run = training(
-            problems if options.models > 1 else problems[0],
-            promise or options.strategy,
-            fleet,
-            optimizer=None if continues else options.make_optimizer(problems[0]),
-            **values_of(options, *LIMITS, "begin"),
-            out=folder,
-            evaluate=options.evaluate or "",
-            callbacks=all_callbacks,
+    settings = modes.build(options.strategy)
+    if options.begin is not None:
+        raise BadInput("'auto' starts a new run; leave out --from, or name a strategy")
+    folder = new_folder(options, "train")
+    console = people(options.json_file)
+    with training_arguments(console, folder, options) as (problems, arguments):
+        result = train_auto(
+            optimizer=options.make_optimizer(problems[0]),
+            tell=lambda text: say(console, text),
+            **arguments,
+            **asdict(settings),
+            **values_of(options, *FLEET, "partitions", "cluster") | {"workers": workers_or_range(options.workers)},
         )
-        return run
+    _report_parts(console, result, options.json_file)
+
+
+def _resume_the_parts(console: Console, folder: Path, options: ResumeOptions) -> None:
+    """Resume a training in this mode, and report all of it."""
+    from anyk.fleet import resume_auto
+    from anyk.fleet.auto.parts import read_auto
+
+    with resume_arguments(console, folder, read_auto(folder), options) as arguments:
+        result = resume_auto(folder, tell=lambda text: say(console, text), **arguments)
+    _report_parts(console, result, options.json_file)
+
+
+def _report_parts(console: Console, result: Auto, json_file: str | None) -> None:
+    """Print the parts, whether they kept their promises, and the result."""
+    from anyk.runs.run import setup
+    from anyk.views.fleet_tables import parts_table
+
+    say(console, parts_table(result.parts))
+    for part in result.parts:
+        if part.checked is not None:
+            say(console, f"steps {part.run.begun} to {part.run.steps}: {part.checked.sentence}")
+    value = result.run.metric
+    metric = f", {value['name']} {value['value']:.4g}" if value else ""
+    say(console, f"{result.run.steps} steps in {result.seconds:.4g} s, loss {result.run.loss:.4g}{metric}")
+    say(console, f"cannot take part, and were left out: {', '.join(result.left_out)}", f"run: {result.run.path}")
+    write_json(setup(result.run.config) | result.report(), json_file)
 
 
 def _read_promise(ctx: click.Context, options: TrainOptions) -> Promise | None:
@@ -199,13 +232,14 @@ def resume(run: str, options: ResumeOptions) -> None:
     from anyk.views import race_notes, race_table
 
     console = people(options.json_file)
-    several = "that of --strategy auto" if is_auto_folder(run) else "that of a race" if is_race(run) else None
+    in_parts = (Path(run) / "auto.toml").is_file()
+    several = "that of --strategy auto" if in_parts else "that of a race" if is_race(run) else None
     if several is not None and options.evaluate is not None:
         raise BadInput(f"the folder '{run}' is {several}, whose runs are evaluated alike; leave out --evaluate")
-    if is_auto_folder(run):
+    if in_parts:
         if options.add or options.seeds is not None:
             raise BadInput(f"the folder '{run}' is {several}; --add and --seeds are for the folder of a race")
-        resume_the_parts(console, Path(run), options)
+        _resume_the_parts(console, Path(run), options)
         return
     if is_race(run):
         resume_the_race(console, Path(run), options)
@@ -325,22 +359,23 @@ def _expanded(run: Run) -> str:
 
 def _show_receipt(console: Console, run: Run, step: int) -> None:
     receipt = run.receipt(step)
-    say(console, f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}")
-    if receipt.fleet:
-        say(console, receipt.fleet)
-    say(console, "partitions counted with weight:")
-    say(console, "  " + " ".join(f"{weight:.3g}" for weight in receipt.weights))
-    say(console, f"{len(receipt.used)} messages used:")
+    lines = [
+        f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}",
+        *[receipt.fleet] * bool(receipt.fleet),
+        "partitions counted with weight:",
+        "  " + " ".join(f"{weight:.3g}" for weight in receipt.weights),
+        f"{len(receipt.used)} messages used:",
+    ]
     for (worker, task, weight, staleness), samples in zip(receipt.used, receipt.samples, strict=True):
         of = "" if samples is None else f", {samples:,} samples"
-        say(console, f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}{of}")
+        lines.append(f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}{of}")
     if receipt.spare:
-        say(console, f"{len(receipt.spare)} in time but not needed: workers {', '.join(map(str, receipt.spare))}")
-    say(console, f"{len(receipt.cut_off)} cut off:" if receipt.cut_off else "no worker was cut off")
-    for cut in receipt.cut_off:
-        say(console, f"  {cut}")
+        lines.append(f"{len(receipt.spare)} in time but not needed: workers {', '.join(map(str, receipt.spare))}")
+    lines.append(f"{len(receipt.cut_off)} cut off:" if receipt.cut_off else "no worker was cut off")
+    lines += [f"  {cut}" for cut in receipt.cut_off]
     if receipt.rest:
-        say(console, f"still at work, or away: workers {', '.join(map(str, receipt.rest))}")
+        lines.append(f"still at work, or away: workers {', '.join(map(str, receipt.rest))}")
+    say(console, *lines)
 
 
 def _show_staleness(console: Console, run: Run) -> ByName:

@@ -9,8 +9,8 @@ import click
 
 from anyk.checks import NonnegativeNumber, check
 from anyk.cli.group import main
-from anyk.cli.options import json_option, max_gb_option, picture_option, plugin_option, unit_option
-from anyk.cli.output import check_file, write_json
+from anyk.cli.options import json_option, max_gb_option, picture_option, plugin_option, unit_option, writable
+from anyk.cli.output import write_json
 
 _mu = click.option("--mu", default=1.0, help="A round cuts workers off at 1 + mu times the seconds of its fastest.")
 
@@ -59,7 +59,7 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
     "--out",
     metavar="FILE.npz",
     required=True,
-    callback=lambda _, __, file: check_file(file, "trace"),
+    callback=writable("trace"),
     help="The trace to write; read it with trace:FILE.npz.",
 )
 @plugin_option

@@ -27,6 +27,10 @@ _BARS = 20  # workers in the picture
 _WORTH = 0.01  # gain of a change of the fleet that is worth a word
 _MARKERS = "osD^v"  # of strategies that share a colour
 _HIGHEST = 2.0  # times today's seconds, beyond which a strategy is not drawn
+PLAN_NOTE = (  # on the columns of the table
+    "gain: how much less time it takes than today's; load: the largest share of the data that a worker computes in "
+    "a step (in brackets: that it stores, if that is more)"
+)
 
 
 def explained_table(explanation: Explanation) -> Columns:
@@ -145,14 +149,6 @@ def plan_lines(plan: Plan) -> list[str]:
         if max(one.today or 0.0, one.best or 0.0) >= _WORTH:
             lines.append(f"with {one.what}, {_gains(one, plan)}")
     return lines
-
-
-def plan_note() -> str:
-    """Return an explanation of the columns of the table."""
-    return (
-        "gain: how much less time it takes than today's; load: the largest share of the data that a worker computes in "
-        "a step (in brackets: that it stores, if that is more)"
-    )
 
 
 def _cause(plan: Plan) -> str:
