@@ -12,7 +12,7 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems import Coefficients
-from anyk.runs import Run, SeedsComparison, Spread, compare, compare_seeds, grouped, spread
+from anyk.runs import Run, SeedsComparison, compare, compare_seeds, grouped, spread
 from anyk.runs.cluster_speed import ClusterSpeed
 from anyk.runs.floor import SHOWN_FROM
 from anyk.runs.limits import LIMIT
@@ -118,19 +118,16 @@ def _seeds_table(comparison: SeedsComparison) -> Columns:
     rows = []
     for strategy in comparison.strategies:
         seeds = len(strategy.runs)
-        cells = [(str(seeds), "", "")]
+        cells: list[tuple[str, ...]] = [(str(seeds), "", "")]
         for column in columns:
-            cells.append(_spread_texts(spread(map(column.value, strategy.runs), missing=column.missing), column.text))
+            values = spread(map(column.value, strategy.runs), missing=column.missing)
+            cells.append(tuple(map(column.text, values)))
         cells += [(f"{strategy.reached} of {seeds}", "", "")] * reached
         if compared:
             text = partial(_speed_up_text, at_least=strategy.at_least)
-            cells.append(_spread_texts(strategy.speed_up or Spread(None, None, None), text))
+            cells.append(tuple(map(text, strategy.speed_up or (None, None, None))))
         rows += [list(row) for row in zip((strategy.strategy, "  least", "  largest"), *cells, strict=True)]
     return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])
-
-
-def _spread_texts(values: Spread, text: Callable[[Any], str]) -> tuple[str, str, str]:
-    return text(values.median), text(values.least), text(values.most)
 
 
 def _speed_up_text(value: float | None, at_least: bool = False) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.arrays import Flags, Floats, Indices
+from anyk.arrays import Flags, Floats
 from anyk.delays import Fit, fit
 from anyk.errors import BadInput
 from anyk.fleet.explanation.sentences import rounded, spans
@@ -19,7 +19,8 @@ from anyk.views.style import COLOURS, LIGHT, picture
 def trace_facts(times: Floats, mu: float, censored: Flags | None = None) -> ByName:
     """Return facts about seconds (rounds x workers): spread, stragglers, their bursts, and delay models that fit."""
     late = stragglers(times, mu)
-    lengths, counts = np.unique(_bursts(late), return_counts=True)
+    bursts = [end - start for column in late.T for start, end in spans(column)]  # in which one worker straggles
+    lengths, counts = np.unique(bursts, return_counts=True)
     centred = times - times.mean(axis=0)
     power = (centred**2).sum(axis=0)
     lag = (centred[1:] * centred[:-1]).sum(axis=0)[power > 0] / power[power > 0] if len(times) > 2 else np.empty(0)
@@ -48,11 +49,6 @@ def _fits(times: Floats, censored: Flags | None) -> list[Fit]:
         return fit(times, censored=censored)
     except BadInput:
         return []
-
-
-def _bursts(late: Flags) -> Indices:
-    """Return the lengths of all bursts: consecutive rounds in which one worker straggles."""
-    return np.array([end - start for column in late.T for start, end in spans(column)], dtype=np.int64)
 
 
 def trace_text(facts: ByName, mu: float) -> str:
