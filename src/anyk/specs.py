@@ -238,7 +238,7 @@ class Entry(Generic[T]):
         """Return the annotation of keys beyond the named ones; None unless the constructor accepts any key."""
         for key, parameter in inspect.signature(self.build).parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
-                return typing.get_type_hints(self.build).get(key)
+                return self._hints().get(key)
         return None
 
     def usage(self) -> str:

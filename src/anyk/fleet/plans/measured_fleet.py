@@ -198,12 +198,8 @@ class MeasuredFleet:
     def from_round(self, part: int, parts: int) -> MeasuredFleet:
         """Return the fleet with its rounds rotated to start at ``part / parts`` of the record."""
         first = part * len(self.times) // parts
-        return replace(
-            self,
-            times=np.roll(self.times, -first, axis=0),
-            censored=np.roll(self.censored, -first, axis=0),
-            slope=self.slopes,
-        )
+        fleet = self.taking(np.roll(self.times, -first, axis=0))
+        return replace(fleet, censored=np.roll(self.censored, -first, axis=0))
 
     def quality(self, strategy: Strategy, size: VectorSize = USUAL) -> Quality:
         """Return the composition of steps under a strategy; of steps that are not exact, by the virtual clock."""

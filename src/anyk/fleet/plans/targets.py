@@ -19,7 +19,7 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Tell
 from anyk.runs import train
 from anyk.runs.defaults import usual_optimizer
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate
+from anyk.runs.evaluation.evaluate import Evaluate
 from anyk.runs.limits import LIMIT
 
 SEEDS = 5  # number of seeds with which arrivals are measured, besides the seed with which strategies are chosen
@@ -45,10 +45,10 @@ class Goal:
 
     problem: Problem
     target: float
-    optimizer: str | None = None
-    lr: float | str | None = None
-    runs: int = 600
-    evaluate: Evaluate | str | None = USUAL
+    optimizer: str | None
+    lr: float | str | None
+    runs: int
+    evaluate: Evaluate | str | None
 
     @cached_property
     def start(self) -> Optimizer:
@@ -96,7 +96,7 @@ class Contest:
     timed: dict[str, Timed]
     goal: Goal
     today: str
-    tell: Tell | None = None
+    tell: Tell
     omitted: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -152,9 +152,7 @@ class Contest:
         Raises :class:`~anyk.errors.BadInput` if none arrives, or if the initial model has reached the target.
         """
         contestants = self._contestants()
-        self._announce(
-            f"training to the target: {count_strategies(len(contestants))}, in at most {self.goal.runs} runs"
-        )
+        self.tell(f"training to the target: {count_strategies(len(contestants))}, in at most {self.goal.runs} runs")
         self._rates = dict.fromkeys(contestants, 0)
         seconds = _FIRST_STEPS * max(self._pace[spec] for spec in contestants)
         outcomes = {spec: self._search_rate(spec, seconds) for spec in contestants}
@@ -165,14 +163,14 @@ class Contest:
                 raise BadInput(self._failure(outcomes, seconds))
             contestants = self._better_half(outcomes)
             seconds *= _GROWTH
-            self._announce(f"{count_strategies(len(contestants))} for {seconds:.3g} s")
+            self.tell(f"{count_strategies(len(contestants))} for {seconds:.3g} s")
             outcomes = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in contestants}
         seconds = _PATIENCE * min(outcome.value for outcome in outcomes.values() if outcome.kind == _REACHED)
         if not seconds:
             reached = f"{self.goal.problem.metric} {self.goal.target:g}"
             raise BadInput(f"the model has {reached} before the first step; give another target")
         contestants = self._better_half(outcomes)
-        self._announce(f"{count_strategies(len(contestants))} for {seconds:.3g} s, and with other seeds")
+        self.tell(f"{count_strategies(len(contestants))} for {seconds:.3g} s, and with other seeds")
         final = {spec: self._search_rate(spec, seconds) for spec in sorted(contestants, key=outcomes.__getitem__)}
         today, patience = self._contestant_of(self.today), seconds
         while final[today].kind != _REACHED and patience < _TODAY_PATIENCE * seconds:  # gains are relative to today's
@@ -302,10 +300,6 @@ class Contest:
             if problem.better == "higher" and run.metric is not None:
                 value = -value
             return _Outcome(_RUNNING, value, run.steps)
-
-    def _announce(self, text: str) -> None:
-        if self.tell is not None:
-            self.tell(text)
 
 
 def _family(spec: str) -> str:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from anyk.checks import AtLeastZero, typed
@@ -91,7 +89,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self.flush()
         self._file.close()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -116,14 +114,14 @@ def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) ->
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise BadInput(f"ddp records a DistributedDataParallel model, got {type(model).__name__}")
     worker = torch.distributed.get_rank(model.process_group)
-    kind: type[_Passes] = _OnGpu if next(model.parameters()).is_cuda else _OnHost
+    kind = _PassesOnGpu if next(model.parameters()).is_cuda else _Passes
     recorder = kind(folder, worker, model)
     atexit.register(recorder.close)
     return recorder
 
 
-class _Passes(Recorder, ABC):
-    """Records steps from the ends of backward passes, which are moments in seconds or events of a GPU."""
+class _Passes(Recorder):
+    """Records steps from the ends of backward passes, which are moments by the host's monotonic clock."""
 
     def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
         super().__init__(folder, worker)
@@ -140,13 +138,13 @@ class _Passes(Recorder, ABC):
                 parameter.register_post_accumulate_grad_hook(self._note)
         model.register_forward_pre_hook(self._begin)
 
-    @abstractmethod
     def _now(self, last: object) -> object:
         """Return the current moment; ``last``, which is obsolete, may be reused for it."""
+        return time.perf_counter()
 
-    @abstractmethod
     def _record(self, begin: Any, end: Any) -> None:
         """Record a step that lasted from ``begin`` to ``end``."""
+        self.add(end - begin)
 
     def _note(self, _: object) -> None:
         """Note that a parameter's gradient is ready."""
@@ -176,18 +174,8 @@ class _Passes(Recorder, ABC):
         super().close()
 
 
-class _OnHost(_Passes):
-    """Moments by the host's monotonic clock."""
-
-    def _now(self, last: object) -> float:
-        return time.perf_counter()
-
-    def _record(self, begin: float, end: float) -> None:
-        self.add(end - begin)
-
-
-class _OnGpu(_Passes):
-    """Moments by events on a GPU's streams, read a step or more later."""
+class _PassesOnGpu(_Passes):
+    """Records steps from events on a GPU's streams, which are read a step or more later."""
 
     def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
         super().__init__(folder, worker, model)
