@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,25 +66,26 @@ def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
     many_models = any(run.models_trained > 1 for run in runs)
     target = next((run.config.target for run in runs if run.config.target is not None), None)
     worst = -math.inf if runs[0].config.better == "higher" else math.inf
-    columns = [_Column("steps", lambda run: run.steps, "{:.12g}".format)]
-    if many_models and single:
-        columns += [_Column("models", lambda run: run.models_trained, str), _Column("jobs", lambda run: run.jobs, str)]
-    columns += [_Column("seconds", lambda run: run.seconds, seconds)]
-    columns += [_Column("seconds\na job", lambda run: run.seconds_a_job, seconds)] * many_models
-    if single:
-        columns += [_Column("floor\ns", lambda run: run.floor_seconds, seconds)]
-        columns += [_Column("ratio", ratio_to_floor, lambda ratio: "–" if ratio is None else f"{ratio:.3f}")]
-    columns += [_Column("loss", lambda run: run.loss, number)]
+    ratio = _Column("ratio", ratio_to_floor, lambda ratio: "–" if ratio is None else f"{ratio:.3f}")
+    several = [_Column("models", attrgetter("models_trained"), str), _Column("jobs", attrgetter("jobs"), str)]
+    columns = [
+        _Column("steps", attrgetter("steps"), "{:.12g}".format),
+        *several * (many_models and single),
+        _Column("seconds", attrgetter("seconds"), seconds),
+        *[_Column("seconds\na job", attrgetter("seconds_a_job"), seconds)] * many_models,
+        *[_Column("floor\ns", attrgetter("floor_seconds"), seconds), ratio] * single,
+        _Column("loss", attrgetter("loss"), number),
+    ]
     metrics = {run.metric_name: (run.metric_name, worst) for run in runs if run.metric} or {"metric": ("metric", worst)}
     for name, title in (("accuracy", "accuracy"), ("r2", "R²")):  # further metrics
         if any(name in run.metrics for run in runs):
             metrics.setdefault(name, (title, -math.inf))
     for name, (title, missing) in metrics.items():
-        columns += [_Column(title, partial(_metric, name), number, missing)]
+        columns.append(_Column(title, partial(_metric, name), number, missing))
     if single and any(_lost_target(run) for run in runs):
-        columns += [_Column("best", lambda run: run.best, number)]
+        columns.append(_Column("best", attrgetter("best"), number))
     if target is not None:
-        columns += [_Column(f"s to\n{target:g}", lambda run: run.time_to_target, seconds)]
+        columns.append(_Column(f"s to\n{target:g}", attrgetter("time_to_target"), seconds))
     return columns
 
 
@@ -339,7 +341,7 @@ def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
     mean = mean_staleness(counts)
     if mean is None:
         raise BadInput("the run used no messages yet; there is no staleness to plot")
-    with picture(path, (7.0, 4.2), "the picture of staleness") as (figure, axes):
+    with picture(path, (7.0, 4.2)) as (figure, axes):
         values = np.arange(max(counts) + 1)
         shares = np.array([counts.get(value, 0) for value in values.tolist()]) / sum(counts.values())
         axes.bar(values, shares, width=0.9, color=COLOURS[0], alpha=0.8, label="messages used")
@@ -351,8 +353,7 @@ def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
             lw=1.5,
             label=f"geometric distribution with mean {mean:.3g}",
         )
-        axes.set_xlabel("staleness (versions)")
-        axes.set_ylabel("share of the messages")
+        axes.set(xlabel="staleness (versions)", ylabel="share of the messages")
         axes.set_title(f"{run.config.strategy}: mean staleness {mean:.3g}")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend()

@@ -72,13 +72,12 @@ def trace_text(facts: ByName, mu: float) -> str:
 
 def draw_trace(times: Floats, path: str | Path, censored: Flags | None, title: str) -> None:
     """Draw a heat map of seconds by worker and round, and their distribution with the delay models that fit best."""
-    with picture(path, (11.0, 4.6), "drawing a trace", columns=2) as (figure, (times_axes, tail_axes)):
+    with picture(path, (11.0, 4.6), columns=2) as (figure, (times_axes, tail_axes)):
         image = times_axes.imshow(
             times.T, aspect="auto", cmap="viridis", vmax=float(np.quantile(times, 0.995)), origin="lower"
         )
         times_axes.grid(False)
-        times_axes.set_xlabel("round")
-        times_axes.set_ylabel("worker")
+        times_axes.set(xlabel="round", ylabel="worker")
         figure.colorbar(image, ax=times_axes, label="seconds (colours end at 99.5 %)")
         values = np.sort(times, axis=None)
         tail_axes.plot(values, 1.0 - np.arange(values.size) / values.size, color=LIGHT["ink"], lw=2.2, label="measured")
@@ -87,12 +86,9 @@ def draw_trace(times: Floats, path: str | Path, censored: Flags | None, title: s
         for each in smooth[:3]:
             label = f"{each.law.name}, misfit {each.misfit:.2f}"
             tail_axes.plot(np.sort(each.law.seconds(uniforms, 0)), 1.0 - uniforms, lw=1.3, label=label)
-        tail_axes.set_xscale("log")
-        tail_axes.set_yscale("log")
+        tail_axes.set(xscale="log", yscale="log", xlabel="seconds", ylabel="share of tasks that take longer")
         tail_axes.set_ylim(bottom=0.5 / values.size)
         tail_axes.set_xlim(values[values > 0].min() * 0.8, values.max() * 1.3)
-        tail_axes.set_xlabel("seconds")
-        tail_axes.set_ylabel("share of tasks that take longer")
         tail_axes.legend()
         figure.suptitle(title)
 
@@ -117,7 +113,7 @@ def graph_text(graph: Mixing) -> str:
 
 def draw_graph(graph: Mixing, path: str | Path) -> None:
     """Draw nodes on a circle with edges as wide as their weights, and the matrix beside it."""
-    with picture(path, (9.6, 4.6), "drawing a graph", columns=2) as (figure, (circle, grid)):
+    with picture(path, (9.6, 4.6), columns=2) as (figure, (circle, grid)):
         n = graph.workers
         angle = 2 * np.pi * np.arange(n) / n + np.pi / 2
         x, y = np.cos(angle), np.sin(angle)
@@ -136,7 +132,6 @@ def draw_graph(graph: Mixing, path: str | Path) -> None:
         figure.suptitle(f"{graph.spec}, n = {n}, zeta = {graph.zeta:.4g}")
         image = grid.imshow(mean, cmap="Blues", vmin=0)
         grid.grid(False)
-        grid.set_xlabel("node that reads")
-        grid.set_ylabel("node that is read")
+        grid.set(xlabel="node that reads", ylabel="node that is read")
         label = "weight" + (", mean of the rounds" if len(graph.rounds) > 1 else "")
         figure.colorbar(image, ax=grid, shrink=0.8, label=label)

@@ -285,8 +285,8 @@ class Judgement:
         """Return a candidate with its figures; ``shift`` and ``unsure``: its optimism, in logarithms of seconds."""
         one, today, pace, total = self._timed[i], self._timed[0], self._pace, self._total
         spec, strategy, quality = one.spec, one.strategy, one.quality
-        own = (shift, unsure) if self._goal is None else (0.0, 0.0)
-        seconds = self._estimate(pace.deviations(i), pace.center[i] + own[0], own[1])
+        in_all = self._estimate(total.deviations(i), total.center[i] + shift, unsure)
+        seconds = in_all if self._goal is None else self._estimate(pace.deviations(i), pace.center[i], 0.0)
         gap = total.center[i] - total.center[0] + shift
         ratio = self._estimate(total.deviations(i) - total.deviations(0), gap, unsure)
         if self._goal is None:
@@ -300,7 +300,6 @@ class Judgement:
             seconds, ratio = _between(seconds, means), _between(ratio, means / today.means(len(one.imputed)))
         gain = Estimate(1.0 - ratio.median, 1.0 - ratio.high, 1.0 - ratio.low)
         arrival, goal = self._arrivals.get(spec), self._goal
-        to_target = self._estimate(total.deviations(i), total.center[i] + shift, unsure)
         choice = Choice(
             spec,
             spec.partition(":")[0],
@@ -323,7 +322,7 @@ class Judgement:
         if arrival is None:
             return choice
         steps = float(np.median(arrival.steps))
-        return replace(choice, learning_rate=arrival.learning_rate, steps_to_target=steps, arrival=to_target)
+        return replace(choice, learning_rate=arrival.learning_rate, steps_to_target=steps, arrival=in_all)
 
     def _estimate(self, deviations: Floats, center: float, unsure: float) -> Estimate:
         """Return an interval of seconds (or a ratio) from logarithms."""

@@ -298,7 +298,7 @@ def fleet_of(
     assumptions = [f"all workers are there, as in the record: {remark}" for remark in only]
     if record.load is None:
         assumptions.append(f"each worker computed 1/{times.shape[1]} of the data in the record")
-    slopes, assumed = _slope(record, other, slope, times, load, unit)
+    slopes, assumed = _slope(record, other, load, unit) if slope is None else (slope, [])
     assumptions += assumed
     if not complete.all():
         assumptions.append(f"{int((~complete).sum())} rounds in which a worker is missing are omitted")
@@ -321,14 +321,11 @@ def sample_record(model: DelayModel, workers: int | None, seed: int) -> Record:
 def _slope(
     record: Record,
     other: Readable | None,
-    given: float | None,
-    times: Floats,
     load: float,
     unit: str | None,
 ) -> tuple[float | Floats, list[str]]:
     """Return the seconds for the whole data, and assumptions in place of measurements."""
-    if given is not None:
-        return given, []
+    times = record.table
     if other is not None:
         second = read(other, unit=unit)
         if record.load is None or second.load is None or record.load == second.load:

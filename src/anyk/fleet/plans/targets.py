@@ -121,9 +121,7 @@ class Contest:
         def per_sample(spec: str) -> float:
             return self._pace[spec] / max(1e-9, self.timed[spec].quality.samples or 1.0)
 
-        first = [
-            spec for spec in dict.fromkeys((self.today, self._exact)) if spec and self._contestant_of(spec) == spec
-        ]
+        first = dict.fromkeys(filter(None, (self._contestant_of(self.today), self._exact)))
         longest = _SLOW * self._pace[self.today]
         others = [spec for spec in self._pace if not self.timed[spec].exact and spec not in first]
         slow = sorted({_family(spec) for spec in others if self._pace[spec] > longest})
@@ -185,8 +183,14 @@ class Contest:
                 f"'{self.today}' had not reached the target after {patience:.3g} s: gains are at least as stated"
             )
             steps = patience / self._pace[today]
-            arrivals[today] = self._make_arrival(today, np.full(SEEDS, patience), np.full(SEEDS, steps))
-        return self._arrivals_by_spec(arrivals)
+            rate = self._learning_rate(self._rates[today])
+            arrivals[today] = Arrival(rate, np.full(SEEDS, patience), np.full(SEEDS, steps))
+        by_spec = {}  # of all strategies that the contestants represent
+        for spec, pace in self._pace.items():
+            arrival = arrivals.get(self._contestant_of(spec))
+            if arrival is not None:
+                by_spec[spec] = replace(arrival, seconds=arrival.steps * pace) if self.timed[spec].exact else arrival
+        return by_spec
 
     def _better_half(self, outcomes: dict[str, _Outcome]) -> list[str]:
         """Return the better half, today's strategy, and the best of each family."""
@@ -226,19 +230,7 @@ class Contest:
             self.omitted.append(f"{reached}; the others count as {seconds:.3g} s, a lower bound")
         times = np.array([seconds if run.kind != _REACHED else run.value for run in runs])
         steps = np.array([float(run.steps) for run in runs])
-        return self._make_arrival(spec, np.resize(times, SEEDS), np.resize(steps, SEEDS))
-
-    def _make_arrival(self, spec: str, seconds: Floats, steps: Floats) -> Arrival:
-        return Arrival(self._learning_rate(self._rates[spec]), seconds, steps)
-
-    def _arrivals_by_spec(self, arrivals: dict[str, Arrival | None]) -> dict[str, Arrival]:
-        """Return the arrivals of all strategies that the contestants represent, by spec."""
-        by_spec = {}
-        for spec, pace in self._pace.items():
-            arrival = arrivals.get(self._contestant_of(spec))
-            if arrival is not None:
-                by_spec[spec] = replace(arrival, seconds=arrival.steps * pace) if self.timed[spec].exact else arrival
-        return by_spec
+        return Arrival(self._learning_rate(self._rates[spec]), np.resize(times, SEEDS), np.resize(steps, SEEDS))
 
     def _failure(self, outcomes: dict[str, _Outcome], seconds: float) -> str:
         best, outcome = min(outcomes.items(), key=lambda item: item[1])
