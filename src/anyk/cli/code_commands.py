@@ -35,8 +35,7 @@ def _counting(label: str, number: int) -> Iterator[Callable[[str], None]]:
 @click.option("--stragglers", type=int, help="Number of stragglers to design for; default: a tenth of the workers.")
 @json_option
 @plugin_option
-@click.pass_context
-def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file: str | None) -> None:
+def codes(workers: int, stragglers: int | None) -> None:
     """Compare all gradient codes that exist for a number of workers.
 
     load: partitions that a worker computes, of how many; copies: holders of a partition; tolerates: the number of
@@ -49,7 +48,7 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     anyk codes compare SPEC SPEC --workers 30   residual against stragglers
     anyk codes threshold SPEC --workers 30      how many stragglers do harm
     """
-    if ctx.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand is not None:
         return
     from anyk.codes import registry
     from anyk.fleet import survey
@@ -66,14 +65,13 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
         lines.append(f"{entry.usage()}\n    {entry.summary}")
         if entry.name in missing:
             lines.append(f"    not for these numbers: {missing[entry.name]}")
-    say_result(json_file, *lines, "", head, codes_table(rows))
+    say_result(*lines, "", head, codes_table(rows))
     write_json(
         [
             {"name": entry.name, "usage": entry.usage(), "summary": entry.summary}
             | ({"error": row.why} if isinstance(row, MissingCode) else _plain(row))
             for entry, row in zip(registry, rows, strict=True)
-        ],
-        json_file,
+        ]
     )
 
 
@@ -95,7 +93,7 @@ def _plain(row: Any) -> ByName:
 @picture_option("Draw the matrix.")
 @json_option
 @plugin_option
-def show(spec: str, workers: int, picture: str | None, json_file: str | None) -> None:
+def show(spec: str, workers: int, picture: str | None) -> None:
     """Show one code: its matrix, who holds what, and how it works."""
     from anyk.codes import code as build
     from anyk.fleet import facts
@@ -112,12 +110,12 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
     matrix = matrix_text(code)
     parts = [words, judged, "", theory_text(code, text_width()), "", "who holds what:", holders_text(code)]
     parts += ["", "encoding matrix B, a row for each reply:", matrix] if matrix else []
-    say_result(json_file, "\n".join(parts))
+    say_result("\n".join(parts))
     if picture is not None:
         plot_code(code, picture)
-        say_result(json_file, f"picture: {picture}")
+        say_result(f"picture: {picture}")
     rows = [[list(partitions), list(coefficients)] for partitions, coefficients in code.rows]
-    write_json(_plain(summary) | {"workers": workers, "rows": rows}, json_file)
+    write_json(_plain(summary) | {"workers": workers, "rows": rows})
 
 
 @options_class
@@ -131,12 +129,12 @@ class ComparisonOptions:
     sets: int = option(default=200, help="Random straggler sets for each point, shared out among the draws.")
     seed: int = option(default=0, help="Seed of the straggler sets.")
     picture: str | None = as_field(picture_option("Draw residual against stragglers."))
-    json_file: str | None = as_field(json_option)
 
 
 @codes.command()
 @specs_argument
 @takes(ComparisonOptions)
+@json_option
 @plugin_option
 def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     """Compare the residuals of codes as the number of stragglers grows, for random and for chosen stragglers.
@@ -157,10 +155,10 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
             most=options.stragglers,
             tell=tell,
         )
-    say_result(options.json_file, curves_table(curves))
+    say_result(curves_table(curves))
     if options.picture is not None:
         plot_codes(curves, options.picture)
-        say_result(options.json_file, f"picture: {options.picture}")
+        say_result(f"picture: {options.picture}")
     columns = ("stragglers", "random", "spread", "adversarial", "exact", "expected", "bound")
     write_json(
         [
@@ -170,8 +168,7 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
                 for name, column in values_of(curve, *columns).items()
             }
             for curve in curves
-        ],
-        options.json_file,
+        ]
     )
 
 
@@ -203,7 +200,6 @@ def threshold(
     decoder: str,
     sets: int,
     seed: int,
-    json_file: str | None,
 ) -> None:
     """Find the least number of stragglers that pushes the error of a code to a limit.
 
@@ -227,7 +223,7 @@ def threshold(
     notes = ["≤: found by a search; fewer may do"] * any(result.found == "search" for *_, result in results)
     notes += [f"nothing: median over {sets} random orders of the workers"] * ("nothing" in knows)
     head = f"{workers} workers: stragglers that it takes for an error per partition of {error:g}"
-    say_result(json_file, head, thresholds_table(thresholds), *notes)
+    say_result(head, thresholds_table(thresholds), *notes)
     write_json(
         [
             {
@@ -241,6 +237,5 @@ def threshold(
                 "error_reached": result.error,
             }
             for spec, each, result in results
-        ],
-        json_file,
+        ]
     )

@@ -20,7 +20,7 @@ from anyk.cli.options import (
     unit_option,
     writable,
 )
-from anyk.cli.output import check_file, say_result, write_json
+from anyk.cli.output import check_file, json_to_output, say_result, write_json
 from anyk.errors import BadInput
 from anyk.plain import values_of
 
@@ -81,7 +81,6 @@ def explain(
     unit: Any,
     max_gb: float | None,
     picture: str | None,
-    json_file: str | None,
 ) -> None:
     """Find the slow workers of a measured fleet, the time that they cost, and the kind of their slowness.
 
@@ -95,14 +94,14 @@ def explain(
     source = read_all(list(sources), unit=unit, max_gb=max_gb)
     explanation = explained(source, today=today, seed=seed)
     # files first: a reader of the output may stop early, as head does
-    write_json(explanation.report(), json_file)
+    write_json(explanation.report())
     if picture is not None:
         draw_explanation(source, explanation, picture)
     findings = (f"- {sentence}" for sentence in explanation.sentences)
     tables = explained_table(explanation), explained_note(explanation)
-    say_result(json_file, source.summary, "", *findings, "", *tables)
+    say_result(source.summary, "", *findings, "", *tables)
     if picture is not None:
-        click.echo(f"picture: {picture}", err=json_file == "-")
+        click.echo(f"picture: {picture}", err=json_to_output())
 
 
 @options_class
@@ -160,7 +159,6 @@ class PlanOptions(ProblemOptions, _Fleet):
         help="Write the plan, for 'anyk train --plan'.",
     )
     picture: str | None = as_field(picture_option("Draw seconds a step against load, with intervals."))
-    json_file: str | None = as_field(json_option)
 
 
 # options that are arguments of anyk.fleet.plan under the same name
@@ -171,6 +169,7 @@ _PASSED += ("unit", "target", "optimizer", "lr", "runs", "batch", "exact", "max_
 @main.command()
 @click.argument("source", metavar="SOURCE")
 @takes(PlanOptions)
+@json_option
 @plugin_option
 def plan(source: str, options: PlanOptions) -> None:
     """Recommend a strategy for a measured fleet, with the time that it saves and how sure that is.
@@ -198,11 +197,11 @@ def plan(source: str, options: PlanOptions) -> None:
     # files first: a reader of the output may stop early, as head does
     if options.out is not None:
         result.save(options.out)
-    write_json(result.report(), options.json_file)
+    write_json(result.report())
     if options.picture is not None:
         draw_plan(result, options.picture)
     _print_plan(result, options)
-    to_errors = options.json_file == "-"
+    to_errors = json_to_output()
     if options.picture is not None:
         click.echo(f"picture: {options.picture}", err=to_errors)
     if options.out is not None:
@@ -233,7 +232,7 @@ def _print_plan(result: Plan, options: PlanOptions) -> None:
         if options.target is not None:
             why = "these were not trained to the target, or given up on the way"
         lines += ["", why, inexact_table(inexact)]
-    say_result(options.json_file, *lines)
+    say_result(*lines)
 
 
 @main.command()
@@ -244,7 +243,7 @@ def _print_plan(result: Plan, options: PlanOptions) -> None:
 @quiet_option
 @json_option
 @plugin_option
-def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> None:
+def check(run: str, source: str | None, quiet: bool) -> None:
     """Check whether a run kept the promise of its plan and, if not, find out why.
 
     RUN is the folder of a run that was started with `anyk train --plan`. Outside of the promised interval, the
@@ -254,8 +253,8 @@ def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> N
     from anyk.views.fleet_tables import checked_lines
 
     result = checked(run, record=source, tell=None if quiet else _tell)
-    write_json(result.report(), json_file)
-    say_result(json_file, *checked_lines(result))
+    write_json(result.report())
+    say_result(*checked_lines(result))
 
 
 def _problem(options: PlanOptions) -> Problem | None:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from anyk.checks import check
 from anyk.cli.fields import LIMITS, Command, as_field, option, options_class
-from anyk.cli.output import check_file, check_picture, claimed_folder, exit_interrupted
+from anyk.cli.output import JSON_FILE, check_file, check_picture, claimed_folder, exit_interrupted, people
 from anyk.errors import BadInput, as_bad_input, explaining, suggest
 from anyk.named import names_in_folder, plugged_in
 from anyk.plain import ByName, values_of
@@ -23,8 +24,6 @@ from anyk.protocol import slot_names
 from anyk.tables import reading
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from anyk.optimizers import Optimizer
     from anyk.problems import Problem
     from anyk.runs.callbacks import Callbacks
@@ -57,6 +56,11 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
 def option_name(parameter: click.Parameter) -> str:
     """Return the name of a parameter on the command line, without dashes."""
     return max(parameter.opts, key=len).lstrip("-")
+
+
+def is_given(name: str) -> bool:
+    """Return whether the value of a parameter of the running command is another than its default."""
+    return click.get_current_context().get_parameter_source(name) != ParameterSource.DEFAULT
 
 
 def _type_of(parameter: click.Parameter) -> Any:
@@ -189,13 +193,21 @@ def writable(what: str) -> Callable[..., str | None]:
     return callback
 
 
-json_option = click.option(
+def _note_json_file(ctx: click.Context, parameter: click.Parameter, file: str | None) -> str | None:
+    """Check the file of --json, and store it in the context, where :func:`write_json` finds it."""
+    ctx.meta[JSON_FILE] = file
+    return writable("file")(ctx, parameter, file)
+
+
+_json_option = partial(
+    click.option,
     "--json",
     "json_file",
     metavar="FILE",
-    callback=writable("file"),
+    callback=_note_json_file,
     help="Write the result as JSON ('-': to standard output).",
 )
+json_option = _json_option(expose_value=False)
 
 
 def picture_option(text: str) -> Callable[[Command], Command]:
@@ -204,7 +216,7 @@ def picture_option(text: str) -> Callable[[Command], Command]:
 
 
 @contextlib.contextmanager
-def option_callbacks(console: Console, callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
+def option_callbacks(callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
     """Yield a run's callbacks, and callbacks for the options: progress on the terminal, metrics, a copy of the log.
 
     If the run is interrupted, print the command that resumes the folder, and exit.
@@ -220,10 +232,10 @@ def option_callbacks(console: Console, callbacks: Callbacks, options: RunOptions
                 metrics = stack.enter_context(Metrics(*address(options.metrics)))
                 click.echo(f"metrics: {metrics.url}", err=True)
                 added.append(metrics)
-            progress = stack.enter_context(Progress(console, quiet=options.quiet))
+            progress = stack.enter_context(Progress(people(), quiet=options.quiet))
             yield callbacks.also(progress, *added)
     except KeyboardInterrupt:
-        exit_interrupted(folder, console)
+        exit_interrupted(folder)
 
 
 max_gb_option = click.option(
@@ -276,7 +288,7 @@ class RunOptions:
         help="Copy the run's log into this folder every 5 seconds, for 'anyk watch' on other machines.",
     )
     quiet: bool = as_field(quiet_option)
-    json_file: str | None = as_field(json_option)
+    json_file: str | None = as_field(_json_option())
 
 
 @options_class
@@ -314,8 +326,6 @@ class ProblemOptions:
 
     def make_problem(self) -> Problem:
         """Return the problem that the options specify."""
-        from click.core import ParameterSource
-
         from anyk.problems import from_data, from_function
 
         if self.problem is None:
@@ -323,9 +333,8 @@ class ProblemOptions:
             return from_data(
                 str(self.data), file=self.data_file, l2=self.l2, model=self.model, split=self.split, progress=report
             )
-        source = click.get_current_context().get_parameter_source
         for name in ("data", "data_file", "model", "split", "l2"):
-            if source(name) != ParameterSource.DEFAULT:
+            if is_given(name):
                 raise BadInput(f"--problem brings its own data and model; omit --{name.replace('_', '-')}")
         return from_function(self.problem)
 
@@ -444,7 +453,7 @@ def make_callbacks(specs: Sequence[str]) -> Callbacks:
 
 
 @contextlib.contextmanager
-def resume_arguments(console: Console, folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[ByName]:
+def resume_arguments(folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[ByName]:
     """Yield the arguments that ``resume``, ``resume_race`` and ``resume_auto`` have in common.
 
     Callbacks come from the options or, if there are none, from the folder.
@@ -458,18 +467,12 @@ def resume_arguments(console: Console, folder: Path, config: SharedConfig, optio
         with names_in_folder(folder, config.digests.code, trust=options.trust):
             callbacks = make_callbacks(config.callbacks)
     problem = None if options.problem is None else from_function(options.problem)
-    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
-        yield {
-            "problem": problem,
-            "callbacks": all_callbacks,
-            **values_of(options, "trust", *LIMITS),
-        }
+    with option_callbacks(callbacks, options, folder) as all_callbacks:
+        yield {"problem": problem, "callbacks": all_callbacks, **values_of(options, "trust", *LIMITS)}
 
 
 @contextlib.contextmanager
-def training_arguments(
-    console: Console, folder: Path, options: TrainingOptions
-) -> Iterator[tuple[list[Problem], ByName]]:
+def training_arguments(folder: Path, options: TrainingOptions) -> Iterator[tuple[list[Problem], ByName]]:
     """Yield a problem for each model, and the arguments that ``train``, ``race`` and ``train_auto`` have in common.
 
     If the delays are a trace, print how it was read to standard error.
@@ -477,14 +480,15 @@ def training_arguments(
     from anyk.delays import Trace, parse
 
     callbacks = make_callbacks(options.callbacks)
+    slots = slot_names(options.models)
     problem = options.make_problem()
     # the same data for each model, with different random starts
-    problems = [problem, *(_variant(problem, number) for number in range(1, len(slot_names(options.models))))]
+    problems = [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
     delays = parse(options.delays)
     if isinstance(delays, Trace):
         delays.check_fleet(options.workers)
         click.echo(delays.summary_for(options.workers), err=True)
-    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
+    with option_callbacks(callbacks, options, folder) as all_callbacks:
         yield (
             problems,
             {

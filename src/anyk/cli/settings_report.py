@@ -10,10 +10,11 @@ from anyk.cli.output import free_folder
 from anyk.plain import values_of
 
 
-def show_settings(ctx: click.Context, options: TrainingOptions) -> None:
+def show_settings(options: TrainingOptions) -> None:
     """Print the value of every setting and its source."""
     from anyk.strategies import complete_spec, strategy
 
+    ctx = click.get_current_context()
     sources = {
         "COMMANDLINE": "command line",
         "ENVIRONMENT": "environment",
