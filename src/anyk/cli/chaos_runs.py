@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from anyk.cli.fields import option, options_class, takes
+from anyk.cli.fields import is_given, option, options_class, takes
 from anyk.cli.group import main
-from anyk.cli.options import ProblemOptions, is_given, json_option, read_workers, workers_or_range
+from anyk.cli.options import ProblemOptions, json_option, read_workers, workers_or_range
 from anyk.cli.output import check_page, say, warn, write_json
 from anyk.errors import RunFailed
 from anyk.plain import values_of

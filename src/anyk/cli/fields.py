@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
 import click
+from click.core import ParameterSource
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -35,6 +36,16 @@ def as_field(decorator: Callable[[Any], Any]) -> Any:
 def options_class(kind: type[T]) -> type[T]:
     """Decorate a class whose fields are options of a command: a frozen dataclass."""
     return dataclass(frozen=True, kw_only=True)(kind)
+
+
+def option_name(parameter: click.Parameter) -> str:
+    """Return the name of a parameter on the command line, without dashes."""
+    return max(parameter.opts, key=len).lstrip("-")
+
+
+def is_given(name: str) -> bool:
+    """Return whether the value of a parameter of the running command is another than its default."""
+    return click.get_current_context().get_parameter_source(name) != ParameterSource.DEFAULT
 
 
 FLEET = ("workers", "delays", "communication", "seed")

@@ -1,4 +1,4 @@
-"""Commands that list what is registered, from strategies to data sets, and that show or check an entry."""
+"""Commands that list the entries of a registry, such as strategies or data sets, and that show or check one."""
 
 from __future__ import annotations
 

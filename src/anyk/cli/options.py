@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from anyk.checks import check
-from anyk.cli.fields import LIMITS, Command, as_field, option, options_class
+from anyk.cli.fields import LIMITS, Command, as_field, is_given, option, option_name, options_class
 from anyk.cli.output import JSON_FILE, check_file, check_picture, claimed_folder, exit_interrupted, people
 from anyk.errors import BadInput, as_bad_input, explaining, suggest
 from anyk.named import names_in_folder, plugged_in
@@ -51,16 +50,6 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
         defaults[str(parameter.name)] = check(value, _type_of(parameter), f"{name} in the config file '{file}'")
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return file
-
-
-def option_name(parameter: click.Parameter) -> str:
-    """Return the name of a parameter on the command line, without dashes."""
-    return max(parameter.opts, key=len).lstrip("-")
-
-
-def is_given(name: str) -> bool:
-    """Return whether the value of a parameter of the running command is another than its default."""
-    return click.get_current_context().get_parameter_source(name) != ParameterSource.DEFAULT
 
 
 def _type_of(parameter: click.Parameter) -> Any:
@@ -489,16 +478,8 @@ def training_arguments(folder: Path, options: TrainingOptions) -> Iterator[tuple
         delays.check_fleet(options.workers)
         click.echo(delays.summary_for(options.workers), err=True)
     with option_callbacks(callbacks, options, folder) as all_callbacks:
-        yield (
-            problems,
-            {
-                "problem": problems if options.models > 1 else problem,
-                "out": folder,
-                "callbacks": all_callbacks,
-                "evaluate": options.evaluate or "",
-                **values_of(options, *LIMITS),
-            },
-        )
+        arguments: ByName = {"problem": problems if options.models > 1 else problem, **values_of(options, *LIMITS)}
+        yield problems, arguments | {"out": folder, "callbacks": all_callbacks, "evaluate": options.evaluate or ""}
 
 
 def new_folder(options: TrainingOptions, kind: str) -> Path:
@@ -506,7 +487,6 @@ def new_folder(options: TrainingOptions, kind: str) -> Path:
 
     A created folder is removed at the end if it is still empty. Raise if --json names a file that cannot be written.
     """
-    out = options.out
-    folder = Path(out) if out else click.get_current_context().with_resource(claimed_folder(kind))
+    folder = Path(options.out) if options.out else click.get_current_context().with_resource(claimed_folder(kind))
     check_file(options.json_file, "file", folder=folder)
     return folder

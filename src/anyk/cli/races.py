@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from anyk.cli.fields import FLEET, as_field, option, options_class, takes
+from anyk.cli.fields import FLEET, as_field, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
     TrainingOptions,
     config_option,
     curve_option,
-    is_given,
     new_folder,
     picture_option,
     plugin_option,

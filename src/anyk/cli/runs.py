@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.cli.fields import FLEET, option, options_class, takes
+from anyk.cli.fields import FLEET, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
     TrainingOptions,
     config_option,
     curve_option,
-    is_given,
     json_option,
     new_folder,
     picture_option,

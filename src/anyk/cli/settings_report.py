@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from anyk.cli.fields import FLEET
-from anyk.cli.options import TrainingOptions, option_name
+from anyk.cli.fields import FLEET, option_name
+from anyk.cli.options import TrainingOptions
 from anyk.cli.output import free_folder
 from anyk.plain import values_of
 

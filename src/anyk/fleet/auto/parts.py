@@ -165,7 +165,7 @@ class Parts:
         complete: Callable[[Run], bool],
         *watchers: Callback,
     ) -> Run:
-        """Add a part: a new run or the next one in the training's folder, of which the last is resumed.
+        """Add a part: a new run, or the next run in the training's folder, where the last run is resumed.
 
         Another part follows if this one is ``complete`` and has reached no limit of the training.
         """
