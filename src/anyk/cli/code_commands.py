@@ -11,12 +11,11 @@ import click
 
 from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
-from anyk.cli.options import json_option, picture_option, plugin_option
+from anyk.cli.options import json_option, picture_option, plugin_option, workers_option
 from anyk.cli.output import say_result, text_width, write_json
 from anyk.plain import ByName, values_of
 
 KNOWLEDGE = ("code", "overlaps", "nothing")
-workers_option = click.option("--workers", default=30, help="Number of workers, n.")
 specs_argument = click.argument("specs", nargs=-1, required=True, metavar="SPEC…")
 decoder_option = click.option(
     "--decoder", default="own", metavar="NAME", help="own, least-squares, one-step or algorithmic."
@@ -31,7 +30,7 @@ def _counting(label: str, number: int) -> Iterator[Callable[[str], None]]:
 
 
 @main.group(invoke_without_command=True)
-@workers_option
+@workers_option(30)
 @click.option("--stragglers", type=int, help="Number of stragglers to design for; default: a tenth of the workers.")
 @json_option
 @plugin_option
@@ -89,7 +88,7 @@ def _plain(row: Any) -> ByName:
 
 @codes.command()
 @click.argument("spec")
-@click.option("--workers", default=12, help="Number of workers, n.")
+@workers_option(12)
 @picture_option("Draw the matrix.")
 @json_option
 @plugin_option
@@ -122,7 +121,7 @@ def show(spec: str, workers: int, picture: str | None) -> None:
 class ComparisonOptions:
     """The options of ``codes compare``."""
 
-    workers: int = as_field(workers_option)
+    workers: int = as_field(workers_option(30))
     stragglers: int | None = option(type=int, help="Largest number of stragglers; default: half the workers.")
     decoder: str = as_field(decoder_option)
     draws: int = option(default=1, help="Average over this number of draws of random codes, with consecutive seeds.")
@@ -174,7 +173,7 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
 
 @codes.command()
 @specs_argument
-@workers_option
+@workers_option(30)
 @click.option(
     "--error",
     default=0.1,

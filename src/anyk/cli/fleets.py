@@ -129,7 +129,6 @@ class _Fleet:
     )
     seed: int = option(default=0, help="Seed of the resamples.")
     resamples: int = option(default=400, help="Number of resamples, which give the intervals.")
-    quiet: bool = as_field(quiet_option)
 
 
 @options_class
@@ -158,11 +157,12 @@ class PlanOptions(ProblemOptions, _Fleet):
         callback=lambda _, __, file: _check_plan_file(file),
         help="Write the plan, for 'anyk train --plan'.",
     )
+    quiet: bool = as_field(quiet_option)
     picture: str | None = as_field(picture_option("Draw seconds a step against load, with intervals."))
 
 
 # options that are arguments of anyk.fleet.plan under the same name
-_PASSED = tuple(field.name for field in fields(_Fleet) if field.name != "quiet")
+_PASSED = tuple(field.name for field in fields(_Fleet))
 _PASSED += ("unit", "target", "optimizer", "lr", "runs", "batch", "exact", "max_staleness")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli.group import main
-from anyk.cli.options import PLUGINS, join_cluster, json_option, picture_option, plugin_option
+from anyk.cli.options import PLUGINS, join_cluster, json_option, picture_option, plugin_option, workers_option
 from anyk.cli.output import json_to_output, say_result, text_width, write_json
 from anyk.errors import BadInput
 from anyk.plain import ByName, values_of
@@ -54,7 +54,7 @@ def strategies() -> None:
 
 @strategies.command()
 @click.argument("spec")
-@click.option("--workers", default=30, help="Number of workers, n.")
+@workers_option(30)
 @click.option("--delays", metavar="SPEC", default="exp:mean=1", help="Delays; see 'anyk delays'.")
 @json_option
 @plugin_option
@@ -93,7 +93,7 @@ def show(spec: str, workers: int, delays: str) -> None:
 
 @strategies.command()
 @click.argument("spec")
-@click.option("--workers", default=6, help="Number of workers, n.")
+@workers_option(6)
 @click.option("--schedules", default=100, help="Number of random schedules.")
 @click.option("--seed", default=0, help="Seed of the first schedule; the others follow.")
 @click.option("--steps", default=20, help="Steps of each run.")
@@ -166,7 +166,7 @@ def cluster() -> None:
 
 @cluster.command("check")
 @click.argument("spec", callback=lambda _, __, spec: join_cluster(spec))
-@click.option("--workers", default=8, help="Number of workers, n.")
+@workers_option(8)
 @click.option("--steps", default=20, help="Number of measurements of each.")
 @json_option
 @plugin_option
@@ -202,7 +202,7 @@ def graphs() -> None:
 
 @graphs.command("show")
 @click.argument("spec")
-@click.option("--workers", default=16, help="Number of workers, n.")
+@workers_option(16)
 @click.option("--delays", metavar="SPEC", default="exp:mean=1", help="Seconds of a local step.")
 @click.option(
     "--communication",

@@ -199,6 +199,11 @@ _json_option = partial(
 json_option = _json_option(expose_value=False)
 
 
+def workers_option(default: int) -> Callable[[Command], Command]:
+    """Return the option ``--workers`` of commands that do not train."""
+    return click.option("--workers", default=default, help="Number of workers, n.")
+
+
 def picture_option(text: str) -> Callable[[Command], Command]:
     """Return the option ``--picture``, which refuses a file that cannot be written before the work starts."""
     return click.option("--picture", metavar="FILE", callback=writable("picture"), help=text)

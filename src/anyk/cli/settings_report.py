@@ -15,12 +15,7 @@ def show_settings(options: TrainingOptions) -> None:
     from anyk.strategies import complete_spec, strategy
 
     ctx = click.get_current_context()
-    sources = {
-        "COMMANDLINE": "command line",
-        "ENVIRONMENT": "environment",
-        "DEFAULT_MAP": "config file",
-        "DEFAULT": "default",
-    }
+    sources = {"COMMANDLINE": "command line", "DEFAULT_MAP": "config file"}
     resolved = _resolved(options, str(ctx.command.name))
     for parameter in ctx.command.params:
         name = str(parameter.name)
@@ -36,7 +31,8 @@ def show_settings(options: TrainingOptions) -> None:
             text = ", ".join(complete_spec(spec, strategy(spec, workers=options.workers)) for spec in specs)
         else:
             text = ", ".join(value) if isinstance(value, tuple) else str(value)
-        click.echo(f"{option_name(parameter):<14} {text:<44} {sources.get(source.name if source else '', '')}")
+        where = source.name if source else ""
+        click.echo(f"{option_name(parameter):<14} {text:<44} {sources.get(where, where.lower())}")
 
 
 def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:

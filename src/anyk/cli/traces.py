@@ -12,8 +12,6 @@ from anyk.cli.group import main
 from anyk.cli.options import json_option, max_gb_option, picture_option, plugin_option, unit_option, writable
 from anyk.cli.output import json_to_output, write_json
 
-_mu = click.option("--mu", default=1.0, help="A round cuts workers off at 1 + mu times the seconds of its fastest.")
-
 
 @main.group()
 def trace() -> None:
@@ -24,7 +22,7 @@ def trace() -> None:
 @click.argument("file")
 @unit_option
 @max_gb_option
-@_mu
+@click.option("--mu", default=1.0, help="A round cuts workers off at 1 + mu times the seconds of its fastest.")
 @picture_option("Draw a heat map and the distribution.")
 @json_option
 def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None) -> None:

@@ -191,13 +191,12 @@ def parts_table(parts: Sequence[Part]) -> Columns:
     rows = []
     for part in parts:
         run, promised = part.run, part.promise and part.promise.seconds_per_step
-        jobs = max(1, run.jobs)
         rows.append(
             [
                 run.config.strategy,
                 f"{run.begun} to {run.steps}",
                 f"{run.seconds:.4g}",
-                f"{run.seconds / jobs:.3g}",
+                f"{run.seconds / max(1, run.jobs):.3g}",
                 f"{promised.low:.3g} to {promised.high:.3g}" if promised else "measures",
             ]
         )

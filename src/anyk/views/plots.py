@@ -217,8 +217,7 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
 
 def purpose(run: Run) -> str:
     """Return what a run's strategy does, in a few words; empty if its spec cannot be built."""
-    workers = run.config.workers
     try:
-        return build_strategy(run.config.strategy, workers=workers).summary
+        return build_strategy(run.config.strategy, workers=run.config.workers).summary
     except BadInput:  # made in Python, or in a plug-in that is not loaded
         return ""

@@ -110,7 +110,7 @@ class Contest:
         self._exact = min(exact, key=self._pace.__getitem__, default=None)
         self._runs = self.goal.runs
         self._outcomes: dict[tuple[str, int, int], tuple[float, _Outcome]] = {}
-        self._rates: dict[str, int] = {}
+        self._rates = dict.fromkeys(self._pace, 0)  # exponents of learning rates
 
     def _contestants(self) -> list[str]:
         """Return the contestants: today's strategy, the exact strategy, and then one of each family in turn.
@@ -151,7 +151,6 @@ class Contest:
         """
         contestants = self._contestants()
         self.tell(f"training to the target: {count_strategies(len(contestants))}, in at most {self.goal.runs} runs")
-        self._rates = dict.fromkeys(contestants, 0)
         seconds = _FIRST_STEPS * max(self._pace[spec] for spec in contestants)
         outcomes = {spec: self._search_rate(spec, seconds) for spec in contestants}
         while not any(outcome.kind == _REACHED for outcome in outcomes.values()):

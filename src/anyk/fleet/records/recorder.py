@@ -47,20 +47,14 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._written = time.monotonic()
         with as_bad_input(f"the record '{self.path}' cannot be written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.rounds = self._next_round()
+            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
+            if lines and lines[0] != HEADER:
+                raise BadInput(f"'{self.path}' was not written by a recorder; choose another folder")
+            self.rounds = int(lines[-1].partition(",")[0]) + 1 if len(lines) > 1 else 0
             self._file = self.path.open("a", encoding="utf-8")
-            if not self.rounds and not self.path.stat().st_size:
+            if not lines:
                 self._file.write(HEADER + "\n")
                 self._file.flush()
-
-    def _next_round(self) -> int:
-        """Return the number of the next round, which continues an existing file."""
-        if not self.path.is_file() or not self.path.stat().st_size:
-            return 0
-        lines = self.path.read_text(encoding="utf-8").splitlines()
-        if lines[0] != HEADER:
-            raise BadInput(f"'{self.path}' was not written by a recorder; choose another folder")
-        return int(lines[-1].partition(",")[0]) + 1 if len(lines) > 1 else 0
 
     @contextmanager
     def step(self) -> Iterator[None]:
