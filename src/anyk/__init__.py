@@ -38,41 +38,23 @@ if TYPE_CHECKING:
     from anyk.strategies import strategy
     from anyk.views import report
 
-# names and the package that each comes from; packages are imported on first use, so that importing anyk costs little
+# names by the package that they come from; packages are imported on first use, so that importing anyk costs little
 _NAMES = {
-    "Callback": "callbacks",
-    "Checkpoint": "callbacks",
-    "EarlyStopping": "callbacks",
-    "StopRun": "callbacks",
-    "cluster": "clusters",
-    "check": "fleet",
-    "explain": "fleet",
-    "plan": "fleet",
-    "code": "codes",
-    "BadInput": "errors",
-    "Evaluate": "runs",
-    "NotDecodable": "errors",
-    "RunFailed": "errors",
-    "report": "views",
-    "strategy": "strategies",
-    "Race": "runs",
-    "Run": "runs",
-    "race": "runs",
-    "replay": "runs",
-    "resume": "runs",
-    "resume_auto": "fleet",
-    "resume_race": "runs",
-    "rounds": "runs",
-    "train": "runs",
-    "train_many": "runs",
-    "train_auto": "fleet",
-    "verify": "runs",
+    "callbacks": "Callback Checkpoint EarlyStopping StopRun",
+    "clusters": "cluster",
+    "codes": "code",
+    "errors": "BadInput NotDecodable RunFailed",
+    "fleet": "check explain plan resume_auto train_auto",
+    "runs": "Evaluate Race Run race replay resume resume_race rounds train train_many verify",
+    "strategies": "strategy",
+    "views": "report",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        return getattr(import_module(f"anyk.{_NAMES[name]}"), name)
+    for package, names in _NAMES.items():
+        if name in names.split():
+            return getattr(import_module(f"anyk.{package}"), name)
     if name in __all__:
         return import_module(f"anyk.{name}")
     raise AttributeError(f"module 'anyk' has no attribute '{name}'")

@@ -146,17 +146,6 @@ def split_outside(text: str, sign: str) -> list[str]:
     return [text[a + 1 : b] for a, b in pairwise([-1, *signs, len(text)])]
 
 
-def _number(text: str, kind: type[float] | type[int], where: str) -> float | int:
-    try:
-        value = kind(text)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise BadInput(f"{where} should be {what}, got '{text}'") from None
-    if kind is float and math.isnan(value):
-        raise BadInput(f"{where} should be a number, got '{text}'")
-    return value
-
-
 def read(text: str, annotation: object, where: str) -> Any:
     """Return a value of a spec, converted to its parameter's annotation; ``where`` names it in errors."""
     origin, options = typing.get_origin(annotation), typing.get_args(annotation)
@@ -183,7 +172,14 @@ def read(text: str, annotation: object, where: str) -> Any:
             raise BadInput(f"{where} should be true or false, got '{text}'")
         return text.lower() in {"true", "yes"}
     if annotation in (int, float):
-        return _number(text, annotation, where)
+        try:
+            number = int(text) if annotation is int else float(text)
+        except ValueError:
+            number = math.nan
+        if number != number:  # NaN
+            what = "a whole number" if annotation is int else "a number"
+            raise BadInput(f"{where} should be {what}, got '{text}'")
+        return number
     return text
 
 
@@ -238,7 +234,7 @@ class Entry(Generic[T]):
         """Return the annotation of keys beyond the named ones; None unless the constructor accepts any key."""
         for key, parameter in inspect.signature(self.build).parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
-                return typing.get_type_hints(self.build).get(key)
+                return self._hints().get(key)
         return None
 
     def usage(self) -> str:

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from anyk.arrays import Array, Flags, Floats
-from anyk.errors import BadInput, needing
+from anyk.errors import BadInput, needing, suggest
 
 _GB = 10**9
 _DEFAULT = 1 * _GB  # default limit in bytes; for a large file it is a multiple of the file's size:
@@ -363,8 +363,7 @@ def listed(names: Sequence[str]) -> str:
 
 def column_hint(name: str, names: Sequence[str]) -> str:
     """Return the end of a message about a missing column: the nearest name, else the names of the columns."""
-    near = get_close_matches(name, names, n=1)
-    return f"did you mean '{shown(near[0])}'?" if near else f"its columns: {listed(names)}"
+    return suggest(name, names, f"its columns: {listed(names)}")
 
 
 def is_row_number(values: Array) -> bool:

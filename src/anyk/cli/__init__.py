@@ -2,11 +2,9 @@
 
 from anyk.cli import (  # noqa: F401  # they add their commands to the group
     chaos_runs,
-    cluster_commands,
     code_commands,
     decompile,
     fleets,
-    graphs,
     lists,
     races,
     reports,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import ProblemOptions, json_option, read_workers, workers_or_range
-from anyk.cli.output import check_page, people, say, warn, write_json
+from anyk.cli.output import check_page, say, warn, write_json
 from anyk.errors import RunFailed
+from anyk.plain import values_of
 
 _OWN = ("optimizer", "delays")  # options whose default differs from that of train
 
@@ -23,7 +25,7 @@ def _rate(text: str) -> Any:
     return option(metavar="RATE", default="", show_default=False, help=f"{text}, such as 2/s, 30/min or 5/h.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ChaosOptions(ProblemOptions):
     """The options of ``chaos``."""
 
@@ -47,13 +49,12 @@ class ChaosOptions(ProblemOptions):
     least: float = option(default=1.0, metavar="NUMBER", help="Least updates per second, in every 30 seconds.")
     out: str | None = option(metavar="FOLDER", help="New folder for the run; default: it is not kept.")
     page: str | None = option(metavar="FILE.html", help="Write a self-contained page about the result.")
-    json_file: str | None = as_field(json_option)
 
 
 @main.command()
 @takes(ChaosOptions)
-@click.pass_context
-def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
+@json_option
+def chaos(options: ChaosOptions) -> None:
     """Train for real while workers and the driver are killed, stopped and made to lie; check all that is promised.
 
     The run must take steps all the time, end with the right model, replay, be intact and leave nothing behind. Each
@@ -69,8 +70,7 @@ def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
 
     if options.page is not None:
         check_page(options.page, folder=Path(options.page).parent)
-    values = vars(options)
-    faults = FaultPlan(**{field.name: values[field.name] for field in fields(FaultPlan)})
+    faults = FaultPlan(**values_of(options, *(field.name for field in fields(FaultPlan))))
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         result = run_chaos(
@@ -79,28 +79,27 @@ def chaos(ctx: click.Context, /, options: ChaosOptions) -> None:
             faults,
             workers=workers_or_range(options.workers),
             least=options.least,
-            options=tuple(_forwarded(ctx, options)),
+            options=tuple(_forwarded(options)),
             out=options.out,
             tell=lambda text: click.echo(text, err=True),
         )
     except KeyboardInterrupt:
         warn("interrupted; all processes of the run have been ended")
-        ctx.exit(130)
+        sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, previous)
     findings = [f"{'ok    ' if each.holds else 'FAILED'} {each.name}: {each.text}" for each in result.findings]
-    say(people(options.json_file), chaos_table(result), *findings)
-    write_json(result.report(), options.json_file)
+    say(chaos_table(result), *findings)
+    write_json(result.report())
     if options.page is not None:
         click.echo(f"page: {chaos_page(result, options.page)}", err=True)
     if not result.passed:
         raise RunFailed("; ".join(f"{each.name}: {each.text}" for each in result.findings if not each.holds))
 
 
-def _forwarded(ctx: click.Context, options: ChaosOptions) -> Iterator[str]:
+def _forwarded(options: ChaosOptions) -> Iterator[str]:
     """Yield those options that the training takes as they are."""
-    default = click.core.ParameterSource.DEFAULT
     for name in (*(field.name for field in fields(ProblemOptions)), "delays"):
         value = vars(options)[name]
-        if value is not None and (name in _OWN or ctx.get_parameter_source(name) != default):
+        if value is not None and (name in _OWN or is_given(name)):
             yield from (f"--{name.replace('_', '-')}", str(value))

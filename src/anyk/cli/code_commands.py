@@ -5,29 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
-from anyk.cli.options import json_option, picture_option, plugin_option
-from anyk.cli.output import people, say, text_width, write_json
+from anyk.cli.options import json_option, picture_option, plugin_option, workers_option
+from anyk.cli.output import say_result, text_width, write_json
 from anyk.plain import ByName, values_of
 
 KNOWLEDGE = ("code", "overlaps", "nothing")
-workers_option = click.option("--workers", default=30, help="Number of workers, n.")
 specs_argument = click.argument("specs", nargs=-1, required=True, metavar="SPEC…")
 decoder_option = click.option(
     "--decoder", default="own", metavar="NAME", help="own, least-squares, one-step or algorithmic."
 )
-
-
-def _print(*things: Any, json_file: str | None) -> None:
-    """Print things, unless standard output carries JSON."""
-    if json_file != "-":
-        say(people(None), *things)
 
 
 @contextlib.contextmanager
@@ -38,12 +30,11 @@ def _counting(label: str, number: int) -> Iterator[Callable[[str], None]]:
 
 
 @main.group(invoke_without_command=True)
-@workers_option
+@workers_option(30)
 @click.option("--stragglers", type=int, help="Number of stragglers to design for; default: a tenth of the workers.")
 @json_option
 @plugin_option
-@click.pass_context
-def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file: str | None) -> None:
+def codes(workers: int, stragglers: int | None) -> None:
     """Compare all gradient codes that exist for a number of workers.
 
     load: partitions that a worker computes, of how many; copies: holders of a partition; tolerates: the number of
@@ -56,7 +47,7 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
     anyk codes compare SPEC SPEC --workers 30   residual against stragglers
     anyk codes threshold SPEC --workers 30      how many stragglers do harm
     """
-    if ctx.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand is not None:
         return
     from anyk.codes import registry
     from anyk.fleet import survey
@@ -73,14 +64,13 @@ def codes(ctx: click.Context, /, workers: int, stragglers: int | None, json_file
         lines.append(f"{entry.usage()}\n    {entry.summary}")
         if entry.name in missing:
             lines.append(f"    not for these numbers: {missing[entry.name]}")
-    _print(*lines, "", head, codes_table(rows), json_file=json_file)
+    say_result(*lines, "", head, codes_table(rows))
     write_json(
         [
             {"name": entry.name, "usage": entry.usage(), "summary": entry.summary}
             | ({"error": row.why} if isinstance(row, MissingCode) else _plain(row))
             for entry, row in zip(registry, rows, strict=True)
-        ],
-        json_file,
+        ]
     )
 
 
@@ -91,20 +81,18 @@ def _plain(row: Any) -> ByName:
         "stragglers": row.stragglers,
         "residual": row.expected,
         "residual_known": row.expected_known,
-        "worst": row.worst,
-        "worst_known": row.worst_known,
-        "gain": row.gain,
+        **values_of(row, "worst", "worst_known", "gain"),
         "decode_seconds": row.decode,
     }
 
 
 @codes.command()
 @click.argument("spec")
-@click.option("--workers", default=12, help="Number of workers, n.")
+@workers_option(12)
 @picture_option("Draw the matrix.")
 @json_option
 @plugin_option
-def show(spec: str, workers: int, picture: str | None, json_file: str | None) -> None:
+def show(spec: str, workers: int, picture: str | None) -> None:
     """Show one code: its matrix, who holds what, and how it works."""
     from anyk.codes import code as build
     from anyk.fleet import facts
@@ -121,31 +109,31 @@ def show(spec: str, workers: int, picture: str | None, json_file: str | None) ->
     matrix = matrix_text(code)
     parts = [words, judged, "", theory_text(code, text_width()), "", "who holds what:", holders_text(code)]
     parts += ["", "encoding matrix B, a row for each reply:", matrix] if matrix else []
-    _print("\n".join(parts), json_file=json_file)
+    say_result("\n".join(parts))
     if picture is not None:
         plot_code(code, picture)
-        _print(f"picture: {picture}", json_file=json_file)
+        say_result(f"picture: {picture}")
     rows = [[list(partitions), list(coefficients)] for partitions, coefficients in code.rows]
-    write_json(_plain(summary) | {"workers": workers, "rows": rows}, json_file)
+    write_json(_plain(summary) | {"workers": workers, "rows": rows})
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ComparisonOptions:
     """The options of ``codes compare``."""
 
-    workers: int = as_field(workers_option)
+    workers: int = as_field(workers_option(30))
     stragglers: int | None = option(type=int, help="Largest number of stragglers; default: half the workers.")
     decoder: str = as_field(decoder_option)
     draws: int = option(default=1, help="Average over this number of draws of random codes, with consecutive seeds.")
     sets: int = option(default=200, help="Random straggler sets for each point, shared out among the draws.")
     seed: int = option(default=0, help="Seed of the straggler sets.")
     picture: str | None = as_field(picture_option("Draw residual against stragglers."))
-    json_file: str | None = as_field(json_option)
 
 
 @codes.command()
 @specs_argument
 @takes(ComparisonOptions)
+@json_option
 @plugin_option
 def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
     """Compare the residuals of codes as the number of stragglers grows, for random and for chosen stragglers.
@@ -166,10 +154,10 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
             most=options.stragglers,
             tell=tell,
         )
-    _print(curves_table(curves), json_file=options.json_file)
+    say_result(curves_table(curves))
     if options.picture is not None:
         plot_codes(curves, options.picture)
-        _print(f"picture: {options.picture}", json_file=options.json_file)
+        say_result(f"picture: {options.picture}")
     columns = ("stragglers", "random", "spread", "adversarial", "exact", "expected", "bound")
     write_json(
         [
@@ -179,14 +167,13 @@ def compare(specs: tuple[str, ...], options: ComparisonOptions) -> None:
                 for name, column in values_of(curve, *columns).items()
             }
             for curve in curves
-        ],
-        options.json_file,
+        ]
     )
 
 
 @codes.command()
 @specs_argument
-@workers_option
+@workers_option(30)
 @click.option(
     "--error",
     default=0.1,
@@ -212,7 +199,6 @@ def threshold(
     decoder: str,
     sets: int,
     seed: int,
-    json_file: str | None,
 ) -> None:
     """Find the least number of stragglers that pushes the error of a code to a limit.
 
@@ -236,7 +222,7 @@ def threshold(
     notes = ["≤: found by a search; fewer may do"] * any(result.found == "search" for *_, result in results)
     notes += [f"nothing: median over {sets} random orders of the workers"] * ("nothing" in knows)
     head = f"{workers} workers: stragglers that it takes for an error per partition of {error:g}"
-    _print(head, thresholds_table(thresholds), *notes, json_file=json_file)
+    say_result(head, thresholds_table(thresholds), *notes)
     write_json(
         [
             {
@@ -250,6 +236,5 @@ def threshold(
                 "error_reached": result.error,
             }
             for spec, each, result in results
-        ],
-        json_file,
+        ]
     )

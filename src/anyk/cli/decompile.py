@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli.group import main
-from anyk.cli.options import json_option
-from anyk.cli.output import check_file, write_json
+from anyk.cli.options import json_option, writable
+from anyk.cli.output import json_to_output, write_json
 from anyk.errors import BadInput, needing
 from anyk.named import function_named
 
@@ -42,13 +42,11 @@ _ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
     "-o",
     "--out",
     metavar="FILE",
-    callback=lambda _, __, file: check_file(file, "file"),
+    callback=writable("file"),
     help="Write the source to a file.",
 )
 @json_option
-def decompile(
-    function: str, arguments: str, target: Target, grad: bool, out: str | None, json_file: str | None
-) -> None:
+def decompile(function: str, arguments: str, target: Target, grad: bool, out: str | None) -> None:
     """Write a JAX function as Python source that can be read and edited.
 
     FUNCTION is module:function, or file.py:function. The source is for arguments of the types given.
@@ -62,9 +60,9 @@ def decompile(
     if out is not None:
         source.save(out)
         click.echo(f"source: {out}", err=True)
-    elif json_file != "-":
+    elif not json_to_output():
         click.echo(source.text, nl=False)
-    write_json({"function": function, "target": target, "digest": source.digest, "text": source.text}, json_file)
+    write_json({"function": function, "target": target, "digest": source.digest, "text": source.text})
 
 
 def _examples(text: str) -> list[Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, dataclass_transform
 
 import click
+from click.core import ParameterSource
 
+T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -28,6 +30,22 @@ def option(*names: str, **settings: Any) -> Any:
 def as_field(decorator: Callable[[Any], Any]) -> Any:
     """Return a dataclass field whose value comes from the option that ``decorator`` adds to a command."""
     return field(metadata={"option": lambda _: decorator})
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def options_class(kind: type[T]) -> type[T]:
+    """Decorate a class whose fields are options of a command: a frozen dataclass."""
+    return dataclass(frozen=True, kw_only=True)(kind)
+
+
+def option_name(parameter: click.Parameter) -> str:
+    """Return the name of a parameter on the command line, without dashes."""
+    return max(parameter.opts, key=len).lstrip("-")
+
+
+def is_given(name: str) -> bool:
+    """Return whether the value of a parameter of the running command is another than its default."""
+    return click.get_current_context().get_parameter_source(name) != ParameterSource.DEFAULT
 
 
 FLEET = ("workers", "delays", "communication", "seed")

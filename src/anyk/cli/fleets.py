@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ProblemOptions,
@@ -18,8 +18,9 @@ from anyk.cli.options import (
     plugin_option,
     quiet_option,
     unit_option,
+    writable,
 )
-from anyk.cli.output import check_file, people, say, write_json
+from anyk.cli.output import check_file, json_to_output, say_result, write_json
 from anyk.errors import BadInput
 from anyk.plain import values_of
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     "--out",
     metavar="FILE",
     required=True,
-    callback=lambda _, __, file: check_file(file, "record"),
+    callback=writable("record"),
     help="The record to write: .parquet, .csv or .npz.",
 )
 @click.option(
@@ -80,7 +81,6 @@ def explain(
     unit: Any,
     max_gb: float | None,
     picture: str | None,
-    json_file: str | None,
 ) -> None:
     """Find the slow workers of a measured fleet, the time that they cost, and the kind of their slowness.
 
@@ -94,18 +94,17 @@ def explain(
     source = read_all(list(sources), unit=unit, max_gb=max_gb)
     explanation = explained(source, today=today, seed=seed)
     # files first: a reader of the output may stop early, as head does
-    write_json(explanation.report(), json_file)
+    write_json(explanation.report())
     if picture is not None:
         draw_explanation(source, explanation, picture)
-    if json_file != "-":
-        console = people(json_file)
-        say(console, source.summary, "", *(f"- {sentence}" for sentence in explanation.sentences), "")
-        say(console, explained_table(explanation), explained_note(explanation))
+    findings = (f"- {sentence}" for sentence in explanation.sentences)
+    tables = explained_table(explanation), explained_note(explanation)
+    say_result(source.summary, "", *findings, "", *tables)
     if picture is not None:
-        click.echo(f"picture: {picture}", err=json_file == "-")
+        click.echo(f"picture: {picture}", err=json_to_output())
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class _Fleet:
     today: str | None = option(
         metavar="SPEC", help="The strategy in use; default: that of the run, if SOURCE is one, else uncoded."
@@ -130,10 +129,9 @@ class _Fleet:
     )
     seed: int = option(default=0, help="Seed of the resamples.")
     resamples: int = option(default=400, help="Number of resamples, which give the intervals.")
-    quiet: bool = as_field(quiet_option)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class PlanOptions(ProblemOptions, _Fleet):
     """The options of ``plan``."""
 
@@ -159,18 +157,19 @@ class PlanOptions(ProblemOptions, _Fleet):
         callback=lambda _, __, file: _check_plan_file(file),
         help="Write the plan, for 'anyk train --plan'.",
     )
+    quiet: bool = as_field(quiet_option)
     picture: str | None = as_field(picture_option("Draw seconds a step against load, with intervals."))
-    json_file: str | None = as_field(json_option)
 
 
 # options that are arguments of anyk.fleet.plan under the same name
-_PASSED = tuple(field.name for field in fields(_Fleet) if field.name != "quiet")
+_PASSED = tuple(field.name for field in fields(_Fleet))
 _PASSED += ("unit", "target", "optimizer", "lr", "runs", "batch", "exact", "max_staleness")
 
 
 @main.command()
 @click.argument("source", metavar="SOURCE")
 @takes(PlanOptions)
+@json_option
 @plugin_option
 def plan(source: str, options: PlanOptions) -> None:
     """Recommend a strategy for a measured fleet, with the time that it saves and how sure that is.
@@ -198,12 +197,11 @@ def plan(source: str, options: PlanOptions) -> None:
     # files first: a reader of the output may stop early, as head does
     if options.out is not None:
         result.save(options.out)
-    write_json(result.report(), options.json_file)
+    write_json(result.report())
     if options.picture is not None:
         draw_plan(result, options.picture)
-    if options.json_file != "-":
-        _print_plan(result, options)
-    to_errors = options.json_file == "-"
+    _print_plan(result, options)
+    to_errors = json_to_output()
     if options.picture is not None:
         click.echo(f"picture: {options.picture}", err=to_errors)
     if options.out is not None:
@@ -213,27 +211,28 @@ def plan(source: str, options: PlanOptions) -> None:
 def _print_plan(result: Plan, options: PlanOptions) -> None:
     """Print the advice and the candidates of a plan."""
     from anyk.fleet import pareto
-    from anyk.views.fleet_tables import inexact_table, plan_lines, plan_note, plan_table
+    from anyk.views.fleet_tables import PLAN_NOTE, inexact_table, plan_lines, plan_table
 
-    console, everything, today = people(None), options.everything, result.today
+    everything, today = options.everything, result.today
     front = pareto(result.candidates)
     shown = list(result.candidates) if everything else [each for each in front if each.spec != today.spec]
     shown += [today] * (today not in shown)
-    say(console, *plan_lines(result), "", plan_table(shown, today))
+    lines: list[Any] = [*plan_lines(result), "", plan_table(shown, today)]
     hidden = len(result.candidates) - len(shown)
     if hidden > 0:
-        say(console, f"{hidden} more are neither faster nor cheaper than these; --all shows them")
-    say(console, plan_note())
+        lines.append(f"{hidden} more are neither faster nor cheaper than these; --all shows them")
+    lines.append(PLAN_NOTE)
     unranked = [each for each in result.others if each.exact]
     if unranked:
         note = "of these too much was cut off: from the least to the most that they may take; they are not ranked"
-        say(console, "", note, plan_table(unranked if everything else unranked[:5], today))
+        lines += ["", note, plan_table(unranked if everything else unranked[:5], today)]
     inexact = [each for each in result.others if not each.exact]
     if inexact and (everything or options.target is None):
         why = "the steps of these are not the exact sum, and may be worth less; they are not ranked"
         if options.target is not None:
             why = "these were not trained to the target, or given up on the way"
-        say(console, "", why, inexact_table(inexact))
+        lines += ["", why, inexact_table(inexact)]
+    say_result(*lines)
 
 
 @main.command()
@@ -244,7 +243,7 @@ def _print_plan(result: Plan, options: PlanOptions) -> None:
 @quiet_option
 @json_option
 @plugin_option
-def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> None:
+def check(run: str, source: str | None, quiet: bool) -> None:
     """Check whether a run kept the promise of its plan and, if not, find out why.
 
     RUN is the folder of a run that was started with `anyk train --plan`. Outside of the promised interval, the
@@ -254,9 +253,8 @@ def check(run: str, source: str | None, quiet: bool, json_file: str | None) -> N
     from anyk.views.fleet_tables import checked_lines
 
     result = checked(run, record=source, tell=None if quiet else _tell)
-    write_json(result.report(), json_file)
-    if json_file != "-":
-        say(people(json_file), *checked_lines(result))
+    write_json(result.report())
+    say_result(*checked_lines(result))
 
 
 def _problem(options: PlanOptions) -> Problem | None:

@@ -1,4 +1,4 @@
-"""Commands that list strategies, delay models, callbacks and data sets."""
+"""Commands that list the entries of a registry, such as strategies or data sets, and that show or check one."""
 
 from __future__ import annotations
 
@@ -8,38 +8,35 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.cli.group import main
-from anyk.cli.options import PLUGINS, json_option, plugin_option
-from anyk.cli.output import people, say, text_width, write_json
+from anyk.cli.options import PLUGINS, join_cluster, json_option, picture_option, plugin_option, workers_option
+from anyk.cli.output import json_to_output, say_result, text_width, write_json
 from anyk.errors import BadInput
+from anyk.plain import ByName, values_of
 
 if TYPE_CHECKING:
     from anyk.specs import Registry
 
 
-def list_entries(registry: Registry[Any], json_file: str | None, *, also: str = "") -> None:
-    """Print the entries of a registry, and write them as JSON."""
+def list_entries(registry: Registry[Any], *, also: str = "") -> None:
+    """Print the entries of a registry, and write them as JSON, unless the running command is one of a group's."""
+    if click.get_current_context().invoked_subcommand is not None:
+        return
     entries = list(registry)
-    if json_file != "-":
-        console = people(json_file)
-        say(console, *(f"{entry.usage()}\n    {entry.summary}" for entry in entries), *[also] * bool(also))
-    write_json([{"name": e.name, "usage": e.usage(), "summary": e.summary} for e in entries], json_file)
+    say_result(*(f"{entry.usage()}\n    {entry.summary}" for entry in entries), *[also] * bool(also))
+    write_json([{"name": e.name, "usage": e.usage(), "summary": e.summary} for e in entries])
 
 
 @main.group(invoke_without_command=True)
 @json_option
 @plugin_option
-@click.pass_context
-def strategies(ctx: click.Context, /, json_file: str | None) -> None:
+def strategies() -> None:
     """List the strategies; every code is one, too. 'anyk strategies show SPEC' explains one."""
-    if ctx.invoked_subcommand is not None:
-        return
     from anyk.codes import registry as codes_registry
     from anyk.strategies import registry
 
     names = ", ".join(entry.name for entry in codes_registry)
     list_entries(
         registry,
-        json_file,
         also=(
             f"CODE:…,wait=…,scaling=…,cancel=preempt,decoder=own,batch=0,snapshot=0,balance=…\n"
             f"    Rounds of any code ({names}).\n"
@@ -57,11 +54,11 @@ def strategies(ctx: click.Context, /, json_file: str | None) -> None:
 
 @strategies.command()
 @click.argument("spec")
-@click.option("--workers", default=30, help="Number of workers, n.")
+@workers_option(30)
 @click.option("--delays", metavar="SPEC", default="exp:mean=1", help="Delays; see 'anyk delays'.")
 @json_option
 @plugin_option
-def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
+def show(spec: str, workers: int, delays: str) -> None:
     """Explain a strategy: its full form, how it works, how long an update takes and how stale it is."""
     from anyk.delays import parse
     from anyk.fleet import pace, simulated_pace, stability_limit
@@ -79,37 +76,30 @@ def show(spec: str, workers: int, delays: str, json_file: str | None) -> None:
         measured = simulated_pace(candidate, law)
         seconds, error, how = measured.seconds, measured.error, "simulated"
         value = f"{seconds:.4g} ± {2 * error:.2g} s, simulated"
-    if json_file != "-":
-        console = people(json_file)
-        say(console, spec if candidate.spec == spec else f"{spec}, that is {candidate.spec}")
-        say(console, f"an update with {workers} workers and {law.spec}: {value}  ({expected.why})")
-        stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
-        say(console, f"staleness: {stale}")
-        if expected.staleness:
-            factor = 0.5 * stability_limit(expected.staleness)
-            say(console, f"learning rate: stable up to about {factor:.3g} times what synchronous steps allow")
-        say(console, "", theory_text(candidate, text_width()))
-    plain = {
-        "spec": candidate.spec,
-        "workers": workers,
-        "delays": law.spec,
-        "seconds": seconds,
-        "error": error,
-        "how": how,
-    }
-    write_json(plain | {"staleness": expected.staleness, "why": expected.why}, json_file)
+    stale = "not known" if expected.staleness is None else f"{expected.staleness:.4g} versions on average"
+    lines = [
+        spec if candidate.spec == spec else f"{spec}, that is {candidate.spec}",
+        f"an update with {workers} workers and {law.spec}: {value}  ({expected.why})",
+        f"staleness: {stale}",
+    ]
+    if expected.staleness:
+        factor = 0.5 * stability_limit(expected.staleness)
+        lines.append(f"learning rate: stable up to about {factor:.3g} times what synchronous steps allow")
+    say_result(*lines, "", theory_text(candidate, text_width()))
+    plain: ByName = {"spec": candidate.spec, "workers": workers, "delays": law.spec}
+    plain |= {"seconds": seconds, "error": error, "how": how, **values_of(expected, "staleness", "why")}
+    write_json(plain)
 
 
 @strategies.command()
 @click.argument("spec")
-@click.option("--workers", default=6, help="Number of workers, n.")
+@workers_option(6)
 @click.option("--schedules", default=100, help="Number of random schedules.")
 @click.option("--seed", default=0, help="Seed of the first schedule; the others follow.")
 @click.option("--steps", default=20, help="Steps of each run.")
 @click.option("--outages", default=3, help="Workers lost, which return, in each run.")
 @plugin_option
-@click.pass_context
-def check(ctx: click.Context, /, spec: str, workers: int, schedules: int, seed: int, steps: int, outages: int) -> None:
+def check(spec: str, workers: int, schedules: int, seed: int, steps: int, outages: int) -> None:
     """Test a strategy, anyk's or your own, on random schedules of delays, losses and returns.
 
     Each seed gives a hostile schedule: messages in any order, late or twice, chunks that fail, workers that die and
@@ -129,7 +119,8 @@ def check(ctx: click.Context, /, spec: str, workers: int, schedules: int, seed: 
             try:
                 check_strategy(candidate, steps=steps, outages=outages, seed=number, spec=spec)
             except AssertionError as error:
-                plugins = "".join(f" --plugin '{file}'" for file in ctx.meta.get(PLUGINS, ()))
+                files = click.get_current_context().meta.get(PLUGINS, ())
+                plugins = "".join(f" --plugin '{file}'" for file in files)
                 raise RunFailed(f"{error}{plugins}") from None
     click.echo(f"{spec}, {workers} workers: {schedules} schedules passed")
 
@@ -137,27 +128,142 @@ def check(ctx: click.Context, /, spec: str, workers: int, schedules: int, seed: 
 @main.command()
 @json_option
 @plugin_option
-def delays(json_file: str | None) -> None:
+def delays() -> None:
     """List the delay models."""
     from anyk.delays import registry
 
-    list_entries(registry, json_file)
+    list_entries(registry)
 
 
 @main.command()
 @json_option
-def callbacks(json_file: str | None) -> None:
+def callbacks() -> None:
     """List the callbacks, which train, race and resume take as --callback SPEC."""
     from anyk.callbacks import registry
 
-    list_entries(registry, json_file, also="FILE.py:FUNCTION\n    One of yours, made by a function without arguments.")
+    list_entries(registry, also="FILE.py:FUNCTION\n    One of yours, made by a function without arguments.")
 
 
 @main.command()
 @json_option
 @plugin_option
-def data(json_file: str | None) -> None:
+def data() -> None:
     """List the data sets; --data-file takes a local file instead of fetching."""
     from anyk.problems import sources
 
-    list_entries(sources, json_file)
+    list_entries(sources)
+
+
+@main.group(invoke_without_command=True)
+@json_option
+@plugin_option
+def cluster() -> None:
+    """List the kinds of clusters. 'anyk cluster check SPEC' measures one."""
+    from anyk.clusters import registry
+
+    list_entries(registry, also="'anyk cluster check SPEC --workers 8' measures one.")
+
+
+@cluster.command("check")
+@click.argument("spec", callback=lambda _, __, spec: join_cluster(spec))
+@workers_option(8)
+@click.option("--steps", default=20, help="Number of measurements of each.")
+@json_option
+@plugin_option
+def check_cluster(spec: str, workers: int, steps: int) -> None:
+    """Start a cluster and measure it: latency, bandwidth, and a step at 0.1, 2 and 50 MB beside its floor."""
+    from anyk.clusters import cluster as build
+    from anyk.runs.cluster_speed import cluster_speed
+    from anyk.views import speed_table
+
+    speed = cluster_speed(
+        lambda: build(spec, workers=workers),
+        steps=steps,
+        tell=lambda text: click.echo(f"· {text}", err=True),
+    )
+    say_result(
+        f"{speed.spec}: {speed.workers} workers ready after {speed.start:.2f} s, latency {1e3 * speed.latency:.2f} ms",
+        speed_table(speed),
+        "round trip: one worker gets a model and answers; step: all do; floor: adding up the answers here",
+    )
+    rows = [each._asdict() | {"bandwidth": speed.bandwidth(each)} for each in speed.speeds]
+    write_json(speed._asdict() | {"speeds": rows})
+
+
+@main.group(invoke_without_command=True)
+@json_option
+@plugin_option
+def graphs() -> None:
+    """List the graphs for decentralised averaging. 'anyk graphs show SPEC' shows one."""
+    from anyk.graphs import registry
+
+    list_entries(registry, also="'anyk graphs show SPEC --workers 16' shows one.")
+
+
+@graphs.command("show")
+@click.argument("spec")
+@workers_option(16)
+@click.option("--delays", metavar="SPEC", default="exp:mean=1", help="Seconds of a local step.")
+@click.option(
+    "--communication",
+    metavar="SPEC",
+    default="none",
+    help="Seconds of an exchange with a neighbour.",
+)
+@picture_option("Draw graph and matrix.")
+@json_option
+@plugin_option
+def show_graph(spec: str, workers: int, delays: str, communication: str, picture: str | None) -> None:
+    """Show a graph: its neighbours, its mixing matrix, zeta, and the time of a round with local and global barriers."""
+    from anyk.delays import communication as lines
+    from anyk.delays import parse
+    from anyk.fleet import simulated_pace
+    from anyk.graphs import graph
+    from anyk.specs import bracketed
+    from anyk.strategies import strategy
+    from anyk.views.trace_pictures import draw_graph, graph_text
+
+    mixing, law, link = graph(spec, workers=workers), parse(delays), lines(communication)
+    times = {
+        barrier: simulated_pace(
+            strategy(f"dpsgd:graph={bracketed(spec)},barrier={barrier}", workers=workers), law, communication=link
+        )
+        for barrier in ("local", "global")
+    }
+    if not json_to_output():
+        click.echo(graph_text(mixing))
+        for barrier, pace in times.items():
+            others = "its neighbours" if barrier == "local" else "everybody"
+            click.echo(
+                f"a round where a node waits for {others}: {pace.seconds:.4g} ± {2 * pace.error:.2g} s  "
+                f"({law.spec}, communication {link.spec}; simulated)"
+            )
+    if picture is not None:
+        draw_graph(mixing, picture)
+        click.echo(f"picture: {picture}", err=json_to_output())
+    rounds = {barrier: pace.seconds for barrier, pace in times.items()}
+    write_json(
+        {
+            "spec": mixing.spec,
+            "workers": workers,
+            "zeta": mixing.zeta,
+            "seconds": rounds,
+            "matrices": [matrix.tolist() for matrix in mixing.rounds],
+        }
+    )
+
+
+@main.command()
+@json_option
+@plugin_option
+def compression() -> None:
+    """List the compressors of messages and what they compose with."""
+    from anyk.compression import registry
+
+    list_entries(
+        registry,
+        also=(
+            "as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); how they compose with strategies:\n"
+            "linear: exactly with every code; unbiased: on average; contractive: where messages are one worker's own"
+        ),
+    )

@@ -7,7 +7,6 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from anyk.checks import check
-from anyk.cli.fields import LIMITS, Command, as_field, option
-from anyk.cli.output import check_file, check_picture, claimed_folder, exit_interrupted
+from anyk.cli.fields import LIMITS, Command, as_field, is_given, option, option_name, options_class
+from anyk.cli.output import JSON_FILE, check_file, check_picture, claimed_folder, exit_interrupted, people
 from anyk.errors import BadInput, as_bad_input, explaining, suggest
 from anyk.named import names_in_folder, plugged_in
 from anyk.plain import ByName, values_of
@@ -24,8 +23,6 @@ from anyk.protocol import slot_names
 from anyk.tables import reading
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from anyk.optimizers import Optimizer
     from anyk.problems import Problem
     from anyk.runs.callbacks import Callbacks
@@ -53,11 +50,6 @@ def _read_config(ctx: click.Context, _: click.Parameter, file: str | None) -> st
         defaults[str(parameter.name)] = check(value, _type_of(parameter), f"{name} in the config file '{file}'")
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return file
-
-
-def option_name(parameter: click.Parameter) -> str:
-    """Return the name of a parameter on the command line, without dashes."""
-    return max(parameter.opts, key=len).lstrip("-")
 
 
 def _type_of(parameter: click.Parameter) -> Any:
@@ -178,8 +170,9 @@ quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
 _CREATE_FOLDERS = ("train", "race")  # output files may lie in the folder that they create, so they check files later
 
 
-def _check_early(check_output: Callable[[str | None], object]) -> Callable[..., str | None]:
+def writable(what: str) -> Callable[..., str | None]:
     """Return the callback of an option that checks an output file before the command starts."""
+    check_output = check_picture if what == "picture" else partial(check_file, what=what)
 
     def callback(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
         if ctx.command.name not in _CREATE_FOLDERS:
@@ -189,22 +182,35 @@ def _check_early(check_output: Callable[[str | None], object]) -> Callable[..., 
     return callback
 
 
-json_option = click.option(
+def _note_json_file(ctx: click.Context, parameter: click.Parameter, file: str | None) -> str | None:
+    """Check the file of --json, and store it in the context, where :func:`write_json` finds it."""
+    ctx.meta[JSON_FILE] = file
+    return writable("file")(ctx, parameter, file)
+
+
+_json_option = partial(
+    click.option,
     "--json",
     "json_file",
     metavar="FILE",
-    callback=_check_early(partial(check_file, what="file")),
+    callback=_note_json_file,
     help="Write the result as JSON ('-': to standard output).",
 )
+json_option = _json_option(expose_value=False)
+
+
+def workers_option(default: int) -> Callable[[Command], Command]:
+    """Return the option ``--workers`` of commands that do not train."""
+    return click.option("--workers", default=default, help="Number of workers, n.")
 
 
 def picture_option(text: str) -> Callable[[Command], Command]:
     """Return the option ``--picture``, which refuses a file that cannot be written before the work starts."""
-    return click.option("--picture", metavar="FILE", callback=_check_early(check_picture), help=text)
+    return click.option("--picture", metavar="FILE", callback=writable("picture"), help=text)
 
 
 @contextlib.contextmanager
-def option_callbacks(console: Console, callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
+def option_callbacks(callbacks: Callbacks, options: RunOptions, folder: Path) -> Iterator[Callbacks]:
     """Yield a run's callbacks, and callbacks for the options: progress on the terminal, metrics, a copy of the log.
 
     If the run is interrupted, print the command that resumes the folder, and exit.
@@ -220,10 +226,10 @@ def option_callbacks(console: Console, callbacks: Callbacks, options: RunOptions
                 metrics = stack.enter_context(Metrics(*address(options.metrics)))
                 click.echo(f"metrics: {metrics.url}", err=True)
                 added.append(metrics)
-            progress = stack.enter_context(Progress(console, quiet=options.quiet))
+            progress = stack.enter_context(Progress(people(), quiet=options.quiet))
             yield callbacks.also(progress, *added)
     except KeyboardInterrupt:
-        exit_interrupted(folder, console)
+        exit_interrupted(folder)
 
 
 max_gb_option = click.option(
@@ -255,7 +261,7 @@ trust_option = click.option(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class RunOptions:
     """The options of every command that trains."""
 
@@ -276,10 +282,10 @@ class RunOptions:
         help="Copy the run's log into this folder every 5 seconds, for 'anyk watch' on other machines.",
     )
     quiet: bool = as_field(quiet_option)
-    json_file: str | None = as_field(json_option)
+    json_file: str | None = as_field(_json_option())
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ProblemOptions:
     """The options that specify the problem, its optimiser and its evaluation."""
 
@@ -314,8 +320,6 @@ class ProblemOptions:
 
     def make_problem(self) -> Problem:
         """Return the problem that the options specify."""
-        from click.core import ParameterSource
-
         from anyk.problems import from_data, from_function
 
         if self.problem is None:
@@ -323,9 +327,8 @@ class ProblemOptions:
             return from_data(
                 str(self.data), file=self.data_file, l2=self.l2, model=self.model, split=self.split, progress=report
             )
-        source = click.get_current_context().get_parameter_source
         for name in ("data", "data_file", "model", "split", "l2"):
-            if source(name) != ParameterSource.DEFAULT:
+            if is_given(name):
                 raise BadInput(f"--problem brings its own data and model; omit --{name.replace('_', '-')}")
         return from_function(self.problem)
 
@@ -336,7 +339,7 @@ class ProblemOptions:
         return usual_optimizer(problem, self.optimizer, self.lr)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class TrainingOptions(ProblemOptions, RunOptions):
     """The options of ``train`` and ``race``."""
 
@@ -387,14 +390,8 @@ class TrainingOptions(ProblemOptions, RunOptions):
 
         return with_fleet(spec, workers_or_range(self.workers), self.partitions)[0]
 
-    def make_problems(self) -> list[Problem]:
-        """Return a problem for each model: the same data, with different random starts."""
-        slots = slot_names(self.models)
-        problem = self.make_problem()
-        return [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
 
-
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ResumeOptions(RunOptions):
     """The options of ``resume``."""
 
@@ -413,14 +410,13 @@ class ResumeOptions(RunOptions):
 def _variant(problem: object, number: int) -> Any:
     """Return a problem with the same data and another random start; the same problem if its start is not random."""
     from anyk.problems import TwoLayerNetwork
-    from anyk.specs import parse
+    from anyk.specs import parse, show
 
     if not isinstance(problem, TwoLayerNetwork):
         return problem
     recipe = problem.recipe() or {}
     name, values = parse(str(recipe["model"]))
     seed = problem.seed + number
-    keys = ",".join(f"{key}={value}" for key, value in (values | {"seed": str(seed)}).items())
     return TwoLayerNetwork(
         problem.X,
         problem.y,
@@ -430,7 +426,7 @@ def _variant(problem: object, number: int) -> Any:
         X_test=problem.X_test,
         y_test=problem.y_test,
         split=problem.uneven,
-        recipe=recipe | {"model": f"{name}:{keys}"},
+        recipe=recipe | {"model": show(name, values | {"seed": seed})},
     )
 
 
@@ -451,7 +447,7 @@ def make_callbacks(specs: Sequence[str]) -> Callbacks:
 
 
 @contextlib.contextmanager
-def resume_arguments(console: Console, folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[ByName]:
+def resume_arguments(folder: Path, config: SharedConfig, options: ResumeOptions) -> Iterator[ByName]:
     """Yield the arguments that ``resume``, ``resume_race`` and ``resume_auto`` have in common.
 
     Callbacks come from the options or, if there are none, from the folder.
@@ -465,22 +461,30 @@ def resume_arguments(console: Console, folder: Path, config: SharedConfig, optio
         with names_in_folder(folder, config.digests.code, trust=options.trust):
             callbacks = make_callbacks(config.callbacks)
     problem = None if options.problem is None else from_function(options.problem)
-    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
-        yield {
-            "problem": problem,
-            "callbacks": all_callbacks,
-            **values_of(options, "trust", *LIMITS),
-        }
+    with option_callbacks(callbacks, options, folder) as all_callbacks:
+        yield {"problem": problem, "callbacks": all_callbacks, **values_of(options, "trust", *LIMITS)}
 
 
-def print_trace_summary(spec: str, workers: int) -> None:
-    """If the delays are a trace, print how it was read to standard error."""
+@contextlib.contextmanager
+def training_arguments(folder: Path, options: TrainingOptions) -> Iterator[tuple[list[Problem], ByName]]:
+    """Yield a problem for each model, and the arguments that ``train``, ``race`` and ``train_auto`` have in common.
+
+    If the delays are a trace, print how it was read to standard error.
+    """
     from anyk.delays import Trace, parse
 
-    model = parse(spec)
-    if isinstance(model, Trace):
-        model.check_fleet(workers)
-        click.echo(model.summary_for(workers), err=True)
+    callbacks = make_callbacks(options.callbacks)
+    slots = slot_names(options.models)
+    problem = options.make_problem()
+    # the same data for each model, with different random starts
+    problems = [problem, *(_variant(problem, number) for number in range(1, len(slots)))]
+    delays = parse(options.delays)
+    if isinstance(delays, Trace):
+        delays.check_fleet(options.workers)
+        click.echo(delays.summary_for(options.workers), err=True)
+    with option_callbacks(callbacks, options, folder) as all_callbacks:
+        arguments: ByName = {"problem": problems if options.models > 1 else problem, **values_of(options, *LIMITS)}
+        yield problems, arguments | {"out": folder, "callbacks": all_callbacks, "evaluate": options.evaluate or ""}
 
 
 def new_folder(options: TrainingOptions, kind: str) -> Path:
@@ -488,7 +492,6 @@ def new_folder(options: TrainingOptions, kind: str) -> Path:
 
     A created folder is removed at the end if it is still empty. Raise if --json names a file that cannot be written.
     """
-    out = options.out
-    folder = Path(out) if out else click.get_current_context().with_resource(claimed_folder(kind))
+    folder = Path(options.out) if options.out else click.get_current_context().with_resource(claimed_folder(kind))
     check_file(options.json_file, "file", folder=folder)
     return folder

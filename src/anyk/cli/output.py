@@ -22,6 +22,8 @@ from anyk.errors import BadInput, as_bad_input
 if TYPE_CHECKING:
     from rich.console import Console
 
+JSON_FILE = "anyk.json_file"  # the key in a click context for the file of --json
+_CONSOLE = "anyk.console"  # the key for the console
 _UNLIMITED = 1000  # characters of a line if neither a terminal nor COLUMNS limits it
 _AFTER_COMMAS = re.compile(r"(?<=,)")
 
@@ -51,17 +53,27 @@ def drop_output() -> None:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-def people(json_file: str | None) -> Console:
-    """Return the console that prints texts and tables: on standard error if standard output carries JSON.
+def json_to_output() -> bool:
+    """Return whether standard output carries the result of the running command as JSON."""
+    return bool(click.get_current_context().meta.get(JSON_FILE) == "-")
+
+
+def people() -> Console:
+    """Return the command's console for texts and tables: standard error if standard output carries JSON.
 
     Lines in a file or a pipe are not broken, unless COLUMNS is set.
     """
     from rich.console import Console
 
-    to_errors = json_file == "-"
-    terminal = (sys.stderr if to_errors else sys.stdout).isatty()
-    fixed_width = os.environ.get("COLUMNS", "").isdigit()
-    return Console(stderr=to_errors, width=None if terminal or fixed_width else _UNLIMITED)
+    meta = click.get_current_context().meta
+    if _CONSOLE not in meta:
+        to_errors = json_to_output()
+        terminal = (sys.stderr if to_errors else sys.stdout).isatty()
+        fixed_width = os.environ.get("COLUMNS", "").isdigit()
+        width = None if terminal or fixed_width else _UNLIMITED
+        meta[_CONSOLE] = Console(stderr=to_errors, width=width)
+    console: Console = meta[_CONSOLE]
+    return console
 
 
 def text_width() -> int:
@@ -84,11 +96,18 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def say(console: Console, *things: Any) -> None:
+def say(*things: Any) -> None:
     """Print tables and texts; lines are broken between words only, and brackets are not taken for styles."""
+    console = people()
     for thing in things:
         shown = wrapped(thing, console.width) if isinstance(thing, str) else thing
         console.print(shown, highlight=False, markup=False, soft_wrap=True)
+
+
+def say_result(*things: Any) -> None:
+    """Print tables and texts for people, unless standard output carries JSON."""
+    if not json_to_output():
+        say(*things)
 
 
 def check_file(file: str | None, what: str, *, folder: Path | None = None) -> str | None:
@@ -138,8 +157,9 @@ def check_page(file: str | None, *, folder: Path) -> None:
     check_packages()
 
 
-def write_json(value: object, file: str | None) -> None:
-    """Write a result to the file that ``--json`` names."""
+def write_json(value: object) -> None:
+    """Write the result of the running command to the file that ``--json`` names."""
+    file = click.get_current_context().meta.get(JSON_FILE)
     if file is None:
         return
     plain = json.loads(json.dumps(value), parse_constant=lambda name: None)  # JSON has no NaN
@@ -157,7 +177,7 @@ def warn(text: str) -> None:
     click.echo(wrapped(f"anyk: {text}", width), err=True)
 
 
-def exit_interrupted(folder: Path, console: Console) -> None:
+def exit_interrupted(folder: Path) -> None:
     """Print how to resume, after the results of a race so far, and exit with status 130.
 
     Raise KeyboardInterrupt if the folder has nothing to resume.
@@ -170,7 +190,7 @@ def exit_interrupted(folder: Path, console: Console) -> None:
 
         with Race.open(folder) as race:
             if race.runs:
-                say(console, race_table(race.runs))
+                say(race_table(race.runs))
     click.echo(f"anyk: interrupted; go on with: anyk resume {folder}", err=True)
     sys.exit(130)
 

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import click
-
-from anyk.cli.fields import FLEET, LIMITS, as_field, option, takes
+from anyk.cli.fields import FLEET, as_field, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
     TrainingOptions,
     config_option,
     curve_option,
-    make_callbacks,
     new_folder,
-    option_callbacks,
     picture_option,
     plugin_option,
-    print_trace_summary,
     resume_arguments,
+    training_arguments,
 )
-from anyk.cli.output import check_page, check_picture, people, say, warn, write_json
+from anyk.cli.output import check_page, check_picture, say, warn, write_json
 from anyk.cli.settings_report import show_settings
 from anyk.plain import values_of
 from anyk.problems.base import rows_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from anyk.optimizers import Optimizer
     from anyk.problems import Problem
     from anyk.runs import Race
@@ -43,7 +37,7 @@ _DELAYS, _TARGET, _SECONDS = "exp:mean=0.2", 0.93, 40.0
 PAGE = "report.html"  # in the folder of a race
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class _Strategies:
     strategies: tuple[str, ...] = option(
         "--strategy",
@@ -66,7 +60,7 @@ class _Strategies:
     curve: Literal["metric", "loss"] = as_field(curve_option)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class RaceOptions(TrainingOptions, _Strategies):
     """The options of ``race``."""
 
@@ -75,8 +69,7 @@ class RaceOptions(TrainingOptions, _Strategies):
 @config_option
 @plugin_option
 @takes(RaceOptions)
-@click.pass_context
-def race(ctx: click.Context, /, options: RaceOptions) -> None:
+def race(options: RaceOptions) -> None:
     """Train with several strategies, one after another, on the same data with the same stragglers.
 
     With no options: scikit-learn's digits, 30 processes, exponential delays with a mean of 0.2 s, until 93 % of the
@@ -90,20 +83,15 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
     anyk resume runs/race-1 --add SPEC     adds a strategy
     anyk resume runs/race-1 --seeds 5      trains with further seeds
     """
-    from click.core import ParameterSource
-
     from anyk.runs.races.race import charged, racers
 
     strategies = options.strategies or racers(options.workers, options.models, fewest=options.fewest)
     options = replace(options, strategies=tuple(map(options.for_fleet, strategies)))
-    changed = any(
-        ctx.get_parameter_source(name) != ParameterSource.DEFAULT
-        for name in ("steps", "seconds", "target", "delays", "data", "problem")
-    )
+    changed = any(map(is_given, ("steps", "seconds", "target", "delays", "data", "problem")))
     if not changed:
         options = replace(options, delays=_DELAYS, target=_TARGET, seconds=_SECONDS)
     if options.settings:
-        show_settings(ctx, options)
+        show_settings(options)
         return
     from anyk.checks import AtLeastOne, check
     from anyk.runs import race as run_race
@@ -112,32 +100,23 @@ def race(ctx: click.Context, /, options: RaceOptions) -> None:
     folder = new_folder(options, "race")
     check_picture(options.picture, folder=folder)
     check_page(options.page, folder=folder)
-    console = people(options.json_file)
-    callbacks = make_callbacks(options.callbacks)
-    problems = options.make_problems()
-    print_trace_summary(options.delays, options.workers)
-    optimizer = options.make_optimizer(problems[0])
-    cluster = options.cluster if changed else charged(options.cluster, problems[0], workers=options.workers)
-    head = [_head(options, problems[0], optimizer)]
-    if cluster != options.cluster:
-        head.append(f"cluster {cluster}: what computing a partition takes here, on a core for each worker")
-    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
+    with training_arguments(folder, options) as (problems, arguments):
+        optimizer = options.make_optimizer(problems[0])
+        cluster = options.cluster if changed else charged(options.cluster, problems[0], workers=options.workers)
+        head = [_head(options, problems[0], optimizer)]
+        if cluster != options.cluster:
+            head.append(f"cluster {cluster}: what computing a partition takes here, on a core for each worker")
         result = run_race(
-            problems if options.models > 1 else problems[0],
-            options.strategies,
             cluster=cluster,
-            seeds=options.seeds,
             optimizer=optimizer,
-            **values_of(options, *FLEET, *LIMITS),
-            out=folder,
-            evaluate=options.evaluate or "",
-            callbacks=all_callbacks,
-            before=_announce(console, options.quiet, head),
+            before=_announce(options.quiet, head),
+            **arguments,
+            **values_of(options, "strategies", "seeds", *FLEET),
         )
     page = None if options.page == "none" else Path(options.page or folder / PAGE)
     picture = Path(options.picture) if options.picture else folder / "race.png"
-    tell_race(console, result, picture, options.curve, page=page)
-    write_json(result.report(), options.json_file)
+    tell_race(result, picture, options.curve, page=page)
+    write_json(result.report())
     if result.failures:
         sys.exit(1)
 
@@ -152,56 +131,53 @@ def _head(options: RaceOptions, problem: Problem, optimizer: Optimizer) -> str:
     )
 
 
-def _announce(console: Console, quiet: bool, head: Sequence[str] = ()) -> Callable[[str], None]:
+def _announce(quiet: bool, head: list[str]) -> Callable[[str], None]:
     """Return a function that prints the title of each run before it starts, and the head before the first."""
-    unprinted = list(head)
 
     def tell(title: str) -> None:
-        say(console, *unprinted, *([] if quiet else [f"· {title}"]))
-        unprinted.clear()
+        say(*head, *([] if quiet else [f"· {title}"]))
+        head.clear()
 
     return tell
 
 
-def tell_race(
-    console: Console, result: Race, picture: Path | None, curve: Any, *, dark: bool = False, page: Path | None = None
-) -> None:
+def tell_race(result: Race, picture: Path | None, curve: Any, *, dark: bool = False, page: Path | None = None) -> None:
     """Print a race's table and remarks, and make picture and page, or print how to install a missing package."""
     from anyk.errors import MissingPackage
     from anyk.views import NothingToDraw, plot, race_notes, race_table, report
 
     if not result.runs:
-        say(console, "nothing has begun")
+        say("nothing has begun")
         return
-    say(console, race_table(result.runs), *race_notes(result.runs))
+    say(race_table(result.runs), *race_notes(result.runs))
     for title, why in result.failures.items():
-        say(console, f"{title} failed: {why}")
+        say(f"{title} failed: {why}")
     if picture is not None:
         try:
             plot(result.runs, picture, of=curve, dark=dark)
         except (MissingPackage, NothingToDraw) as error:
-            say(console, f"no picture: {error}")
+            say(f"no picture: {error}")
         else:
-            say(console, f"picture: {picture}")
+            say(f"picture: {picture}")
     if page is not None:
         try:
             report(result, page)
         except MissingPackage as error:
-            say(console, f"no report: {error}")
+            say(f"no report: {error}")
         else:
-            say(console, f"report: {page}; open it in a browser")
+            say(f"report: {page}; open it in a browser")
 
 
-def resume_the_race(console: Console, folder: Path, options: ResumeOptions) -> None:
+def resume_the_race(folder: Path, options: ResumeOptions) -> None:
     """Run the rest of a race, and print the results of the whole race."""
     from anyk.runs import resume_race
     from anyk.runs.races.race_folder import read_race
 
-    before = _announce(console, options.quiet)
-    with resume_arguments(console, folder, read_race(folder), options) as arguments:
+    before = _announce(options.quiet, [])
+    with resume_arguments(folder, read_race(folder), options) as arguments:
         result = resume_race(folder, add=options.add, seeds=options.seeds, before=before, tell=warn, **arguments)
     page = folder / PAGE
-    tell_race(console, result, folder / "race.png", "metric", page=page if page.exists() else None)
-    write_json(result.report(), options.json_file)
+    tell_race(result, folder / "race.png", "metric", page=page if page.exists() else None)
+    write_json(result.report())
     if result.failures:
         sys.exit(1)

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from anyk.cli.group import main
-from anyk.cli.options import json_option, max_gb_option, plugin_option
-from anyk.cli.output import check_file, people, say, warn, write_json
+from anyk.cli.options import json_option, max_gb_option, plugin_option, writable
+from anyk.cli.output import check_file, say, warn, write_json
 from anyk.errors import BadInput
 
 
@@ -20,7 +20,7 @@ from anyk.errors import BadInput
     "--out",
     default="report.html",
     metavar="FILE.html",
-    callback=lambda _, __, file: check_file(file, "report"),
+    callback=writable("report"),
     help="The page to write.",
 )
 @plugin_option
@@ -39,15 +39,13 @@ def report(runs: tuple[str, ...], out: str) -> None:
     from anyk.views import report as write
 
     opened: list[Run | Race] = []
-    try:
+    with contextlib.ExitStack() as stack:
         for name in runs:
             opened.append(Race.open(name) if is_race(name) else Run.open(name))
+            stack.enter_context(opened[-1])
         if not any(isinstance(each, Run) or each.runs for each in opened):
             raise BadInput(f"'{runs[0]}' has no run that has begun; there is nothing to report on")
         written = write(opened, out)
-    finally:
-        for each in opened:
-            each.close()
     click.echo(f"report: {written} ({Path(written).stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
@@ -108,21 +106,18 @@ def export(run: str, kind: str, out: str | None) -> None:
     from anyk.runs import Run
     from anyk.views.exports import save_perfetto, save_tables
 
-    console = people(None)
     with Run.open(run) as opened:
         name = Path(run).resolve().name
         if kind == "perfetto":
             file = out or f"{name}.perfetto.json.gz"
             check_file(file, "trace")
             count = save_perfetto(opened, file)
-            say(
-                console, f"trace: {file} ({count:,} events); open it at ui.perfetto.dev, which keeps it on your machine"
-            )
+            say(f"trace: {file} ({count:,} events); open it at ui.perfetto.dev, which keeps it on your machine")
             return
         folder = out or f"{name}-tables"
         counts = save_tables(opened, folder, "csv" if kind == "csv" else "parquet")
         summary = ", ".join(f"{table} {count:,}" for table, count in counts.items())
-        say(console, f"tables: {folder} (rows: {summary})")
+        say(f"tables: {folder} (rows: {summary})")
 
 
 @main.command()
@@ -162,7 +157,7 @@ def predict(
 @main.command()
 @click.argument("run")
 @json_option
-def coefficients(run: str, json_file: str | None) -> None:
+def coefficients(run: str) -> None:
     """Show the coefficients of a run's linear model, in the units of the input.
 
     They belong to the columns of the data set, even if the model was trained on standardised ones; a column of text
@@ -174,5 +169,5 @@ def coefficients(run: str, json_file: str | None) -> None:
     with Run.open(run) as opened:
         values = opened.coefficients
     table, note = coefficients_table(values)
-    say(people(json_file), table, *[note] * bool(note))
-    write_json(coefficients_report(values), json_file)
+    say(table, *[note] * bool(note))
+    write_json(coefficients_report(values))

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from anyk.cli.fields import as_field, option, takes
+from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, quiet_option
-from anyk.cli.output import people, say, write_json
+from anyk.cli.output import say, write_json
 from anyk.errors import BadInput
-from anyk.plain import values_of
+from anyk.plain import ByName, values_of
 
 if TYPE_CHECKING:
     from anyk.papers import Item, Reproduction
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ReproductionOptions:
     """The options of ``reproduce``."""
 
@@ -30,95 +29,84 @@ class ReproductionOptions:
     cluster: str | None = option(
         type=click.Choice(["simulated", "processes"]), help="Cluster to run on: a virtual or a real clock."
     )
-    data_dir: str | None = option(metavar="FOLDER", envvar="ANYK_DATA", help="Folder with data sets (or ANYK_DATA).")
+    data_folder: str | None = option(
+        "--data-dir", metavar="FOLDER", envvar="ANYK_DATA", help="Folder with data sets (or ANYK_DATA)."
+    )
     out: str = option(metavar="FOLDER", default="runs/gallery", help="Folder for the results.")
     quiet: bool = as_field(quiet_option)
-    json_file: str | None = as_field(json_option)
 
 
 @main.command()
 @click.argument("name", required=False)
 @takes(ReproductionOptions)
+@json_option
 def reproduce(name: str | None, options: ReproductionOptions) -> None:
     """Reproduce a figure or table of a paper and check its claims. Without NAME: list all items."""
     from anyk.papers import items, reproduce_all
     from anyk.papers import reproduce as run_item
 
     if name is None and not options.everything:
-        _list(options.json_file)
+        _list()
         return
     if name is not None and options.everything:
         raise BadInput(f"--all reproduces every item; leave out '{name}' or --all")
     if options.everything and options.cluster is not None:
         raise BadInput("--all runs each item on its own clock; leave out --cluster")
-    console, out = people(options.json_file), options.out
+    out = options.out
 
     def progress(text: str, done: int, of: int) -> None:
         if not options.quiet and sys.stderr.isatty():
             click.echo(f"\r\x1b[K{done} of {of}  {text}"[:100] if done < of else "\r\x1b[K", err=True, nl=False)
 
+    shared: ByName = {"progress": progress, **values_of(options, "out", "quick", "seeds", "data_folder")}
     try:
         if options.everything:
             reproduced, missing = reproduce_all(
-                out=out,
-                quick=options.quick,
-                seeds=options.seeds,
-                data_folder=options.data_dir,
-                progress=progress,
-                before=lambda item: None if options.quiet else say(console, f"· {item.name} (about {_minutes(item)})"),
-                after=lambda result: say(console, f"  {result.word} ({result.seconds:.0f} s)"),
+                **shared,
+                before=lambda item: None if options.quiet else say(f"· {item.name} (about {_minutes(item)})"),
+                after=lambda result: say(f"  {result.word} ({result.seconds:.0f} s)"),
             )
             for omitted, why in missing.items():
-                say(console, f"{omitted}: not run: {why}")
-            say(console, f"page: {Path(out) / 'gallery.md'}")
-            write_json({"items": [each.plain() for each in reproduced], "not_run": missing}, options.json_file)
+                say(f"{omitted}: not run: {why}")
+            say(f"page: {Path(out) / 'gallery.md'}")
+            write_json({"items": [each.plain() for each in reproduced], "not_run": missing})
             return
         item = items().get(str(name))
         if item is not None and not options.quiet:
-            say(console, f"{item.title}; about {_minutes(item)} at full size")
-        result = run_item(
-            str(name),
-            out=out,
-            quick=options.quick,
-            seeds=options.seeds,
-            cluster=options.cluster,
-            data_folder=options.data_dir,
-            progress=progress,
-        )
+            say(f"{item.title}; about {_minutes(item)} at full size")
+        result = run_item(str(name), cluster=options.cluster, **shared)
     except KeyboardInterrupt:
         click.echo(f"\nanyk: interrupted; what was done is kept in '{out}', the same command goes on", err=True)
         sys.exit(130)
-    _print(console, result, Path(out))
-    write_json(result.plain(), options.json_file)
+    _print(result, Path(out))
+    write_json(result.plain())
 
 
 def _minutes(item: Item) -> str:
     return f"{item.minutes:g} min" if item.minutes >= 1 else f"{60 * item.minutes:.0f} s"
 
 
-def _list(json_file: str | None) -> None:
+def _list() -> None:
     from anyk.papers import items
     from anyk.views.columns import Columns
 
-    console = people(json_file)
     rows = [[item.name, item.title, _minutes(item)] for item in items().values()]
-    say(console, Columns(["item", "what", "full size"], rows))
-    say(console, "anyk reproduce NAME [--quick]")
+    say(Columns(["item", "what", "full size"], rows))
+    say("anyk reproduce NAME [--quick]")
     write_json(
         [
             values_of(item, "name", "title", "source", "minutes") | {"claims": [claim.text for claim in item.claims]}
             for item in items().values()
-        ],
-        json_file,
+        ]
     )
 
 
-def _print(console: Any, result: Reproduction, out: Path) -> None:
+def _print(result: Reproduction, out: Path) -> None:
     from anyk.views.columns import Columns
 
     item, columns = result.item, list(result.item.columns)
-    say(console, Columns(columns, result.table.cells(columns)))
-    say(console, Columns(["claim", "paper", "here", "verdict"], [list(verdict) for verdict in result.verdicts]))
-    say(console, f"{item.name}: {result.word}", result.setting, f"differs from the paper: {item.differs}")
+    say(Columns(columns, result.table.cells(columns)))
+    say(Columns(["claim", "paper", "here", "verdict"], [list(verdict) for verdict in result.verdicts]))
+    say(f"{item.name}: {result.word}", result.setting, f"differs from the paper: {item.differs}")
     picture = result.picture or "none: pip install matplotlib"
-    say(console, f"table: {out / (item.name + '.csv')}", f"picture: {picture}")
+    say(f"table: {out / (item.name + '.csv')}", f"picture: {picture}")

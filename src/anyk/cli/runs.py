@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from anyk.cli.auto import is_auto, is_auto_folder, resume_the_parts, train_in_parts
-from anyk.cli.fields import FLEET, LIMITS, option, takes
+from anyk.cli.fields import FLEET, is_given, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import (
     ResumeOptions,
@@ -19,17 +18,16 @@ from anyk.cli.options import (
     config_option,
     curve_option,
     json_option,
-    make_callbacks,
     new_folder,
-    option_callbacks,
     picture_option,
     plugin_option,
-    print_trace_summary,
     problem_option,
     resume_arguments,
+    training_arguments,
     trust_option,
+    workers_or_range,
 )
-from anyk.cli.output import people, say, warn, write_json
+from anyk.cli.output import json_to_output, say, warn, write_json
 from anyk.cli.races import resume_the_race, tell_race
 from anyk.cli.settings_report import show_settings
 from anyk.cli.supervising import supervise, supervised
@@ -37,14 +35,12 @@ from anyk.errors import BadInput
 from anyk.plain import ByName, values_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from anyk.clusters import Cluster
+    from anyk.fleet import Auto
     from anyk.runs import Promise, Run
     from anyk.runs.folder.config import SharedConfig
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class _Strategy:
     strategy: str = option(
         default="uncoded",
@@ -67,7 +63,7 @@ class _Strategy:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class TrainOptions(TrainingOptions, _Strategy):
     """The options of ``train``."""
 
@@ -76,75 +72,106 @@ class TrainOptions(TrainingOptions, _Strategy):
 @config_option
 @plugin_option
 @takes(TrainOptions)
-@click.pass_context
-def train(ctx: click.Context, /, options: TrainOptions) -> None:
+def train(options: TrainOptions) -> None:
     """Train one model, or several at once, with one strategy."""
-    promise = _read_promise(ctx, options)
+    promise = _read_promise(options)
     if promise is not None:
         options = replace(options, strategy=promise.strategy, workers=promise.workers)
     if options.settings:
-        show_settings(ctx, options)
+        show_settings(options)
         return
     from anyk.clusters import cluster
+    from anyk.runs import train as train_one
+    from anyk.runs import train_many
     from anyk.specs import with_keys
     from anyk.strategies import strategy as build
     from anyk.views import race_notes, race_table
 
     models = options.models
     if options.supervise and not supervised():
-        ctx.exit(supervise(resume, new_folder(options, "train")))
-    if is_auto(options.strategy):
-        train_in_parts(options)
+        sys.exit(supervise(resume, new_folder(options, "train")))
+    if options.strategy.partition(":")[0] == "auto":
+        _train_in_parts(options)
         return
     options = replace(options, strategy=options.for_fleet(options.strategy))
     spec = with_keys(options.strategy, {"models": models}) if models > 1 else options.strategy
     build(spec, workers=options.workers)  # complain before anything is loaded
     fleet = cluster(options.cluster, **values_of(options, *FLEET))
     folder = new_folder(options, "train")
-    console = people(options.json_file)
-    run = _train(console, options, fleet, folder, promise)
-    say(console, race_table([run]), *race_notes([run]), f"run: {folder}")
+    continues = options.begin is not None and options.optimizer is None and options.lr is None
+    if promise is not None:
+        lr = options.lr if promise.learning_rate is None or options.lr is not None else str(promise.learning_rate)
+        options = replace(options, optimizer=options.optimizer or promise.optimizer, lr=lr)
+    with training_arguments(folder, options) as (problems, arguments):
+        training: Any = train_many if models > 1 else train_one
+        run: Run = training(
+            arguments.pop("problem"),
+            promise or options.strategy,
+            fleet,
+            optimizer=None if continues else options.make_optimizer(problems[0]),
+            begin=options.begin,
+            **arguments,
+        )
+    say(race_table([run]), *race_notes([run]), f"run: {folder}")
     report = run.report()
     if promise is not None:
         from anyk.fleet import check
         from anyk.views.fleet_tables import checked_lines
 
         checked = check(run)
-        say(console, *checked_lines(checked))
+        say(*checked_lines(checked))
         report["check"] = checked.report()
-    write_json(report, options.json_file)
+    write_json(report)
 
 
-def _train(console: Console, options: TrainOptions, fleet: Cluster, folder: Path, promise: Promise | None) -> Run:
-    """Train with the callbacks, problems and optimiser that the options name."""
-    from anyk.runs import train as train_one
-    from anyk.runs import train_many
+def _train_in_parts(options: TrainOptions) -> None:
+    """Train in parts, and report measurements, plans and results."""
+    from anyk.fleet import train_auto
+    from anyk.fleet.auto.auto_training import modes
 
-    callbacks = make_callbacks(options.callbacks)
-    problems = options.make_problems()
-    print_trace_summary(options.delays, options.workers)
-    continues = options.begin is not None and options.optimizer is None and options.lr is None
-    if promise is not None:
-        lr = options.lr if promise.learning_rate is None or options.lr is not None else str(promise.learning_rate)
-        options = replace(options, optimizer=options.optimizer or promise.optimizer, lr=lr)
-    with option_callbacks(console, callbacks, options, folder) as all_callbacks:
-        training: Any = train_many if options.models > 1 else train_one
-        run: Run = training(
-            problems if options.models > 1 else problems[0],
-            promise or options.strategy,
-            fleet,
-            optimizer=None if continues else options.make_optimizer(problems[0]),
-            **values_of(options, *LIMITS, "begin"),
-            out=folder,
-            evaluate=options.evaluate or "",
-            callbacks=all_callbacks,
+    settings = modes.build(options.strategy)
+    if options.begin is not None:
+        raise BadInput("'auto' starts a new run; leave out --from, or name a strategy")
+    folder = new_folder(options, "train")
+    with training_arguments(folder, options) as (problems, arguments):
+        result = train_auto(
+            optimizer=options.make_optimizer(problems[0]),
+            tell=say,
+            **arguments,
+            **asdict(settings),
+            **values_of(options, *FLEET, "partitions", "cluster") | {"workers": workers_or_range(options.workers)},
         )
-        return run
+    _report_parts(result)
 
 
-def _read_promise(ctx: click.Context, options: TrainOptions) -> Promise | None:
+def _resume_the_parts(folder: Path, options: ResumeOptions) -> None:
+    """Resume a training in this mode, and report all of it."""
+    from anyk.fleet import resume_auto
+    from anyk.fleet.auto.parts import read_auto
+
+    with resume_arguments(folder, read_auto(folder), options) as arguments:
+        result = resume_auto(folder, tell=say, **arguments)
+    _report_parts(result)
+
+
+def _report_parts(result: Auto) -> None:
+    """Print the parts, whether they kept their promises, and the result."""
+    from anyk.runs.run import setup
+    from anyk.views.fleet_tables import parts_table
+
+    say(parts_table(result.parts))
+    for part in result.parts:
+        if part.checked is not None:
+            say(f"steps {part.run.begun} to {part.run.steps}: {part.checked.sentence}")
+    value = result.run.metric
+    metric = f", {value['name']} {value['value']:.4g}" if value else ""
+    say(f"{result.run.steps} steps in {result.seconds:.4g} s, loss {result.run.loss:.4g}{metric}")
+    say(f"cannot take part, and were left out: {', '.join(result.left_out)}", f"run: {result.run.path}")
+    write_json(setup(result.run.config) | result.report())
+
+
+def _read_promise(options: TrainOptions) -> Promise | None:
     """Return the promise of the plan file, or None without one; raise BadInput if other options contradict it."""
-    from click.core import ParameterSource
     from msgspec import structs
 
     from anyk.runs import Promise
@@ -154,11 +181,11 @@ def _read_promise(ctx: click.Context, options: TrainOptions) -> Promise | None:
     promise = Promise.load(file, trust=True)
     named = promise if options.optimizer is None else structs.replace(promise, optimizer=None)
     named.check_code(f"the plan '{file}'")
-    if ctx.get_parameter_source("strategy") != ParameterSource.DEFAULT:
+    if is_given("strategy"):
         raise BadInput(f"the plan '{file}' says which strategy to run; leave out --strategy, or --plan")
     if options.models > 1:
         raise BadInput(f"the plan '{file}' is for one model, got --models {options.models}")
-    if ctx.get_parameter_source("workers") != ParameterSource.DEFAULT and options.workers != promise.workers:
+    if is_given("workers") and options.workers != promise.workers:
         raise BadInput(
             f"the plan '{file}' is for {promise.workers} workers, got --workers {options.workers}; plan for the fleet "
             "that is to train"
@@ -198,27 +225,27 @@ def resume(run: str, options: ResumeOptions) -> None:
     from anyk.runs.folder.config import read_config
     from anyk.views import race_notes, race_table
 
-    console = people(options.json_file)
-    several = "that of --strategy auto" if is_auto_folder(run) else "that of a race" if is_race(run) else None
+    in_parts = (Path(run) / "auto.toml").is_file()
+    several = "that of --strategy auto" if in_parts else "that of a race" if is_race(run) else None
     if several is not None and options.evaluate is not None:
         raise BadInput(f"the folder '{run}' is {several}, whose runs are evaluated alike; leave out --evaluate")
-    if is_auto_folder(run):
+    if in_parts:
         if options.add or options.seeds is not None:
             raise BadInput(f"the folder '{run}' is {several}; --add and --seeds are for the folder of a race")
-        resume_the_parts(console, Path(run), options)
+        _resume_the_parts(Path(run), options)
         return
     if is_race(run):
-        resume_the_race(console, Path(run), options)
+        resume_the_race(Path(run), options)
         return
     for name, value in (("add", options.add or None), ("seeds", options.seeds)):
         if value is not None:
             raise BadInput(f"'{run}' is a single run; --{name} is for the folder of a race")
-    with resume_arguments(console, Path(run), read_config(Path(run)), options) as arguments:
+    with resume_arguments(Path(run), read_config(Path(run)), options) as arguments:
         if options.evaluate is not None:
             arguments["evaluate"] = options.evaluate
         result = resume_training(run, tell=warn, **arguments)
-    say(console, race_table([result]), *race_notes([result]))
-    write_json(result.report(), options.json_file)
+    say(race_table([result]), *race_notes([result]))
+    write_json(result.report())
 
 
 _SHOWN = (
@@ -245,14 +272,11 @@ _SHOWN = (
 @click.option("--dark", is_flag=True, help="Draw the picture for a dark page.")
 @curve_option
 @json_option
-def show(
-    run: str, step: int | None, staleness: bool, picture: str | None, dark: bool, curve: Any, json_file: str | None
-) -> None:
+def show(run: str, step: int | None, staleness: bool, picture: str | None, dark: bool, curve: Any) -> None:
     """Show a run (settings, result, how its chunks ended, the receipt of a step, staleness) or a race."""
     from anyk.runs import Race, Run, is_race
     from anyk.views import plot, plot_staleness, race_notes, race_table
 
-    console = people(json_file)
     if is_race(run):
         if step is not None or staleness:
             name = "staleness" if step is None else "step"
@@ -260,43 +284,43 @@ def show(
         race = Race.open(run)
         first = race.runs[0].config if race.runs else None
         if race.config:
-            _say_setup(console, (race.config, first.environment if first else {}))
+            _say_setup((race.config, first.environment if first else {}))
         else:
-            _say_setup(console, *((each.config, each.config.environment) for each in race.runs))
+            _say_setup(*((each.config, each.config.environment) for each in race.runs))
         if race.waiting or race.unfinished:
             unfinished = [*map(race.title, race.unfinished), *race.waiting]
-            say(console, f"not finished: {', '.join(unfinished)}; go on with: anyk resume {run}")
-        tell_race(console, race, None if picture is None else Path(picture), curve, dark=dark)
-        write_json(race.report(), json_file)
+            say(f"not finished: {', '.join(unfinished)}; go on with: anyk resume {run}")
+        tell_race(race, None if picture is None else Path(picture), curve, dark=dark)
+        write_json(race.report())
         return
     opened = Run.open(run)
     report = opened.report()
     if step is not None:
-        _show_receipt(console, opened, step)
+        _show_receipt(opened, step)
     if staleness:
-        report |= _show_staleness(console, opened)
+        report |= _show_staleness(opened)
     if step is None and not staleness:
-        say(console, f"{'strategy':<13} {_expanded(opened)}")
-        _say_setup(console, (opened.config, opened.config.environment))
-        say(console, race_table([opened]), *race_notes([opened]))
+        say(f"{'strategy':<13} {_expanded(opened)}")
+        _say_setup((opened.config, opened.config.environment))
+        say(race_table([opened]), *race_notes([opened]))
         ledger = opened.ledger
         if ledger:
             ended = "  ".join(f"{key} {value}" for key, value in ledger.items() if value and key != "unusable")
-            say(console, f"chunks: {ended}")
+            say(f"chunks: {ended}")
             if opened.comparison:
-                say(console, opened.comparison)
+                say(opened.comparison)
         for note in opened.notes:
-            say(console, f"{note['time']:9.3f} s  {note['kind']}: {note['text']}")
+            say(f"{note['time']:9.3f} s  {note['kind']}: {note['text']}")
     if picture is not None:
         if staleness:
             plot_staleness(opened, picture)
         else:
             plot(opened, picture, of=curve, dark=dark)
-        say(console, f"picture: {picture}")
-    write_json(report, json_file)
+        say(f"picture: {picture}")
+    write_json(report)
 
 
-def _say_setup(console: Console, *runs: tuple[SharedConfig, Mapping[str, str]]) -> None:
+def _say_setup(*runs: tuple[SharedConfig, Mapping[str, str]]) -> None:
     """Print the settings and versions of runs; of a setting in which they differ, all values."""
     rows = []
     for config, environment in runs:
@@ -308,7 +332,7 @@ def _say_setup(console: Console, *runs: tuple[SharedConfig, Mapping[str, str]]) 
     for name in dict.fromkeys(name for row in rows for name in row):
         values = dict.fromkeys(row.get(name) or "none" for row in rows)
         if any(row.get(name) for row in rows):
-            say(console, f"{name:<13} {'differs: ' * (len(values) > 1)}{' | '.join(values)}")
+            say(f"{name:<13} {'differs: ' * (len(values) > 1)}{' | '.join(values)}")
 
 
 def _expanded(run: Run) -> str:
@@ -323,36 +347,37 @@ def _expanded(run: Run) -> str:
     return requested if completed_spec == requested else f"{requested}, that is {completed_spec}"
 
 
-def _show_receipt(console: Console, run: Run, step: int) -> None:
+def _show_receipt(run: Run, step: int) -> None:
     receipt = run.receipt(step)
-    say(console, f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}")
-    if receipt.fleet:
-        say(console, receipt.fleet)
-    say(console, "partitions counted with weight:")
-    say(console, "  " + " ".join(f"{weight:.3g}" for weight in receipt.weights))
-    say(console, f"{len(receipt.used)} messages used:")
+    lines = [
+        f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}",
+        *[receipt.fleet] * bool(receipt.fleet),
+        "partitions counted with weight:",
+        "  " + " ".join(f"{weight:.3g}" for weight in receipt.weights),
+        f"{len(receipt.used)} messages used:",
+    ]
     for (worker, task, weight, staleness), samples in zip(receipt.used, receipt.samples, strict=True):
         of = "" if samples is None else f", {samples:,} samples"
-        say(console, f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}{of}")
+        lines.append(f"  worker {worker}, task {task}, weight {weight:.3g}, staleness {staleness}{of}")
     if receipt.spare:
-        say(console, f"{len(receipt.spare)} in time but not needed: workers {', '.join(map(str, receipt.spare))}")
-    say(console, f"{len(receipt.cut_off)} cut off:" if receipt.cut_off else "no worker was cut off")
-    for cut in receipt.cut_off:
-        say(console, f"  {cut}")
+        lines.append(f"{len(receipt.spare)} in time but not needed: workers {', '.join(map(str, receipt.spare))}")
+    lines.append(f"{len(receipt.cut_off)} cut off:" if receipt.cut_off else "no worker was cut off")
+    lines += [f"  {cut}" for cut in receipt.cut_off]
     if receipt.rest:
-        say(console, f"still at work, or away: workers {', '.join(map(str, receipt.rest))}")
+        lines.append(f"still at work, or away: workers {', '.join(map(str, receipt.rest))}")
+    say(*lines)
 
 
-def _show_staleness(console: Console, run: Run) -> ByName:
+def _show_staleness(run: Run) -> ByName:
     """Print the table and the mean of staleness, and return both for JSON."""
     from anyk.views import mean_staleness, staleness_table
 
     counts = run.staleness()
     mean = mean_staleness(counts)
     if mean is None:
-        say(console, "no messages were used yet")
+        say("no messages were used yet")
     else:
-        say(console, staleness_table(counts), f"mean staleness {mean:.4g} versions")
+        say(staleness_table(counts), f"mean staleness {mean:.4g} versions")
     plain = [{"staleness": value, "messages": count} for value, count in counts.items()]
     return {"staleness": plain, "mean_staleness": mean}
 
@@ -378,7 +403,7 @@ def replay(run: str, decisions_only: bool, problem: str | None, trust: bool) -> 
 @main.command()
 @click.argument("run")
 @json_option
-def verify(run: str, json_file: str | None) -> None:
+def verify(run: str) -> None:
     """Check that a run folder is intact: its log, its ledger, its checkpoints, and the data and code it used.
 
     No code that the folder names is run, and nothing is written to it. Exit codes: 0 intact, 1 damaged, 2 not a run
@@ -387,8 +412,8 @@ def verify(run: str, json_file: str | None) -> None:
     from anyk.runs import verify as verify_run
 
     verification = verify_run(run)
-    if json_file != "-":
+    if not json_to_output():
         click.echo(str(verification))
-    write_json(verification.report(), json_file)
+    write_json(verification.report())
     if not verification.whole:
         sys.exit(1)

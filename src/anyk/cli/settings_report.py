@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import click
 
-from anyk.cli.fields import FLEET
-from anyk.cli.options import TrainingOptions, option_name
+from anyk.cli.fields import FLEET, option_name
+from anyk.cli.options import TrainingOptions
 from anyk.cli.output import free_folder
 from anyk.plain import values_of
 
 
-def show_settings(ctx: click.Context, options: TrainingOptions) -> None:
+def show_settings(options: TrainingOptions) -> None:
     """Print the value of every setting and its source."""
     from anyk.strategies import complete_spec, strategy
 
-    sources = {
-        "COMMANDLINE": "command line",
-        "ENVIRONMENT": "environment",
-        "DEFAULT_MAP": "config file",
-        "DEFAULT": "default",
-    }
+    ctx = click.get_current_context()
+    sources = {"COMMANDLINE": "command line", "DEFAULT_MAP": "config file"}
     resolved = _resolved(options, str(ctx.command.name))
     for parameter in ctx.command.params:
         name = str(parameter.name)
@@ -35,7 +31,8 @@ def show_settings(ctx: click.Context, options: TrainingOptions) -> None:
             text = ", ".join(complete_spec(spec, strategy(spec, workers=options.workers)) for spec in specs)
         else:
             text = ", ".join(value) if isinstance(value, tuple) else str(value)
-        click.echo(f"{option_name(parameter):<14} {text:<44} {sources.get(source.name if source else '', '')}")
+        where = source.name if source else ""
+        click.echo(f"{option_name(parameter):<14} {text:<44} {sources.get(where, where.lower())}")
 
 
 def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -58,20 +59,16 @@ def supervise(resume: click.Command, folder: Path) -> int:
     return 130
 
 
-class _Forwarding:
+class _Forwarding(ExitStack):
     """Forwards signals to the process that trains, which is in a separate group and receives each signal once."""
 
+    interrupted = False
+    _process: subprocess.Popen[bytes] | None = None
+
     def __init__(self) -> None:
-        self.interrupted = False
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> _Forwarding:
-        self._before = {number: signal.signal(number, self._forward) for number in _FORWARDED}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        super().__init__()
+        for number in _FORWARDED:
+            self.callback(signal.signal, number, signal.signal(number, self._forward))
 
     def wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for a process, forward signals to it meanwhile, and return its exit code."""

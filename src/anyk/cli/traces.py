@@ -9,10 +9,8 @@ import click
 
 from anyk.checks import NonnegativeNumber, check
 from anyk.cli.group import main
-from anyk.cli.options import json_option, max_gb_option, picture_option, plugin_option, unit_option
-from anyk.cli.output import check_file, write_json
-
-_mu = click.option("--mu", default=1.0, help="A round cuts workers off at 1 + mu times the seconds of its fastest.")
+from anyk.cli.options import json_option, max_gb_option, picture_option, plugin_option, unit_option, writable
+from anyk.cli.output import json_to_output, write_json
 
 
 @main.group()
@@ -24,10 +22,10 @@ def trace() -> None:
 @click.argument("file")
 @unit_option
 @max_gb_option
-@_mu
+@click.option("--mu", default=1.0, help="A round cuts workers off at 1 + mu times the seconds of its fastest.")
 @picture_option("Draw a heat map and the distribution.")
 @json_option
-def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None, json_file: str | None) -> None:
+def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | None) -> None:
     """Show a trace: distribution, delay laws that fit it, slow workers, and the length of bursts."""
     from anyk.delays import Trace
     from anyk.views.trace_pictures import draw_trace, trace_facts, trace_text
@@ -35,7 +33,7 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
     check(mu, NonnegativeNumber, "mu")
     table = Trace(file, unit=unit, max_gb=max_gb)
     facts = trace_facts(table.times, mu, table.censored)
-    if json_file != "-":
+    if not json_to_output():
         click.echo(table.summary)
         if table.load_measured is not None:
             click.echo(f"each worker computed {table.load_measured:g} of the data")
@@ -49,8 +47,8 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
             table.censored,
             f"{Path(file).name}: {facts['rounds']} rounds x {facts['workers']} workers",
         )
-        click.echo(f"picture: {picture}", err=json_file == "-")
-    write_json(facts, json_file)
+        click.echo(f"picture: {picture}", err=json_to_output())
+    write_json(facts)
 
 
 @trace.command()
@@ -59,7 +57,7 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
     "--out",
     metavar="FILE.npz",
     required=True,
-    callback=lambda _, __, file: check_file(file, "trace"),
+    callback=writable("trace"),
     help="The trace to write; read it with trace:FILE.npz.",
 )
 @plugin_option

@@ -260,7 +260,7 @@ def _few_ticks(axis: Any, low: float, high: float) -> None:
 def draw(title: str, panels: Sequence[Drawing], table: Table, file: Path) -> None:
     """Draw all panels side by side into a file."""
     columns = max(1, len(panels))
-    with picture(file, (5.6 * columns, 4.2), "the picture of a reproduction", columns=columns) as (figure, axes):
+    with picture(file, (5.6 * columns, 4.2), columns=columns) as (figure, axes):
         for panel, ax in zip(panels, np.atleast_1d(axes), strict=True):
             panel.draw(ax, table)
         figure.suptitle(textwrap.fill(title, _WIDTH * columns), x=0.01, ha="left")

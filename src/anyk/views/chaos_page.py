@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anyk import __version__
 from anyk.errors import as_bad_input
 from anyk.views.columns import Columns
 
@@ -31,9 +31,7 @@ def chaos_page(result: ChaosResult, path: str | Path) -> Path:
     :class:`~anyk.errors.BadInput` if the file cannot be written, and :class:`~anyk.errors.MissingPackage` without
     Jinja2 (``anyk[report]``).
     """
-    from markupsafe import Markup
-
-    from anyk.views.page import check_packages, style, template
+    from anyk.views.page import check_packages, render
 
     check_packages()
     times, updates = np.array(result.samples, dtype=float).T
@@ -44,10 +42,10 @@ def chaos_page(result: ChaosResult, path: str | Path) -> Path:
     lanes = {
         kind: [round(1000 * at / end, 1) for at, each in result.marks if each == kind] for kind in result.faults.kinds
     }
-    text = template("chaos.html.jinja").render(
+    text = render(
+        "chaos",
         result=result,
-        version=version("anyk"),
-        css=Markup(style()),
+        version=__version__,
         rates=rates.tolist(),
         highest=max(float(rates.max()), 1e-9),
         mean=float(added[-1]) / end,

@@ -75,12 +75,13 @@ def matrix_text(code: Code) -> str:
         return ""
     dense = code.encoding.toarray()
     whole = bool(np.all(dense == np.round(dense)))
-    width = max(len(f"{value:.0f}" if whole else f"{value:.2f}") for value in dense.ravel()) + 1
+    digits = 0 if whole else 2
+    rows = [["." if value == 0 else f"{value:.{digits}f}" for value in row] for row in dense]
+    width = 1 + max(len(cell) for row in rows for cell in row)
     lines = []
-    for i, row in enumerate(dense):
-        cells = ["." if value == 0 else f"{value:.0f}" if whole else f"{value:.2f}" for value in row]
+    for i, row in enumerate(rows):
         name = f"{i // code.messages}" + (f".{i % code.messages}" if code.messages > 1 else "")
-        lines.append(f"{name:>5} " + "".join(cell.rjust(width) for cell in cells))
+        lines.append(f"{name:>5} " + "".join(cell.rjust(width) for cell in row))
     return "\n".join(lines)
 
 
@@ -96,7 +97,7 @@ def theory_text(thing: object, width: int = 100) -> str:
 
 def plot_code(code: Code, path: str | Path | None = None) -> Figure:
     """Draw the encoding matrix: a square for each partition that a worker stores, coloured by the coefficient."""
-    with picture(path, (7.0, 6.0), "the picture of a code") as (figure, axes):
+    with picture(path, (7.0, 6.0)) as (figure, axes):
         dense = code.encoding.toarray()
         most = float(np.abs(dense).max()) or 1.0
         shown = np.ma.masked_equal(dense, 0.0)
@@ -112,9 +113,11 @@ def plot_code(code: Code, path: str | Path | None = None) -> Figure:
             axes.text(1.0, 1.01, f"stored, coefficient {most:g}", transform=axes.transAxes, ha="right", fontsize=9)
         else:
             figure.colorbar(image, ax=axes, label="coefficient", shrink=0.8)
-        axes.set_xlabel("partition" if code.blocks == 1 else "partition x block")
-        axes.set_ylabel("worker" if code.messages == 1 else "message (worker by worker)")
-        axes.set_title(f"{code.spec}, {code.workers} workers")
+        axes.set(
+            xlabel="partition" if code.blocks == 1 else "partition x block",
+            ylabel="worker" if code.messages == 1 else "message (worker by worker)",
+            title=f"{code.spec}, {code.workers} workers",
+        )
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_major_locator().set_params(integer=True)
     return figure
@@ -124,7 +127,7 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
     """Draw residual against stragglers: random sets on the left, an adversary's on the right, closed forms as lines."""
     if not curves:
         raise BadInput("there is no code to draw")
-    with picture(path, (11.0, 4.8), "the picture of codes", columns=2) as (figure, both):
+    with picture(path, (11.0, 4.8), columns=2) as (figure, both):
         for i, curve in enumerate(curves):
             colour = COLOURS[i % len(COLOURS)]
             uncovered = bool(curve.stragglers[0] == 0 and curve.random[0] > EXACT)
@@ -144,10 +147,8 @@ def plot_codes(curves: Sequence[Curve], path: str | Path | None = None) -> Figur
         hollow = "hollow: found by search, at least this"
         both[1].set_title(f"stragglers chosen to hurt\n({hollow}{'; dashed: bounds' * bounded})")
         top = max(1.02, max(float(np.nanmax(curve.adversarial)) for curve in curves) * 1.02)
-        for axes in both:
-            axes.set_xlabel(f"stragglers of {curves[0].code.workers} workers")
-            axes.set_ylabel("residual (root mean square)" if axes is both[0] else "residual (largest found)")
-            axes.set_ylim(-0.02, top)
+        for axes, label in zip(both, ("residual (root mean square)", "residual (largest found)"), strict=True):
+            axes.set(xlabel=f"stragglers of {curves[0].code.workers} workers", ylabel=label, ylim=(-0.02, top))
             axes.legend(loc="upper left")
     return figure
 
@@ -176,7 +177,7 @@ def _draws(count: int) -> str:
 
 def thresholds_table(thresholds: Mapping[str, Mapping[str, Threshold]]) -> Columns:
     """Return the numbers of stragglers that do harm, by code and the adversary's knowledge; upper bounds are marked."""
-    titles = ["chosen by one\nwho knows:", *(f"{knows}" for knows in next(iter(thresholds.values())))]
+    titles = ["chosen by one\nwho knows:", *next(iter(thresholds.values()))]
     rows = [[spec, *(_threshold(threshold) for threshold in row.values())] for spec, row in thresholds.items()]
     return Columns(titles, rows)
 

@@ -64,9 +64,8 @@ class Columns:
         for row in self.rows:
             yield _text(row[0], "bold")
             for title, cell in zip(titles, row[1:], strict=True):
-                if not cell:
-                    continue
-                yield _text(f"  {title}{' ' * (width - cell_len(title))}  {cell}", "")
+                if cell:
+                    yield _text(f"  {title}{' ' * (width - cell_len(title))}  {cell}", "")
 
 
 def shortened(text: str, width: int, mark: str = "…") -> str:

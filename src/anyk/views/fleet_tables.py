@@ -27,6 +27,10 @@ _BARS = 20  # workers in the picture
 _WORTH = 0.01  # gain of a change of the fleet that is worth a word
 _MARKERS = "osD^v"  # of strategies that share a colour
 _HIGHEST = 2.0  # times today's seconds, beyond which a strategy is not drawn
+PLAN_NOTE = (  # on the columns of the table
+    "gain: how much less time it takes than today's; load: the largest share of the data that a worker computes in "
+    "a step (in brackets: that it stores, if that is more)"
+)
 
 
 def explained_table(explanation: Explanation) -> Columns:
@@ -59,7 +63,7 @@ def explained_note(explanation: Explanation) -> str:
 
 def draw_explanation(record: Record, explanation: Explanation, path: str | Path) -> None:
     """Draw each time over its round's median, the costliest workers on top, and the cost of each."""
-    with picture(path, (11.0, 4.8), "drawing an explanation", columns=2) as (figure, (heat, bars)):
+    with picture(path, (11.0, 4.8), columns=2) as (figure, (heat, bars)):
         names = [worker.worker for worker in explanation.workers]
         order = [record.workers.index(name) for name in names]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -67,9 +71,7 @@ def draw_explanation(record: Record, explanation: Explanation, path: str | Path)
         most = max(0.5, float(np.nanquantile(np.abs(ratio[np.isfinite(ratio)]), 0.995)))
         image = heat.imshow(ratio, aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
         heat.grid(False)
-        heat.set_xlabel("round")
-        heat.set_ylabel("workers, the costliest on top")
-        heat.set_yticks([])
+        heat.set(xlabel="round", ylabel="workers, the costliest on top", yticks=[])
         bar = figure.colorbar(image, ax=heat, label="time over the round's median")
         ticks = [tick for tick in bar.get_ticks() if -most <= tick <= most]
         bar.set_ticks(ticks, labels=[f"{2.0**tick:.2g}" for tick in ticks])
@@ -78,8 +80,7 @@ def draw_explanation(record: Record, explanation: Explanation, path: str | Path)
         costs = [100 * worker.cost_seconds / explanation.seconds for worker in shown]
         bars.barh([str(worker.worker) for worker in shown], costs, color=colours)
         bars.invert_yaxis()
-        bars.set_ylabel("worker")
-        bars.set_xlabel("cost in % of the run (coloured: more than chance)")
+        bars.set(ylabel="worker", xlabel="cost in % of the run (coloured: more than chance)")
         bars.grid(axis="y", visible=False)
         figure.suptitle(
             f"{len(record.rounds)} rounds x {len(record.workers)} workers: slowdown {explanation.slowdown:.3g}; "
@@ -147,14 +148,6 @@ def plan_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def plan_note() -> str:
-    """Return an explanation of the columns of the table."""
-    return (
-        "gain: how much less time it takes than today's; load: the largest share of the data that a worker computes in "
-        "a step (in brackets: that it stores, if that is more)"
-    )
-
-
 def _cause(plan: Plan) -> str:
     """Return how much can be gained, and from which workers, as text."""
     share, named = plan.fleet.apart, plan.fleet.named
@@ -198,13 +191,12 @@ def parts_table(parts: Sequence[Part]) -> Columns:
     rows = []
     for part in parts:
         run, promised = part.run, part.promise and part.promise.seconds_per_step
-        jobs = max(1, run.jobs)
         rows.append(
             [
                 run.config.strategy,
                 f"{run.begun} to {run.steps}",
                 f"{run.seconds:.4g}",
-                f"{run.seconds / jobs:.3g}",
+                f"{run.seconds / max(1, run.jobs):.3g}",
                 f"{promised.low:.3g} to {promised.high:.3g}" if promised else "measures",
             ]
         )
@@ -213,7 +205,7 @@ def parts_table(parts: Sequence[Part]) -> Columns:
 
 def draw_plan(plan: Plan, path: str | Path | None) -> Figure:
     """Draw seconds of a step, or to the target, against load, with intervals; a line joins the Pareto front."""
-    with picture(path, (8.6, 5.0), "drawing a plan") as (figure, axes):
+    with picture(path, (8.6, 5.0)) as (figure, axes):
         front = pareto(plan.candidates)
 
         def of(one: Choice) -> Estimate:
@@ -232,13 +224,12 @@ def draw_plan(plan: Plan, path: str | Path | None) -> Figure:
             interval = [[seconds.median - seconds.low], [seconds.high - seconds.median]]
             axes.errorbar(one.load, seconds.median, interval, ms=6, **look)
         axes.plot([one.load for one in front], [of(one).median for one in front], color=LIGHT["dim"], lw=1.0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
             name_ticks(axis)
         figure.legend(loc="outside lower left", ncols=2)
-        axes.set_xlabel("load: share of the data that a worker computes in a step")
         what = "seconds a step" if plan.target is None else "seconds to the target"
-        axes.set_ylabel(f"{what} (90 % prediction interval)")
+        share = "load: share of the data that a worker computes in a step"
+        axes.set(xlabel=share, ylabel=f"{what} (90 % prediction interval)")
         axes.set_title(plan_lines(plan)[0], fontsize=10)
     return figure

@@ -61,7 +61,7 @@ def plot(
     wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
     target = first[0].config.target if of == "metric" else None
     look = DARK if dark else LIGHT
-    with picture(path, (8.6, _HEIGHT + _ROW * len(groups)), "drawing a picture", look=look) as (figure, axes):
+    with picture(path, (8.6, _HEIGHT + _ROW * len(groups)), look=look) as (figure, axes):
         faster = _faster(groups)
         for i, curve in enumerate(curves):
             shown = curve.times > 0.0 if wide else curve.times >= 0.0
@@ -78,16 +78,15 @@ def plot(
         lowest = None if falls else lower_end([(curve.times, curve.values) for curve in curves])
         if lowest is not None:
             axes.set_ylim(bottom=lowest)
-        axes.set_xscale("log" if wide else "linear")
-        axes.set_yscale("log" if falls else "linear")
+        axes.set(xscale="log" if wide else "linear", yscale="log" if falls else "linear")
         if not wide:
             axes.set_xlim(left=0)
         if target is not None:
             axes.axhline(target, color=look["dim"], lw=0.9, ls="--", zorder=0, label=f"target {target:g}")
         figure.legend(loc="outside lower left")
         clock = "virtual seconds" if on_virtual_clock(first[0]) else "wall-clock seconds"
-        axes.set_xlabel(clock + ", logarithmic" * wide)
-        axes.set_ylabel({"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name))
+        label = {"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name)
+        axes.set(xlabel=clock + ", logarithmic" * wide, ylabel=label)
         for axis, logarithmic in ((axes.xaxis, wide), (axes.yaxis, falls)):
             if logarithmic:
                 name_ticks(axis)
@@ -146,13 +145,14 @@ def lower_end(lines: Sequence[tuple[Floats, Floats]]) -> float | None:
     So a steep rise at the start is omitted, which would squeeze the lines into a small part of the figure. None for a
     single line, or if there is no such rise.
     """
-    medians = [float(np.median(values)) for _, values in lines if len(values)]
-    lows = [float(np.min(values)) for _, values in lines if len(values)]
-    tops = [float(np.max(values)) for _, values in lines if len(values)]
-    if len(medians) < 2 or min(medians) >= max(tops):
+    drawn_lines = [values for _, values in lines if len(values)]
+    if len(drawn_lines) < 2:
         return None
-    start = min(medians) - 0.5 * (max(tops) - min(medians))
-    return start if start > min(lows) else None
+    median = min(float(np.median(values)) for values in drawn_lines)
+    every = np.concatenate(drawn_lines)
+    top = float(every.max())
+    start = median - 0.5 * (top - median)
+    return start if median < top and start > every.min() else None
 
 
 def _faster(groups: Sequence[Sequence[Run]]) -> list[str]:
@@ -217,8 +217,7 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
 
 def purpose(run: Run) -> str:
     """Return what a run's strategy does, in a few words; empty if its spec cannot be built."""
-    workers = run.config.workers
     try:
-        return build_strategy(run.config.strategy, workers=workers).summary
+        return build_strategy(run.config.strategy, workers=run.config.workers).summary
     except BadInput:  # made in Python, or in a plug-in that is not loaded
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from anyk.errors import BadInput
 from anyk.problems import Coefficients
-from anyk.runs import Run, SeedsComparison, Spread, compare, compare_seeds, grouped, spread
+from anyk.runs import Run, SeedsComparison, compare, compare_seeds, grouped, spread
 from anyk.runs.cluster_speed import ClusterSpeed
 from anyk.runs.floor import SHOWN_FROM
 from anyk.runs.limits import LIMIT
@@ -65,25 +66,26 @@ def _columns(runs: Sequence[Run], *, single: bool) -> list[_Column]:
     many_models = any(run.models_trained > 1 for run in runs)
     target = next((run.config.target for run in runs if run.config.target is not None), None)
     worst = -math.inf if runs[0].config.better == "higher" else math.inf
-    columns = [_Column("steps", lambda run: run.steps, "{:.12g}".format)]
-    if many_models and single:
-        columns += [_Column("models", lambda run: run.models_trained, str), _Column("jobs", lambda run: run.jobs, str)]
-    columns += [_Column("seconds", lambda run: run.seconds, seconds)]
-    columns += [_Column("seconds\na job", lambda run: run.seconds_a_job, seconds)] * many_models
-    if single:
-        columns += [_Column("floor\ns", lambda run: run.floor_seconds, seconds)]
-        columns += [_Column("ratio", ratio_to_floor, lambda ratio: "–" if ratio is None else f"{ratio:.3f}")]
-    columns += [_Column("loss", lambda run: run.loss, number)]
+    ratio = _Column("ratio", ratio_to_floor, lambda ratio: "–" if ratio is None else f"{ratio:.3f}")
+    several = [_Column("models", attrgetter("models_trained"), str), _Column("jobs", attrgetter("jobs"), str)]
+    columns = [
+        _Column("steps", attrgetter("steps"), "{:.12g}".format),
+        *several * (many_models and single),
+        _Column("seconds", attrgetter("seconds"), seconds),
+        *[_Column("seconds\na job", attrgetter("seconds_a_job"), seconds)] * many_models,
+        *[_Column("floor\ns", attrgetter("floor_seconds"), seconds), ratio] * single,
+        _Column("loss", attrgetter("loss"), number),
+    ]
     metrics = {run.metric_name: (run.metric_name, worst) for run in runs if run.metric} or {"metric": ("metric", worst)}
     for name, title in (("accuracy", "accuracy"), ("r2", "R²")):  # further metrics
         if any(name in run.metrics for run in runs):
             metrics.setdefault(name, (title, -math.inf))
     for name, (title, missing) in metrics.items():
-        columns += [_Column(title, partial(_metric, name), number, missing)]
+        columns.append(_Column(title, partial(_metric, name), number, missing))
     if single and any(_lost_target(run) for run in runs):
-        columns += [_Column("best", lambda run: run.best, number)]
+        columns.append(_Column("best", attrgetter("best"), number))
     if target is not None:
-        columns += [_Column(f"s to\n{target:g}", lambda run: run.time_to_target, seconds)]
+        columns.append(_Column(f"s to\n{target:g}", attrgetter("time_to_target"), seconds))
     return columns
 
 
@@ -118,19 +120,16 @@ def _seeds_table(comparison: SeedsComparison) -> Columns:
     rows = []
     for strategy in comparison.strategies:
         seeds = len(strategy.runs)
-        cells = [(str(seeds), "", "")]
+        cells: list[tuple[str, ...]] = [(str(seeds), "", "")]
         for column in columns:
-            cells.append(_spread_texts(spread(map(column.value, strategy.runs), missing=column.missing), column.text))
+            values = spread(map(column.value, strategy.runs), missing=column.missing)
+            cells.append(tuple(map(column.text, values)))
         cells += [(f"{strategy.reached} of {seeds}", "", "")] * reached
         if compared:
             text = partial(_speed_up_text, at_least=strategy.at_least)
-            cells.append(_spread_texts(strategy.speed_up or Spread(None, None, None), text))
+            cells.append(tuple(map(text, strategy.speed_up or (None, None, None))))
         rows += [list(row) for row in zip((strategy.strategy, "  least", "  largest"), *cells, strict=True)]
     return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])
-
-
-def _spread_texts(values: Spread, text: Callable[[Any], str]) -> tuple[str, str, str]:
-    return text(values.median), text(values.least), text(values.most)
 
 
 def _speed_up_text(value: float | None, at_least: bool = False) -> str:
@@ -342,7 +341,7 @@ def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
     mean = mean_staleness(counts)
     if mean is None:
         raise BadInput("the run used no messages yet; there is no staleness to plot")
-    with picture(path, (7.0, 4.2), "the picture of staleness") as (figure, axes):
+    with picture(path, (7.0, 4.2)) as (figure, axes):
         values = np.arange(max(counts) + 1)
         shares = np.array([counts.get(value, 0) for value in values.tolist()]) / sum(counts.values())
         axes.bar(values, shares, width=0.9, color=COLOURS[0], alpha=0.8, label="messages used")
@@ -354,8 +353,7 @@ def plot_staleness(run: Run, path: str | Path | None = None) -> Figure:
             lw=1.5,
             label=f"geometric distribution with mean {mean:.3g}",
         )
-        axes.set_xlabel("staleness (versions)")
-        axes.set_ylabel("share of the messages")
+        axes.set(xlabel="staleness (versions)", ylabel="share of the messages")
         axes.set_title(f"{run.config.strategy}: mean staleness {mean:.3g}")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend()

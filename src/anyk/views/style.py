@@ -42,17 +42,15 @@ COLOURS = tuple(colour for name, colour in LIGHT.items() if name.startswith("cur
 def picture(
     path: str | Path | None,
     size: tuple[float, float],
-    what: str,
     *,
     columns: int = 1,
     look: Mapping[str, str] = LIGHT,
 ) -> Iterator[tuple[Figure, Any]]:
     """Yield an empty figure and its axes; write it to ``path``, if given, when it is drawn.
 
-    ``size``: width and height in inches. The ending of ``path`` chooses the format. ``what``: what needs matplotlib,
-    for the error message if it is missing.
+    ``size``: width and height in inches. The ending of ``path`` chooses the format.
     """
-    with needing("matplotlib", "plot", what):
+    with needing("matplotlib", "plot", "a picture"):
         import matplotlib
         from matplotlib.figure import Figure
     curves = [colour for name, colour in look.items() if name.startswith("curve")]
@@ -98,7 +96,7 @@ def name_ticks(axis: Any) -> None:
 
 def picture_formats() -> list[str]:
     """Return the endings of a picture's file name, sorted."""
-    with picture(None, (1.0, 1.0), "a picture") as (figure, _):
+    with picture(None, (1.0, 1.0)) as (figure, _):
         return sorted(figure.canvas.get_supported_filetypes())
 
 

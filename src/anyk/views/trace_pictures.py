@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.arrays import Flags, Floats, Indices
+from anyk.arrays import Flags, Floats
 from anyk.delays import Fit, fit
 from anyk.errors import BadInput
 from anyk.fleet.explanation.sentences import rounded, spans
@@ -19,7 +19,8 @@ from anyk.views.style import COLOURS, LIGHT, picture
 def trace_facts(times: Floats, mu: float, censored: Flags | None = None) -> ByName:
     """Return facts about seconds (rounds x workers): spread, stragglers, their bursts, and delay models that fit."""
     late = stragglers(times, mu)
-    lengths, counts = np.unique(_bursts(late), return_counts=True)
+    bursts = [end - start for column in late.T for start, end in spans(column)]  # in which one worker straggles
+    lengths, counts = np.unique(bursts, return_counts=True)
     centred = times - times.mean(axis=0)
     power = (centred**2).sum(axis=0)
     lag = (centred[1:] * centred[:-1]).sum(axis=0)[power > 0] / power[power > 0] if len(times) > 2 else np.empty(0)
@@ -50,11 +51,6 @@ def _fits(times: Floats, censored: Flags | None) -> list[Fit]:
         return []
 
 
-def _bursts(late: Flags) -> Indices:
-    """Return the lengths of all bursts: consecutive rounds in which one worker straggles."""
-    return np.array([end - start for column in late.T for start, end in spans(column)], dtype=np.int64)
-
-
 def trace_text(facts: ByName, mu: float) -> str:
     """Return the facts about a trace as text."""
     bursts = ", ".join(f"{length} rounds: {count}" for length, count in list(facts["bursts"].items())[:8]) or "none"
@@ -76,13 +72,12 @@ def trace_text(facts: ByName, mu: float) -> str:
 
 def draw_trace(times: Floats, path: str | Path, censored: Flags | None, title: str) -> None:
     """Draw a heat map of seconds by worker and round, and their distribution with the delay models that fit best."""
-    with picture(path, (11.0, 4.6), "drawing a trace", columns=2) as (figure, (times_axes, tail_axes)):
+    with picture(path, (11.0, 4.6), columns=2) as (figure, (times_axes, tail_axes)):
         image = times_axes.imshow(
             times.T, aspect="auto", cmap="viridis", vmax=float(np.quantile(times, 0.995)), origin="lower"
         )
         times_axes.grid(False)
-        times_axes.set_xlabel("round")
-        times_axes.set_ylabel("worker")
+        times_axes.set(xlabel="round", ylabel="worker")
         figure.colorbar(image, ax=times_axes, label="seconds (colours end at 99.5 %)")
         values = np.sort(times, axis=None)
         tail_axes.plot(values, 1.0 - np.arange(values.size) / values.size, color=LIGHT["ink"], lw=2.2, label="measured")
@@ -91,12 +86,9 @@ def draw_trace(times: Floats, path: str | Path, censored: Flags | None, title: s
         for each in smooth[:3]:
             label = f"{each.law.name}, misfit {each.misfit:.2f}"
             tail_axes.plot(np.sort(each.law.seconds(uniforms, 0)), 1.0 - uniforms, lw=1.3, label=label)
-        tail_axes.set_xscale("log")
-        tail_axes.set_yscale("log")
+        tail_axes.set(xscale="log", yscale="log", xlabel="seconds", ylabel="share of tasks that take longer")
         tail_axes.set_ylim(bottom=0.5 / values.size)
         tail_axes.set_xlim(values[values > 0].min() * 0.8, values.max() * 1.3)
-        tail_axes.set_xlabel("seconds")
-        tail_axes.set_ylabel("share of tasks that take longer")
         tail_axes.legend()
         figure.suptitle(title)
 
@@ -121,7 +113,7 @@ def graph_text(graph: Mixing) -> str:
 
 def draw_graph(graph: Mixing, path: str | Path) -> None:
     """Draw nodes on a circle with edges as wide as their weights, and the matrix beside it."""
-    with picture(path, (9.6, 4.6), "drawing a graph", columns=2) as (figure, (circle, grid)):
+    with picture(path, (9.6, 4.6), columns=2) as (figure, (circle, grid)):
         n = graph.workers
         angle = 2 * np.pi * np.arange(n) / n + np.pi / 2
         x, y = np.cos(angle), np.sin(angle)
@@ -140,7 +132,6 @@ def draw_graph(graph: Mixing, path: str | Path) -> None:
         figure.suptitle(f"{graph.spec}, n = {n}, zeta = {graph.zeta:.4g}")
         image = grid.imshow(mean, cmap="Blues", vmin=0)
         grid.grid(False)
-        grid.set_xlabel("node that reads")
-        grid.set_ylabel("node that is read")
+        grid.set(xlabel="node that reads", ylabel="node that is read")
         label = "weight" + (", mean of the rounds" if len(graph.rounds) > 1 else "")
         figure.colorbar(image, ax=grid, shrink=0.8, label=label)

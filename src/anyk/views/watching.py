@@ -24,7 +24,7 @@ from anyk.runs.log.following import LOG
 from anyk.runs.races.race_folder import NAME as RACE
 from anyk.runs.races.race_folder import read_race, run_folders
 from anyk.views.exports.prometheus import Port
-from anyk.views.page import bokeh_scripts, check_packages, page, script, style, template
+from anyk.views.page import bokeh_scripts, check_packages, page, render, script
 from anyk.views.prose import count_steps, duration
 from anyk.views.result_tables import number
 
@@ -35,6 +35,13 @@ _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
     "font-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+_HEADERS = {  # of every answer
+    "Content-Security-Policy": _POLICY,
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 _State = tuple[str, str]  # the class in the style sheet, and the state in words
 
 
@@ -69,12 +76,11 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
             "/page.js": script("page.js"),
             "/live.js": script("live.js"),
         }
-        watch = self
 
         class Handler(_Handler):
             """Answers by this watch."""
 
-            answer = staticmethod(watch._answer)
+            answer = staticmethod(self._answer)
 
         with as_bad_input(f"the page cannot be served at {_HOST}:{port}; --port 0 takes a free port"):
             self._server = ThreadingHTTPServer((_HOST, port), Handler)
@@ -118,7 +124,7 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
         try:
             return "text/html", shown.whole()
         except BadInput as error:
-            return "text/html", _list_page(shown.name, str(error), [])
+            return "text/html", render("list", title=shown.name, message=str(error), entries=[])
 
     def _find_runs(self) -> None:
         """Add pages for runs and races that have started."""
@@ -134,13 +140,7 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
         lines.sort(key=lambda line: (line["state"][0] == "ended", -line["number"]))
         where = ", ".join(str(folder) for folder in self._folders)
         message = "" if lines else "No run has started yet; this page shows the first when it starts."
-        return _list_page(f"Runs in {where}", message, lines)
-
-
-def _list_page(title: str, message: str, lines: Sequence[ByName]) -> str:
-    from markupsafe import Markup
-
-    return template("list.html.jinja").render(title=title, message=message, entries=lines, css=Markup(style()))
+        return render("list", title=f"Runs in {where}", message=message, entries=lines)
 
 
 class _Page:
@@ -277,13 +277,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Security-Policy", _POLICY)
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            **_HEADERS,
+        }.items():
+            self.send_header(name, value)
         with contextlib.suppress(ConnectionError, TimeoutError):  # the client has gone
             self.end_headers()
             self.wfile.write(body)

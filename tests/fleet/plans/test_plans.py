@@ -97,8 +97,7 @@ def test_intervals_cover_the_means_of_future_runs() -> None:
         past, future = series[:100], series[100:]
         block = max(int(np.ceil(block_length(past))), 5)
         drawn = resample(100, 100, block, 200, random)
-        one, other = drawn.spread(past[None])
-        low, high = drawn.widened((one - np.log(past.mean()) + other)[:, 0])
+        low, high = drawn.widened(drawn.spread(past[None]).deviations(0))
         held += low <= np.log(future.mean() / past.mean()) <= high
     assert 0.77 <= held / 300 <= 0.97
 
@@ -219,7 +218,7 @@ def test_files_are_written_before_anything_is_printed(tmp_path: Path, monkeypatc
     def closed(*_: Any) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr("anyk.cli.fleets.say", closed)
+    monkeypatch.setattr("anyk.cli.fleets.say_result", closed)
     words = ["plan", "fleet.csv", "--slope", "0", "--quiet", "--resamples", "20", "-o", "plan.toml"]
     for command in (words, ["explain", "fleet.csv"]):
         CliRunner().invoke(main, [*command, "--json", f"{command[0]}.json", "--picture", f"{command[0]}.png"])

@@ -19,11 +19,12 @@ from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.fleet.auto.parts import NAME, AutoConfig, Part, Parts, continues, read_auto
-from anyk.fleet.plans.candidates import build_candidate, specs_for
+from anyk.fleet.plans.candidates import build_candidate, ignore, specs_for
 from anyk.fleet.plans.plan import LEAST_ROUNDS
 from anyk.fleet.records import read
 from anyk.fleet.records.record_sources import Readable
 from anyk.optimizers import Optimizer
+from anyk.plain import values_of
 from anyk.problems.base import Problem, Tell
 from anyk.runs import Run, usual_optimizer
 from anyk.runs.callbacks import check_callbacks
@@ -109,9 +110,7 @@ class Auto:
         parts = [
             {
                 "strategy": part.run.config.strategy,
-                "begun": part.run.begun,
-                "steps": part.run.steps,
-                "seconds": part.run.seconds,
+                **values_of(part.run, "begun", "steps", "seconds"),
                 "plan": part.promise and part.promise.plain(),
                 "check": part.checked and part.checked.report(),
             }
@@ -184,7 +183,7 @@ def train_auto(
     evaluation = read_evaluate(evaluate)
     config = describe(AutoConfig, trained, fleet, rebuilt.optimizer, limits, evaluation, hooks, **own)
     folder = None if out is None else Path(out)
-    parts = Parts(config, rebuilt, folder, checkpoint_every, hooks, tell, progress, record=measured)
+    parts = Parts(config, rebuilt, folder, checkpoint_every, hooks, tell or ignore, progress, record=measured)
     parts.make_folder()
     return _train(parts)
 
@@ -224,7 +223,7 @@ def resume_auto(
     hooks = check_callbacks(callbacks)
     config = with_callbacks(config, hooks.specs)
     write_sealed(folder / NAME, config)
-    parts = Parts(config, rebuilt, folder, checkpoint_every, hooks, tell, progress, trust)
+    parts = Parts(config, rebuilt, folder, checkpoint_every, hooks, tell or ignore, progress, trust)
     parts.restore(folder)
     return _train(parts)
 

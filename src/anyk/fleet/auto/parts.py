@@ -71,7 +71,7 @@ class Parts:
     """The settings that all parts share, the parts that are ``done``, and the training of the next one.
 
     ``tell`` receives sentences for the user. ``record``: the record that the first plan is made from, if the user gave
-    a record. ``going``: no limit has been reached.
+    a record. ``places``: folders of parts that are still to be restored. ``going``: no limit has been reached.
     """
 
     config: AutoConfig
@@ -79,20 +79,17 @@ class Parts:
     folder: Path | None
     checkpoint_every: float
     callbacks: Callbacks
-    tell: Tell | None
+    tell: Tell
     progress: bool
     trust: bool = False
     record: Record | None = None
     done: list[Part] = field(default_factory=list)
+    places: list[Path] = field(default_factory=list)
     going: bool = True
 
     @property
     def _step(self) -> int:
         return self.done[-1].run.steps if self.done else 0
-
-    def _say(self, text: str) -> None:
-        if self.tell is not None:
-            self.tell(text)
 
     def train(self) -> None:
         """Measure, plan and follow the plan in turn, until a limit has been reached."""
@@ -109,9 +106,9 @@ class Parts:
                     steps=config.every,
                     among=continues,
                 )
-                self._say(f"from step {self._step}: '{new_plan.best.spec}' ({new_plan.verdict}: {new_plan.why})")
+                self.tell(f"from step {self._step}: '{new_plan.best.spec}' ({new_plan.verdict}: {new_plan.why})")
                 for assumption in new_plan.assumptions:
-                    self._say(f"assumed: {assumption}")
+                    self.tell(f"assumed: {assumption}")
                 self._follow(new_plan.promise, record, new_plan)
 
     def _latest_record(self) -> Record | None:
@@ -128,12 +125,12 @@ class Parts:
             reason = f"all workers were there in {len(record.table)} rounds; a plan takes {LEAST_ROUNDS}"
         except BadInput as error:
             reason = str(error)
-        self._say(f"at step {last.run.steps} there is no plan yet: {reason}")
+        self.tell(f"at step {last.run.steps} there is no plan yet: {reason}")
         return None
 
     # --------------------------------------------------------------------------------------- one part
 
-    def _measure(self, again: Path | None = None, *, last: bool = True) -> None:
+    def _measure(self) -> None:
         """Train uncoded for the rounds that measure the fleet; a round is a step of one of the models.
 
         If no plan could be made from the last measurement, it takes twice as many rounds.
@@ -143,28 +140,18 @@ class Parts:
         uncoded = with_keys(self.config.uncoded, {"models": models} if models > 1 else {})
         upto = self._step - -(self.config.measure << failed) // models
         upto = min(upto, self.config.steps or upto)
-        if again is None:
-            self._say(f"from step {self._step}: measuring {upto - self._step} steps of '{uncoded}'")
-        self._add(uncoded, "measure", upto, lambda run: run.steps == upto, again, last)
+        if not self.places:
+            self.tell(f"from step {self._step}: measuring {upto - self._step} steps of '{uncoded}'")
+        self._add(uncoded, "measure", upto, lambda run: run.steps == upto)
 
-    def _follow(
-        self,
-        promise: Promise,
-        record: Record,
-        new_plan: Plan | None = None,
-        again: Path | None = None,
-        *,
-        last: bool = True,
-    ) -> None:
+    def _follow(self, promise: Promise, record: Record, new_plan: Plan | None = None) -> None:
         """Train as planned, until a limit is reached or the promise is missed."""
-        watcher = _Watcher(promise, self._say)
+        watcher = _Watcher(promise, self.tell)
         run = self._add(
             promise,
             promise.strategy.partition(":")[0],
             self.config.steps,
             lambda run: run.summary.get("stopped") == watcher.reason,
-            again,
-            last,
             watcher,
         )
         self.done[-1] = Part(run, new_plan, check(run, record=record, again=False) if run.jobs else None)
@@ -175,25 +162,22 @@ class Parts:
         name: str,
         upto: int | None,
         complete: Callable[[Run], bool],
-        again: Path | None,
-        last: bool,
         *watchers: Callback,
     ) -> Run:
-        """Add a part: a new run or, if it is the ``last`` in the training's folder, the run ``again`` resumed.
+        """Add a part: a new run, or the next run in the training's folder, where the last run is resumed.
 
         Another part follows if this one is ``complete`` and has reached no limit of the training.
         """
-        config, limits = self.config, self.config.limits
-        steps, seconds, target = limits.steps, limits.seconds, limits.target
+        again = self.places.pop(0) if self.places else None
+        config, limits, last = self.config, self.config.limits, not self.places
         options: ByName = {
             "problem": self.rebuilt.problem,
             "optimizer": self.rebuilt.optimizer,
             "steps": upto,
-            "seconds": None if seconds is None else seconds - sum(part.run.seconds for part in self.done),
-            "target": target,
+            "seconds": None if limits.seconds is None else limits.seconds - sum(part.run.seconds for part in self.done),
+            "target": limits.target,
             "callbacks": self.callbacks.also(*watchers),
-            "checkpoint_every": self.checkpoint_every,
-            "progress": self.progress,
+            **values_of(self, "checkpoint_every", "progress"),
         }
         if again is None:
             run = train(
@@ -207,11 +191,11 @@ class Parts:
         else:
             run = Run.open(again)
             if last and not complete(run):
-                self._say(f"from step {run.steps}: resuming '{run.config.strategy}'")
+                self.tell(f"from step {run.steps}: resuming '{run.config.strategy}'")
                 run.close()
-                run = resume(again, trust=self.trust, tell=self._say, **options)
+                run = resume(again, trust=self.trust, tell=self.tell, **options)
         self.done.append(Part(run))
-        self.going = (not last or complete(run)) and run.time_to_target is None and run.steps != steps
+        self.going = (not last or complete(run)) and run.time_to_target is None and run.steps != limits.steps
         return run
 
     # --------------------------------------------------------------------------------------- its folder
@@ -230,18 +214,16 @@ class Parts:
     def restore(self, folder: Path) -> None:
         """Add the parts in a folder, and resume the last one to its end."""
         self.record = read(folder / _RECORD) if self.config.record else None
-        places = _places(folder)
-        for place in places:
-            last = place == places[-1]
-            with Run.open(place) as run:
+        self.places = _places(folder)
+        while self.places:
+            with Run.open(self.places[0]) as run:
                 promise = run.config.plan
             if promise is None:
-                self._measure(place, last=last)
+                self._measure()
+            elif (record := self._latest_record()) is not None:
+                self._follow(promise, record)
             else:
-                record = self._latest_record()
-                if record is None:
-                    raise BadInput(f"'{folder}' is incomplete: the run that '{place}' was planned from is missing")
-                self._follow(promise, record, again=place, last=last)
+                raise BadInput(f"'{folder}' is incomplete: the run that '{self.places[0]}' was planned from is missing")
 
 
 def _places(folder: Path) -> list[Path]:

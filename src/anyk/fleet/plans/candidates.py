@@ -12,7 +12,7 @@ from anyk.arrays import Floats
 from anyk.delays import fit
 from anyk.delays.models import HEAVIEST, Bimodal, Pareto
 from anyk.errors import BadInput, RunFailed
-from anyk.fleet.plans.measured_fleet import USUAL, MeasuredFleet, Quality, VectorSize, code_of, loads_of, slowness
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, Quality, VectorSize, code_of, loads_of, slowness
 from anyk.problems.base import Tell
 from anyk.protocol import Strategy, models_trained, share_stored
 from anyk.specs import parse, with_keys
@@ -25,6 +25,10 @@ _MOST_DECODING = 2_000_000  # largest rounds x workers^2 for which codes without
 _FAR = 1e3  # factor by which censored times may be longer than measured, in the extreme
 _MISFIT = 0.1  # largest misfit of a delay model that counts as fitting
 _TOLERANCE = 0.1  # largest relative difference between the samples of a step and the requested number
+
+
+def ignore(text: str) -> None:
+    """Ignore a sentence, if the user wants none."""
 
 
 def specs_for(workers: int) -> Iterator[str]:
@@ -79,7 +83,7 @@ class Request:
     resamples: int
     seed: int
     inexact: bool
-    tell: Tell | None
+    tell: Tell
     among: Callable[[Strategy], bool] | None
     batch: int | None  # None: the samples of a step under today's strategy
     max_staleness: float | None
@@ -147,8 +151,8 @@ def time_strategies(
     fleet: MeasuredFleet,
     strategies: dict[str, Strategy],
     seed: int,
-    tell: Tell | None = None,
-    size: VectorSize = USUAL,
+    tell: Tell,
+    size: VectorSize,
 ) -> tuple[dict[str, Timed], list[str]]:
     """Return timed strategies by spec, and sentences about omitted strategies.
 
@@ -173,8 +177,7 @@ def time_strategies(
     for spec in quick:
         time_strategy(spec)
     for spec in _promising(fleet, timed, [strategies[spec] for spec in strategies if spec not in quick], omitted):
-        if tell is not None:
-            tell(spec)
+        tell(spec)
         time_strategy(spec)
     return timed, omitted
 

@@ -119,10 +119,11 @@ def check(
     else:
         interval = Estimate(expected.median * steps, expected.low * steps, expected.high * steps)
         promised = Figures(expected.median, steps, _exact(interval.median))
-    within, sentence = interval.holds(measured.seconds), _sentence(promise, measured, interval)
+    sentence = _sentence(promise, measured, interval)
     remarks = _remarks(promise, steps, arrived is not None)
+    within = interval.holds(measured.seconds)
     outcome = Checked(promised, interval, measured, within, None, None, None, None, sentence, remarks)
-    if outcome.held:
+    if within:
         return outcome
     try:
         split = Split(promise, run, record)
@@ -130,11 +131,11 @@ def check(
     except BadInput as error:
         if record is not None:
             raise
-        return replace(outcome, sentence=f"{outcome.sentence}; the cause is unknown: {error}")
+        return replace(outcome, sentence=f"{sentence}; the cause is unknown: {error}")
     late = measured.seconds > promised.seconds
     broke = max(parts, key=lambda name: parts[name] if late else -parts[name])
     replan, advice = _plan_again(promise, split, broke, tell) if again else (None, "")
-    sentence = outcome.sentence + _cause(broke, parts[broke], measured.steps) + advice
+    sentence += _cause(broke, parts[broke], measured.steps) + advice
     added = None if (waited := waits_of_steps(run.log)) is None else run.seconds - waited
     return replace(outcome, parts=parts, broke=broke, replan=replan, added=added, sentence=sentence)
 

@@ -60,6 +60,21 @@ def block_length(series: ArrayLike) -> float:
     return float(min(max(1.0, best), np.ceil(min(3.0 * np.sqrt(n), n / 3.0))))
 
 
+class Logarithms(NamedTuple):
+    """Logarithms of seconds: on the record, shape (candidates,), and in resamples, shape (resamples, candidates).
+
+    ``past``: of the record; ``future``: of future runs, relative to the record.
+    """
+
+    center: Floats
+    past: Floats
+    future: Floats
+
+    def deviations(self, i: int) -> Floats:
+        """Return a candidate's deviations in future runs from the record, shape (resamples,)."""
+        return np.asarray(self.past[:, i] - self.center[i] + self.future[:, i])
+
+
 @dataclass(frozen=True)
 class Resampled:
     """Weights of rounds in resamples of the record (``past``) and of a future run, each of shape (resamples, rounds).
@@ -71,15 +86,12 @@ class Resampled:
     future: Floats
     effective: float
 
-    def spread(self, series: Floats) -> tuple[Floats, Floats]:
-        """Return logarithms of mean seconds in the record's resamples, and of future runs relative to the record.
-
-        ``series``: seconds, shape (candidates, rounds). Both results have shape (resamples, candidates).
-        """
+    def spread(self, series: Floats) -> Logarithms:
+        """Return the logarithms of the mean seconds of ``series``, shape (candidates, rounds)."""
         means = series.mean(axis=1)
         least = _LEAST * means  # simultaneous steps have no logarithm
         past, future = (np.log(np.maximum(weights @ series.T, least)) for weights in (self.past, self.future))
-        return past, future - np.log(means)
+        return Logarithms(np.log(means), past, future - np.log(means))
 
     def widened(self, deviations: Floats) -> tuple[float, float]:
         """Return the 5 % and 95 % quantiles of deviations, widened as by Student's t for few independent blocks."""
@@ -171,27 +183,12 @@ class Choice:
         return None if self.arrival is None else self.arrival.median
 
 
-class _Spread(NamedTuple):
-    """Logarithms of seconds: on the record, shape (candidates,), and in resamples, shape (resamples, candidates).
-
-    ``past``: of the record; ``future``: of future runs, relative to the record.
-    """
-
-    center: Floats
-    past: Floats
-    future: Floats
-
-    def deviations(self, i: int) -> Floats:
-        """Return a candidate's deviations in future runs from the record, shape (resamples,)."""
-        return np.asarray(self.past[:, i] - self.center[i] + self.future[:, i])
-
-
 class Judgement:
     """Candidates on a fleet with their intervals, and the verdict."""
 
     def __init__(self, fleet: MeasuredFleet, request: Request, goal: Goal | None) -> None:
         self.fleet, self._goal, rounds = fleet, goal, len(fleet.times)
-        strategies = candidates_for(fleet, request)
+        strategies = candidates_for(fleet, request)  # the first is today's, here and in all that follows
         today = next(iter(strategies))
         size = USUAL if goal is None else goal.size
         timed, omitted = time_strategies(fleet, strategies, request.seed, request.tell, size)
@@ -199,7 +196,6 @@ class Judgement:
         timed = {spec: one for spec, one in timed.items() if spec == today or (one.quality.staleness or 0.0) <= stalest}
         self._timed = [timed[spec] for spec in strategies if spec in timed]
         self._table = np.stack([one.series for one in self._timed])
-        self._at = [one.spec for one in self._timed].index(today)
         self.omitted = tuple(omitted)
         self.horizon = request.steps or rounds
         self._arrivals: dict[str, Arrival] = {}
@@ -211,28 +207,28 @@ class Judgement:
         # the largest of Politis and White's length, the cube root of the rounds and twice the mean burst
         straggling = attribution.late(fleet.times)
         burst = attribution.mean_burst(straggling[:, straggling.mean(axis=0) <= 0.5])  # without the slow for good
-        length: float = max(block_length(self._table[self._at]), float(np.cbrt(rounds)), 2.0 * burst)
+        length: float = max(block_length(self._table[0]), float(np.cbrt(rounds)), 2.0 * burst)
         self.block = max(1, min(math.ceil(length), rounds // 3))
         self._resamples = resample(
             rounds, self.horizon, self.block, request.resamples, keyed.generator(request.seed, "plan")
         )
         self.thin = rounds < _FEW or self._resamples.effective < _INDEPENDENT
-        self._pace = _Spread(np.log(self._table.mean(axis=1)), *self._resamples.spread(self._table))
+        self._pace = self._resamples.spread(self._table)
         self._total = self._pace if goal is None else self._to_target(request.seed)
         self._choose()
 
     def _choose(self) -> None:
         """Choose the best strategy, and correct its figures for the optimism of choosing among many."""
-        at, total = self._at, self._total
+        total = self._total
         competing = self._competing()
         picks = np.array(competing)[total.past[:, competing].argmin(axis=1)]
         bias = float((total.past[np.arange(len(total.past)), picks] - total.center[picks]).mean())
         optimism = max(0.0, -bias), float(total.center[picks].std())
-        best_count = np.bincount(picks, minlength=len(self._timed)) / len(picks)
-        choices = {}
-        for i in range(len(self._timed)):  # with a target, only the best is chosen by the luck of its seeds
-            flattered = self._goal is None and i in competing and i != at
-            choices[i] = self._choice(i, float(best_count[i]), *(optimism if flattered else (0.0, 0.0)))
+        wins = (np.bincount(picks, minlength=len(self._timed)) / len(picks)).tolist()
+        choices = []
+        for i, share in enumerate(wins):  # with a target, only the best is chosen by the luck of its seeds
+            flattered = self._goal is None and i in competing and i > 0
+            choices.append(self._choice(i, share, *(optimism if flattered else (0.0, 0.0))))
 
         def seconds(i: int) -> float:
             return (choices[i].arrival or choices[i].seconds_per_step).median
@@ -240,34 +236,34 @@ class Judgement:
         order = sorted(competing, key=lambda i: (seconds(i), choices[i].load))
         ties = [i for i in order if seconds(i) <= (1.0 + _TIE) * seconds(order[0])]
         winner = min(ties, key=lambda i: (round(choices[i].load, 9), choices[i].vectors or 0.0))
-        if self._goal is not None and winner != at:
-            choices[winner] = self._choice(winner, float(best_count[winner]), *optimism)
-        self.today, self._first = choices[at], choices[winner]
+        if self._goal is not None and winner > 0:
+            choices[winner] = self._choice(winner, wins[winner], *optimism)
+        self.today, self._first = choices[0], choices[winner]
         self.candidates = tuple(choices[i] for i in order)
-        others = [choices[i] for i in choices if i not in competing]
+        others = [choice for i, choice in enumerate(choices) if i not in competing]
         self.others = tuple(sorted(others, key=lambda choice: choice.seconds_per_step.median))
         steps = np.exp(total.center - self._pace.center)
         self._halves = [
-            1.0 - float(half[winner].mean() * steps[winner] / (half[at].mean() * steps[at]))
+            1.0 - float(half[winner].mean() * steps[winner] / (half[0].mean() * steps[0]))
             for half in np.array_split(self._table, 2, axis=1)
         ]
 
     def _competing(self) -> list[int]:
         """Return the numbers of today's strategy and of those that it is compared with."""
         # without a target nothing competes with inexact steps: their progress differs
-        exact = self._timed[self._at].exact
+        exact = self._timed[0].exact
         return [
             i
             for i, one in enumerate(self._timed)
-            if i == self._at
+            if i == 0
             or (
                 one.measured_share >= _SEEN
                 and (exact and one.exact if self._goal is None else one.spec in self._arrivals)
             )
         ]
 
-    def _to_target(self, seed: int) -> _Spread:
-        """Return the spread of seconds to the target; nan for strategies that do not reach it.
+    def _to_target(self, seed: int) -> Logarithms:
+        """Return the logarithms of seconds to the target; nan for strategies that do not reach it.
 
         Seeds are resampled like rounds: all seeds for the record, one for the future, the same for all strategies,
         and deviations are widened as by Student's t for so few.
@@ -283,34 +279,33 @@ class Judgement:
                 apart = student_factor(SEEDS) * (logs - logs.mean())
                 past[:, i] += center[i] - pace.center[i] + apart[past_seeds].mean(axis=1)
                 future[:, i] += apart[future_seed]
-        return _Spread(center, past, future)
+        return Logarithms(center, past, future)
 
     def _choice(self, i: int, probability_best: float, shift: float, unsure: float) -> Choice:
         """Return a candidate with its figures; ``shift`` and ``unsure``: its optimism, in logarithms of seconds."""
-        one, at, pace, total = self._timed[i], self._at, self._pace, self._total
-        spec, strategy, quality, today = one.spec, one.strategy, one.quality, self._timed[at]
-        own = (shift, unsure) if self._goal is None else (0.0, 0.0)
-        seconds = self._estimate(pace.deviations(i), pace.center[i] + own[0], own[1])
-        gap = total.center[i] - total.center[at] + shift
-        ratio = self._estimate(total.deviations(i) - total.deviations(at), gap, unsure)
+        one, today, pace, total = self._timed[i], self._timed[0], self._pace, self._total
+        spec, strategy, quality = one.spec, one.strategy, one.quality
+        in_all = self._estimate(total.deviations(i), total.center[i] + shift, unsure)
+        seconds = in_all if self._goal is None else self._estimate(pace.deviations(i), pace.center[i], 0.0)
+        gap = total.center[i] - total.center[0] + shift
+        ratio = self._estimate(total.deviations(i) - total.deviations(0), gap, unsure)
         if self._goal is None:
             # a ratio of sums lies between the ratios of their terms; logarithms of means that rare stalls dominate are
             # skewed, and widened by Student's t they would reach 20 times as long although no round took longer
             with np.errstate(divide="ignore", invalid="ignore"):  # asynchronous steps may take no time
-                most = float((self._table[i] / self._table[at]).max()) * math.exp(shift)
+                most = float((self._table[i] / self._table[0]).max()) * math.exp(shift)
             ratio = Estimate(ratio.median, ratio.low, max(ratio.median, min(ratio.high, most)))
         if min(one.measured_share, today.measured_share) < _SEEN:
             means = one.means(len(today.imputed))
             seconds, ratio = _between(seconds, means), _between(ratio, means / today.means(len(one.imputed)))
         gain = Estimate(1.0 - ratio.median, 1.0 - ratio.high, 1.0 - ratio.low)
         arrival, goal = self._arrivals.get(spec), self._goal
-        to_target = self._estimate(total.deviations(i), total.center[i] + shift, unsure)
         choice = Choice(
             spec,
             spec.partition(":")[0],
             one.exact,
             seconds,
-            gain if i != at else Estimate(0.0, 0.0, 0.0),
+            gain if i else Estimate(0.0, 0.0, 0.0),
             float(loads_of(self.fleet.adapt(strategy)).max()),
             probability_best,
             shift,
@@ -327,7 +322,7 @@ class Judgement:
         if arrival is None:
             return choice
         steps = float(np.median(arrival.steps))
-        return replace(choice, learning_rate=arrival.learning_rate, steps_to_target=steps, arrival=to_target)
+        return replace(choice, learning_rate=arrival.learning_rate, steps_to_target=steps, arrival=in_all)
 
     def _estimate(self, deviations: Floats, center: float, unsure: float) -> Estimate:
         """Return an interval of seconds (or a ratio) from logarithms."""

@@ -198,12 +198,8 @@ class MeasuredFleet:
     def from_round(self, part: int, parts: int) -> MeasuredFleet:
         """Return the fleet with its rounds rotated to start at ``part / parts`` of the record."""
         first = part * len(self.times) // parts
-        return replace(
-            self,
-            times=np.roll(self.times, -first, axis=0),
-            censored=np.roll(self.censored, -first, axis=0),
-            slope=self.slopes,
-        )
+        fleet = self.taking(np.roll(self.times, -first, axis=0))
+        return replace(fleet, censored=np.roll(self.censored, -first, axis=0))
 
     def quality(self, strategy: Strategy, size: VectorSize = USUAL) -> Quality:
         """Return the composition of steps under a strategy; of steps that are not exact, by the virtual clock."""
@@ -302,7 +298,7 @@ def fleet_of(
     assumptions = [f"all workers are there, as in the record: {remark}" for remark in only]
     if record.load is None:
         assumptions.append(f"each worker computed 1/{times.shape[1]} of the data in the record")
-    slopes, assumed = _slope(record, other, slope, times, load, unit)
+    slopes, assumed = _slope(record, other, load, unit) if slope is None else (slope, [])
     assumptions += assumed
     if not complete.all():
         assumptions.append(f"{int((~complete).sum())} rounds in which a worker is missing are omitted")
@@ -325,14 +321,11 @@ def sample_record(model: DelayModel, workers: int | None, seed: int) -> Record:
 def _slope(
     record: Record,
     other: Readable | None,
-    given: float | None,
-    times: Floats,
     load: float,
     unit: str | None,
 ) -> tuple[float | Floats, list[str]]:
     """Return the seconds for the whole data, and assumptions in place of measurements."""
-    if given is not None:
-        return given, []
+    times = record.table
     if other is not None:
         second = read(other, unit=unit)
         if record.load is None or second.load is None or record.load == second.load:

@@ -18,7 +18,7 @@ from anyk.delays.base import SecondsOrZero
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import at_median, explain
-from anyk.fleet.plans.candidates import Request
+from anyk.fleet.plans.candidates import Request, ignore
 from anyk.fleet.plans.judging import Choice, Judgement, gain_text, headline, in_short, pareto
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, sample_record, slowness, typical_value
 from anyk.fleet.plans.targets import Goal
@@ -265,7 +265,7 @@ def plan(
         models = models if models > 1 else models_trained(build_strategy(today, workers=len(record.workers)))
     inexact = (everything or goal is not None) and not exact
     request = Request(
-        today, max_load, memory, models, steps, resamples, seed, inexact, tell, among, batch, max_staleness
+        today, max_load, memory, models, steps, resamples, seed, inexact, tell or ignore, among, batch, max_staleness
     )
     return _answer(request, goal, record, source, other, slope, unit)
 
@@ -310,7 +310,7 @@ def _answer(
     judged = Judgement(fleet, request, goal)
     assumptions += judged.omitted
     if guessed and (goal is None or judged.today.exact):
-        half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(request, inexact=False, tell=None), None)
+        half = Judgement(replace(fleet, slope=fleet.slopes / 2), replace(request, inexact=False, tell=ignore), None)
         among_all = "" if goal is None else ", among exact steps"
         assumptions.append(f"if only half of that time is computing{among_all}: {in_short(half)}")
     places = [record.workers.index(cost.worker) for cost in causes.workers]

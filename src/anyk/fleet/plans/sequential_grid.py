@@ -78,11 +78,6 @@ class TraceGrid:
     def _shift(self, load: float) -> float:
         return (load - self.load) * self.slope
 
-    def _needs(self, spec: str, delay: int) -> int:
-        if self.jobs + delay > self.rounds:
-            raise BadInput(f"{self.jobs} jobs of '{spec}' take {self.jobs + delay} rounds, the trace has {self.rounds}")
-        return self.jobs + delay
-
     def _inner(self, stragglers: int, end: End, inner: str) -> tuple[list[int], float]:
         """Return the groups of the code within a job as bits (none if they do not count), and its load."""
         if inner == "frc" or (end == "decodable" and self.workers % (stragglers + 1) == 0):
@@ -130,7 +125,7 @@ class TraceGrid:
             groups, load = [], (W - 1 + B) / (n * (W - 1))
         T = W - 2 + B
         model = Tolerance(lambda_, groups, B, W)
-        decided = replay(self._known, self._needs(spec, T), model, end, self._shift(load))
+        decided = replay(self._known, self.jobs + T, model, end, self._shift(load))
         return self._added(spec, load, T, decided)
 
     def selective(self, B: int, W: int, lambda_: int, *, end: End = "cutoff", inner: str = "auto") -> Candidate:
@@ -140,7 +135,7 @@ class TraceGrid:
         groups, load = self._inner(s, end, inner)
         decided = selective(
             self._known,
-            self._needs(spec, B),
+            self.jobs + B,
             B=B,
             W=W,
             most=lambda_,
@@ -153,6 +148,9 @@ class TraceGrid:
         return self._added(spec, load, B, decided)
 
     def _added(self, spec: str, load: float, T: int, decided: Decided) -> Candidate:
+        """Return a scheme with the sums over its rounds; raise BadInput if the trace has too few rounds."""
+        if self.jobs + T > self.rounds:
+            raise BadInput(f"{self.jobs} jobs of '{spec}' take {self.jobs + T} rounds, the trace has {self.rounds}")
         seconds, waits = 0.0, 0
         for duration, waited in decided:
             seconds += duration
@@ -226,12 +224,14 @@ def sequential_candidates(
         jobs = max(1, len(table) - (models - 1))
     grid = TraceGrid(table, load=load, slope=slope, jobs=jobs, mu=mu)
     best: dict[str, Candidate] = {}
+
+    def cost(candidate: Candidate) -> tuple[float, float]:
+        return candidate.seconds, candidate.load
+
     for candidate in grid.grid(models - 1, published=published):
         family = candidate.spec.partition(":")[0]
-        former = best.get(family)
-        if former is None or (candidate.seconds, candidate.load) < (former.seconds, former.load):
-            best[family] = candidate
-    return sorted(best.values(), key=lambda candidate: (candidate.seconds, candidate.load))
+        best[family] = min(best.get(family, candidate), candidate, key=cost)
+    return sorted(best.values(), key=cost)
 
 
 def fit_slope(tables: list[tuple[float, Floats]]) -> float:

@@ -19,7 +19,7 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem, Tell
 from anyk.runs import train
 from anyk.runs.defaults import usual_optimizer
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate
+from anyk.runs.evaluation.evaluate import Evaluate
 from anyk.runs.limits import LIMIT
 
 SEEDS = 5  # number of seeds with which arrivals are measured, besides the seed with which strategies are chosen
@@ -45,10 +45,10 @@ class Goal:
 
     problem: Problem
     target: float
-    optimizer: str | None = None
-    lr: float | str | None = None
-    runs: int = 600
-    evaluate: Evaluate | str | None = USUAL
+    optimizer: str | None
+    lr: float | str | None
+    runs: int
+    evaluate: Evaluate | str | None
 
     @cached_property
     def start(self) -> Optimizer:
@@ -96,7 +96,7 @@ class Contest:
     timed: dict[str, Timed]
     goal: Goal
     today: str
-    tell: Tell | None = None
+    tell: Tell
     omitted: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Contest:
         self._exact = min(exact, key=self._pace.__getitem__, default=None)
         self._runs = self.goal.runs
         self._outcomes: dict[tuple[str, int, int], tuple[float, _Outcome]] = {}
-        self._rates: dict[str, int] = {}
+        self._rates = dict.fromkeys(self._pace, 0)  # exponents of learning rates
 
     def _contestants(self) -> list[str]:
         """Return the contestants: today's strategy, the exact strategy, and then one of each family in turn.
@@ -121,9 +121,7 @@ class Contest:
         def per_sample(spec: str) -> float:
             return self._pace[spec] / max(1e-9, self.timed[spec].quality.samples or 1.0)
 
-        first = [
-            spec for spec in dict.fromkeys((self.today, self._exact)) if spec and self._contestant_of(spec) == spec
-        ]
+        first = dict.fromkeys(filter(None, (self._contestant_of(self.today), self._exact)))
         longest = _SLOW * self._pace[self.today]
         others = [spec for spec in self._pace if not self.timed[spec].exact and spec not in first]
         slow = sorted({_family(spec) for spec in others if self._pace[spec] > longest})
@@ -152,10 +150,7 @@ class Contest:
         Raises :class:`~anyk.errors.BadInput` if none arrives, or if the initial model has reached the target.
         """
         contestants = self._contestants()
-        self._announce(
-            f"training to the target: {count_strategies(len(contestants))}, in at most {self.goal.runs} runs"
-        )
-        self._rates = dict.fromkeys(contestants, 0)
+        self.tell(f"training to the target: {count_strategies(len(contestants))}, in at most {self.goal.runs} runs")
         seconds = _FIRST_STEPS * max(self._pace[spec] for spec in contestants)
         outcomes = {spec: self._search_rate(spec, seconds) for spec in contestants}
         while not any(outcome.kind == _REACHED for outcome in outcomes.values()):
@@ -165,14 +160,14 @@ class Contest:
                 raise BadInput(self._failure(outcomes, seconds))
             contestants = self._better_half(outcomes)
             seconds *= _GROWTH
-            self._announce(f"{count_strategies(len(contestants))} for {seconds:.3g} s")
+            self.tell(f"{count_strategies(len(contestants))} for {seconds:.3g} s")
             outcomes = {spec: self._run(spec, self._rates[spec], 0, seconds) for spec in contestants}
         seconds = _PATIENCE * min(outcome.value for outcome in outcomes.values() if outcome.kind == _REACHED)
         if not seconds:
             reached = f"{self.goal.problem.metric} {self.goal.target:g}"
             raise BadInput(f"the model has {reached} before the first step; give another target")
         contestants = self._better_half(outcomes)
-        self._announce(f"{count_strategies(len(contestants))} for {seconds:.3g} s, and with other seeds")
+        self.tell(f"{count_strategies(len(contestants))} for {seconds:.3g} s, and with other seeds")
         final = {spec: self._search_rate(spec, seconds) for spec in sorted(contestants, key=outcomes.__getitem__)}
         today, patience = self._contestant_of(self.today), seconds
         while final[today].kind != _REACHED and patience < _TODAY_PATIENCE * seconds:  # gains are relative to today's
@@ -187,8 +182,14 @@ class Contest:
                 f"'{self.today}' had not reached the target after {patience:.3g} s: gains are at least as stated"
             )
             steps = patience / self._pace[today]
-            arrivals[today] = self._make_arrival(today, np.full(SEEDS, patience), np.full(SEEDS, steps))
-        return self._arrivals_by_spec(arrivals)
+            rate = self._learning_rate(self._rates[today])
+            arrivals[today] = Arrival(rate, np.full(SEEDS, patience), np.full(SEEDS, steps))
+        by_spec = {}  # of all strategies that the contestants represent
+        for spec, pace in self._pace.items():
+            arrival = arrivals.get(self._contestant_of(spec))
+            if arrival is not None:
+                by_spec[spec] = replace(arrival, seconds=arrival.steps * pace) if self.timed[spec].exact else arrival
+        return by_spec
 
     def _better_half(self, outcomes: dict[str, _Outcome]) -> list[str]:
         """Return the better half, today's strategy, and the best of each family."""
@@ -228,19 +229,7 @@ class Contest:
             self.omitted.append(f"{reached}; the others count as {seconds:.3g} s, a lower bound")
         times = np.array([seconds if run.kind != _REACHED else run.value for run in runs])
         steps = np.array([float(run.steps) for run in runs])
-        return self._make_arrival(spec, np.resize(times, SEEDS), np.resize(steps, SEEDS))
-
-    def _make_arrival(self, spec: str, seconds: Floats, steps: Floats) -> Arrival:
-        return Arrival(self._learning_rate(self._rates[spec]), seconds, steps)
-
-    def _arrivals_by_spec(self, arrivals: dict[str, Arrival | None]) -> dict[str, Arrival]:
-        """Return the arrivals of all strategies that the contestants represent, by spec."""
-        by_spec = {}
-        for spec, pace in self._pace.items():
-            arrival = arrivals.get(self._contestant_of(spec))
-            if arrival is not None:
-                by_spec[spec] = replace(arrival, seconds=arrival.steps * pace) if self.timed[spec].exact else arrival
-        return by_spec
+        return Arrival(self._learning_rate(self._rates[spec]), np.resize(times, SEEDS), np.resize(steps, SEEDS))
 
     def _failure(self, outcomes: dict[str, _Outcome], seconds: float) -> str:
         best, outcome = min(outcomes.items(), key=lambda item: item[1])
@@ -302,10 +291,6 @@ class Contest:
             if problem.better == "higher" and run.metric is not None:
                 value = -value
             return _Outcome(_RUNNING, value, run.steps)
-
-    def _announce(self, text: str) -> None:
-        if self.tell is not None:
-            self.tell(text)
 
 
 def _family(spec: str) -> str:

@@ -63,7 +63,7 @@ def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
     The file has the JSON lines that Spark writes with ``spark.eventLog.enabled`` (uncompressed, or gzip); only task-end
     events are read. Tasks that failed or were killed (speculation) do not count; a remark reports their number.
     """
-    spans: dict[tuple[int, int], dict[str, list[float]]] = {}
+    spans: dict[tuple[tuple[int, int], int | str], list[float]] = {}  # by stage and executor
     tasks: Counter[tuple[int, int]] = Counter()
     failed = 0
     for number, event in _events(file, max_gb):
@@ -77,24 +77,23 @@ def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
         if not good:
             failed += 1
             continue
-        span = spans.setdefault(stage, {}).setdefault(executor, [begin, end])
+        worker = int(executor) if executor.isdigit() else executor
+        span = spans.setdefault((stage, worker), [begin, end])
         span[:] = min(span[0], begin), max(span[1], end)
         tasks[stage] += 1
     if not spans:
         raise BadInput(f"the Spark event log '{shown(file)}' has no tasks that succeeded")
-    stages = sorted(spans)
-    names = sorted(set().union(*spans.values()), key=lambda n: (not n.isdigit(), int(n) if n.isdigit() else 0, n))
-    seconds = np.full((len(stages), len(names)), np.nan)
-    for t, stage in enumerate(stages):
-        for name, (begin, end) in spans[stage].items():
-            seconds[t, names.index(name)] = (end - begin) / 1e3
+    stages = sorted(tasks)
+    workers = sorted({worker for _, worker in spans}, key=lambda worker: (type(worker) is str, worker))
+    seconds = np.full((len(stages), len(workers)), np.nan)
+    for (stage, worker), (begin, end) in spans.items():
+        seconds[stages.index(stage), workers.index(worker)] = (end - begin) / 1e3
     remarks = [f"Spark stages as rounds, executors as workers, {sum(tasks.values()):,} tasks"]
     if failed:
         remarks.append(f"{failed:,} tasks that failed or were killed left out")
     if max(tasks.values()) > 2 * min(tasks.values()):
         remarks.append(f"stages have {min(tasks.values())} to {max(tasks.values())} tasks and are not alike")
-    workers = tuple(int(name) if name.isdigit() else name for name in names)
-    return Record(seconds, workers=workers, remarks=tuple(remarks))
+    return Record(seconds, workers=tuple(workers), remarks=tuple(remarks))
 
 
 def _events(file: Path, max_gb: float | None) -> Iterator[tuple[int, ByName]]:

@@ -160,7 +160,10 @@ class Record:
                     writer.writerow(columns)
                     writer.writerows(zip(*columns.values(), strict=True))
             elif target.suffix == ".parquet":
-                _write_parquet(target, self.long())
+                with needing("pyarrow", "data", "writing Parquet"):
+                    import pyarrow
+                    from pyarrow import parquet
+                parquet.write_table(pyarrow.table(self.long()), target)
             else:
                 raise BadInput(f"a fleet record is written as .npz, .csv or .parquet, got '{path}'")
 
@@ -220,10 +223,3 @@ def joined(records: Sequence[Record]) -> Record:
         parts={name: stacked(record.parts[name] for record in records) for name in shared},
         remarks=tuple(dict.fromkeys(remark for record in records for remark in record.remarks)),
     )
-
-
-def _write_parquet(path: Path, columns: dict[str, list[Any]]) -> None:
-    with needing("pyarrow", "data", "writing Parquet"):
-        import pyarrow
-        from pyarrow import parquet
-    parquet.write_table(pyarrow.table(columns), path)

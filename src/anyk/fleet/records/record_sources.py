@@ -130,18 +130,18 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
         raise BadInput(
             f"'{shown(path)}' has no array '{missing[0]}'; a fleet record has seconds, censored, workers, rounds"
         )
-    tables = {
-        kind: {name.removeprefix(kind): values for name, values in arrays.items() if name.startswith(kind)}
+    parts, stages = (
+        {name.removeprefix(kind): values for name, values in arrays.items() if name.startswith(kind)}
         for kind in ("part ", "stage ")
-    }
+    )
     return Record(
         arrays["seconds"],
         arrays["censored"],
         tuple(arrays["workers"].tolist()),
         tuple(int(t) for t in arrays["rounds"]),
         float(arrays["load"]) if "load" in arrays else None,
-        tables["part "],
-        tables["stage "],
+        parts,
+        stages,
     )
 
 
@@ -166,8 +166,8 @@ def _pivoted(path: Path, rounds: Floats, workers: Floats, values: dict[str, Floa
     """Return the record of a long table; raise BadInput for a round and worker with several rows."""
     all_rounds, all_workers, tables = pivoted(path, rounds, workers, values)
     cut = np.nan_to_num(tables.pop("censored", np.zeros(1))) > 0
-    loads = np.unique(values["load"][np.isfinite(values["load"])]) if "load" in values else np.empty(0)
-    tables.pop("load", None)
+    loads = np.unique(tables.pop("load", np.empty(0)))
+    loads = loads[np.isfinite(loads)]
     if len(loads) > 1:
         raise BadInput(f"'{shown(path)}' was measured at {len(loads)} different loads; give a record for each of them")
     seconds = tables.pop("seconds")

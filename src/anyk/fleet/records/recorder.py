@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from anyk.checks import AtLeastZero, typed
@@ -49,20 +47,14 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._written = time.monotonic()
         with as_bad_input(f"the record '{self.path}' cannot be written"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.rounds = self._next_round()
+            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
+            if lines and lines[0] != HEADER:
+                raise BadInput(f"'{self.path}' was not written by a recorder; choose another folder")
+            self.rounds = int(lines[-1].partition(",")[0]) + 1 if len(lines) > 1 else 0
             self._file = self.path.open("a", encoding="utf-8")
-            if not self.rounds and not self.path.stat().st_size:
+            if not lines:
                 self._file.write(HEADER + "\n")
                 self._file.flush()
-
-    def _next_round(self) -> int:
-        """Return the number of the next round, which continues an existing file."""
-        if not self.path.is_file() or not self.path.stat().st_size:
-            return 0
-        lines = self.path.read_text(encoding="utf-8").splitlines()
-        if lines[0] != HEADER:
-            raise BadInput(f"'{self.path}' was not written by a recorder; choose another folder")
-        return int(lines[-1].partition(",")[0]) + 1 if len(lines) > 1 else 0
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -91,7 +83,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self.flush()
         self._file.close()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -116,14 +108,14 @@ def ddp(model: torch.nn.parallel.DistributedDataParallel, folder: str | Path) ->
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise BadInput(f"ddp records a DistributedDataParallel model, got {type(model).__name__}")
     worker = torch.distributed.get_rank(model.process_group)
-    kind: type[_Passes] = _OnGpu if next(model.parameters()).is_cuda else _OnHost
+    kind = _PassesOnGpu if next(model.parameters()).is_cuda else _Passes
     recorder = kind(folder, worker, model)
     atexit.register(recorder.close)
     return recorder
 
 
-class _Passes(Recorder, ABC):
-    """Records steps from the ends of backward passes, which are moments in seconds or events of a GPU."""
+class _Passes(Recorder):
+    """Records steps from the ends of backward passes, which are moments by the host's monotonic clock."""
 
     def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
         super().__init__(folder, worker)
@@ -140,13 +132,13 @@ class _Passes(Recorder, ABC):
                 parameter.register_post_accumulate_grad_hook(self._note)
         model.register_forward_pre_hook(self._begin)
 
-    @abstractmethod
     def _now(self, last: object) -> object:
         """Return the current moment; ``last``, which is obsolete, may be reused for it."""
+        return time.perf_counter()
 
-    @abstractmethod
     def _record(self, begin: Any, end: Any) -> None:
         """Record a step that lasted from ``begin`` to ``end``."""
+        self.add(end - begin)
 
     def _note(self, _: object) -> None:
         """Note that a parameter's gradient is ready."""
@@ -176,18 +168,8 @@ class _Passes(Recorder, ABC):
         super().close()
 
 
-class _OnHost(_Passes):
-    """Moments by the host's monotonic clock."""
-
-    def _now(self, last: object) -> float:
-        return time.perf_counter()
-
-    def _record(self, begin: float, end: float) -> None:
-        self.add(end - begin)
-
-
-class _OnGpu(_Passes):
-    """Moments by events on a GPU's streams, read a step or more later."""
+class _PassesOnGpu(_Passes):
+    """Records steps from events on a GPU's streams, which are read a step or more later."""
 
     def __init__(self, folder: str | Path, worker: int, model: torch.nn.parallel.DistributedDataParallel) -> None:
         super().__init__(folder, worker, model)

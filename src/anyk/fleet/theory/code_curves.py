@@ -149,7 +149,7 @@ def survey(
     for entry in codes.registry:
         try:
             tolerant = stragglers is not None and "stragglers" in entry.parameters()
-            spec = show(entry.name, {"stragglers": str(stragglers)} if tolerant else {})
+            spec = show(entry.name, {"stragglers": stragglers} if tolerant else {})
             code = codes.code(spec, workers=workers)
             rows.append(facts(code, stragglers=stragglers, seed=seed))
         except BadInput as error:
@@ -170,7 +170,7 @@ def draws_of(spec: str, *, workers: int, draws: int) -> list[Code]:
     if draws == 1 or "seed" not in codes.registry.entries[name].parameters():
         return [first]
     seed = int(values.get("seed", "0"))
-    further = [codes.code(show(name, values | {"seed": str(seed + draw)}), workers=workers) for draw in range(1, draws)]
+    further = [codes.code(show(name, values | {"seed": seed + draw}), workers=workers) for draw in range(1, draws)]
     same = first.encoding.shape == further[0].encoding.shape and not (first.encoding != further[0].encoding).nnz
     return [first] if same else [first, *further]
 

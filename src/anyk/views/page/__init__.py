@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from anyk.errors import BadInput, MissingPackage, as_bad_input
 from anyk.fleet.explanation.sentences import percent
@@ -13,9 +12,6 @@ from anyk.runs import Race, Run
 from anyk.views.prose import duration
 from anyk.views.result_tables import number
 from anyk.views.style import css
-
-if TYPE_CHECKING:
-    import jinja2
 
 _HERE = Path(__file__).parent
 
@@ -87,25 +83,26 @@ def page(runs: Sequence[Run], waiting: Sequence[str], *, live: str | None = None
     plain = json.dumps(document.to_json(deferred=False), separators=(",", ":"))
     for sign in "<>&":  # so that no text can end the surrounding script
         plain = plain.replace(sign, f"\\u{ord(sign):04x}")
-    return template("page.html.jinja").render(
+    return render(
+        "page",
         **filled,
         roots=roots,
         live=live is not None,
-        css=Markup(style()),
         scripts=[] if live is not None else [Markup(script) for script in (*bokeh_scripts(), script("page.js"))],
         document=Markup(plain),
     )
 
 
-def template(name: str) -> jinja2.Template:
-    """Return a template of this folder; templates escape text."""
+def render(name: str, **values: object) -> str:
+    """Return a page made from a template of this folder, in the style of all pages; templates escape text."""
     import jinja2
+    from markupsafe import Markup
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     environment.filters |= {"duration": duration, "number": number, "percent": percent}
-    return environment.get_template(name)
+    return environment.get_template(f"{name}.html.jinja").render(css=Markup(css() + script("page.css")), **values)
 
 
 def bokeh_scripts() -> list[str]:
@@ -118,8 +115,3 @@ def bokeh_scripts() -> list[str]:
 def script(name: str) -> str:
     """Return the text of a script of this folder."""
     return (_HERE / name).read_text(encoding="utf-8")
-
-
-def style() -> str:
-    """Return the style sheet of all pages."""
-    return css() + script("page.css")

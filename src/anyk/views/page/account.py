@@ -87,8 +87,7 @@ def shares(tasks: Tasks, workers: int) -> list[Share]:
     places = np.split(order, np.searchsorted(tasks.worker[order], np.arange(1, workers)))
     rows = []
     for worker, mine in enumerate(places):
-        late = tasks.late[mine][(tasks.fate[mine] == CUT)]
-        late = late[np.isfinite(late)]
+        late = tasks.late[mine][(tasks.fate[mine] == CUT) & np.isfinite(tasks.late[mine])]
         rows.append(
             Share(
                 len(mine),

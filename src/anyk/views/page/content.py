@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import bokeh
 import numpy as np
 
+import anyk
 from anyk.plain import ByName
 from anyk.runs import Run, Tasks, absences, grouped, tasks_of
 from anyk.runs.log import queries
@@ -54,17 +54,9 @@ def content(runs: Sequence[Run], waiting: Sequence[str]) -> ByName:
         "waiting": waiting,
         "runs": sections,
         "figures": figures_by_name,
-        "packages": _packages(),
+        "packages": [f"{package.__name__} {package.__version__}" for package in (anyk, bokeh, np)],
         "about": about,
     }
-
-
-def _packages() -> list[str]:
-    packages = []
-    for name in ("anyk", "bokeh", "numpy"):
-        with contextlib.suppress(PackageNotFoundError):
-            packages.append(f"{name} {version(name)}")
-    return packages
 
 
 def _as_table(columns: Columns) -> ByName:

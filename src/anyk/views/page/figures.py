@@ -37,7 +37,7 @@ from bokeh.palettes import Cividis256
 from bokeh.plotting import figure
 
 from anyk.arrays import Array, Flags, Floats, Indices
-from anyk.plain import ByName
+from anyk.plain import ByName, values_of
 from anyk.runs import Run, Tasks, absences
 from anyk.runs.log.fates import FATES, LATE, LOST, PHASES
 from anyk.views.page.account import Heat, Share
@@ -141,12 +141,11 @@ def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: 
         plot.hspan(target, line_color=LIGHT["dim"], line_dash="dashed", line_width=1, name="target")
     for i, line in enumerate(lines):
         colour, dash, symbol = (looks[i % len(looks)] for looks in (COLOURS, _DASHES, _MARKS))
-        for axis, (x, y, *band) in line.by.items():
-            keep = _thinned(len(x))
-            data = {"x": np.asarray(x, float)[keep], "y": np.asarray(y, float)[keep]}
-            tags = [axis, i]
-            if band:
-                data |= {"low": band[0][keep], "high": band[1][keep]}
+        for axis, values in line.by.items():
+            keep = _thinned(len(values[0]))
+            columns = zip(("x", "y", "low", "high"), values, strict=False)
+            data = {key: np.asarray(column, float)[keep] for key, column in columns}
+            tags, band = [axis, i], "low" in data
             source = ColumnDataSource(data, name=f"{axis} {i}")
             if band:
                 area = VArea(x="x", y1="low", y2="high", fill_color=colour, fill_alpha=0.18)
@@ -254,30 +253,23 @@ def kinds(tasks: Tasks) -> dict[str, tuple[Flags, float]]:
     }
 
 
+_TYPES = {"worker": np.uint16, "start": np.float64, "fate": np.uint8, "slot": np.uint8}  # of the columns, else float32
+_TYPES |= dict.fromkeys(("task", "version", "step", "work"), np.int32)
+
+
 def columns(tasks: Tasks, which: Flags, kind: str) -> dict[str, Array]:
     """Return columns for the timeline and receipts of tasks of one kind, ordered by start."""
-    narrow: dict[str, tuple[Array, Any]] = {
-        "worker": (tasks.worker, np.uint16),
-        "task": (tasks.task, np.int32),
-        "version": (tasks.version, np.int32),
-        "step": (tasks.step, np.int32),
-        "start": (tasks.start, np.float64),
-    }
-    if kind == "cut":
-        narrow |= {"unknown": (tasks.unknown, np.float32), "late": (tasks.late, np.float32)}
-    else:
-        narrow |= {phase: (getattr(tasks, phase), np.float32) for phase in PHASES}
-    if kind == "used":
-        narrow |= {"weight": (tasks.weight, np.float32), "work": (tasks.work, np.int32)}
-    else:
-        narrow["fate"] = tasks.fate, np.uint8
+    names = ["worker", "task", "version", "step", "start", *(["unknown", "late"] if kind == "cut" else PHASES)]
+    names += ["weight", "work"] if kind == "used" else ["fate"]
     if kind == "spare" and np.isfinite(tasks.late[which]).any():
-        narrow["late"] = tasks.late, np.float32
+        names.append("late")
     if len(tasks.slots) > 1:
-        narrow["slot"] = tasks.slot, np.uint8
+        names.append("slot")
     rows = np.flatnonzero(which)
     rows = rows[np.argsort(tasks.start[rows], kind="stable")]  # so that the page finds the visible tasks by bisection
-    return {name: column[rows].astype(kind) for name, (column, kind) in narrow.items()}
+    return {
+        name: column[rows].astype(_TYPES.get(name, np.float32)) for name, column in values_of(tasks, *names).items()
+    }
 
 
 def _timeline_hover(bars: Sequence[Any], kind: str) -> HoverTool:

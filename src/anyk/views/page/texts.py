@@ -258,8 +258,7 @@ def rounds(tasks: Tasks, workers: int) -> tuple[Floats, Flags]:
         return np.empty((0, workers)), np.empty((0, workers), bool)
     first = tasks.first
     finite = np.isfinite(tasks.late)
-    end = np.where(finite, tasks.end + np.where(tasks.finished, 0.0, np.nan_to_num(tasks.late)), tasks.end)
-    end = np.maximum.reduceat(end, first)
+    end = np.maximum.reduceat(tasks.end + np.where(finite & ~tasks.finished, tasks.late, 0.0), first)
     cut = np.logical_or.reduceat(~finite & ~tasks.finished, first)
     start, worker = tasks.start[first], tasks.worker[first]
     starts, row = np.unique(start, return_inverse=True)
