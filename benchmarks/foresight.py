@@ -36,7 +36,7 @@ import anyk
 from anyk import keyed
 from anyk.fleet.explanation.attribution import shares, stands_out
 from anyk.fleet.plans.candidates import Request, candidates_for, time_strategies
-from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of
+from anyk.fleet.plans.measured_fleet import USUAL, MeasuredFleet, fleet_of
 from anyk.fleet.records import Record
 from anyk.fleet.simulation import drive
 from anyk.runs.folder.promise import Estimate
@@ -284,7 +284,7 @@ def _known(fleets):
     for name, times in fleets:
         fleet = fleet_of(Record(times, load=1 / times.shape[1]), slope=SLOPE * float(np.median(times)) * times.shape[1])
         made = candidates_for(fleet[0], _all_exact())
-        tables.append((name, {spec: one.series for spec, one in time_strategies(fleet[0], made, seed=0)[0].items()}))
+        tables.append((name, {spec: one.series for spec, one in time_strategies(fleet[0], made, 0, None, USUAL)[0].items()}))
     for i, (name, own) in enumerate(tables):
         rest = [series for j, (other, series) in enumerate(tables) if other == name and j != i]
         known = set(own).intersection(*rest)
@@ -306,7 +306,7 @@ def scale(asked):
     for models in (1, 4, 8, 12):  # until there are a thousand
         begin = time.process_time()
         made = candidates_for(fleet, _all_exact(models))
-        count += len(time_strategies(fleet, made, seed=0)[0])
+        count += len(time_strategies(fleet, made, 0, None, USUAL)[0])
         pace += time.process_time() - begin
         begin = time.process_time()
         anyk.plan(record, slope=SLOPE * workers, models=models)

@@ -12,8 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
