@@ -9,6 +9,7 @@ memory, for ``ray`` ``ray.put`` and ``ray.get`` of one call an actor, for ``mpi`
 the same with non-blocking messages and sleeps between looks, for fewer cores than ranks. Nobody computes anything.
 """
 
+import logging
 import mmap
 import statistics
 import sys
@@ -142,7 +143,7 @@ if __name__ == "__main__":
     elif name == "ray":
         import ray
 
-        ray.init(num_cpus=2 * WORKERS, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(num_cpus=2 * WORKERS, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         report(name, {"bare gather": bare_ray}, "at most 1.2")
         ray.shutdown()
     else:

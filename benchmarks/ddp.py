@@ -121,7 +121,7 @@ class Group:
             chunk = Chunk((j,), (1.0,), batch=BATCH)
             np.save(f"{folder}/X{j}.npy", X[ends[j] : ends[j + 1]])
             np.save(f"{folder}/y{j}.npy", y[ends[j] : ends[j + 1]])
-            np.save(f"{folder}/rows{j}.npy", [draw(j, chunk, t) for t in range(steps)])
+            np.save(f"{folder}/rows{j}.npy", np.array([draw(j, chunk, t) for t in range(steps)]))
             jobs.put((seed, steps, delays))
         while self.done.empty():
             self.processes.join(timeout=0.2)  # raises what one of them failed of

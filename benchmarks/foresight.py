@@ -270,11 +270,15 @@ def _decisions(fleets):
     return regrets, right, nothing, ranked
 
 
+def _quiet(text):
+    """Print no progress."""
+
+
 def _all_exact(models=1):
     """Return a plan's request for all strategies with exact steps."""
     return Request(
         today="uncoded", max_load=1.0, memory=1.0, models=models, steps=None, resamples=0, seed=0, inexact=False,
-        tell=None, among=None, batch=None, max_staleness=None,
+        tell=_quiet, among=None, batch=None, max_staleness=None,
     )  # fmt: skip
 
 
@@ -284,7 +288,8 @@ def _known(fleets):
     for name, times in fleets:
         fleet = fleet_of(Record(times, load=1 / times.shape[1]), slope=SLOPE * float(np.median(times)) * times.shape[1])
         made = candidates_for(fleet[0], _all_exact())
-        tables.append((name, {spec: one.series for spec, one in time_strategies(fleet[0], made, 0, None, USUAL)[0].items()}))
+        timed = time_strategies(fleet[0], made, 0, _quiet, USUAL)[0]
+        tables.append((name, {spec: one.series for spec, one in timed.items()}))
     for i, (name, own) in enumerate(tables):
         rest = [series for j, (other, series) in enumerate(tables) if other == name and j != i]
         known = set(own).intersection(*rest)
@@ -306,7 +311,7 @@ def scale(asked):
     for models in (1, 4, 8, 12):  # until there are a thousand
         begin = time.process_time()
         made = candidates_for(fleet, _all_exact(models))
-        count += len(time_strategies(fleet, made, 0, None, USUAL)[0])
+        count += len(time_strategies(fleet, made, 0, _quiet, USUAL)[0])
         pace += time.process_time() - begin
         begin = time.process_time()
         anyk.plan(record, slope=SLOPE * workers, models=models)
@@ -473,7 +478,7 @@ def target(asked):
             strategy = anyk.strategy(choice.spec, workers=WORKERS)
             seconds = []
             for seed in range(5):
-                optimizer = anyk.optimizers.GD(lr=choice.learning_rate)
+                optimizer = anyk.optimizers.GD(lr=choice.learning_rate or 0.2)
                 cluster = second.from_round(seed, 5).cluster(second.adapt(strategy), seed=10 + seed)
                 with anyk.train(problem, strategy, cluster, optimizer=optimizer, target=found.target) as run:
                     seconds.append(run.time_to_target or np.inf)

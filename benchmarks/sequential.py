@@ -114,9 +114,10 @@ elif arguments.map:
 
         from anyk.views.style import COLOURS, picture
 
-        with picture(
-            arguments.picture, (5.4 * len(arguments.workers), 3.6), "the map", columns=len(arguments.workers)
-        ) as (figure, axes):
+        with picture(arguments.picture, (5.4 * len(arguments.workers), 3.6), columns=len(arguments.workers)) as (
+            figure,
+            axes,
+        ):
             for ax, workers in zip(np.atleast_1d(axes), arguments.workers, strict=True):
                 for (n, burst, ratio), (winner, margin) in cells.items():
                     if n == workers:
@@ -165,7 +166,7 @@ elif arguments.clock:
     if arguments.picture:
         from anyk.views.style import COLOURS, picture
 
-        with picture(arguments.picture, (8, 5), "the picture") as (figure, axes):
+        with picture(arguments.picture, (8, 5)) as (figure, axes):
             for colour, (name, ends) in zip(COLOURS, curves.items(), strict=False):
                 axes.step(ends, range(1, len(ends) + 1), where="post", color=colour, label=name)
             axes.set_xlabel("wall-clock seconds")

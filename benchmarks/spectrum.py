@@ -63,7 +63,7 @@ show(
 if arguments.picture:
     from anyk.views.style import COLOURS, picture
 
-    with picture(arguments.picture, (8, 5), "the picture") as (figure, axes):
+    with picture(arguments.picture, (8, 5)) as (figure, axes):
         for colour, (name, losses) in zip(COLOURS, curves.items(), strict=False):
             axes.semilogy(times, losses, color=colour, lw=2.4 if name == "adasync" else 1.4, label=name)
         axes.set_xlabel("virtual seconds")
