@@ -83,11 +83,12 @@ def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
         tasks[stage] += 1
     if not spans:
         raise BadInput(f"the Spark event log '{shown(file)}' has no tasks that succeeded")
-    stages = sorted(tasks)
     workers = sorted({worker for _, worker in spans}, key=lambda worker: (type(worker) is str, worker))
-    seconds = np.full((len(stages), len(workers)), np.nan)
+    seconds = np.full((len(tasks), len(workers)), np.nan)
+    row = {stage: t for t, stage in enumerate(sorted(tasks))}
+    column = {worker: i for i, worker in enumerate(workers)}
     for (stage, worker), (begin, end) in spans.items():
-        seconds[stages.index(stage), workers.index(worker)] = (end - begin) / 1e3
+        seconds[row[stage], column[worker]] = (end - begin) / 1e3
     remarks = [f"Spark stages as rounds, executors as workers, {sum(tasks.values()):,} tasks"]
     if failed:
         remarks.append(f"{failed:,} tasks that failed or were killed left out")
