@@ -74,12 +74,12 @@ class CooperativeSGD(Neighbours):
 
     @cached_property
     def _pulls(self) -> Floats:
-        """Floats of the auxiliary models in the workers' next models, shape (auxiliary, workers)."""
+        """Weights of the auxiliary models in the workers' next models, shape (auxiliary, workers)."""
         return self.mixing.at(0)[self.workers :, : self.workers]
 
     @cached_property
     def _means(self) -> tuple[tuple[float, ...], ...]:
-        """Floats of the auxiliary models in each of the different means that workers read."""
+        """Weights of the auxiliary models in each of the different means that workers read."""
         columns = [column / column.sum() for column in self._pulls.T if column.any()]
         return tuple(dict.fromkeys(tuple(column.tolist()) for column in columns))
 
