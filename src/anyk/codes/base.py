@@ -230,7 +230,7 @@ class Code(_CodeRows):
         if decoding is None:
             decoding = self.judge(how.weights(self, replies))
             decoding.weights.flags.writeable = False
-            if len(remembered) == _REMEMBERED:
+            if len(remembered) >= _REMEMBERED:
                 del remembered[next(iter(remembered))]
         remembered[key] = decoding  # the last, as it was used last
         return decoding
