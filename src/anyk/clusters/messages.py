@@ -68,21 +68,19 @@ def _weights(count: int, dtype: str) -> Vector:
     return keyed.generator(0, "weights of a digest", count).uniform(1.0, 2.0, count).astype(dtype)
 
 
-_some_rows = lru_cache(maxsize=8)(some_rows)  # sampling takes time in proportion to the rows
+@lru_cache(maxsize=8)  # sampling takes time in proportion to the rows
+def rows_by_partition(sizes: tuple[int, ...], samples: int) -> list[Index] | None:
+    """Return each partition's rows among the ``samples`` of all training rows to evaluate; None: all rows.
 
-
-def rows_within(sizes: Sequence[int], partition: int, samples: int) -> Index | None:
-    """Return the rows of a partition among the ``samples`` of all training rows to evaluate; None: all rows.
-
-    >>> [len(rows_within((500, 500), j, 10)) for j in range(2)], rows_within((2, 2), 0, 4)
+    >>> [len(rows) for rows in rows_by_partition((500, 500), 10)], rows_by_partition((2, 2), 4)
     ([3, 7], None)
     """
-    sampled_rows = _some_rows(sum(sizes), samples, "train")
+    sampled_rows = some_rows(sum(sizes), samples, "train")
     if isinstance(sampled_rows, slice):
         return None
-    first = sum(sizes[:partition])
-    a, b = np.searchsorted(sampled_rows, (first, first + sizes[partition]))
-    return sampled_rows[a:b] - first
+    ends = np.cumsum(sizes)
+    parts = np.split(sampled_rows, np.searchsorted(sampled_rows, ends[:-1]))
+    return [part - end + size for part, end, size in zip(parts, ends, sizes, strict=True)]
 
 
 class WrongLength(BadInput):
@@ -320,8 +318,8 @@ class Messages:
         parts: Any = self.partitions
         if isinstance(parts, ManyPartitions):
             parts = parts.of(slot)
-        chosen_rows = None if samples is None else rows_within(self.partitions.sizes, partition, samples)
-        rows = () if chosen_rows is None else (chosen_rows,)
+        chosen_rows = None if samples is None else rows_by_partition(tuple(self.partitions.sizes), samples)
+        rows = () if chosen_rows is None else (chosen_rows[partition],)
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 return float(parts.partial_loss(partition, w, *rows))

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from anyk.arrays import Vector
-from anyk.clusters.messages import rows_within
+from anyk.clusters.messages import rows_by_partition
 from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.worker import ASKED
@@ -128,11 +128,8 @@ class Losses:
 
     def _partitions_with(self, samples: int | None) -> set[int]:
         """Return the partitions that contain samples to evaluate."""
-        everything = range(len(self._sizes))
-        if samples is None:
-            return set(everything)
-        within = [rows_within(self._sizes, j, samples) for j in everything]
-        return {j for j, rows in enumerate(within) if rows is None or len(rows)}
+        chosen_rows = None if samples is None else rows_by_partition(self._sizes, samples)
+        return {j for j in range(len(self._sizes)) if chosen_rows is None or len(chosen_rows[j])}
 
     def _spread(self, partitions: Iterable[int], among: set[int]) -> None:
         """Ask, for each partition, one of these workers that stores it; balance their numbers of partitions."""
