@@ -52,6 +52,20 @@ def test_workers_share_the_import_of_torch():
         assert run.steps == 1
 
 
+class Penalised(Squares):
+    """Its regulariser is a NumPy number."""
+
+    l2 = np.float64(0.5)
+
+
+def test_the_settings_of_workers_may_be_numpy_numbers():
+    models = []
+    for cluster in (anyk.clusters.Processes(2), anyk.clusters.Simulated(2)):
+        with anyk.train(Penalised(2), "pasgd:tau=2", cluster, steps=3) as run:
+            models.append(run.model)
+    np.testing.assert_allclose(models[0], models[1], rtol=1e-12)
+
+
 class Heavy(Squares):
     """Its workers import a module."""
 

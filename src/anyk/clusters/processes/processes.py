@@ -209,7 +209,7 @@ class Processes(Remote[_ProcessHandle]):
             places=places,
             sizes=[segment.size for segment in self._segments],
         )
-        packed = msgspec.json.encode(briefing)
+        packed = msgspec.json.encode(briefing, enc_hook=float)
         self._briefing_size = len(packed)
         self._segments.append(Segment.create(0, "briefing"))
         self._segments[-1].store([memoryview(packed)])
