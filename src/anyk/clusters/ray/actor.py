@@ -45,13 +45,13 @@ class RayWorker(NetworkedWorker):
         missing = [j for j in partitions if j in self._missing]
         if not missing:
             return
-        ray, own = ray_module(), self._messages.partitions
-        adopt = partition_abilities(own).adopt
+        ray, loaded = ray_module(), self._messages.partitions
+        adopt = partition_abilities(loaded).adopt
         assert adopt is not None
         ray.get([reference for j in missing for reference in self._missing[j]])  # so that Ray fetches all in parallel
         for j in missing:
             adopt(unship([part.data for part in ray.get(self._missing[j])]))
-        own.load(missing)
+        loaded.load(missing)
         for j in missing:
             del self._missing[j]
 

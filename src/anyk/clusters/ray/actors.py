@@ -156,9 +156,9 @@ class Ray(Networked[_ActorHandle]):
         previous = signal.getsignal(signal.SIGTERM)  # Ray replaces the handler
         ray = ray_module()
         if ray.is_initialized():
-            there = ray.get_runtime_context().gcs_address
-            if self.address not in ("", "auto", there):
-                raise BadInput(f"this program is connected to the Ray cluster at '{there}', not '{self.address}'")
+            current = ray.get_runtime_context().gcs_address
+            if self.address not in ("", "auto", current):
+                raise BadInput(f"this program is connected to the Ray cluster at '{current}', not '{self.address}'")
             return
         self._connected = True
         try:
@@ -218,18 +218,18 @@ class Ray(Networked[_ActorHandle]):
         groups = {"orders": 1, "news": 1}
         options = {"resources": self.resources, "runtime_env": self._runtime_env, "concurrency_groups": groups}
         self._kind = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **options)(Actor)
-        there: dict[tuple[int, int], Any] = {}  # partitions of several workers are stored once
-        self._shipped = [[_put(ray, part, there) for part in parcel] for parcel in each]
-        self._single = [[_put(ray, part, there) for part in parcel] for parcel in single]
+        stored: dict[tuple[int, int], Any] = {}  # partitions of several workers are stored once
+        self._shipped = [[_put(ray, part, stored) for part in parcel] for parcel in each]
+        self._single = [[_put(ray, part, stored) for part in parcel] for parcel in single]
 
     def _check_resources(self, ray: Any) -> None:
-        there = ray.cluster_resources()
+        available = ray.cluster_resources()
         for name, each in (("CPU", self.cpus), ("GPU", self.gpus), *self.resources.items()):
             option = "resources" if name in self.resources else f"{name.lower()}s"
-            if each * self.fewest > there.get(name, 0.0) + 1e-9:
+            if each * self.fewest > available.get(name, 0.0) + 1e-9:
                 raise BadInput(
                     f"{self.fewest} workers of {each:g} {name} each need {each * self.fewest:g}, the Ray cluster has "
-                    f"{there.get(name, 0.0):g}; use fewer workers or a smaller {option}="
+                    f"{available.get(name, 0.0):g}; use fewer workers or a smaller {option}="
                 )
         machines = self._machines(ray)
         for address in self.nodes:
@@ -247,11 +247,11 @@ class Ray(Networked[_ActorHandle]):
             ray.kill(handle.actor, no_restart=True)  # it may only have been unreachable
         strategy: Any = "SPREAD"
         machines = self._machines(ray) if self.nodes else {}
-        there = [address for address in self.nodes if address in machines]
-        if there:
+        alive = [address for address in self.nodes if address in machines]
+        if alive:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-            strategy = NodeAffinitySchedulingStrategy(machines[there[worker % len(there)]], soft=False)
+            strategy = NodeAffinitySchedulingStrategy(machines[alive[worker % len(alive)]], soft=False)
         if self._placement_group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -360,10 +360,10 @@ class Ray(Networked[_ActorHandle]):
             self.send_orders(worker)
 
 
-def _put(ray: Any, part: memoryview, there: dict[tuple[int, int], Any]) -> Any:
-    """Return a reference to bytes in Ray's store; the same memory is stored only once."""
+def _put(ray: Any, part: memoryview, stored: dict[tuple[int, int], Any]) -> Any:
+    """Return a reference to bytes in Ray's store; ``stored``: references to reuse, by address and size."""
     array = np.frombuffer(part, dtype=np.uint8)
     key = (array.ctypes.data, array.size)
-    if key not in there:
-        there[key] = ray.put(array)
-    return there[key]
+    if key not in stored:
+        stored[key] = ray.put(array)
+    return stored[key]
