@@ -49,7 +49,7 @@ class OneCode(SequentialRounds):
         s.results.setdefault(job, {})[worker] = place
 
     def _job_done(self, s: OneCodeState, job: int) -> bool:
-        return self._bears(self._missing(s, job))
+        return self._decodes_without(self._missing(s, job))
 
     def _missing(self, s: OneCodeState, job: int) -> int:
         """Return the workers whose result of a job is missing."""
@@ -91,4 +91,4 @@ class GradientCodingRounds(OneCode):
         return [[(t, 0)]] * self.workers
 
     def _feasible(self, s: OneCodeState, late: int) -> bool:
-        return self._bears(late)
+        return self._decodes_without(late)

@@ -142,7 +142,7 @@ class Multiplexed(ForBursts):
     def _job_done(self, s: MultiplexedState, job: int) -> bool:
         if job not in s.own or (s.own[job][:, :, 0] < 0).any():
             return False
-        return not self.coded or all(self._bears(self._without(group)) for group in s.groups[job])
+        return not self.coded or all(self._decodes_without(self._without(group)) for group in s.groups[job])
 
     def _job_sum(self, s: MultiplexedState, job: int) -> JobSum:
         own, groups = s.own.pop(job), s.groups.pop(job)
@@ -182,6 +182,6 @@ class Multiplexed(ForBursts):
                 slot = self.W - 1 + group
                 if slot > m:  # workers without lost pieces by then will still compute this part
                     absent[group] &= as_bits(np.flatnonzero(begin + lost > slot).tolist())
-                if not self._bears(absent[group]):
+                if not self._decodes_without(absent[group]):
                     return False
         return True

@@ -118,7 +118,7 @@ class Bursty(StragglerModel):
         check_range("burst of 'bursty'", self.burst, 1, self.window - 1, " (window - 1)")
 
     def _busiest(self, workers: int) -> tuple[int, int]:
-        """Return the facts of bursts of ``most`` workers with window - 1 rounds between them."""
+        """Return both numbers for bursts of ``most`` workers, window - 1 rounds without stragglers apart."""
         quiet = self.window - 1
         return quiet + self.burst, quiet * workers + self.burst * (workers - min(self.most, workers))
 

@@ -206,7 +206,7 @@ class SequentialRounds(CrewStrategy[SequentialState]):
             return list(map(as_bits, self.code.members))
         return []
 
-    def _bears(self, missing: int) -> bool:
+    def _decodes_without(self, missing: int) -> bool:
         """Return whether the sum under the code is available without these workers."""
         return Tolerance(self.tolerated, self.groups).fits(missing)
 

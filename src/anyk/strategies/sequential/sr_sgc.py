@@ -86,7 +86,7 @@ class SelectiveRepetition(ForBursts, OneCode):
         due = s.round - self.B
         if due < s.combined:
             return True
-        return self._bears(self._missing(s, due) & ~(self._repeaters(s) & ~late))
+        return self._decodes_without(self._missing(s, due) & ~(self._repeaters(s) & ~late))
 
     def _finish_round(self, s: SequentialState, late: int) -> None:
         assert isinstance(s, RepetitionState)
