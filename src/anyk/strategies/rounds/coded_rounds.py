@@ -110,8 +110,9 @@ class Rounds(RoundSettings):
     def start(self, fleet: Fleet) -> tuple[RoundState, Commands]:
         s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds, missed=[0] * fleet.workers)
         first: list[Command] = []
-        self._use_code(s, self.first_code)
-        if self.elastic is not None:
+        if self.elastic is None:
+            self._use_code(s, self.first_code)
+        else:
             s.elastic = self.elastic.start(self.code, fleet.present or range(fleet.workers))
             self._use_code(s, self.elastic.code(s.elastic, self.code))
             first = [self._fleet_note(s)]
@@ -140,7 +141,7 @@ class Rounds(RoundSettings):
         s.decoder = self._fresh(s.code)
         for worker, value in s.values.items():
             s.decoder.measure(worker, value)
-        for reply in s.values or s.task_of:
+        for reply in s.values or s.task_of:  # replies that are projected count with their projections
             s.decoder.add(reply)
 
     def on(self, state: RoundState, event: Event) -> Commands:
