@@ -32,7 +32,7 @@ class Removal(ReadOnly):
 
     With ``B = U S V'`` and its pseudo-inverse P, the remaining rows span less than all rows by the vectors
     ``P[:, lost] c`` for which ``c`` is orthogonal to the lost rows of the left null space. The error grows by the part
-    of the all-ones vector in their span. Little work if few replies are lost.
+    of the all-ones vector in their span. This is fast if few replies are lost.
     """
 
     def __init__(self, matrix: Floats) -> None:
@@ -340,7 +340,7 @@ class CountingDecoder(SetDecoder):
 class LeastSquaresDecoder(SetDecoder):
     """Decodes any code. For small codes, an orthonormal basis of the replies' rows grows with each arrival.
 
-    The part of the all-ones vector outside the span is the residual, at O(replies x partitions) an arrival. The set of
+    The part of the all-ones vector outside the span is the residual, in O(replies x partitions) per arrival. The set of
     a code with more than 400,000 entries is decoded once every partition is covered, then after every further 1 % of
     the replies.
     """

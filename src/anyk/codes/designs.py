@@ -164,7 +164,7 @@ def biquadratic(p: int) -> Incidence:
 
 
 def _developed(member: Flags, plus: Indices) -> Incidence:
-    """Give worker i the partitions i + d for all members d of a difference set; ``plus[i, d]`` numbers the sum."""
+    """Return the incidence in which worker i has the partitions i + d, ``plus[i, d]``, for d in a difference set."""
     incident = np.zeros((len(member), len(member)), dtype=bool)
     for d in np.flatnonzero(member):
         incident[np.arange(len(member)), plus[:, d]] = True
@@ -269,9 +269,9 @@ class BlockDesignCode(MatrixCode):
             raise BadInput(f"no block design is known for {n} workers")
         fitting = [d for d in existing if self.family in (None, d.family) and self.load in (LEFT_OUT, d.load)]
         if not fitting:
-            there = ", ".join(f"family={d.family} (load={d.load})" for d in existing)
+            choices = ", ".join(f"family={d.family} (load={d.load})" for d in existing)
             setting = f"family={self.family}" if self.load is LEFT_OUT else f"load={self.load}"
-            raise BadInput(f"bibd:{setting} does not exist for {n} workers; there is {there}")
+            raise BadInput(f"bibd:{setting} does not exist for {n} workers; there is {choices}")
         self._resolve(family=fitting[0].family, load=fitting[0].load)
 
     @fixed_property

@@ -135,8 +135,12 @@ class Fate:
         return event
 
     def _alarm(self, worker: int, pick: int, at: float) -> Event | None:
-        time, name = self.world.alarms.next()
-        return Alarm(max(at, time), name) if self.world.alarms.pop(name, None) is not None else None
+        alarms = self.world.alarms
+        if not alarms:
+            return None
+        time, name = alarms.next()
+        del alarms[name]
+        return Alarm(max(at, time), name)
 
     def _measured(self, worker: int, pick: int, at: float) -> Event | None:
         """Return a message's projection, combined from the projections of its partial gradients."""

@@ -151,7 +151,7 @@ class World:
             for _, other, index, _ in chunk.mix:
                 self._arrived((other, index), f"read by task {task}")
             if chunk.mix:
-                _whole(f"task {task} begins at", [*(weight for *_, weight in chunk.mix), chunk.share])
+                _check_total(f"task {task} begins at", [*(weight for *_, weight in chunk.mix), chunk.share])
             before = self.tasks.get(chunk.state)
             if chunk.state != -1 and not self.layout.stateful:
                 raise Broken("layout", f"task {task} continues a state; the layout states that none does")
@@ -237,7 +237,7 @@ class World:
             if not self.tasks[place[0]].chunks[place[1]].steps:
                 raise Broken("mix", f"task {place[0]} is a gradient, and models are averaged")
         moved = [] if command.relative else list(command.weights)
-        _whole(f"'{slot}' is averaged", [*moved, command.share, *(weight for _, weight in command.others)])
+        _check_total(f"'{slot}' is averaged", [*moved, command.share, *(weight for _, weight in command.others)])
         for other, _ in command.others:
             self._check_slot(other)
         self.versions[slot] += 1
@@ -245,7 +245,7 @@ class World:
     def _use(self, messages: Sequence[Place], weights: Sequence[Any], keep: Sequence[Place]) -> list[tuple[Place, Any]]:
         """Mark messages, and those added to them, as used or kept; return all with their weights in the sum."""
         used: list[tuple[Place, Any]] = list(zip(messages, weights, strict=True))
-        for place, weight in used:  # grows while it is walked through
+        for place, weight in used:  # the list grows during the loop
             self._arrived(place, "used")
             stays = place in keep or self.status(place) == "kept"
             self.tasks[place[0]].status[place[1]] = "kept" if stays else "used"
@@ -315,7 +315,7 @@ def _keep_list(command: Combine | Mix) -> Sequence[Place]:
     return command.keep
 
 
-def _whole(what: str, weights: Iterable[float]) -> None:
+def _check_total(what: str, weights: Iterable[float]) -> None:
     total = math.fsum(weights)
     if not abs(total - 1.0) <= 1e-9:
         raise Broken("mix", f"{what} with weights that add up to {total:.9g}, not 1")

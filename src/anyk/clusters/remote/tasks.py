@@ -46,7 +46,7 @@ class OpenTasks:
                     self._packed.clear()
                 packed = self._packed[chunks] = msgspec.Raw(pack(chunks))
             handle.chunks, handle.packed_chunks = chunks, packed
-        handle.task, handle.times = task, entry[3:]
+        handle.task, handle.times = task, (entry.started, entry.before, entry.each)
         place = self._store.place
         handle.places = [place(chunk.slot, version) for chunk, version in zip(chunks, entry.versions, strict=True)]
         handle.versions = entry.versions
