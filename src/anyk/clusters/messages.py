@@ -80,7 +80,7 @@ def rows_by_partition(sizes: tuple[int, ...], samples: int) -> list[Index] | Non
         return None
     ends = np.cumsum(sizes)
     parts = np.split(sampled_rows, np.searchsorted(sampled_rows, ends[:-1]))
-    return [part - end + size for part, end, size in zip(parts, ends, sizes, strict=True)]
+    return list(map(np.subtract, parts, ends - sizes))
 
 
 class WrongLength(BadInput):
@@ -319,7 +319,7 @@ class Messages:
         if isinstance(parts, ManyPartitions):
             parts = parts.of(slot)
         chosen_rows = None if samples is None else rows_by_partition(tuple(self.partitions.sizes), samples)
-        rows = () if chosen_rows is None else (chosen_rows[partition],)
+        rows = (chosen_rows[partition],) if chosen_rows else ()
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 return float(parts.partial_loss(partition, w, *rows))

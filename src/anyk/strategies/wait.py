@@ -64,8 +64,7 @@ class Waiting:
     @property
     def recent(self) -> Sequence[float]:
         """Seconds from a round's start to each reply in the last rounds, if a rule remembers them."""
-        recent: tuple[float, ...] = self._state.recent
-        return recent
+        return tuple(self._state.recent)
 
 
 @dataclass

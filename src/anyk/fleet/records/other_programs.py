@@ -84,11 +84,9 @@ def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
     if not spans:
         raise BadInput(f"the Spark event log '{shown(file)}' has no tasks that succeeded")
     workers = sorted({worker for _, worker in spans}, key=lambda worker: (type(worker) is str, worker))
-    seconds = np.full((len(tasks), len(workers)), np.nan)
-    row = {stage: t for t, stage in enumerate(sorted(tasks))}
-    column = {worker: i for i, worker in enumerate(workers)}
-    for (stage, worker), (begin, end) in spans.items():
-        seconds[row[stage], column[worker]] = (end - begin) / 1e3
+    unknown = [np.nan, np.nan]
+    table = [[spans.get((stage, worker), unknown) for worker in workers] for stage in sorted(tasks)]
+    seconds = np.diff(table)[:, :, 0] / 1e3
     remarks = [f"Spark stages as rounds, executors as workers, {sum(tasks.values()):,} tasks"]
     if failed:
         remarks.append(f"{failed:,} tasks that failed or were killed left out")
