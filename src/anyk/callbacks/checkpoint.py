@@ -124,9 +124,9 @@ class Checkpoint(Callback):
         if self.best is None:
             return
         if info.slot not in self._best:
-            value, step = self._restored.pop(info.slot, (None, -1))
-            best = self._best[info.slot] = Best(self.best, "best of Checkpoint", value=value, step=step)
+            best = self._best[info.slot] = Best(self.best, "best of Checkpoint")
             best.begin(self._info)
+            best.value, best.step = self._restored.pop(info.slot, (None, -1))  # NumPy's numbers return as arrays
         if self._best[info.slot].improved(info):
             self._write(info.slot, "best", info.model)
 
