@@ -18,7 +18,7 @@ UNPICKLES = {
     "clusters/remote/shipping.py": "partitions from the driver",
     "problems/data/reader_processes.py": "work from the driver that started this process",
     "problems/jax/model_loss.py": "problems from the driver",
-    "problems/torch/loading.py": "items that the driver has pickled",
+    "problems/torch/tensor_samples.py": "items that the driver has pickled",
     "testing/problems.py": "a copy of the problem that is checked",
 }
 IMPORTS = {
@@ -29,7 +29,7 @@ IMPORTS = {
     "optimizers/torch_optimizers.py": "PyTorch",
     "optimizers/torch_groups.py": "PyTorch",
     "papers/__init__.py": "figures of anyk itself",
-    "problems/data/public.py": "packages that data sets need",
+    "problems/data/built_in.py": "packages that data sets need",
     "testing/__init__.py": "names of anyk itself",
 }
 RUNS = {"decompile/source.py": "source that it has just written itself", "named.py": "code that the user names"}
