@@ -178,7 +178,7 @@ def test_torch_problems_are_sampled_and_keep_the_numbers_of_their_items(items):
 
 
 def problem_of_one(problem, i, w):
-    network, _ = problem._network_at(w)
+    network = problem._network_at(w)
     return network.loss_of(problem._data.batch(slice(i, i + 1))).item()
 
 

@@ -455,10 +455,10 @@ class TorchProblem(NetworkProblem):
             norm.reset_running_stats()
             norm.momentum = None  # the plain mean over all batches
         network.module.train()
-        run_module = network.loss_of if network.takes_module else network.outputs
+        forward = network.loss_of if network.takes_module else network.outputs
         with torch.no_grad(), seeded_generators(0, network.move()):
             for part in self._parts(data):
-                run_module(network.on_device(part.batch))
+                forward(network.on_device(part.batch))
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
 
