@@ -75,10 +75,10 @@ class Network:
             if self.device == "cuda":
                 number = int(os.environ.get("ANYK_WORKER", "0")) % torch.cuda.device_count()
                 device = torch.device("cuda", number)
-        self.place = device
         for part in (self.module, self.loss):
             if isinstance(part, torch.nn.Module):
                 part.to(device)
+        self.place = device
         return device
 
     def on_device(self, batch: Batch) -> Batch:
