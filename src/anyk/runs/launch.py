@@ -358,7 +358,7 @@ class Launch:
             log.seq += 1  # no two checkpoints have the same number
         log.flush(lasting=True)  # the log must contain all that a checkpoint does
         state = self.driver.state() | {"every": self._evaluator.every, "seal": log.seal}
-        states, arrays = callback_states.saved(self._hooks.callbacks)
+        states, arrays = callback_states.save(self._hooks.callbacks)
         if states:
             state[callback_states.KEY] = states
         log.seq += 1  # entries from here on belong after the checkpoint
