@@ -100,7 +100,7 @@ def in_notebook() -> bool:
 
 @dataclass
 class _Cell:
-    """The progress of a run in the output of a notebook's cell, updated in place; without a run, of its start."""
+    """The progress of a run, or of its start, in the output of a notebook's cell, updated in place."""
 
     _run: RunInfo | None = None
     _handle: Any = None

@@ -1,5 +1,7 @@
 """The arithmetic of steps: Combine and Mix compute the next model from messages, models and optimiser vectors.
 
+An audit recomputes the residual of each sum of gradients first.
+
 Models are processed part by part, so that intermediate results stay in the processor's cache and take no memory,
 whatever the model's size; the parts of a large model are distributed over all cores. Coordinates are independent, so
 the numbers do not depend on the parts.
@@ -31,7 +33,7 @@ from anyk.runs.engine.warm_start import OUTER
 
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
 _KEPT = 64  # sets of tasks whose coefficients are kept as arrays: rounds dispatch the same ones again and again
-_APART = 1e-6  # how far the residual found may be from the one stated
+_APART = 1e-6  # the largest difference between the residual that is recomputed and the one that is stated
 
 Flat = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]  # place, partition x block, coefficient
 
@@ -215,7 +217,7 @@ class Audit:
             if batch not in weights:
                 weights[batch] = np.zeros((len(batch.status), b))
             weights[batch][place] = weight
-        total = np.zeros((b, m * b))  # part u of the sum: what it holds of each block of each partition
+        total = np.zeros((b, m * b))  # row u: the coefficients of all blocks of all partitions in part u of the sum
         for batch, message_weights in weights.items():
             places, columns, values = self._flat(batch)
             for part in range(b):
