@@ -67,9 +67,9 @@ class Progress(Callback):
         if self._cell is not None:
             self._cell.show()
 
-    def stage(self, text: str, *, at_once: bool = True) -> None:
+    def stage(self, text: str, *, always: bool = True) -> None:
         """Show a line on the work between two steps, such as the start of workers or an evaluation."""
-        if not self._quiet and (self._due() or at_once):
+        if not self._quiet and (self._due() or always):
             self._show(text)
 
     def _due(self) -> bool:

@@ -49,7 +49,7 @@ class Updates:
     _optimizer: Optimizer | None
     _audit: Audit
 
-    def audited(self, command: Combine) -> Combine:
+    def audit(self, command: Combine) -> Combine:
         """Return the command with its residual, which is checked or, if missing, computed."""
         parts = []
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
@@ -68,10 +68,10 @@ class Updates:
             return None
         version = self._versions[command.slot]
         if isinstance(command, Combine):
-            return self._stepped(command, version, self._optimizer)
-        return self._mixed(command, version, self._optimizer)
+            return self._combine(command, version, self._optimizer)
+        return self._mix(command, version, self._optimizer)
 
-    def _stepped(self, command: Combine, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
+    def _combine(self, command: Combine, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
         """Return the model and its digest after a step by the decoded gradient."""
         slot, combine = command.slot, self._cluster.store.combine
         problem = problem_of(self._problem, slot)
@@ -145,7 +145,7 @@ class Updates:
                 total = total + g * (weight * command.compensation / self._ledger.covered([message]))
         return total
 
-    def _mixed(self, command: Mix, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
+    def _mix(self, command: Mix, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
         """Return a weighted sum of models, or the model after an outer optimiser's step towards it, and its digest."""
         slot, models, cluster = command.slot, self._versions.models, self._cluster
         w = models[slot]
