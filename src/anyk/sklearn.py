@@ -182,9 +182,9 @@ class _Linear(BaseEstimator):
         )
         self.n_iter_ = self.run_.steps
         weights, intercepts = problem.in_units(self.run_.model)
-        self._keep(weights.T.astype(problem.dtype), intercepts.astype(problem.dtype))
+        self._set_coefficients(weights.T.astype(problem.dtype), intercepts.astype(problem.dtype))
 
-    def _keep(self, coefficients: Vector, intercepts: Vector) -> None:
+    def _set_coefficients(self, coefficients: Vector, intercepts: Vector) -> None:
         """Set coefficients, shape (outputs, features), and intercepts, shape (outputs,)."""
         self.coef_, self.intercept_ = coefficients, intercepts
 
@@ -363,7 +363,7 @@ class AnykRegressor(RegressorMixin, _Linear):
         self._partial_fit(_Task(LeastSquares, X, y, self._weights(sample_weight, X.shape[0])))
         return self
 
-    def _keep(self, coefficients: Vector, intercepts: Vector) -> None:
+    def _set_coefficients(self, coefficients: Vector, intercepts: Vector) -> None:
         self.coef_, self.intercept_ = coefficients[0], intercepts[0]
 
     def predict(self, X: Any) -> Vector:

@@ -186,6 +186,16 @@ def test_checkpoint_keeps_every_so_many_and_the_best(tmp_path):
     assert np.load(tmp_path / "models" / "step-00000008.npy").tolist() == [8.0] * 4 and run.model[0] == 10
 
 
+def test_checkpoint_of_a_resumed_run_goes_on_with_the_best_whatever_kind_of_number_it_is(tmp_path):
+    folder, metrics = tmp_path / "models", list(map(np.float64, (1, 5, 3, 4)))
+    best = {"metrics": metrics, "better": "higher"}
+    scripted(Checkpoint(folder, best="metric"), **best, steps=2, out=tmp_path / "run").close()
+    problem, keep = Scripted([0.0], **best), Checkpoint(folder, best="metric")
+    run = anyk.resume(tmp_path / "run", problem=problem, optimizer=Counting(), steps=6, callbacks=[keep])
+    assert run.steps == 6 and np.load(folder / "best.npy").tolist() == [1.0] * 4  # 5, before the run was resumed
+    assert keep.state_dict() == {"model": (5.0, 6)}
+
+
 def test_checkpoint_of_several_models_and_runs(tmp_path):
     problems = [linear(), linear()]
     run = anyk.train_many(

@@ -23,6 +23,7 @@ import anyk
 from anyk.clusters.messages import Messages
 from anyk.errors import BadInput, RunFailed
 from anyk.problems import TorchProblem
+from anyk.problems.torch.network import Network
 from anyk.protocol import Chunk
 
 pytestmark = pytest.mark.slow
@@ -444,6 +445,20 @@ def test_metrics_of_ones_own_and_of_sequences():
                            better="lower", microbatch=4)  # fmt: skip
     assert problem.metrics(problem.initial()) == {"first": 0.25, "second": 2.0}
     assert seen == [((6, 7, 4), (6, 7))] and (problem.metric, problem.better) == ("first", "lower")
+
+
+class Stubborn(nn.Linear):
+    """A module that cannot be moved to a device."""
+
+    def to(self, *args, **options):
+        raise RuntimeError("out of memory")
+
+
+def test_a_module_that_could_not_be_moved_does_not_count_as_moved():
+    network = Network(Stubborn(3, 1), nn.MSELoss(), device="cpu", precision=None, mean=True)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            network.move()
 
 
 def test_bf16_computes_in_bf16_and_answers_in_float32():

@@ -94,7 +94,7 @@ def test_a_problem_that_keeps_arrays_of_its_own_can_go_on(tmp_path):
     ).close()
     anyk.resume(tmp_path / "run", problem=problem, steps=4).close()
     anyk.resume(tmp_path / "run", problem=Keeping(4), steps=5).close()
-    with pytest.raises(anyk.BadInput, match="the problem's data have changed since"):
+    with pytest.raises(anyk.BadInput, match="the problem's data set has changed since"):
         anyk.resume(tmp_path / "run", problem=Keeping(5), steps=6)
 
 

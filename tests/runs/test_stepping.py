@@ -144,7 +144,7 @@ def test_a_failure_of_the_step_at_which_a_loop_is_left_is_told_by_its_run():
 
 def test_a_loop_that_is_left_while_it_waits_hands_out_no_more():
     loop = anyk.rounds(PROBLEM, "uncoded", simulated(), steps=50)
-    loop._loop.left = True  # as by Ctrl-C before the first gradient is there
+    loop._loop.over = True  # as by Ctrl-C before the first gradient is there
     with pytest.raises(RunFailed, match="left while it waited"):
         list(loop)
 

@@ -25,11 +25,11 @@ Quantity = Literal["loss", "metric"]
 class Best:
     """The best value so far of one model; ``of``: the loss, or the metric, which is minimised or maximised.
 
-    ``who``: the callback that asks, for messages.
+    ``user``: the callback that uses it, in messages.
     """
 
     of: Quantity
-    who: str
+    user: str
     min_delta: NonnegativeNumber = 0.0
     value: float | None = None
     step: int = -1
@@ -38,7 +38,7 @@ class Best:
     def begin(self, info: RunInfo) -> None:
         """Prepare for a run; raise :class:`~anyk.errors.BadInput` if it evaluates nothing."""
         if info.config.evaluate == "none":
-            raise BadInput(f"{self.who} needs evaluation, which evaluate=None switches off; omit one of them")
+            raise BadInput(f"{self.user} needs evaluation, which evaluate=None switches off; omit one of them")
         if info.evaluated is None or (self.of == "loss" and info.evaluated == "held_out"):
             raise self._missing()
         higher = self.of == "metric" and info.config.better == "higher"
@@ -51,7 +51,7 @@ class Best:
                 "ask for that on training data, evaluate='on=train' (on the command line: --evaluate on=train) or have "
                 "it go by the metric, of='metric'"
             )
-        return BadInput(f"{self.who} goes by the {self.of}, which is not evaluated; {way}")
+        return BadInput(f"{self.user} goes by the {self.of}, which is not evaluated; {way}")
 
     def improved(self, info: EvaluationInfo) -> bool | None:
         """Return whether an evaluation is better than all before by at least ``min_delta``; None if unknown.
@@ -124,9 +124,9 @@ class Checkpoint(Callback):
         if self.best is None:
             return
         if info.slot not in self._best:
-            value, step = self._restored.pop(info.slot, (None, -1))
-            best = self._best[info.slot] = Best(self.best, "best of Checkpoint", value=value, step=step)
+            best = self._best[info.slot] = Best(self.best, "best of Checkpoint")
             best.begin(self._info)
+            best.value, best.step = self._restored.pop(info.slot, (None, -1))  # NumPy's numbers return as arrays
         if self._best[info.slot].improved(info):
             self._write(info.slot, "best", info.model)
 

@@ -63,7 +63,7 @@ class Batches(PartitionAbilities):
             self.tolerance = float(np.finfo(self.dtype).eps) ** 0.5
 
     def piece(self, first: int, last: int) -> Self:
-        """Return some consecutive partitions, from ``first`` to before ``last``."""
+        """Return consecutive partitions, ``first`` to ``last``, as one partition."""
         joined = copy(self)  # without what __getstate__ omits
         joined._bounds = [(self._bounds[first][0], self._bounds[last][1])]
         joined.sizes = (sum(self.sizes[first : last + 1]),)

@@ -221,11 +221,11 @@ class Hooks:
             if method is not None and getattr(method, "__func__", None) is not getattr(Callback, hook):
                 yield callback, method
 
-    def stage(self, text: str, *, at_once: bool = True) -> None:
+    def stage(self, text: str, *, always: bool = True) -> None:
         """Pass a line on the work between two steps to callbacks that show progress."""
         for callback in self.callbacks:
             if hasattr(callback, "stage"):
-                callback.stage(text, at_once=at_once)
+                callback.stage(text, always=always)
 
     def __getitem__(self, hook: str) -> bool:
         return bool(self._methods[hook])

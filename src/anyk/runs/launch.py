@@ -358,7 +358,7 @@ class Launch:
             log.seq += 1  # no two checkpoints have the same number
         log.flush(lasting=True)  # the log must contain all that a checkpoint does
         state = self.driver.state() | {"every": self._evaluator.every, "seal": log.seal}
-        states, arrays = callback_states.saved(self._hooks.callbacks)
+        states, arrays = callback_states.save(self._hooks.callbacks)
         if states:
             state[callback_states.KEY] = states
         log.seq += 1  # entries from here on belong after the checkpoint
@@ -397,7 +397,7 @@ class Launch:
         def tell(done: int, of: int) -> None:
             self._take_evaluations()
             self._tell_news(driver)
-            self._hooks.stage(f"evaluating {done} of {of}", at_once=False)
+            self._hooks.stage(f"evaluating {done} of {of}", always=False)
 
         evaluations = evaluator.finish(tell)
         self._take_evaluations()
@@ -442,7 +442,7 @@ class Launch:
             log,
             warm_start=driver.warm_start,
             on_step=lambda floor: self._hooks.stage(
-                f"computing the floor: step {floor.step:,} of {driver.step:,}", at_once=False
+                f"computing the floor: step {floor.step:,} of {driver.step:,}", always=False
             ),
         )
         log.summarise(

@@ -67,9 +67,9 @@ class Progress(Callback):
         if self._cell is not None:
             self._cell.show()
 
-    def stage(self, text: str, *, at_once: bool = True) -> None:
+    def stage(self, text: str, *, always: bool = True) -> None:
         """Show a line on the work between two steps, such as the start of workers or an evaluation."""
-        if not self._quiet and (self._due() or at_once):
+        if not self._quiet and (self._due() or always):
             self._show(text)
 
     def _due(self) -> bool:
@@ -100,7 +100,7 @@ def in_notebook() -> bool:
 
 @dataclass
 class _Cell:
-    """The progress of a run in the output of a notebook's cell, updated in place; without a run, of its start."""
+    """The progress of a run, or of its start, in the output of a notebook's cell, updated in place."""
 
     _run: RunInfo | None = None
     _handle: Any = None

@@ -105,7 +105,7 @@ class ShardRows(BlockSamples):
             else shown(shards.resolved_files[0].address)
         )
         encoding, moments, features = _encoding(shards, survey_result, fill, where)
-        labels, found_task = _labels(survey_result, task, where)
+        labels, actual_task = _labels(survey_result, task, where)
         if standardize:
             scaling = Scaling.from_moments(
                 moments.mean,
@@ -120,7 +120,7 @@ class ShardRows(BlockSamples):
         if labels and encoding.label:
             encoding = replace(encoding, words=isinstance(labels[0], str))
         dtype = np.dtype(np.float32 if survey_result.single else np.float64)
-        design = Design(shards, encoding, features, labels, found_task, dtype, scaling, intercept)
+        design = Design(shards, encoding, features, labels, actual_task, dtype, scaling, intercept)
         return cls(design, survey_result, moments)
 
     def held_out(self, shards: Shards) -> ShardRows:
@@ -168,39 +168,39 @@ def _gram(rows: ShardRows, piece: tuple[int, int]) -> bytes:
     return total.tobytes()
 
 
-def _labels(found: Survey, task: Task | Literal["auto"], where: str) -> tuple[Labels, Task]:
+def _labels(survey_result: Survey, task: Task | Literal["auto"], where: str) -> tuple[Labels, Task]:
     """Return the classes, and the task according to :func:`~anyk.problems.data.dataset.read_target`."""
     place_text = f"the target of {where}"
-    if found.labels is None:
+    if survey_result.labels is None:
         if task in ("binary", "multiclass"):
             raise BadInput(
                 f"{place_text} has more than 10,000 different values, which are not classes; use task=regression"
             )
         return (), "regression"
-    text = bool(found.labels) and isinstance(found.labels[0], str)
-    values = np.array(found.labels, dtype=object if text else np.float64)
-    few = 2 * len(values) <= found.rows
+    text = bool(survey_result.labels) and isinstance(survey_result.labels[0], str)
+    values = np.array(survey_result.labels, dtype=object if text else np.float64)
+    few = 2 * len(values) <= survey_result.rows
     _, task_read, _ = read_target(np.repeat(values, 2) if few else values, task, place_text)
-    return (tuple(found.labels) if task_read != "regression" else ()), task_read
+    return (tuple(survey_result.labels) if task_read != "regression" else ()), task_read
 
 
-def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tuple[Encoding, Moments, int]:
+def _encoding(shards: Shards, survey_result: Survey, fill: str | None, where: str) -> tuple[Encoding, Moments, int]:
     """Return the encoding of columns as numbers, the moments of the encoded columns, and their number."""
-    rows, moments = float(found.rows), found.moments
-    if not found.names:
+    rows, moments = float(survey_result.rows), survey_result.moments
+    if not survey_result.names:
         if fill is not None:
             raise BadInput(f"fill={fill} is for Parquet and CSV files; {where} have no columns of their own")
         if not len(moments.mean):
             raise BadInput(f"{where} have no columns beside the target")
         return Encoding(), moments, len(moments.mean)
-    names = found.names
+    names = survey_result.names
     places, target = places_of(shards, names, where)
     if not places:
         raise BadInput(f"{where} have no columns beside the target")
     columns, parts = [], []
     for number, place in enumerate(places):
         own = Moments(*(part[number : number + 1] for part in moments))
-        words = found.words.get(place)
+        words = survey_result.words.get(place)
         if words is not None and {word.lower() for word in words} <= {"true", "false"}:
             own = _of_counts(
                 [sum(count for word, count in words.items() if word.lower() == "true")], sum(words.values())
@@ -225,7 +225,7 @@ def _encoding(shards: Shards, found: Survey, fill: str | None, where: str) -> tu
         usual = None if fill is None else max(kinds, key=words.__getitem__)
         columns.append(Column(names[place], kinds, usual))
         parts.append(_of_counts([words[word] + (rows - known_count) * (word == usual) for word in kinds], rows))
-    encoding = Encoding(tuple(columns), bool(found.header), label=names[target])
+    encoding = Encoding(tuple(columns), bool(survey_result.header), label=names[target])
     return encoding, Moments(*(np.concatenate(part) for part in zip(*parts, strict=True))), encoding.width
 
 

@@ -75,10 +75,10 @@ class Network:
             if self.device == "cuda":
                 number = int(os.environ.get("ANYK_WORKER", "0")) % torch.cuda.device_count()
                 device = torch.device("cuda", number)
-        self.place = device
         for part in (self.module, self.loss):
             if isinstance(part, torch.nn.Module):
                 part.to(device)
+        self.place = device
         return device
 
     def on_device(self, batch: Batch) -> Batch:
@@ -88,7 +88,7 @@ class Network:
 
     def outputs(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return the module's outputs for a batch's inputs."""
-        with self._precisely():
+        with self._autocast():
             outputs: torch.Tensor = self.module(*batch[:-1])
         return outputs
 
@@ -100,7 +100,7 @@ class Network:
         """Return the loss of outputs and targets, or of the module and a batch: one number."""
         import torch
 
-        with self._precisely():
+        with self._autocast():
             loss: Any = self.loss(outputs, targets)
         if not isinstance(loss, torch.Tensor) or loss.dim():
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -141,7 +141,7 @@ class Network:
                     total += float(self.loss_of(batch)) * factor
         return total
 
-    def _precisely(self) -> Any:
+    def _autocast(self) -> Any:
         import torch
 
         return torch.autocast(self.kind, dtype=torch.bfloat16, enabled=self.precision is not None)

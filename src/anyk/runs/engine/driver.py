@@ -371,7 +371,7 @@ class Driver:
         w, bits = None, 0
         if self._updates is not None:
             if isinstance(full, Combine) and full.divisor == "all":
-                full = self._updates.audited(full)
+                full = self._updates.audit(full)
             self.taking = full
             w, bits = self._updates.result(command) or (None, 0)
         self.versions.publish(slot, w)

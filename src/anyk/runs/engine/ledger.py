@@ -21,8 +21,6 @@ _UNTIMED: tuple[Timing | None, float | None] = (None, None)
 _NO_TIMES = (None, None, None, None, None)
 _UNUSED = (None, None, None)
 _CUTS_KEPT = 16  # cancelled tasks a silent worker may have before the oldest is recorded as never begun
-
-
 _UNSEEN = Usage(0, 0.0, 0)  # without log and models, these statistics are not used
 
 
@@ -91,7 +89,7 @@ class Ledger:
         """Return the number of rows that messages cover."""
         return sum(self.sizes[j] for message in messages for j in self.partitions(*message))
 
-    # ------------------------------------------------------------------------------------------- what comes
+    # ------------------------------------------------------------------------------------------- dispatch and arrival
 
     def dispatch(self, command: Dispatch, now: float) -> None:
         """Open the chunks of tasks."""

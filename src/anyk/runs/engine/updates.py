@@ -1,5 +1,7 @@
 """The arithmetic of steps: Combine and Mix compute the next model from messages, models and optimiser vectors.
 
+An audit recomputes the residual of each sum of gradients first.
+
 Models are processed part by part, so that intermediate results stay in the processor's cache and take no memory,
 whatever the model's size; the parts of a large model are distributed over all cores. Coordinates are independent, so
 the numbers do not depend on the parts.
@@ -31,7 +33,7 @@ from anyk.runs.engine.warm_start import OUTER
 
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
 _KEPT = 64  # sets of tasks whose coefficients are kept as arrays: rounds dispatch the same ones again and again
-_APART = 1e-6  # how far the residual found may be from the one stated
+_APART = 1e-6  # the largest difference between the residual that is recomputed and the one that is stated
 
 Flat = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]  # place, partition x block, coefficient
 
@@ -47,7 +49,7 @@ class Updates:
     _optimizer: Optimizer | None
     _audit: Audit
 
-    def audited(self, command: Combine) -> Combine:
+    def audit(self, command: Combine) -> Combine:
         """Return the command with its residual, which is checked or, if missing, computed."""
         parts = []
         for (task, chunk), weight in zip(command.messages, command.weights, strict=True):
@@ -66,10 +68,10 @@ class Updates:
             return None
         version = self._versions[command.slot]
         if isinstance(command, Combine):
-            return self._stepped(command, version, self._optimizer)
-        return self._mixed(command, version, self._optimizer)
+            return self._combine(command, version, self._optimizer)
+        return self._mix(command, version, self._optimizer)
 
-    def _stepped(self, command: Combine, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
+    def _combine(self, command: Combine, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
         """Return the model and its digest after a step by the decoded gradient."""
         slot, combine = command.slot, self._cluster.store.combine
         problem = problem_of(self._problem, slot)
@@ -143,7 +145,7 @@ class Updates:
                 total = total + g * (weight * command.compensation / self._ledger.covered([message]))
         return total
 
-    def _mixed(self, command: Mix, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
+    def _mix(self, command: Mix, version: int, optimizer: Optimizer) -> tuple[Vector, int]:
         """Return a weighted sum of models, or the model after an outer optimiser's step towards it, and its digest."""
         slot, models, cluster = command.slot, self._versions.models, self._cluster
         w = models[slot]
@@ -215,7 +217,7 @@ class Audit:
             if batch not in weights:
                 weights[batch] = np.zeros((len(batch.status), b))
             weights[batch][place] = weight
-        total = np.zeros((b, m * b))  # part u of the sum: what it holds of each block of each partition
+        total = np.zeros((b, m * b))  # row u: the coefficients of all blocks of all partitions in part u of the sum
         for batch, message_weights in weights.items():
             places, columns, values = self._flat(batch)
             for part in range(b):

@@ -14,42 +14,44 @@ from anyk.errors import BadInput
 KEY = "callbacks"  # in checkpoints
 
 
-def saved(callbacks: Sequence[Any]) -> tuple[dict[str, Any], Vectors]:
+def save(callbacks: Sequence[Any]) -> tuple[dict[str, Any], Vectors]:
     """Return the states, by callback, as plain data that refers to arrays by name, and the arrays by name.
 
     Raises :class:`~anyk.errors.BadInput` for states that are not made of numbers, texts, lists, dicts and arrays.
     """
     arrays: Vectors = {}
-    return {name: _plain(one.state_dict(), f"{KEY}/{name}", arrays) for name, one in _stateful(callbacks)}, arrays
+    return {
+        name: _to_plain(callback.state_dict(), f"{KEY}/{name}", arrays) for name, callback in _stateful(callbacks)
+    }, arrays
 
 
 def restore(callbacks: Sequence[Any], states: Mapping[str, Any], arrays: Mapping[str, Vector]) -> None:
-    """Restore the states that :func:`saved` returned; callbacks without a saved state are unchanged."""
-    for name, one in _stateful(callbacks):
+    """Restore the states that :func:`save` returned; callbacks without a saved state are unchanged."""
+    for name, callback in _stateful(callbacks):
         if name in states:
-            one.load_state_dict(_again(states[name], arrays))
+            callback.load_state_dict(_from_plain(states[name], arrays))
 
 
 def _stateful(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the callbacks with a state, each with the name of its class and its number within the class."""
     count: dict[str, int] = {}
-    for one in callbacks:
-        if callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)):
-            kind = type(one).__name__
+    for callback in callbacks:
+        if callable(getattr(callback, "state_dict", None)) and callable(getattr(callback, "load_state_dict", None)):
+            kind = type(callback).__name__
             count[kind] = count.get(kind, -1) + 1
-            yield f"{kind} {count[kind]}", one
+            yield f"{kind} {count[kind]}", callback
 
 
-def _plain(value: Any, place: str, arrays: Vectors) -> Any:
+def _to_plain(value: Any, place: str, arrays: Vectors) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         arrays[place] = value.detach().cpu().numpy()
         return {"tensor": place, "shape": list(value.shape)}
     match value:
         case Mapping():  # keys need not be texts
-            return {"dict": [[key, _plain(part, f"{place}/{key}", arrays)] for key, part in value.items()]}
+            return {"dict": [[key, _to_plain(part, f"{place}/{key}", arrays)] for key, part in value.items()]}
         case list() | tuple():
-            parts = [_plain(part, f"{place}/{number}", arrays) for number, part in enumerate(value)]
+            parts = [_to_plain(part, f"{place}/{number}", arrays) for number, part in enumerate(value)]
             return {"tuple" if isinstance(value, tuple) else "list": parts}
         case np.ndarray() | np.generic():
             arrays[place] = np.asarray(value)
@@ -59,14 +61,14 @@ def _plain(value: Any, place: str, arrays: Vectors) -> Any:
     raise BadInput(f"the state of a callback has a {type(value).__name__} at {place}, which cannot be saved")
 
 
-def _again(plain: Any, arrays: Mapping[str, Vector]) -> Any:
+def _from_plain(plain: Any, arrays: Mapping[str, Vector]) -> Any:
     if not isinstance(plain, dict):
         return plain
     kind = next(iter(plain))
     if kind == "dict":
-        return {key: _again(part, arrays) for key, part in plain["dict"]}
+        return {key: _from_plain(part, arrays) for key, part in plain["dict"]}
     if kind in ("list", "tuple"):
-        parts = [_again(part, arrays) for part in plain[kind]]
+        parts = [_from_plain(part, arrays) for part in plain[kind]]
         return tuple(parts) if kind == "tuple" else parts
     array = np.array(arrays[plain[kind]]).reshape(plain["shape"])
     if kind == "array":

@@ -161,7 +161,7 @@ def check_problem(config: SharedConfig, problem: Problem, of: str) -> None:
         _check_code(config.digests.code, was, where, of)
     if config.digests.data is not None:
         name = before.file or before.data
-        what = f"'{name}' has" if name else "the problem's data have"
+        what = f"'{name}' has" if name else "the problem's data set has"
         digest = str(data_digest(problem))
         _check_digest(f"{what} changed since {of} began", digest, config.digests.data, "the data's digest")
 
@@ -194,8 +194,9 @@ def check_named(config: SharedConfig, of: str) -> None:
         _check_digest(f"'{file}' has changed since {of} began", file_digest(file), recorded)
     code = config.digests.code
     for path in plugins():
-        moved = [where for where in code if Path(where).name == path.name]  # together with its folder
-        for was in [where for where in (str(path), *moved) if where in code][:1]:
+        moved = (where for where in code if Path(where).name == path.name)  # together with its folder
+        was = str(path) if str(path) in code else next(moved, None)
+        if was is not None:
             _check_code(code, was, str(path), of)
 
 

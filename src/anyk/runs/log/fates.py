@@ -28,9 +28,9 @@ _FACTS = (
     "ORDER BY task, chunk"
 )
 _LOSSES = (  # the time at which the worker of each lost chunk was lost or failed; without one, a given time
-    "WITH losses AS MATERIALIZED (SELECT worker, time FROM events WHERE kind IN ('Lost', 'Failed')) "
-    "SELECT coalesce((SELECT min(time) FROM losses WHERE worker = c.worker AND time >= c.dispatched), ?) "
-    "FROM chunks c WHERE received IS NULL AND cancelled IS NULL ORDER BY task, chunk"
+    "SELECT coalesce(min(e.time), ?) FROM chunks c LEFT JOIN events e ON e.kind IN ('Lost', 'Failed') "
+    "AND e.worker = c.worker AND e.time >= c.dispatched WHERE c.received IS NULL AND c.cancelled IS NULL "
+    "GROUP BY c.task, c.chunk, c.rowid ORDER BY c.task, c.chunk"
 )
 
 
