@@ -283,7 +283,7 @@ IN_FOLDERS = (
                 'log.seq = saved.state["seq"]',
             ),
         ),
-        ("crash", "log", "folder", "replay"),
+        ("crash", "log", "folder", "progress", "replay"),
         _ROUNDS,
         ("kill driver",),
     ),
@@ -303,7 +303,7 @@ IN_FOLDERS = (
     ),
     Safeguard(
         "the digest of a checkpoint",
-        (Edit(checkpoints, checkpoints, "_load", "_digest(text, arrays) == digest", "True"),),
+        (Edit(checkpoints, checkpoints, "load", "_digest(text, arrays) == digest", "True"),),
         ("models", "replay", "crash", "messages", "folder"),
         _ROUNDS,
         ("kill driver", "damage"),

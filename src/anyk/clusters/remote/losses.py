@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 
 import numpy as np
 
@@ -40,7 +39,7 @@ class LossUnknown(RunFailed):
         self.forever = forever
 
 
-class Question(Future[float]):
+class Question:
     """A question about a sum of sample losses, for whose answer another thread may wait.
 
     ``model``: shape (d,); ``slot``: the model whose objective is evaluated; ``samples``: the number of samples to
@@ -48,9 +47,26 @@ class Question(Future[float]):
     """
 
     def __init__(self, slot: str, model: Vector, samples: int | None) -> None:
-        super().__init__()
         self.slot, self.model, self.samples = slot, model, samples
         self.losses: dict[int, float] = {}  # sum of losses by partition
+        self._failure: RunFailed | None = None
+        self._over = threading.Event()
+
+    def done(self) -> bool:
+        """Return whether the question has been answered or abandoned."""
+        return self._over.is_set()
+
+    def end(self, failure: RunFailed | None = None) -> None:
+        """Record that the question has been answered, or why it cannot be."""
+        self._failure = failure
+        self._over.set()
+
+    def result(self) -> float:
+        """Wait for the answer and return the sum of the sample losses; raise the failure if it is unknown."""
+        self._over.wait()
+        if self._failure is not None:
+            raise self._failure
+        return float(np.sum([self.losses[j] for j in sorted(self.losses)]))
 
 
 class Losses:
@@ -92,7 +108,7 @@ class Losses:
         question = Question(slot, model, samples)
         with self._lock:
             if self._closed:
-                question.set_exception(LossUnknown(_ENDED))
+                question.end(LossUnknown(_ENDED))
             else:
                 self._waiting.append(question)
         return question
@@ -103,7 +119,7 @@ class Losses:
             self._closed = True
             for question in [self._open, *self._waiting]:
                 if question is not None:
-                    question.set_exception(LossUnknown(_ENDED))
+                    question.end(LossUnknown(_ENDED))
             self._open = None
             self._waiting.clear()
 
@@ -235,7 +251,4 @@ class Losses:
             handle.question = None
             if self._owed.get(worker):
                 self._send_orders(worker)  # the worker need not continue
-        if failure is None:
-            question.set_result(float(np.sum([question.losses[j] for j in sorted(question.losses)])))
-        else:
-            question.set_exception(failure)
+        question.end(failure)
