@@ -20,7 +20,7 @@ def test_the_floor_of_a_long_run_reports_its_progress() -> None:
     lines: list[str] = []
 
     class Shown(Callback):
-        def stage(self, text: str, *, at_once: bool = True) -> None:
+        def stage(self, text: str, *, always: bool = True) -> None:
             lines.append(text)
 
     anyk.train(anyk.testing.Squares(4), "uncoded", "simulated", workers=4, steps=3, callbacks=[Shown()])
