@@ -231,7 +231,7 @@ class Code(_CodeRows):
             decoding = self.judge(how.weights(self, replies))
             decoding.weights.flags.writeable = False
             if len(remembered) >= _REMEMBERED:
-                del remembered[next(iter(remembered))]
+                remembered.pop(next(iter(remembered)), None)
         remembered[key] = decoding  # the last, as it was used last
         return decoding
 

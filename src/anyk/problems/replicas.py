@@ -1,17 +1,9 @@
-"""Requirements of codes that a user's code may not meet: losses that add up, and equal gradients of replicas.
-
-They are checked, and global generators of random numbers are seeded alike wherever a gradient is computed.
-"""
+"""Checks of what codes require and a user's code may lack: losses that add up, and equal gradients of replicas."""
 
 from __future__ import annotations
 
-import os
-import random
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -22,7 +14,7 @@ from anyk.errors import BadInput
 from anyk.problems.base import Index, cut
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 TOGETHER = 4  # samples that a loss is tried on together before a run
 _TRIED = 32  # samples of the data set that a loss is tried on before a run
@@ -234,57 +226,3 @@ def model_like(scales: Sequence[tuple[int, float, float]], dtype: DType) -> Vect
 def _percent(apart: float) -> str:
     percent = 100.0 * apart
     return f"{percent:.0f} %" if percent >= 10.0 else f"{percent:.2g} %"
-
-
-@contextmanager
-def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators, NumPy's global generator and ``random`` for a while.
-
-    Afterwards their states are restored, except in a worker's process, where no other code draws and restoring states
-    would take longer than a small gradient.
-    """
-    import torch
-
-    more = cuda_generators(device)
-    if "ANYK_WORKER" in os.environ:
-        seed_all([torch.default_generator, *more], seed)
-        yield
-        return
-    with preserved_generators(more) as generators:
-        seed_all(generators, seed)
-        yield
-
-
-def cuda_generators(device: torch.device) -> list[Any]:
-    """Return the generators from which a device draws, besides the CPU's."""
-    import torch
-
-    return [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
-
-
-_KEEPING = threading.RLock()  # the driver may evaluate in a second thread; states must come back in order
-
-
-@contextmanager
-def preserved_generators(more: Sequence[Any]) -> Iterator[list[Any]]:
-    """Restore the states of all global generators; yield torch's, if it is loaded: the CPU's and ``more``."""
-    torch = sys.modules.get("torch")
-    generators = [] if torch is None else [torch.default_generator, *more]
-    with _KEEPING:
-        states = [generator.get_state() for generator in generators]
-        numpys, pythons = np.random.get_state(legacy=False), random.getstate()  # noqa: NPY002
-        try:
-            yield generators
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
-            np.random.set_state(numpys)  # noqa: NPY002
-            random.setstate(pythons)
-
-
-def seed_all(generators: Sequence[Any], seed: int) -> None:
-    """Seed torch's generators, NumPy's global one and Python's."""
-    for generator in generators:  # torch.manual_seed does this too, and much that takes longer than a small gradient
-        generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    random.seed(seed)

@@ -27,10 +27,10 @@ from anyk.runs.evaluation.evaluate import check_watched, gives_loss, needs_loss,
 from anyk.runs.evaluation.evaluator import Evaluator, divergence
 from anyk.runs.floor import floor_seconds
 from anyk.runs.folder import callback_states, checkpoints
+from anyk.runs.folder.digests import file_digest
 from anyk.runs.folder.drains import read_drained
 from anyk.runs.folder.environment import changes
 from anyk.runs.folder.predictors import predictor_of
-from anyk.runs.folder.rebuilding import file_digest
 from anyk.runs.limits import LIMIT, first_metrics
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog

@@ -27,12 +27,13 @@ from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate, spec_of
 from anyk.runs.folder import checkpoints
 from anyk.runs.folder.config import NAME, read_config, write_sealed
+from anyk.runs.folder.digests import digests_of, with_callbacks, with_plugins
 from anyk.runs.folder.drains import describe_shortage, read_drained
 from anyk.runs.folder.environment import environment, new_major
 from anyk.runs.folder.folders import empty, empty_if_it_fails, locked, new_folder
 from anyk.runs.folder.predictors import save_predictor
 from anyk.runs.folder.promise import Promise
-from anyk.runs.folder.rebuilding import digests_of, rebuild, with_callbacks, with_plugins
+from anyk.runs.folder.rebuilding import rebuild
 from anyk.runs.launch import Launch, lost_on_resume
 from anyk.runs.limits import LIMIT, Limits
 from anyk.runs.live_progress import showing

@@ -30,8 +30,9 @@ from anyk.runs import Run, usual_optimizer
 from anyk.runs.callbacks import check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
+from anyk.runs.folder.digests import with_callbacks
 from anyk.runs.folder.folders import check_plain
-from anyk.runs.folder.rebuilding import Rebuilt, describe, rebuild, with_callbacks
+from anyk.runs.folder.rebuilding import Rebuilt, describe, rebuild
 from anyk.runs.limits import LIMIT, STEPS, Limits
 from anyk.runs.training import combine
 from anyk.specs import with_keys

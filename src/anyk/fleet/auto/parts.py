@@ -20,8 +20,9 @@ from anyk.runs import Promise, Run, resume, train
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun
 from anyk.runs.folder.config import NAME as RUN
 from anyk.runs.folder.config import Count, SharedConfig, read_sealed, write_sealed
+from anyk.runs.folder.digests import digests_of
 from anyk.runs.folder.folders import empty, locked, new_folder
-from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, digests_of
+from anyk.runs.folder.rebuilding import Rebuilt, cluster_like
 from anyk.specs import with_keys
 
 NAME = "auto.toml"

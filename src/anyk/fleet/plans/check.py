@@ -21,8 +21,8 @@ from anyk.fleet.records import Record, read
 from anyk.plain import to_plain
 from anyk.problems.base import Tell
 from anyk.runs import Promise, Run
+from anyk.runs.folder.digests import with_plugins
 from anyk.runs.folder.promise import Estimate, Source
-from anyk.runs.folder.rebuilding import with_plugins
 from anyk.runs.log.queries import waits_of_steps
 from anyk.strategies import strategy as build_strategy
 

@@ -17,7 +17,7 @@ from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Index, cut
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import SampledOnce, Samples
-from anyk.problems.replicas import preserved_generators, seed_all
+from anyk.problems.generators import preserved_generators, seed_all
 
 Sample = Any
 Make = Callable[[int, int], Iterable[Sample]]  # called with a partition's number and a seed

@@ -15,13 +15,13 @@ from anyk.checks import AtLeastZero, typed
 from anyk.decompile import Source
 from anyk.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of
-from anyk.problems.batches import NO_METRICS, NetworkProblem, check_metrics
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of
 from anyk.problems.jax.model_loss import EVALUATION, SEED, Averages, JaxNetwork, names_of, seed_for, seed_of
 from anyk.problems.jax.pytrees import Held, JaxArray, Trainable, Tree, distinct, first_line, is_array, kind_of, model_of
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import write_model_file
+from anyk.problems.network_problem import NO_METRICS, NetworkProblem, check_metrics
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs, trial_groups
 
 _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16

@@ -15,13 +15,14 @@ from anyk.decompile import compile_source
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.base import Ends, Index, PartitionAbilities, even_ends
-from anyk.problems.batches import Batches, check_lengths, number_array
+from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Arrays, NamedForm, PartitionSamples, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
 from anyk.problems.jax.model_loss import EVALUATION, SEED, JaxNetwork, seed_for, seed_of
 from anyk.problems.jax.pytrees import Held, Tree, first_line
+from anyk.problems.network_problem import check_lengths, number_array
 from anyk.problems.replicas import seed_of_draws
 
 TOGETHER = 1024  # rows of a computation, at most, for evaluation and for data that need not fit into memory

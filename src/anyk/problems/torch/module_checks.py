@@ -21,7 +21,8 @@ from anyk.errors import BadInput, needing
 from anyk.plain import ByName
 from anyk.problems.base import Better, Index
 from anyk.problems.data.sample_batches import Batch
-from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs, seeded_generators
+from anyk.problems.generators import seeded_generators
+from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
 from anyk.problems.torch.network import Network, norms_of, trainable_parameters
 
 if TYPE_CHECKING:

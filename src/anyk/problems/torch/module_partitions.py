@@ -17,16 +17,8 @@ from anyk.plain import ByName
 from anyk.problems.base import Ends, Index
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
-from anyk.problems.replicas import (
-    ROWS,
-    TOGETHER,
-    Trial,
-    cuda_generators,
-    model_like,
-    preserved_generators,
-    seed_of_draws,
-    seeded_generators,
-)
+from anyk.problems.generators import cuda_generators, preserved_generators, seeded_generators
+from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, seed_of_draws
 from anyk.problems.torch.module_checks import check_loss, check_samples
 from anyk.problems.torch.network import Network, map_tensors, norms_of, tensors_in, trainable_parameters
 from anyk.problems.torch.tensor_samples import tensor_over

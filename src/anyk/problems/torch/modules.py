@@ -20,14 +20,15 @@ import numpy as np
 from anyk.arrays import Vector
 from anyk.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
-from anyk.problems.batches import NetworkProblem, check_metrics
 from anyk.problems.data.dataset import Dirichlet, build_split
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, Batch, SampleBatch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
+from anyk.problems.generators import seeded_generators
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
-from anyk.problems.replicas import TOGETHER, seeded_generators, trial_groups
+from anyk.problems.network_problem import NetworkProblem, check_metrics
+from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.torch.module_checks import (
     check_forward,
     check_loss,

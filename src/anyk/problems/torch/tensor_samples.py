@@ -19,12 +19,12 @@ from anyk.arrays import Array, DType
 from anyk.errors import BadInput, RunFailed, describe_error, explaining
 from anyk.plain import ByName
 from anyk.problems.base import Index, some_rows
-from anyk.problems.batches import check_lengths, number_array
 from anyk.problems.data.sample_batches import Arrays, Batch, NamedForm, Rows, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
-from anyk.problems.replicas import preserved_generators, seed_all
+from anyk.problems.generators import preserved_generators, seed_all
+from anyk.problems.network_problem import check_lengths, number_array
 
 if TYPE_CHECKING:
     import torch

@@ -41,11 +41,12 @@ from anyk.protocol import (
     Strategy,
 )
 from anyk.runs.engine.agreement import Agreement, tolerance_of
+from anyk.runs.engine.audit import Audit
 from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.questions import Questions
 from anyk.runs.engine.required_memory import Need
-from anyk.runs.engine.updates import Audit, Updates
+from anyk.runs.engine.updates import Updates
 from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.engine.workers_start import local_of, partitions_of, replicated

@@ -1,7 +1,5 @@
 """The arithmetic of steps: Combine and Mix compute the next model from messages, models and optimiser vectors.
 
-An audit recomputes the residual of each sum of gradients first.
-
 Models are processed part by part, so that intermediate results stay in the processor's cache and take no memory,
 whatever the model's size; the parts of a large model are distributed over all cores. Coordinates are independent, so
 the numbers do not depend on the parts.
@@ -9,12 +7,10 @@ the numbers do not depend on the parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anyk import keyed
 from anyk.arrays import Floats, Vector, Vectors
@@ -24,18 +20,14 @@ from anyk.optimizers import Optimizer, SlowMo
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, penalty_of
 from anyk.problems.many import problem_of
-from anyk.protocol import Combine, Mix, Task
-from anyk.runs.engine.dispatches import Batch
+from anyk.protocol import Combine, Mix
+from anyk.runs.engine.audit import Audit
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.vector_parts import sum_over_parts
 from anyk.runs.engine.versions import Versions
 from anyk.runs.engine.warm_start import OUTER
 
 _AMPLIFIED = 1e-3  # a decode whose gain x rounding exceeds this is refused
-_KEPT = 64  # sets of tasks whose coefficients are kept as arrays: rounds dispatch the same ones again and again
-_APART = 1e-6  # the largest difference between the residual that is recomputed and the one that is stated
-
-Flat = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]  # place, partition x block, coefficient
 
 
 @dataclass(eq=False)
@@ -193,63 +185,3 @@ class Updates:
             for name, vector in outer.start(w).items():
                 state[OUTER + name] = vector
         return {name.removeprefix(OUTER): vector for name, vector in state.items() if name.startswith(OUTER)}
-
-
-class Audit:
-    """Recomputes the residual of a sum from the coefficients *dispatched*, and refuses a step that states another.
-
-    A strategy computes weights from its code's matrix. If its workers used other coefficients, the sum would be wrong
-    although the stated residual looks right.
-    """
-
-    def __init__(self, partitions: int, blocks: int) -> None:
-        self._partitions, self._blocks = partitions, blocks
-        self._known: dict[int, tuple[Sequence[Task], Flat]] = {}
-
-    def residual(self, command: Combine, parts: Iterable[tuple[Batch, int, Any]], step: int) -> float:
-        """Return the residual of a combine; raise :class:`~anyk.errors.RunFailed` if it states another.
-
-        ``parts``: for each message, its batch, its place in it and its weight.
-        """
-        m, b = self._partitions, self._blocks
-        weights: dict[Batch, Floats] = {}
-        for batch, place, weight in parts:
-            if batch not in weights:
-                weights[batch] = np.zeros((len(batch.status), b))
-            weights[batch][place] = weight
-        total = np.zeros((b, m * b))  # row u: the coefficients of all blocks of all partitions in part u of the sum
-        for batch, message_weights in weights.items():
-            places, columns, values = self._flat(batch)
-            for part in range(b):
-                total[part] += np.bincount(columns, values * message_weights[places, part], minlength=m * b)
-        total -= np.tile(np.eye(b), (1, m))
-        residual = float(np.linalg.norm(total) / np.sqrt(m * b))
-        stated = command.residual
-        if stated is None:
-            return residual
-        if not abs(residual - stated) <= _APART * max(1.0, residual):
-            raise RunFailed(
-                f"step {step}: the coefficients that workers were given, with the weights of the replies, add up to a "
-                f"residual of {residual:.3g}, and the strategy states {stated:.3g}; the model is left as it was"
-            )
-        return stated
-
-    def _flat(self, batch: Batch) -> Flat:
-        flattened = self._known.get(id(batch.chunks))
-        if flattened is None or flattened[0] is not batch.chunks:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            flattened = self._known[id(batch.chunks)] = batch.chunks, _flattened(batch, self._blocks)
-        return flattened[1]
-
-
-def _flattened(batch: Batch, blocks: int) -> Flat:
-    places: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    for item, task in enumerate(batch.chunks):
-        for index, chunk in enumerate(task):
-            places += [item * batch.width + index] * len(chunk.coefficients)
-            columns += [j * blocks + part for j in chunk.partitions for part in range(blocks)]
-            values += chunk.coefficients
-    return np.array(places, dtype=np.intp), np.array(columns, dtype=np.intp), np.array(values, dtype=np.float64)

@@ -15,7 +15,7 @@ from anyk.problems import data_digest, from_recipe
 from anyk.runs.engine import warm_start
 from anyk.runs.engine.counts import ENDINGS
 from anyk.runs.folder import checkpoints, config, predictors
-from anyk.runs.folder.rebuilding import file_digest, traces_of
+from anyk.runs.folder.digests import file_digest, traces_of
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import LOST, RunLog
 from anyk.runs.log.schema import TABLES

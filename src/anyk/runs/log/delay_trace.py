@@ -9,7 +9,7 @@ import numpy as np
 
 from anyk.arrays import Flags, Floats
 from anyk.errors import BadInput, as_bad_input
-from anyk.runs.folder.rebuilding import with_plugins
+from anyk.runs.folder.digests import with_plugins
 from anyk.runs.log.queries import TaskTime, task_times
 from anyk.runs.run import Run
 from anyk.strategies import strategy as build_strategy

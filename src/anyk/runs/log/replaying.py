@@ -19,7 +19,8 @@ from anyk.problems.base import Partitions, Problem
 from anyk.protocol import Cut, Dispatch, Event, Layout, Lost, Reply, RequestMessage
 from anyk.runs.engine.driver import Driver
 from anyk.runs.engine.session import session
-from anyk.runs.folder.rebuilding import admit_strategies, check_named, check_problem, with_plugins
+from anyk.runs.folder.digests import check_named, check_problem, with_plugins
+from anyk.runs.folder.rebuilding import admit_strategies
 from anyk.runs.limits import plan
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog

@@ -24,17 +24,9 @@ from anyk.runs.callbacks import Callbacks, check_callbacks
 from anyk.runs.defaults import usual_optimizer
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
+from anyk.runs.folder.digests import digests_of, files_of, with_callbacks, with_plugins
 from anyk.runs.folder.folders import check_plain, new_folder
-from anyk.runs.folder.rebuilding import (
-    Rebuilt,
-    cluster_like,
-    describe,
-    digests_of,
-    files_of,
-    rebuild,
-    with_callbacks,
-    with_plugins,
-)
+from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
 from anyk.runs.limits import Limits, check_launcher, check_rows
 from anyk.runs.live_progress import showing
 from anyk.runs.races.race_folder import NAME, RaceConfig, is_race, name_folders, read_race, run_folders, titled
