@@ -35,7 +35,7 @@ def test_changed_data_is_refused_by_name(tmp_path):
     np.savez(tmp_path / "mine.npz", X=X, y=np.arange(40) % 2)
     for again in (lambda: anyk.resume(tmp_path / "run", steps=6), lambda: anyk.replay(tmp_path / "run")):
         with pytest.raises(
-            anyk.BadInput, match=r"mine.npz' has changed since the run '.*run' began .the data's digest"
+            anyk.BadInput, match=r"mine.npz' has changed since the run '.*run' began \(the data's digest"
         ):
             again()
     with pytest.raises(anyk.BadInput, match="has changed since the run"):
