@@ -90,8 +90,15 @@ class PartitionAbilities:
     def compare_replicas(self) -> None:
         """Prepare the comparison of gradients of the same partition, if a user's code computes them.
 
-        Called on the driver, before partitions are sent, if several workers receive the same partition. It sets
-        ``tolerance``, and may compute a small gradient that :meth:`Partitions.load` compares with a worker's. Both
+        Called on the driver, before partitions are sent, if several workers receive the same partition; it sets
+        ``tolerance``.
+        """
+
+    def compare_workers(self, *, replicas: bool) -> None:
+        """Compute a small gradient with which :meth:`Partitions.load` compares a worker's, if a user's code does so.
+
+        Called on the driver, before partitions are sent, under every strategy; ``replicas``: whether a code adds up
+        several workers' gradients of a partition, which then must not depend on the worker. This method and ``load``
         raise :class:`~anyk.errors.BadInput` where gradients differ by more than rounding.
         """
 

@@ -66,6 +66,10 @@ class ManyPartitions(PartitionAbilities):
             partition_abilities(part).compare_replicas()
             self.tolerance = max(self.tolerance, partition_abilities(part).tolerance)
 
+    def compare_workers(self, *, replicas: bool) -> None:
+        for part in self._parts.values():
+            partition_abilities(part).compare_workers(replicas=replicas)
+
     def check_partial_loss(self) -> None:
         for part in self._parts.values():
             partition_abilities(part).check_partial_loss()

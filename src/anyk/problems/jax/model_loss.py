@@ -20,6 +20,7 @@ from anyk.arrays import Array, Floats
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.jax.pytrees import Held, JaxArray, Model, Tree
+from anyk.problems.replicas import scales_of
 
 
 def _pickle_by_value(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
@@ -84,6 +85,7 @@ class JaxNetwork:
     def __init__(self, loss: Any, model: Model, *, mean: bool, rng: bool, has_aux: bool, state: bool) -> None:
         self.loss, self.model, self.mean, self._has_aux, self._stateful = loss, model, mean, has_aux, state
         self.shapes = [array.shape for array in model.begin]
+        self.scales = scales_of(model.begin)
         self._sizes = np.cumsum([prod(shape) for shape in self.shapes])[:-1].tolist()
         self._takes = arguments_of(loss, {name for name, is_given in (("key", rng), ("state", state)) if is_given})
         self.random = rng or model.draws

@@ -18,7 +18,8 @@ from anyk.problems.base import Ends, Index
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
 from anyk.problems.generators import cuda_generators, preserved_generators, seeded_generators
-from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, seed_of_draws
+from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws
+from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.module_checks import check_loss, check_samples
 from anyk.problems.torch.network import Network, map_tensors, norms_of, tensors_in, trainable_parameters
 from anyk.problems.torch.tensor_samples import tensor_over
@@ -64,11 +65,7 @@ class TorchPartitions(Batches):
         dimension = sum(parameter.numel() for parameter in parameters)
         super().__init__(data, ends, dimension=dimension, dtype=dtype_of(parameters), most=microbatch)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
-        self._scales = [
-            (parameter.numel(), float(parameter.detach().mean()), float(parameter.detach().std(correction=0)))
-            for parameter in parameters
-            if parameter.numel()
-        ]
+        self._scales = scales_of([parameter.detach().numpy() for parameter in parameters])
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's parameters are views of the model
         if norms_of(self._network.module):
@@ -89,26 +86,40 @@ class TorchPartitions(Batches):
                     self._placed[j] = DeviceSamples(batch, self.sizes[j])
         trial, self._trial = self._trial, None
         if trial is not None:
-            trial.check(self._tried)
+            trial.check(self._tried, self._variables)
 
     def compare_replicas(self) -> None:
-        """Check that replicas of a gradient agree; a driver that lacks the workers' device computes nothing.
+        """Have replicas of a gradient compared during the run."""
+        self.tolerance = self._rounding()
 
-        The gradient of up to 8 samples of partition 0 is tried. Between kinds of processors gradients may differ by the
-        square root of the precision.
-        """
+    def _rounding(self) -> float:
+        """Return the relative difference of gradients between kinds of processors: the root of the precision."""
         import torch
 
         cuda = self._network.device.startswith("cuda")
         coarsest = torch.finfo(torch.bfloat16).eps if self._network.precision else float(np.finfo(self.dtype).eps)
         if cuda:
             coarsest = max(coarsest, 2.0**-10)  # of TF32, in which convolutions compute by default
-        self.tolerance = coarsest**0.5
-        if cuda and not torch.cuda.is_available():
+        return float(coarsest**0.5)
+
+    def compare_workers(self, *, replicas: bool) -> None:
+        """Have each worker's gradient of up to 8 samples compared with the driver's.
+
+        A driver that lacks the workers' device computes nothing.
+        """
+        import torch
+
+        if self._network.device.startswith("cuda") and not torch.cuda.is_available():
             return
         own = copy.copy(self)  # the module that is sent to workers stays on the CPU
         own._network = copy.deepcopy(self._network)
-        self._trial = Trial.of(own._tried, self.tolerance)
+        self._trial = Trial.of(own._tried, self._rounding(), replicas=replicas, variables=self._variables())
+
+    def _variables(self) -> Variables:
+        """Return the variables that the user's code reads."""
+        network = self._network
+        roots = {"the loss": network.loss, "the module": network.module, "count": network.count}
+        return variables_of({**roots, **self.data.code})
 
     def _tried(self) -> Vector:
         head, (first, last) = self.data.head, self._bounds[0]

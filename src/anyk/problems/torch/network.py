@@ -17,6 +17,33 @@ if TYPE_CHECKING:
     import torch
 
 
+_SETTINGS = "settings of torch"
+
+
+def _torch_settings() -> ByName:
+    """Return the settings of torch on which results depend and which a new process does not have."""
+    import torch
+
+    return {
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
+    }
+
+
+def _apply_settings(settings: ByName) -> None:
+    """Set what :func:`_torch_settings` returned."""
+    import torch
+
+    torch.set_default_dtype(settings["dtype"])
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn only"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    cudnn = torch.backends.cudnn
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = settings["cudnn"]
+
+
 @dataclass(eq=False)
 class Network:
     """A module and its loss, which is one of the two kinds: ``loss(outputs, targets)`` or ``loss(module, batch)``.
@@ -50,7 +77,14 @@ class Network:
             for part in root.modules() if isinstance(root, torch.nn.Module) else ():
                 if torch.nn.utils.parametrize.is_parametrized(part):  # each has a class of its own
                     copyreg.pickle(type(part), _reduce_parametrized)
-        return self.__dict__ | {"place": None}
+        return self.__dict__ | {"place": None, _SETTINGS: _torch_settings()}
+
+    def __setstate__(self, state: ByName) -> None:
+        """Restore a copy; torch computes in this process as in the one that sent it."""
+        settings = state.pop(_SETTINGS)
+        self.__dict__.update(state)
+        if settings != _torch_settings():
+            _apply_settings(settings)
 
     @property
     def kind(self) -> str:

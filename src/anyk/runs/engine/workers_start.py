@@ -11,14 +11,18 @@ from anyk.protocol import Layout
 
 
 def partitions_of(problem: Problem, layout: Layout, *, compared: bool) -> Partitions:
-    """Return the problem's partitions for a strategy; ``compared``: replicas of a gradient must agree.
+    """Return the problem's partitions for a strategy; ``compared``: workers must compute as the driver does.
 
-    Raises :class:`~anyk.errors.BadInput` if they cannot agree.
+    Raises :class:`~anyk.errors.BadInput` if replicas of a gradient cannot agree.
     """
     # custom problems need no parameter for shares unless a strategy has them
     shares = () if layout.shares is None else (layout.shares,)
     partitions = problem.split(layout.partitions, *shares)
-    if compared and replicated(layout):
+    if not compared:
+        return partitions
+    replicas = replicated(layout)
+    partition_abilities(partitions).compare_workers(replicas=replicas)
+    if replicas:
         partition_abilities(partitions).compare_replicas()
         if layout.voting and partition_abilities(partitions).tolerance:
             partitions.tolerance = 0.0  # type: ignore[attr-defined]  # it outvotes a worker that differs
