@@ -23,6 +23,7 @@ from anyk import keyed
 from anyk.arrays import Array, DType, Vector
 from anyk.errors import BadInput
 from anyk.plain import ByName
+from anyk.problems.values import Leaves, Values
 
 Ends = NDArray[np.int64]  # where consecutive pieces of samples begin and the last one ends
 Index = NDArray[np.intp]  # the type with which NumPy scatters fastest
@@ -74,6 +75,7 @@ class PartitionAbilities:
       partitions are assigned during the run. None: such workers receive all data at the start.
     - ``piece(first, last)``: consecutive partitions as an object with one partition, so that a worker computes them
       together. None: it computes one after the other.
+    - ``carry(numbers, places, content)``: compute the next gradients with these values of the problem (``values``).
     - ``partial_loss(partition, w, rows=None)``: the sum of the partition's sample losses at ``w``, over these rows or
       all, without the regulariser; for ``Evaluate(where="workers")``.
     """
@@ -85,6 +87,7 @@ class PartitionAbilities:
     adopt: Callable[[Any], None] | None = None
     piece: Callable[[int, int], Any] | None = None
     partial_loss: Callable[..., float] | None = None
+    carry: Callable[[Sequence[float], Sequence[int], Sequence[Vector]], None] | None = None
     _custom: object = None  # partitions whose class is not derived from this one
 
     def compare_replicas(self) -> None:
@@ -166,6 +169,9 @@ class ProblemAbilities:
       problem's attributes. A run is neither resumed nor replayed with other data.
     - ``smoothness()``: the largest curvature of the objective, whose inverse is the default learning rate.
     - ``predictor()``: the :class:`~anyk.problems.Predictor` that a run stores.
+    - ``values``: numbers and arrays that change during a run and travel with each version of the model
+      (:class:`~anyk.problems.values.Values`). ``with_values(leaves)``: returns the problem with other values, with
+      which it is evaluated; None: it has no values.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
     """
 
@@ -179,6 +185,8 @@ class ProblemAbilities:
     predictor: Callable[[], Any] | None = None
     write_model: Callable[[Any, Path], None] | None = None
     module_at: Callable[[Any], Any] | None = None
+    values: Values | None = None
+    with_values: Callable[[Leaves], Any] | None = None
     _custom: object = None  # a problem whose class is not derived from this one
 
     def sampled(self, samples: int) -> Any:
@@ -295,6 +303,14 @@ def penalty_of(problem: Problem) -> float | Vector:
     """Return the regulariser's factor of each coordinate, shape (d,), or of all coordinates."""
     penalty = abilities_of(problem).penalty
     return problem.l2 if penalty is None else penalty
+
+
+def with_values(problem: Problem, leaves: Leaves) -> Problem:
+    """Return the problem with other values, with which it is evaluated."""
+    change = abilities_of(problem).with_values
+    assert change is not None  # a problem with values has it
+    changed: Problem = change(leaves)
+    return changed
 
 
 def rows_of(problem: Problem) -> str:

@@ -103,6 +103,12 @@ class ManyProblems(ProblemAbilities):
             values = [getattr(problem, name) for problem in problems]
             if any(value != values[0] for value in values):
                 raise BadInput(f"problems trained together must agree in {name}, got {', '.join(map(str, values))}")
+        for problem in problems:
+            own = abilities_of(problem).values
+            if own is not None and own.names:
+                raise BadInput(
+                    f"problems trained together cannot have values, got {', '.join(own.names)}; train each by itself"
+                )
         self._of = dict(zip(slot_names(len(problems)), problems, strict=True))
         self.dimension, self.dtype, self.samples, self.l2 = first.dimension, first.dtype, first.samples, first.l2
         self.metric: str = first.metric

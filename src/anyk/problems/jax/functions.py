@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import write_model_file
 from anyk.problems.network_problem import NO_METRICS, NetworkProblem, check_metrics
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs, trial_groups
+from anyk.problems.values import Leaves, Values
 
 _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
 _RENEWED = 1024  # rows of shards from which running statistics are computed to evaluate
@@ -67,6 +69,10 @@ class JaxProblem(NetworkProblem):
     - ``metrics``: functions of (params, batch) for all held-out rows, by name, which may take ``state``; or the names
       of metrics that the loss returns. The first one is the run's metric, and ``better`` specifies whether higher or
       lower is better. Default: ``held_out_loss`` and the loss's own metrics.
+    - ``values``: numbers and pytrees of arrays by name that change during a run, such as a temperature. A function of
+      the step is a schedule; a loop (:func:`anyk.rounds`) sets others (``step.values["beta"] = 0.1``). They travel to
+      the workers with each version of the model. The loss receives those that it has a parameter for, ``loss(params,
+      batch, beta)``, or all of them in a parameter called ``values``.
     - ``platform``: where workers compute: ``"cpu"``, on one thread, or ``"gpu"``, spread over a machine's devices.
     - ``workers``: the framework of the workers: ``"jax"``, compiled once for each number of rows; or ``"numpy"``, so
       that workers need no JAX. They run the gradient's source, written by :func:`anyk.decompile.to_python`
@@ -110,6 +116,7 @@ class JaxProblem(NetworkProblem):
         platform: Literal["cpu", "gpu"] = "cpu",
         workers: Literal["jax", "numpy"] = "jax",
         batch: AtLeastZero = 0,
+        values: Mapping[str, Any] | None = None,
     ) -> None:
         with needing("JAX", "jax", "JaxProblem"):
             import jax
@@ -122,7 +129,14 @@ class JaxProblem(NetworkProblem):
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
         self.dtype, self.dimension = self._initial.dtype, self._initial.size
         self.shapes = self._network.shapes
-        self._held = Held(model.fixed, _state_of(state, self._network))
+        self.values: Values = Values(values or {})
+        if reserved := sorted({"key", "state", "train"}.intersection(self.values.names)):
+            raise BadInput(f"'{reserved[0]}' is a name that the loss's own arguments have; call the value otherwise")
+        self._network.take_values(self.values.names)
+        initial = self.values.build(self.values.initial)
+        self._held = Held(model.fixed, _state_of(state, self._network), initial)
+        if workers == "numpy" and self.values.names:
+            raise BadInput("workers='numpy' compute with constants, and values change; leave out one of them")
         if workers == "numpy" and (self._network.random or platform != "cpu"):
             raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
         samples = data_of(data, "the data", self.dtype)
@@ -230,12 +244,20 @@ class JaxProblem(NetworkProblem):
         """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
         ends, data = cut(self.samples, partitions, shares), self._data
         if self._workers == "jax":
-            return JaxPartitions(self._network, self._held, data, ends, self.dtype, platform=self._platform)
+            return JaxPartitions(
+                self._network, self._held, data, ends, self.dtype, platform=self._platform, values=self.values
+            )
         sizes = set(np.diff(ends).tolist())
         wanted = sizes | {min(self._batch, size) for size in sizes if self._batch}
         sources = {rows: self.source(rows) for rows in sorted(wanted)}
         texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
         return DecompiledPartitions(texts, data.arrays, ends.tolist(), self.dimension, self.dtype)
+
+    def with_values(self, leaves: Leaves) -> JaxProblem:
+        """Return the problem with other values, with which it is evaluated."""
+        other = copy(self)
+        other._held, other._last = self._held._replace(values=self.values.build(leaves)), None
+        return other
 
     def source(self, rows: int) -> Source:
         """Return the NumPy source of the gradient of the summed losses of ``rows`` rows.

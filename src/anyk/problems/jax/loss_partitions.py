@@ -26,6 +26,7 @@ from anyk.problems.jax.pytrees import Held, Tree, first_line
 from anyk.problems.network_problem import check_lengths, number_array
 from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
 from anyk.problems.surroundings import Variables, variables_of
+from anyk.problems.values import Values
 
 _SETTINGS = (  # of JAX, on which results depend and which a new process does not have
     "jax_enable_x64",
@@ -115,12 +116,13 @@ class JaxPartitions(Batches):
         dtype: DType,
         *,
         platform: str = "cpu",
+        values: Values | None = None,
     ) -> None:
         import jax
 
         most = TOGETHER if isinstance(data, ShardSamples) else None
         super().__init__(data, ends, dimension=network.dimension, dtype=dtype, most=most)
-        self._network, self._held, self._platform = network, held, platform
+        self._network, self._held, self._platform, self._values = network, held, platform, values
         self._stateful = "a model with state" if network.keeps else ""
         config: Any = jax.config
         self._settings = {name: getattr(config, name) for name in _SETTINGS if hasattr(config, name)}
@@ -157,6 +159,11 @@ class JaxPartitions(Batches):
         trial, self._trial = self._trial, None
         if trial is not None:
             trial.check(self._tried, self._variables)
+
+    def carry(self, numbers: Sequence[float], places: Sequence[int], content: Sequence[Vector]) -> None:
+        """Compute the next gradients with these values."""
+        assert self._values is not None
+        self._held = self._held._replace(values=self._values.build(self._values.decode(numbers, places, content)))
 
     def compare_workers(self, *, replicas: bool) -> None:
         """Have each worker's gradient of up to 8 samples compared with the driver's.

@@ -21,8 +21,9 @@ from anyk.problems.generators import cuda_generators, preserved_generators, seed
 from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.module_checks import check_loss, check_samples
-from anyk.problems.torch.network import Network, map_tensors, norms_of, tensors_in, trainable_parameters
+from anyk.problems.torch.network import Network, map_tensors, norms_of, put_kept, tensors_in, trainable_parameters
 from anyk.problems.torch.tensor_samples import tensor_over
+from anyk.problems.values import Leaves, Values
 
 if TYPE_CHECKING:
     import torch
@@ -59,8 +60,10 @@ class TorchPartitions(Batches):
         data: Samples,
         ends: Ends,
         microbatch: int | None = None,
+        values: Values | None = None,
     ) -> None:
         self._network = copy.deepcopy(network)
+        self._values = values
         parameters = trainable_parameters(self._network.module.train())
         dimension = sum(parameter.numel() for parameter in parameters)
         super().__init__(data, ends, dimension=dimension, dtype=dtype_of(parameters), most=microbatch)
@@ -87,6 +90,11 @@ class TorchPartitions(Batches):
         trial, self._trial = self._trial, None
         if trial is not None:
             trial.check(self._tried, self._variables)
+
+    def carry(self, numbers: Sequence[float], places: Sequence[int], content: Sequence[Vector]) -> None:
+        """Compute the next gradients with these values."""
+        assert self._values is not None
+        use_leaves(self._network, self._values, self._values.decode(numbers, places, content), places)
 
     def compare_replicas(self) -> None:
         """Have replicas of a gradient compared during the run."""
@@ -198,6 +206,13 @@ class TorchPartitions(Batches):
         for parameter, piece in zip(parameters, pieces_of(flat, self.shapes), strict=True):
             parameter.data = piece
         return parameters
+
+
+def use_leaves(network: Network, values: Values, leaves: Leaves, places: Sequence[int]) -> None:
+    """Compute with these values; kept arrays at ``places`` are written into the module, all others are the initial."""
+    network.set_values(values.build(leaves))
+    kept = {name: leaves.arrays[place] for place in places if (name := values.array_name(place)) in values.kept}
+    put_kept(network, kept)
 
 
 def dtype_of(parameters: Sequence[torch.Tensor]) -> DType:

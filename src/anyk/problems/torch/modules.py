@@ -48,6 +48,7 @@ from anyk.problems.torch.module_partitions import (
     has_parameters,
     pieces_of,
     preserved_buffers,
+    use_leaves,
 )
 from anyk.problems.torch.network import (
     Metric,
@@ -55,6 +56,7 @@ from anyk.problems.torch.network import (
     compute_metrics,
     count_terms,
     default_metrics,
+    kept_tensors,
     map_tensors,
     norms_of,
     tensors_in,
@@ -69,6 +71,7 @@ from anyk.problems.torch.tensor_samples import (
     samples_of,
     tensor_over,
 )
+from anyk.problems.values import Leaves, Values
 
 if TYPE_CHECKING:
     import torch
@@ -117,6 +120,10 @@ class TorchProblem(NetworkProblem):
       and ``better`` specifies whether higher or lower is better. Default: ``accuracy`` for integer targets, else
       ``mse``. With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or the
       terms that ``count`` returns); default: ``loss`` of the held-out samples.
+    - ``values``: numbers and arrays by name that change during a run, such as the weight of a term of the loss. A
+      function of the step is a schedule; a loop (:func:`anyk.rounds`) sets others (``step.values["beta"] = 0.1``). They
+      travel to the workers with each version of the model. Loss and module receive those that they have a parameter
+      for, ``loss(outputs, targets, beta)``, or all of them in a parameter called ``values``.
     - ``split``: how samples are spread over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec),
       by default in their order; for arrays whose targets are one integer each.
 
@@ -167,6 +174,7 @@ class TorchProblem(NetworkProblem):
         transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
         count: Callable[[Any], Any] | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> None:
         device = str(device)  # it may be a torch.device
         functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
@@ -179,6 +187,9 @@ class TorchProblem(NetworkProblem):
         self._network = Network(
             twin, loss, device=device, precision=precision, mean=mean, takes_module=takes, count=count, threads=threads
         )
+        self.values: Values = Values(values or {}, Values.plain(kept_tensors(twin)))
+        self._network.take_values(self.values.names)
+        self._network.set_values(self.values.build(self.values.initial))
         self.module, self._given = module, list(module.parameters())
         ignored = ignored_target(loss)
         parameters = trainable_parameters(twin)
@@ -340,7 +351,18 @@ class TorchProblem(NetworkProblem):
         ends, data = cut(self.samples, partitions, shares), self._data
         if self.uneven is not None and isinstance(data, Arrays) and (labels := labels_of(data)) is not None:
             data = data.select_rows(self.uneven.order(labels, ends))
-        return TorchPartitions(self._network, data, ends, self._microbatch)
+        return TorchPartitions(self._network, data, ends, self._microbatch, self.values)
+
+    def with_values(self, leaves: Leaves) -> TorchProblem:
+        """Return the problem with other values, with which it is evaluated."""
+        changed = [a is not b for a, b in zip(self.values.initial.arrays, leaves.arrays, strict=True)]
+        other = copy.copy(self)
+        other._network, other._last = copy.copy(self._network), None
+        places = [place for place, differs in enumerate(changed) if differs]
+        if any(self.values.array_name(place) in self.values.kept for place in places):
+            other._network = copy.deepcopy(self._network)
+        use_leaves(other._network, self.values, leaves, places)
+        return other
 
     def initial(self) -> Vector:
         """Return the parameters of the given module, as one vector."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copyreg
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from anyk.arrays import Array
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.data.sample_batches import Batch, SampleBatch
+from anyk.problems.values import arguments, check_taken, taken_by
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +58,8 @@ class Network:
       over other terms.
     - ``unknown``: a target that the loss's mean omits, if the number of the other targets was not counted.
     - ``threads``: the number of threads with which a worker computes gradients.
+    - ``values``: the current values of the problem, by name (:class:`~anyk.problems.values.Values`). ``for_module``,
+      ``for_loss``: those that the module and the loss take.
     - ``place``: the device on which module and loss are; None: not moved to ``device`` yet.
     """
 
@@ -69,6 +75,21 @@ class Network:
     scale: float = 1.0
     unknown: int | None = None
     place: torch.device | None = None
+    values: ByName = field(default_factory=dict)
+    for_module: tuple[str, ...] = ()
+    for_loss: tuple[str, ...] = ()
+    initial_kept: dict[str, torch.Tensor] = field(default_factory=dict)  # of those that have been replaced
+
+    def take_values(self, names: Sequence[str]) -> None:
+        """Find out which of the values the module and the loss take; raise if there are any that nothing takes."""
+        self.for_loss = taken_by(self.loss, names)
+        self.for_module = () if self.takes_module else taken_by(self.module, names)
+        check_taken(names, self.for_loss, self.for_module)
+
+    def set_values(self, values: ByName) -> None:
+        """Set the values of the next computations."""
+        device = self.place
+        self.values = values if self.kind == "cpu" else map_tensors(values, lambda tensor: tensor.to(device))
 
     def __getstate__(self) -> ByName:
         import torch
@@ -123,7 +144,7 @@ class Network:
     def outputs(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return the module's outputs for a batch's inputs."""
         with self._autocast():
-            outputs: torch.Tensor = self.module(*batch[:-1])
+            outputs: torch.Tensor = self.module(*batch[:-1], **arguments(self.for_module, self.values))
         return outputs
 
     def loss_of(self, batch: Batch) -> torch.Tensor:
@@ -135,7 +156,7 @@ class Network:
         import torch
 
         with self._autocast():
-            loss: Any = self.loss(outputs, targets)
+            loss: Any = self.loss(outputs, targets, **arguments(self.for_loss, self.values))
         if not isinstance(loss, torch.Tensor) or loss.dim():
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
@@ -234,6 +255,36 @@ def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) ->
     from torch.utils import _pytree as pytree
 
     return pytree.tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+def kept_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the frozen parameters and the buffers of a module, without the statistics of batch norm, by name."""
+    statistics = {id(buffer) for norm in norms_of(module) for buffer in norm.buffers(recurse=False)}
+    frozen = {
+        f"parameter '{name}'": parameter for name, parameter in module.named_parameters() if not parameter.requires_grad
+    }
+    buffers = {f"buffer '{name}'": buffer for name, buffer in module.named_buffers() if id(buffer) not in statistics}
+    return {name: tensor.detach() for name, tensor in (frozen | buffers).items()}
+
+
+def put_kept(network: Network, arrays: Mapping[str, Array]) -> None:
+    """Set frozen parameters and buffers, named as by :func:`kept_tensors`; others get their initial numbers again."""
+    if not arrays and not network.initial_kept:
+        return
+    tensors, initial = kept_tensors(network.module), network.initial_kept
+    for name, array in arrays.items():
+        initial.setdefault(name, tensors[name].clone())
+        copy_array(array, tensors[name])
+    for name in initial.keys() - arrays.keys():
+        tensors[name].copy_(initial[name])
+
+
+def copy_array(array: Array, tensor: torch.Tensor) -> None:
+    """Copy an array (:meth:`~anyk.problems.values.Values.plain`) into a tensor."""
+    import torch
+
+    source = torch.from_numpy(np.array(array))
+    tensor.copy_(source.view(torch.bfloat16) if tensor.dtype == torch.bfloat16 else source)
 
 
 def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:
