@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,22 @@ def test_a_module_with_other_buffers_is_refused() -> None:
     with pytest.raises(BadInput, match="frozen parameters and buffers are not those"):
         for _ in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=1, into=module):
             pass
+
+
+def test_a_loop_says_where_it_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_in_rounds("uncoded", anyk.clusters.Simulated(2), steps=3, out=tmp_path / "run")
+    assert "continues" not in capsys.readouterr().err
+    train_in_rounds("uncoded", anyk.clusters.Simulated(2), out=tmp_path / "run", go_on=True)
+    assert f"the run in '{tmp_path / 'run'}' continues at step 3\n" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_loop_has_a_checkpoint_within_its_first_seconds(tmp_path: Path) -> None:
+    problem = anyk.problems.TorchProblem(nn.Linear(5, 1), nn.MSELoss(), (X, y))
+    until = time.monotonic() + 60.0
+    for step in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=10_000, out=tmp_path / "run"):
+        time.sleep(0.3)
+        if step.number and (found := list((tmp_path / "run").glob("checkpoint*"))):
+            break
+        assert time.monotonic() < until
+    assert found and step.number < 30  # with one every 10 s there would be none before step 33

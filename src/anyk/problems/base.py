@@ -172,6 +172,8 @@ class ProblemAbilities:
     - ``values``: numbers and arrays that change during a run and travel with each version of the model
       (:class:`~anyk.problems.values.Values`). ``with_values(leaves)``: returns the problem with other values, with
       which it is evaluated; None: it has no values.
+    - ``watch()``: returns an object that notices if a user's code computes something else than at the start
+      (:class:`~anyk.problems.watch.Watch`); None: no user's code computes.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
     """
 
@@ -187,6 +189,7 @@ class ProblemAbilities:
     module_at: Callable[[Any], Any] | None = None
     values: Values | None = None
     with_values: Callable[[Leaves], Any] | None = None
+    watch: Callable[[], Any] | None = None
     _custom: object = None  # a problem whose class is not derived from this one
 
     def sampled(self, samples: int) -> Any:

@@ -15,7 +15,7 @@ from anyk.arrays import Vector
 from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
 from anyk.clusters.remote.losses import LossUnknown
-from anyk.errors import RunFailed, describe_error
+from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import abilities_of, with_values
 from anyk.problems.many import each_of, problem_of
 from anyk.problems.values import Leaves
@@ -42,6 +42,7 @@ from anyk.runs.spec import Preparation
 _LOOKS = 0.3  # seconds between two checks for workers that are to leave
 _PAIRS = 5  # pairs of workers that a note names at most
 AWAY = {"aside": "in another process (where='aside')", "workers": "by workers (where='workers')"}
+_FIRST_SAVE = 1.0  # seconds, at most, until the first checkpoint
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver continue
 
 
@@ -74,6 +75,7 @@ class Launch:
         self._hooks = hooks = Hooks(prepared.callbacks)
         self._announced = self._ended = False  # whether callbacks know of the start, and can no longer end the run
         self._steps, self._evaluations = hooks["on_step"], hooks["on_evaluation"]
+        self._watch: Any = None  # notices if a user's callback changes what workers compute with
         self._news: list[tuple[str, Any]] = []  # hooks to call
         self.driver = Driver(
             self._strategy,
@@ -210,6 +212,9 @@ class Launch:
             meanwhile=None if self._asking is None else self._asking.pass_on,
         )
         self._opened = True
+        make_watch = abilities_of(self._problem).watch
+        if make_watch is not None and self._hooks.of_users:
+            self._watch = make_watch()
         if saved is None:
             log.truncate(0)  # a run that ended before its first checkpoint starts again
         else:
@@ -272,7 +277,8 @@ class Launch:
             version = driver.versions[slot]
             if evaluator.store_version(slot, version, driver.time, w, values=self._values, last=first):
                 driver.versions.pin(slot, version)
-        self._save_at = clock.monotonic() + self._prepared.checkpoint_every
+        # the first checkpoint comes early, as a run is often killed soon, for example by a mistake in a loop's body
+        self._save_at = clock.monotonic() + min(_FIRST_SAVE, self._prepared.checkpoint_every)
 
     def _after_step(self, driver: Driver) -> None:
         evaluator, last = self._evaluator, driver.last
@@ -318,6 +324,11 @@ class Launch:
 
     def _tell_news(self, driver: Driver) -> None:
         """Call the hooks that are due."""
+        if self._watch is not None and (driver.step.bit_count() == 1 or driver.step == driver.steps):
+            try:
+                self._watch.check()
+            except BadInput as changed:
+                raise RunFailed(str(changed)) from None
         while self._news:
             self._tell(*self._news.pop(0))
 

@@ -136,7 +136,8 @@ class SteppedRounds:
     _into: Any
     _loop: _Loop
     _callbacks: Callbacks
-    _resumed: bool
+    _resumed: Path | None  # the folder of the run that continues
+    _last: int | None  # the number of steps, if it is limited
     _waiting: bool = False  # whether the run waits for the loop's next model
     _steps: SimpleQueue[Step | None] = field(default_factory=SimpleQueue)
     _ends: SimpleQueue[None] = field(default_factory=SimpleQueue)
@@ -163,14 +164,22 @@ class SteppedRounds:
             kept = _KeptTensors.of(self._into, self._problem)
         if kept is not None:
             self._loop.kept = kept.changes({})
+        make_watch = abilities_of(self._problem).watch
+        watch = None if make_watch is None else make_watch()
         # a daemon, so that a script may end in the middle of its loop; workers end with the driver
         thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
         thread.start()
         try:
-            first = self._resumed
+            first = self._resumed is not None
             # the number of steps without a change of the model; None after a change
             idle = 0 if not first and self._into is not None else None
+            said = not first
             while (step := self._steps.get()) is not None:
+                if not said:
+                    said = True
+                    self._say_where(step.number)
+                if watch is not None and (_is_power_of_two(step.number) or step.number + 1 == self._last):
+                    watch.check()
                 if self._into is not None:
                     if first:
                         _put_model(self._into, step.model)
@@ -203,6 +212,13 @@ class SteppedRounds:
                 warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=_outside())
         if self._error is not None:
             raise self._error
+
+    def _say_where(self, number: int) -> None:
+        """Report on standard error where a resumed loop continues."""
+        where = f"continues at step {number:,}"
+        if not number:
+            where = "had no checkpoint yet, and begins again at step 0"
+        print(f"anyk: the run in '{self._resumed}' {where}", file=sys.stderr, flush=True)
 
     @property
     def _carried(self) -> CarriedValues:
@@ -413,7 +429,8 @@ def rounds(
     copied or pickled, and at the end of the loop.
 
     ``out``: a run folder with checkpoints, as for :func:`anyk.train`. With ``go_on`` a run in it is resumed, so that
-    the same script can be started again after it was killed. ``keep``: the loop's optimiser, schedulers, or other
+    the same script can be started again after it was killed; a line on standard error says at which step it continues.
+    The first checkpoint is written after a second at most. ``keep``: the loop's optimiser, schedulers, or other
     objects with ``state_dict`` and ``load_state_dict``. Their states are part of the checkpoints and are restored
     before the first step, as are the parameters of ``into``. Other states of the loop are not saved.
 
@@ -444,12 +461,13 @@ def rounds(
     if go_on and out is None:
         raise BadInput("go_on resumes the run in a folder; give out=…")
     start = partial(train, problem, built, cluster, out=out)
-    if resumed := go_on and out is not None and (Path(out) / NAME).exists():
+    resumed = Path(out) if go_on and out is not None and (Path(out) / NAME).exists() else None
+    if resumed is not None and out is not None:
         _check_same(Path(out), built, cluster)
         start = partial(resume, Path(out), problem=problem)
     start = partial(start, steps=steps, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
     loop = _Loop(_with_states(keep))
-    return SteppedRounds(problem, start, into, loop, Callbacks((*check_callbacks(callbacks), loop)), resumed)
+    return SteppedRounds(problem, start, into, loop, Callbacks((*check_callbacks(callbacks), loop)), resumed, steps)
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:

@@ -23,11 +23,14 @@ from anyk.problems.jax.pytrees import Held, JaxArray, Trainable, Tree, distinct,
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import write_model_file
 from anyk.problems.network_problem import NO_METRICS, NetworkProblem, check_metrics
-from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs, trial_groups
+from anyk.problems.replicas import ROWS, adds_up, model_like, not_a_sum, nudge_signs, trial_groups
+from anyk.problems.surroundings import variables_of
 from anyk.problems.values import Leaves, Values
+from anyk.problems.watch import DATA, Watch
 
 _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
 _RENEWED = 1024  # rows of shards from which running statistics are computed to evaluate
+_ROUNDINGS = 16.0  # by which two gradients of the same rows may differ in the same process
 _TRIED = 4  # rows from which the moving averages of a state are learned
 _LOSS = "held_out_loss"
 
@@ -252,6 +255,22 @@ class JaxProblem(NetworkProblem):
         sources = {rows: self.source(rows) for rows in sorted(wanted)}
         texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
         return DecompiledPartitions(texts, data.arrays, ends.tolist(), self.dimension, self.dtype)
+
+    def watch(self) -> Watch:
+        """Return an object that notices if the given loss computes something else than now."""
+        network = self._network
+        roots = {"the loss": network.loss, "the model": network.model, DATA: self._data.arrays, **self._data.code}
+        limit = _ROUNDINGS * float(np.finfo(self.dtype).eps)
+        return Watch(lambda: variables_of(roots), self._gradient_now, limit)
+
+    def _gradient_now(self) -> Vector:
+        """Return the gradient of a few rows, for which the loss is traced anew."""
+        import jax
+
+        head, network = self._data.head, self._network
+        batch = head.batch(slice(0, min(ROWS, head.tried)))
+        gradient = jax.jit(jax.grad(lambda w: network.total(w, self._held, batch, SEED)))
+        return np.asarray(gradient(model_like(network.scales, self.dtype)))
 
     def with_values(self, leaves: Leaves) -> JaxProblem:
         """Return the problem with other values, with which it is evaluated."""

@@ -98,9 +98,9 @@ class TorchPartitions(Batches):
 
     def compare_replicas(self) -> None:
         """Have replicas of a gradient compared during the run."""
-        self.tolerance = self._rounding()
+        self.tolerance = self.rounding()
 
-    def _rounding(self) -> float:
+    def rounding(self) -> float:
         """Return the relative difference of gradients between kinds of processors: the root of the precision."""
         import torch
 
@@ -121,13 +121,19 @@ class TorchPartitions(Batches):
             return
         own = copy.copy(self)  # the module that is sent to workers stays on the CPU
         own._network = copy.deepcopy(self._network)
-        self._trial = Trial.of(own._tried, self._rounding(), replicas=replicas, variables=self._variables())
+        self._trial = Trial.of(own._tried, self.rounding(), replicas=replicas, variables=self._variables())
 
     def _variables(self) -> Variables:
         """Return the variables that the user's code reads."""
         network = self._network
         roots = {"the loss": network.loss, "the module": network.module, "count": network.count}
         return variables_of({**roots, **self.data.code})
+
+    def tried_with(self, network: Network) -> Vector:
+        """Return the gradient of the same few samples as computed with another network."""
+        other = copy.copy(self)
+        other._network = network
+        return other._tried()
 
     def _tried(self) -> Vector:
         head, (first, last) = self.data.head, self._bounds[0]
@@ -262,6 +268,28 @@ def _threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[None]:
+    """Let a module compute with the frozen parameters, the buffers and the modes of another, for a while."""
+    parameters = [(parameter, parameter.data) for parameter in module.parameters()]
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        with preserved_buffers(module):
+            for (parameter, _), initial_parameter in zip(parameters, initial.parameters(), strict=True):
+                if not parameter.requires_grad:
+                    parameter.data = initial_parameter.data.to(parameter.device)
+            for buffer, initial_buffer in zip(module.buffers(), initial.buffers(), strict=True):
+                buffer.copy_(initial_buffer)
+            for (part, _), initial_part in zip(modes, initial.modules(), strict=True):
+                part.training = initial_part.training
+            yield
+    finally:
+        for parameter, data in parameters:
+            parameter.data = data
+        for part, training in modes:
+            part.training = training
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
+from anyk.problems.surroundings import variables_of
 from anyk.problems.torch.module_checks import (
     check_forward,
     check_loss,
@@ -44,6 +45,7 @@ from anyk.problems.torch.module_partitions import (
     DEFAULT_MICROBATCH,
     DeviceSamples,
     TorchPartitions,
+    as_initial,
     dtype_of,
     has_parameters,
     pieces_of,
@@ -72,11 +74,13 @@ from anyk.problems.torch.tensor_samples import (
     tensor_over,
 )
 from anyk.problems.values import Leaves, Values
+from anyk.problems.watch import DATA, Watch
 
 if TYPE_CHECKING:
     import torch
 
 _STATISTICS_ITEMS = 1024  # number of items for running statistics, if a data set is read item by item
+_ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 _TRIED = 2  # samples on which module and loss are tried; batch norm needs two
 
 
@@ -191,6 +195,7 @@ class TorchProblem(NetworkProblem):
         self._network.take_values(self.values.names)
         self._network.set_values(self.values.build(self.values.initial))
         self.module, self._given = module, list(module.parameters())
+        self._given_loss, self._given_mean = loss, mean
         ignored = ignored_target(loss)
         parameters = trainable_parameters(twin)
         self.dtype = dtype_of(parameters)
@@ -363,6 +368,25 @@ class TorchProblem(NetworkProblem):
             other._network = copy.deepcopy(self._network)
         use_leaves(other._network, self.values, leaves, places)
         return other
+
+    def watch(self) -> Watch:
+        """Return an object that notices if the given module, loss or data set compute something else than now."""
+        live = copy.copy(self._network)
+        live.module, live.loss = self.module, self._given_loss
+        if live.mean != self._given_mean:  # the mean over targets that are not ignored became a sum
+            live.loss = copy.copy(self._given_loss)
+            live.loss.reduction = "sum"
+        live.place = next(self.module.parameters()).device
+        partitions = self.split(1)
+        roots = {"the loss": self._given_loss, "the module": self.module, "count": live.count, DATA: self._data.arrays}
+
+        def gradient() -> Vector:
+            with as_initial(self.module, self._network.module):
+                return partitions.tried_with(live)
+
+        rounding = _ROUNDINGS * float(np.finfo(self.dtype).eps)
+        limit = rounding if live.kind == "cpu" and live.precision is None else partitions.rounding()
+        return Watch(lambda: variables_of({**roots, **self._data.code}), gradient, limit)
 
     def initial(self) -> Vector:
         """Return the parameters of the given module, as one vector."""
