@@ -214,3 +214,19 @@ def test_a_loop_has_a_checkpoint_within_its_first_seconds(tmp_path: Path) -> Non
             break
         assert time.monotonic() < until
     assert found and step.number < 30  # with one every 10 s there would be none before step 33
+
+
+def test_values_are_set_on_the_step_of_an_optimiser() -> None:
+    module, plain = nn.Linear(5, 1), nn.Linear(5, 1)
+    plain.load_state_dict(module.state_dict())
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.05)
+    for step in range(4):
+        sgd.zero_grad()
+        loss(plain(X), y, 0.1 * step).backward()
+        sgd.step()
+    problem = anyk.problems.TorchProblem(module, loss, (X, y), values={"beta": 0.0})
+    own = torch.optim.SGD(module.parameters(), lr=0.05)
+    with anyk.torch.Optimizer(own, problem, "frc:stragglers=1", anyk.clusters.Simulated(2)) as optimizer:
+        for number in range(4):
+            optimizer.step().values["beta"] = 0.1 * (number + 1)
+    assert_same(module, plain)

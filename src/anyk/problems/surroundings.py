@@ -6,6 +6,7 @@ variables of imported modules, attributes of classes. And it does not follow wha
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 import sysconfig
@@ -45,10 +46,12 @@ def variables_of(roots: Mapping[str, object]) -> Variables:
     found: Variables = {}
     survey = _Survey()
     for root, value in roots.items():
-        for name, leaf in survey.leaves(value, root, 0):
-            if len(found) >= _LEAVES:
-                return found
-            found.setdefault(name, leaf)
+        # an object may raise anything where its attributes are read: what was found before counts
+        with contextlib.suppress(Exception):
+            for name, leaf in survey.leaves(value, root, 0):
+                if len(found) >= _LEAVES:
+                    return found
+                found.setdefault(name, leaf)
     return found
 
 
@@ -103,6 +106,7 @@ class _Survey:
             for key, argument in value.keywords.items():
                 yield from self.leaves(argument, f"argument '{key}' of {name}", depth + 1)
         elif isinstance(value, type):
+            yield name, f"class {value.__qualname__}"
             yield from self._class(value, depth)
         elif not isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
             yield from self._object(value, name, depth)
@@ -161,7 +165,9 @@ class _Survey:
 
     def _object(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
         """Yield the attributes of an object and of its class."""
-        yield from self.leaves(type(value), type(value).__name__, depth + 1)
+        if id(type(value)) not in self._seen:
+            self._seen[id(type(value))] = type(value)
+            yield from self._class(type(value), depth + 1)
         attributes = dict(getattr(value, "__dict__", {}))
         for base in type(value).__mro__:
             slots = base.__dict__.get("__slots__", ())
