@@ -133,7 +133,7 @@ def test_a_watch_leaves_the_module_as_it_is() -> None:
         module[1].running_mean.add_(1.0)
     module.eval()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    problem.watch().check()
+    problem.watch_code().check()
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert not module.training and all(parameter.grad is None for parameter in module.parameters())
 

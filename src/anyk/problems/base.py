@@ -75,7 +75,7 @@ class PartitionAbilities:
       partitions are assigned during the run. None: such workers receive all data at the start.
     - ``piece(first, last)``: consecutive partitions as an object with one partition, so that a worker computes them
       together. None: it computes one after the other.
-    - ``carry(numbers, places, content)``: compute the next gradients with these values of the problem (``values``).
+    - ``carry(numbers, places, content)``: compute the next gradients with these of the problem's ``changing_values``.
     - ``partial_loss(partition, w, rows=None)``: the sum of the partition's sample losses at ``w``, over these rows or
       all, without the regulariser; for ``Evaluate(where="workers")``.
     """
@@ -169,10 +169,10 @@ class ProblemAbilities:
       problem's attributes. A run is neither resumed nor replayed with other data.
     - ``smoothness()``: the largest curvature of the objective, whose inverse is the default learning rate.
     - ``predictor()``: the :class:`~anyk.problems.Predictor` that a run stores.
-    - ``values``: numbers and arrays that change during a run and travel with each version of the model
+    - ``changing_values``: numbers and arrays that change during a run and travel with each version of the model
       (:class:`~anyk.problems.values.Values`). ``with_values(leaves)``: returns the problem with other values, with
       which it is evaluated; None: it has no values.
-    - ``watch()``: returns an object that notices if a user's code computes something else than at the start
+    - ``watch_code()``: returns an object that notices if a user's code computes something else than at the start
       (:class:`~anyk.problems.watch.Watch`); None: no user's code computes.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
     """
@@ -187,9 +187,9 @@ class ProblemAbilities:
     predictor: Callable[[], Any] | None = None
     write_model: Callable[[Any, Path], None] | None = None
     module_at: Callable[[Any], Any] | None = None
-    values: Values | None = None
+    changing_values: Values | None = None
     with_values: Callable[[Leaves], Any] | None = None
-    watch: Callable[[], Any] | None = None
+    watch_code: Callable[[], Any] | None = None
     _custom: object = None  # a problem whose class is not derived from this one
 
     def sampled(self, samples: int) -> Any:

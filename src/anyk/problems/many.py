@@ -104,7 +104,7 @@ class ManyProblems(ProblemAbilities):
             if any(value != values[0] for value in values):
                 raise BadInput(f"problems trained together must agree in {name}, got {', '.join(map(str, values))}")
         for problem in problems:
-            own = abilities_of(problem).values
+            own = abilities_of(problem).changing_values
             if own is not None and own.names:
                 raise BadInput(
                     f"problems trained together cannot have values, got {', '.join(own.names)}; train each by itself"

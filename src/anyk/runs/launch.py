@@ -212,7 +212,7 @@ class Launch:
             meanwhile=None if self._asking is None else self._asking.pass_on,
         )
         self._opened = True
-        make_watch = abilities_of(self._problem).watch
+        make_watch = abilities_of(self._problem).watch_code
         if make_watch is not None and self._hooks.of_users:
             self._watch = make_watch()
         if saved is None:

@@ -164,7 +164,7 @@ class SteppedRounds:
             kept = _KeptTensors.of(self._into, self._problem)
         if kept is not None:
             self._loop.kept = kept.changes({})
-        make_watch = abilities_of(self._problem).watch
+        make_watch = abilities_of(self._problem).watch_code
         watch = None if make_watch is None else make_watch()
         # a daemon, so that a script may end in the middle of its loop; workers end with the driver
         thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
@@ -296,7 +296,7 @@ class _KeptTensors:
     @classmethod
     def of(cls, module: torch.nn.Module, problem: Problem) -> _KeptTensors | None:
         """Return the tensors, None if there are none."""
-        values = abilities_of(problem).values
+        values = abilities_of(problem).changing_values
         kept = None if values is None else cls(module, values)
         return kept if kept is not None and kept._tensors else None
 

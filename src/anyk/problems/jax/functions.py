@@ -132,13 +132,13 @@ class JaxProblem(NetworkProblem):
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
         self.dtype, self.dimension = self._initial.dtype, self._initial.size
         self.shapes = self._network.shapes
-        self.values: Values = Values(values or {})
-        if reserved := sorted({"key", "state", "train"}.intersection(self.values.names)):
+        self.changing_values: Values = Values(values or {})
+        if reserved := sorted({"key", "state", "train"}.intersection(self.changing_values.names)):
             raise BadInput(f"'{reserved[0]}' is a name that the loss's own arguments have; call the value otherwise")
-        self._network.take_values(self.values.names)
-        initial = self.values.build(self.values.initial)
+        self._network.take_values(self.changing_values.names)
+        initial = self.changing_values.build(self.changing_values.initial)
         self._held = Held(model.fixed, _state_of(state, self._network), initial)
-        if workers == "numpy" and self.values.names:
+        if workers == "numpy" and self.changing_values.names:
             raise BadInput("workers='numpy' compute with constants, and values change; leave out one of them")
         if workers == "numpy" and (self._network.random or platform != "cpu"):
             raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
@@ -248,7 +248,7 @@ class JaxProblem(NetworkProblem):
         ends, data = cut(self.samples, partitions, shares), self._data
         if self._workers == "jax":
             return JaxPartitions(
-                self._network, self._held, data, ends, self.dtype, platform=self._platform, values=self.values
+                self._network, self._held, data, ends, self.dtype, platform=self._platform, values=self.changing_values
             )
         sizes = set(np.diff(ends).tolist())
         wanted = sizes | {min(self._batch, size) for size in sizes if self._batch}
@@ -256,7 +256,7 @@ class JaxProblem(NetworkProblem):
         texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
         return DecompiledPartitions(texts, data.arrays, ends.tolist(), self.dimension, self.dtype)
 
-    def watch(self) -> Watch:
+    def watch_code(self) -> Watch:
         """Return an object that notices if the given loss computes something else than now."""
         network = self._network
         roots = {"the loss": network.loss, "the model": network.model, DATA: self._data.arrays, **self._data.code}
@@ -275,7 +275,7 @@ class JaxProblem(NetworkProblem):
     def with_values(self, leaves: Leaves) -> JaxProblem:
         """Return the problem with other values, with which it is evaluated."""
         other = copy(self)
-        other._held, other._last = self._held._replace(values=self.values.build(leaves)), None
+        other._held, other._last = self._held._replace(values=self.changing_values.build(leaves)), None
         return other
 
     def source(self, rows: int) -> Source:

@@ -191,9 +191,9 @@ class TorchProblem(NetworkProblem):
         self._network = Network(
             twin, loss, device=device, precision=precision, mean=mean, takes_module=takes, count=count, threads=threads
         )
-        self.values: Values = Values(values or {}, Values.plain(kept_tensors(twin)))
-        self._network.take_values(self.values.names)
-        self._network.set_values(self.values.build(self.values.initial))
+        self.changing_values: Values = Values(values or {}, Values.plain(kept_tensors(twin)))
+        self._network.take_values(self.changing_values.names)
+        self._network.set_values(self.changing_values.build(self.changing_values.initial))
         self.module, self._given = module, list(module.parameters())
         self._given_loss, self._given_mean = loss, mean
         ignored = ignored_target(loss)
@@ -356,20 +356,20 @@ class TorchProblem(NetworkProblem):
         ends, data = cut(self.samples, partitions, shares), self._data
         if self.uneven is not None and isinstance(data, Arrays) and (labels := labels_of(data)) is not None:
             data = data.select_rows(self.uneven.order(labels, ends))
-        return TorchPartitions(self._network, data, ends, self._microbatch, self.values)
+        return TorchPartitions(self._network, data, ends, self._microbatch, self.changing_values)
 
     def with_values(self, leaves: Leaves) -> TorchProblem:
         """Return the problem with other values, with which it is evaluated."""
-        changed = [a is not b for a, b in zip(self.values.initial.arrays, leaves.arrays, strict=True)]
+        changed = [a is not b for a, b in zip(self.changing_values.initial.arrays, leaves.arrays, strict=True)]
         other = copy.copy(self)
         other._network, other._last = copy.copy(self._network), None
         places = [place for place, differs in enumerate(changed) if differs]
-        if any(self.values.array_name(place) in self.values.kept for place in places):
+        if any(self.changing_values.array_name(place) in self.changing_values.kept for place in places):
             other._network = copy.deepcopy(self._network)
-        use_leaves(other._network, self.values, leaves, places)
+        use_leaves(other._network, self.changing_values, leaves, places)
         return other
 
-    def watch(self) -> Watch:
+    def watch_code(self) -> Watch:
         """Return an object that notices if the given module, loss or data set compute something else than now."""
         live = copy.copy(self._network)
         live.module, live.loss = self.module, self._given_loss

@@ -97,7 +97,7 @@ class Driver:
         self._on_step, self._on_news, self._on_lost, self._on_event = on_step, on_news, on_lost, on_event
         self.warm_start = warm_start
         self.layout = layout = strategy.layout
-        values = None if problem is None or optimizer is None else abilities_of(problem).values
+        values = None if problem is None or optimizer is None else abilities_of(problem).changing_values
         carried = None if values is None else CarriedValues(cluster, values, log)
         self.versions = Versions(cluster, layout, problem, optimizer, warm_start, carried)
         self.ledger = Ledger(strategy.spec, layout.workers, cluster, self.versions, log, computes=problem is not None)
@@ -148,7 +148,9 @@ class Driver:
         self.cluster.prepare()
         partitions = None
         if self.problem is not None:
-            partitions = partitions_of(self.problem, self.layout, compared=not self.cluster.recorded)
+            partitions = partitions_of(
+                self.problem, self.layout, copied=not self.cluster.virtual, compared=not self.cluster.recorded
+            )
             self.ledger.sizes = partitions.sizes
             tolerance = partition_abilities(partitions).tolerance
             comparable = replicated(self.layout) and not self.layout.voting

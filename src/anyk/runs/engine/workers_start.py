@@ -10,8 +10,10 @@ from anyk.problems.base import Partitions, Problem, partition_abilities
 from anyk.protocol import Layout
 
 
-def partitions_of(problem: Problem, layout: Layout, *, compared: bool) -> Partitions:
-    """Return the problem's partitions for a strategy; ``compared``: workers must compute as the driver does.
+def partitions_of(problem: Problem, layout: Layout, *, copied: bool, compared: bool = True) -> Partitions:
+    """Return the problem's partitions for a strategy.
+
+    ``copied``: workers compute with copies, which must do as the driver's do. ``compared``: replicas must agree.
 
     Raises :class:`~anyk.errors.BadInput` if replicas of a gradient cannot agree.
     """
@@ -21,7 +23,8 @@ def partitions_of(problem: Problem, layout: Layout, *, compared: bool) -> Partit
     if not compared:
         return partitions
     replicas = replicated(layout)
-    partition_abilities(partitions).compare_workers(replicas=replicas)
+    if copied or replicas:
+        partition_abilities(partitions).compare_workers(replicas=replicas)
     if replicas:
         partition_abilities(partitions).compare_replicas()
         if layout.voting and partition_abilities(partitions).tolerance:
