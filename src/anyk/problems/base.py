@@ -74,6 +74,8 @@ class PartitionAbilities:
       partitions are assigned during the run. None: such workers receive all data at the start.
     - ``piece(first, last)``: consecutive partitions as an object with one partition, so that a worker computes them
       together. None: it computes one after the other.
+    - ``draw(partition, count, random)``: the sorted rows of a mini-batch, drawn from a NumPy generator; None: they are
+      drawn without replacement, each with the same probability.
     - ``partial_loss(partition, w, rows=None)``: the sum of the partition's sample losses at ``w``, over these rows or
       all, without the regulariser; for ``Evaluate(where="workers")``.
     """
@@ -94,6 +96,10 @@ class PartitionAbilities:
         ``tolerance``, and may compute a small gradient that :meth:`Partitions.load` compares with a worker's. Both
         raise :class:`~anyk.errors.BadInput` where gradients differ by more than rounding.
         """
+
+    def draw(self, partition: int, count: int, random: np.random.Generator) -> Index | None:
+        """Return None: each row of a partition has the same probability."""
+        return None  # explicit, as mypy demands
 
     def check_partial_loss(self) -> None:
         """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
@@ -154,6 +160,7 @@ class ProblemAbilities:
     - ``evaluated_on``: the data that is evaluated by default. ``"held_out"`` if computing the loss would read training
       data that is not in memory, None if there is no held-out data either.
     - ``uneven``: how rows are spread over partitions by label (:class:`~anyk.problems.Dirichlet`), if not in order.
+    - ``by_weight``: whether mini-batches are drawn in proportion to the samples' weights.
     - ``shapes``: the shapes of the parameters that the model consists of.
     - ``digest()``: a text that differs if the data differ, or None; by default it is made of the arrays among the
       problem's attributes. A run is neither resumed nor replayed with other data.
@@ -166,6 +173,7 @@ class ProblemAbilities:
     endless: bool = False
     evaluated_on: Evaluated = "train"
     uneven: Any = None
+    by_weight: bool = False
     shapes: Sequence[tuple[int, ...]] | None = None
     digest: Callable[[], str | None] | None = None
     smoothness: Callable[[], float] | None = None

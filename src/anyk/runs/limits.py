@@ -84,6 +84,11 @@ def check_rows(problem: Problem, strategy: Strategy) -> None:
         raise BadInput(NO_PASS)
     if abilities_of(problem).endless and strategy.layout.epochs:
         raise BadInput("the training data is a stream, which has no epochs; leave out order=epoch")
+    if abilities_of(problem).by_weight and strategy.layout.epochs:
+        raise BadInput(
+            "order=epoch takes each sample once in an epoch, and sampling='weights' draws samples in proportion to "
+            "their weights; leave out one of them"
+        )
     if problem.samples < strategy.layout.partitions:
         raise BadInput(
             f"{problem.samples} rows cannot be cut into {strategy.layout.partitions} partitions of at least one row; "

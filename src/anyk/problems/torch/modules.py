@@ -27,8 +27,9 @@ from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.generators import seeded_generators
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
-from anyk.problems.network_problem import NetworkProblem, check_metrics
+from anyk.problems.network_problem import NetworkProblem, better_of, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
+from anyk.problems.torch.metrics import Metric, Metrics, check_on_trial, compute_metrics, default_metrics
 from anyk.problems.torch.module_checks import (
     check_forward,
     check_loss,
@@ -50,11 +51,8 @@ from anyk.problems.torch.module_partitions import (
     preserved_buffers,
 )
 from anyk.problems.torch.network import (
-    Metric,
     Network,
-    compute_metrics,
     count_terms,
-    default_metrics,
     map_tensors,
     norms_of,
     tensors_in,
@@ -75,6 +73,7 @@ if TYPE_CHECKING:
 
 _STATISTICS_ITEMS = 1024  # number of items for running statistics, if a data set is read item by item
 _TRIED = 2  # samples on which module and loss are tried; batch norm needs two
+_WEIGHED = 3  # samples whose losses are computed one by one and from outputs together
 
 
 class TorchProblem(NetworkProblem):
@@ -167,6 +166,9 @@ class TorchProblem(NetworkProblem):
         transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
         count: Callable[[Any], Any] | None = None,
+        weights: Any = None,
+        held_out_weights: Any = None,
+        sampling: Literal["uniform", "weights"] = "uniform",
     ) -> None:
         device = str(device)  # it may be a torch.device
         functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
@@ -186,7 +188,8 @@ class TorchProblem(NetworkProblem):
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = checked_l2(l2)
-        reading = Reading(collate_fn, takes, transform, eval_transform)
+        # a sum, or a mean over terms that are counted, is right for any number of samples
+        reading = Reading(collate_fn, takes, transform, eval_transform, as_many=mean and count is None)
         data = samples_of(dataset, "the data set", self.dtype, reading)
         no_labels = "the targets are not an array of one integer for each sample"
         self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
@@ -196,6 +199,10 @@ class TorchProblem(NetworkProblem):
         elif eval_transform is not None and not isinstance(data.head, Items):
             reading.evaluated.refuse_arrays("the data set", "arrays or shards")
         self._set_samples(data, held_out_samples)
+        self._set_weights(weights, held_out_weights, sampling)
+        if any(samples.weights is not None for samples in (data, held_out_samples) if samples is not None):
+            with explaining("the first samples cannot be read", alone=RunFailed):
+                self._network.check_weighted(data.head.batch, min(_WEIGHED, len(data.head)))
         if isinstance(data, Items):
             data.processes = num_workers
         elif num_workers:
@@ -206,17 +213,26 @@ class TorchProblem(NetworkProblem):
             self._count_terms(count)
         elif mean and ignored is not None:
             self._count_targets(ignored)
-        batch = self._try_gradient()
-        self._metrics = default_metrics(self._network, batch, ignored) if metrics is None else check_metrics(metrics)
+        self._try_gradient()
+        self._metrics = self._default_metrics() if metrics is None else check_metrics(metrics)
         self.metric = next(iter(self._metrics))
-        self.better = better or ("lower" if self.metric in ("mse", "loss") else "higher")
+        self.better = better or better_of(self.metric, self._metrics[self.metric])
         if self._held_out is not None:
-            self._check_held_out(self._held_out, own_metrics=metrics is not None)
+            self._check_held_out(self._held_out)
         elif metrics is not None:
             raise BadInput(NO_HELD_OUT)
 
-    def _try_gradient(self) -> Batch:
-        """Compute a gradient on a copy of a few samples, and check module and loss; return the copy."""
+    def _default_metrics(self) -> Metrics:
+        """Return the metric that the loss determines."""
+        data = (self._data if self._held_out is None else self._held_out).head
+        if self._network.takes_module:
+            return default_metrics(self._network, None)
+        with explaining("held_out cannot be read", alone=RunFailed):
+            rows = slice(0, len(data) if data.in_memory else min(_TRIED, len(data)))
+            return default_metrics(self._network, data.batch(rows)[-1])
+
+    def _try_gradient(self) -> None:
+        """Compute a gradient on a copy of a few samples, and check module and loss."""
         head = self._data.head
         size = min(_TRIED, len(head))
         # RunFailed: an item that cannot be read
@@ -228,7 +244,6 @@ class TorchProblem(NetworkProblem):
             partitions.partial_gradient(0, self.initial())
         check_forward(self._network, [batch, *self._second_batch(batch, size)])
         self._try_loss(partitions._network)
-        return batch
 
     def _second_batch(self, batch: Batch, size: int) -> list[Batch]:
         """Return a list with the next batch of ``size`` samples; empty if it does not have the same shapes."""
@@ -277,7 +292,7 @@ class TorchProblem(NetworkProblem):
         """Make the loss a mean over the terms of the whole data set, which are counted in one pass over it."""
         if self.endless:
             raise BadInput("count needs all training data, and a stream has no end; omit count")
-        most = self._microbatch or DEFAULT_MICROBATCH
+        most = self._most_of(self._data)
         with explaining("count fails on the data set", alone=RunFailed):
             count_range = partial(_count_range, count, self._data, most)
             if isinstance(self._data, ShardSamples):
@@ -292,10 +307,11 @@ class TorchProblem(NetworkProblem):
 
     def _count_targets(self, ignored: int) -> None:
         """Turn the mean over targets that are not ignored into the sum divided by their number in the data set."""
+        self._network.ignored = ignored
         if not self._data.in_memory:
             self._network.unknown = ignored
             return
-        targets = self._data.arrays[-1]
+        targets, weights = self._data.arrays[-1], self._data.weights
         count = int(np.count_nonzero(targets != ignored))
         if targets.dtype.kind == "f" or count == targets.size:
             return
@@ -305,42 +321,39 @@ class TorchProblem(NetworkProblem):
         network.loss = copy.copy(network.loss)
         network.loss.reduction = "sum"
         network.mean, network.scale = False, self.samples / count
+        if weights is not None:
+            total = float(weights @ np.count_nonzero((targets != ignored).reshape(len(targets), -1), axis=1))
+            if not total:
+                raise BadInput(f"all targets of samples with a weight above 0 are {ignored}, which the loss ignores")
+            network.scale = self.samples / total
 
-    def _check_held_out(self, data: Samples, *, own_metrics: bool) -> None:
+    def _check_held_out(self, data: Samples) -> None:
         """Refuse a metric that does not suit the module's outputs, before the run instead of after it."""
         import torch
 
         network = copy.deepcopy(self._network)
         network.module.eval()
+        size = min(1 if network.alone else _TRIED, len(data))
         try:
-            batch = data.batch(slice(0, min(_TRIED, len(data))))
+            rows = slice(0, size)
             with torch.no_grad():
-                if network.takes_module:
-                    network.loss_of(batch)
-                    return
-                outputs = network.outputs(batch)
+                check_on_trial(network, self._metrics, data.batch(rows), size, data.weights_of(rows))
         except BadInput:
             raise
         except RunFailed as error:
             raise BadInput(f"held_out: {error}") from None
         except Exception as error:
             raise BadInput(f"the module fails on held_out: {describe_error(error)}") from None
-        if not isinstance(outputs, torch.Tensor):
-            raise BadInput(f"a metric needs outputs that are one tensor, got {type(outputs).__name__}")
-        targets = batch[-1]
-        fits = outputs.dim() == targets.dim() + 1 if self.metric == "accuracy" else outputs.numel() == targets.numel()
-        if not (own_metrics or fits):
-            raise BadInput(
-                f"{self.metric} cannot be computed from outputs of shape {tuple(outputs.shape)} and targets of shape "
-                f"{tuple(targets.shape)}; give metrics={{name: function}}"
-            )
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> TorchPartitions:
         """Divide the samples into partitions; raise :class:`~anyk.errors.BadInput` if there are fewer."""
         ends, data = cut(self.samples, partitions, shares), self._data
         if self.uneven is not None and isinstance(data, Arrays) and (labels := labels_of(data)) is not None:
             data = data.select_rows(self.uneven.order(labels, ends))
-        return TorchPartitions(self._network, data, ends, self._microbatch)
+        alone = data.weights is not None and self._network.alone
+        parts = TorchPartitions(self._network, data, ends, 1 if alone else self._microbatch)
+        parts.by_weight = self.by_weight
+        return parts
 
     def initial(self) -> Vector:
         """Return the parameters of the given module, as one vector."""
@@ -410,7 +423,8 @@ class TorchProblem(NetworkProblem):
         """Return a digest of the data; for a data set that is read item by item, of the arrays in it."""
         data_sets = (self._data, self._held_out)
         parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in data_sets]
-        return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays))
+        weights = [data.weights for data in data_sets if data is not None and data.weights is not None]
+        return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays), *weights)
 
     def _network_at(self, w: Vector, *, all_items: bool = False) -> Network:
         """Return the network at ``w``, ready to evaluate; the last network is cached.
@@ -464,9 +478,17 @@ class TorchProblem(NetworkProblem):
             norm.momentum = momentum
 
     def _parts(self, data: Samples) -> Iterator[SampleBatch]:
-        return data.parts(0, len(data), most=self._microbatch or DEFAULT_MICROBATCH)
+        return data.parts(0, len(data), most=self._most_of(data))
+
+    def _most_of(self, data: Samples) -> int:
+        """Return the largest number of samples that are computed together."""
+        alone = data.weights is not None and self._network.alone
+        return 1 if alone else self._microbatch or DEFAULT_MICROBATCH
 
 
 def _count_range(count: Callable[[Any], Any], data: Samples, most: int, ends: tuple[int, int]) -> bytes:
     """Return the number of terms in consecutive samples, from the first of ``ends`` up to the second, as text."""
-    return str(sum(count_terms(count, part.batch) for part in data.parts(*ends, most=most))).encode()
+    total = 0.0
+    for part in data.parts(*ends, most=most):
+        total += count_terms(count, part.batch) * (1.0 if part.weights is None else float(part.weights[0]))
+    return str(total).encode()

@@ -97,13 +97,15 @@ class Reading(NamedTuple):
     """The conversion of items to samples, and of samples to a batch.
 
     ``collate``: combines samples, by default as torch does. ``free``: a batch may have any type. ``transform``: turns
-    an item into a training sample, ``eval_transform`` into one for evaluation.
+    an item into a training sample, ``eval_transform`` into one for evaluation. ``as_many``: whether a batch must have
+    as many samples as items, because its loss is a mean.
     """
 
     collate: Callable[[list[Any]], Any] | None = None
     free: bool = False
     transform: Callable[[Any], Any] | None = None
     eval_transform: Callable[[Any], Any] | None = None
+    as_many: bool = False
 
     @property
     def evaluated(self) -> Reading:
@@ -122,6 +124,7 @@ class Reading(NamedTuple):
 class Items(Samples):
     """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
 
+    takes_weights = True
     processes = 0  # number of processes that each worker starts to read items
     _readers: _Readers | None = None
 
@@ -139,6 +142,7 @@ class Items(Samples):
         """Return ``samples`` of the items, which keep their numbers."""
         some, rows = copy(self), some_rows(len(self), samples, of)
         some._rows = self._rows if isinstance(rows, slice) else rows
+        some.weights = self.weights_of(rows)
         return some
 
     @property
@@ -193,13 +197,33 @@ class Items(Samples):
             by = "torch's default_collate" if collate is None else "collate_fn"
             reason = f"({by}): {describe_error(error)}"
             raise CannotCombine(f"items {_listed(numbers)} of the data set cannot be put together {reason}") from error
+        if isinstance(batch, Mapping):
+            batch = dict(batch)  # tokenizers have mappings of their own
+        if self._reading.as_many and collate is not None:
+            self._check_size(batch, len(items))
         if free:
-            return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
+            return batch
         parts = batch if isinstance(batch, (tuple, list)) else ()
         if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
             what, got = ("an item of a data set", items[0]) if collate is None else ("a batch", batch)
             raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
         return tuple(parts)
+
+    def _check_size(self, batch: Batch, items: int) -> None:
+        """Refuse a batch with another number of samples than items: its mean would have a wrong weight."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        parts = batch[-1] if isinstance(batch, (tuple, list)) and batch and not self._reading.free else batch
+        tensors = [leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
+        lengths = sorted({len(tensor) for tensor in tensors if tensor.dim()})
+        if lengths and items not in lengths:
+            found = " or ".join(map(str, lengths))
+            raise BadInput(
+                f"collate_fn makes a batch of {found} samples of {items} items, so that the mean of its loss would "
+                f"count as that of {items}; give count=…, a function of a batch that returns the number of terms in "
+                "its mean, or a loss that is a sum, with reduction='sum'"
+            )
 
 
 _PAIR = "must be a tuple of tensors or numbers, the inputs and then the target"
