@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.arrays import Vector
-from anyk.checks import check
+from anyk.checks import AtLeastOne, check
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
 from anyk.errors import BadInput, RunFailed
@@ -50,7 +50,8 @@ class Step:
     """A decoded gradient of the objective and the model that the loop changes with it, both of shape (d,).
 
     ``number`` counts from 0. ``scale`` is the strategy's factor on the learning rate, such as less than 1 for stale
-    gradients. The value of ``model`` at the end of the loop's body, or when the loop is left, is the next version.
+    gradients; of accumulated gradients it is 1, as each is multiplied by its own factor. The value of ``model`` at the
+    end of the loop's body, or when the loop is left, is the next version.
     """
 
     number: int
@@ -58,29 +59,49 @@ class Step:
     model: Vector
     scale: float
     _receipt: Callable[[int], Receipt] = field(repr=False, compare=False)
+    _rounds: int = field(default=1, repr=False, compare=False)
 
     @cached_property
+    def receipts(self) -> tuple[Receipt, ...]:
+        """The receipt of each round whose gradient is in the step, when this is first read."""
+        return tuple(self._receipt(self.number * self._rounds + place + 1) for place in range(self._rounds))
+
+    @property
     def receipt(self) -> Receipt:
-        """The weights of the partitions, and the workers that were cut off, when this is first read."""
-        return self._receipt(self.number + 1)
+        """The weights of the partitions, and the workers that were cut off; of several rounds the last one's."""
+        return self.receipts[-1]
 
 
 @dataclass(frozen=True)
 class _HandOver(Optimizer):
-    """An optimiser whose steps are taken by the user's loop."""
+    """An optimiser whose steps are taken by the user's loop, one for the mean gradient of ``accumulate`` rounds."""
 
     name = STEPPED
     rounds: Any = None
+    accumulate: int = 1
 
     @property
     def spec(self) -> str:
         return self.name
 
+    def start(self, w: Vector) -> State:
+        """Return the sum of the gradients that the loop has not received yet."""
+        return {} if self.accumulate == 1 else {"sum": np.zeros_like(w)}
+
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
+        if self.accumulate > 1:
+            state["sum"] += scale * gradient
+            if (t + 1) % self.accumulate:
+                out = np.empty_like(w) if out is None else out
+                out[:] = w
+                return out
+            gradient, scale = state["sum"] / self.accumulate, 1.0
+            state["sum"][:] = 0.0
+        number, receipt = t // self.accumulate, self.rounds.receipt
         model = self.rounds.hand_over(
-            Step(t, gradient.astype(w.dtype), w.copy(), scale, self.rounds.receipt)  # the user may store both
+            Step(number, gradient.astype(w.dtype), w.copy(), scale, receipt, self.accumulate)  # the user may store both
         )
         if np.shape(model) != w.shape:
             raise BadInput(f"step.model must stay a vector of {w.size:,} numbers, got shape {np.shape(model)}")
@@ -94,6 +115,7 @@ class _Loop(Callback):
     """The callback by which a run reports to the user's loop and stores the loop's state in checkpoints."""
 
     _keep: tuple[Any, ...]
+    _accumulate: int = 1
     driver: Driver | None = None
     over: bool = False
 
@@ -104,12 +126,18 @@ class _Loop(Callback):
         if self.over:
             raise StopRun(f"the loop was left at step {info.step}")
 
-    def state_dict(self) -> list[Any]:
-        """Return the state of each of the user's objects."""
-        return [each.state_dict() for each in self._keep]
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each of the user's objects, and how many rounds are accumulated."""
+        return {"accumulate": self._accumulate, "keep": [each.state_dict() for each in self._keep]}
 
-    def load_state_dict(self, states: list[Any]) -> None:
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the user's objects."""
+        if saved["accumulate"] != self._accumulate:
+            raise BadInput(
+                f"the run accumulates {saved['accumulate']} rounds for each step, got accumulate={self._accumulate}; "
+                "give the same"
+            )
+        states = saved["keep"]
         if len(states) != len(self._keep):
             raise BadInput(
                 f"the run stores the states of {len(states)} objects, keep has {len(self._keep)}; give the same"
@@ -128,6 +156,7 @@ class SteppedRounds:
     _loop: _Loop
     _callbacks: Callbacks
     _resumed: bool
+    _accumulate: int = 1
     _waiting: bool = False  # whether the run waits for the loop's next model
     _steps: SimpleQueue[Step | None] = field(default_factory=SimpleQueue)
     _ends: SimpleQueue[None] = field(default_factory=SimpleQueue)
@@ -212,7 +241,8 @@ class SteppedRounds:
 
     def _train(self) -> None:
         try:
-            self._run = self._start(optimizer=_HandOver(rounds=self), callbacks=self._callbacks)
+            optimizer = _HandOver(rounds=self, accumulate=self._accumulate)
+            self._run = self._start(optimizer=optimizer, callbacks=self._callbacks)
         except BaseException as error:
             self._error = error
         finally:
@@ -295,6 +325,7 @@ def rounds(
     steps: int | None = None,
     seconds: float | None = None,
     into: torch.nn.Module | None = None,
+    accumulate: int = 1,
     out: str | Path | None = None,
     go_on: bool = False,
     keep: Any = (),
@@ -314,6 +345,11 @@ def rounds(
     workers use the problem's. Running statistics of batch norm are the exception: as after :func:`anyk.train`,
     they are computed over the training data, whenever the module evaluates, its ``state_dict()`` is taken or it is
     copied or pickled, and at the end of the loop.
+
+    ``accumulate``: the number of rounds for each step of the loop, which receives the mean of their gradients, as a
+    PyTorch loop that calls ``backward`` for each of as many mini-batches and divides the loss by their number. The
+    model stays the same in between. ``steps`` counts steps of the loop; the run's own steps are rounds. Rounds after
+    the last step of the loop, where seconds end the run, do not count.
 
     ``out``: a run folder with checkpoints, as for :func:`anyk.train`. With ``go_on`` a run in it is resumed, so that
     the same script can be started again after it was killed. ``keep``: the loop's optimiser, schedulers, or other
@@ -344,15 +380,23 @@ def rounds(
         raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models; a custom loop trains one")
     if into is not None:
         problem = _WithInitial(problem, _matching(into, problem))
+    check(accumulate, AtLeastOne, "accumulate")
+    if accumulate > 1 and not built.layout.minibatches:
+        raise BadInput(
+            f"accumulate={accumulate} adds up the gradients of mini-batches, and '{built.spec}' computes with all data "
+            "in each round; give the strategy batch=…, or leave accumulate out"
+        )
     if go_on and out is None:
         raise BadInput("go_on resumes the run in a folder; give out=…")
     start = partial(train, problem, built, cluster, out=out)
     if resumed := go_on and out is not None and (Path(out) / NAME).exists():
         _check_same(Path(out), built, cluster)
         start = partial(resume, Path(out), problem=problem)
-    start = partial(start, steps=steps, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
-    loop = _Loop(_with_states(keep))
-    return SteppedRounds(problem, start, into, loop, Callbacks((*check_callbacks(callbacks), loop)), resumed)
+    most = steps * accumulate if isinstance(steps, int) else steps
+    start = partial(start, steps=most, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
+    loop = _Loop(_with_states(keep), accumulate)
+    listeners = Callbacks((*check_callbacks(callbacks), loop))
+    return SteppedRounds(problem, start, into, loop, listeners, resumed, accumulate)
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:
