@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import DataLoader, TensorDataset
 
 import anyk
 from anyk.clusters.messages import Messages
@@ -507,7 +506,6 @@ def test_what_cannot_work_is_said():
         ((layer, nn.CrossEntropyLoss, (X, y)), {}, "got the class CrossEntropyLoss; give an object of it, CrossEntropyLoss"),
         ((layer, loss, (X[:0], y[:0])), {}, "the data set is empty"),
         ((layer, loss, (X, y)), {"held_out": (X[:0], y[:0])}, "held_out is empty"),
-        ((layer, loss, DataLoader(TensorDataset(X, y))), {}, "give what the loader reads, loader.dataset"),
         ((layer, loss, Listed([(X[0], y[0])] * 4 + [None])), {}, "item 4 of the data set is None"),
         ((layer, loss, Listed(None)), {}, "the data set cannot tell its length: TypeError: .* \\(test_torch.py, line"),
         ((layer, loss, (X, y)), {"metrics": ["accuracy"]}, "functions by name, as in {'name': function}, got \\['accuracy'\\]"),

@@ -161,6 +161,8 @@ class ProblemAbilities:
       data that is not in memory, None if there is no held-out data either.
     - ``uneven``: how rows are spread over partitions by label (:class:`~anyk.problems.Dirichlet`), if not in order.
     - ``by_weight``: whether mini-batches are drawn in proportion to the samples' weights.
+    - ``batch``: the number of samples in a step, if a strategy does not state it; None: all.
+    - ``remarks``: sentences on how the data were understood, which runs note in their logs.
     - ``shapes``: the shapes of the parameters that the model consists of.
     - ``digest()``: a text that differs if the data differ, or None; by default it is made of the arrays among the
       problem's attributes. A run is neither resumed nor replayed with other data.
@@ -174,6 +176,8 @@ class ProblemAbilities:
     evaluated_on: Evaluated = "train"
     uneven: Any = None
     by_weight: bool = False
+    batch: int | None = None
+    remarks: Sequence[str] = ()
     shapes: Sequence[tuple[int, ...]] | None = None
     digest: Callable[[], str | None] | None = None
     smoothness: Callable[[], float] | None = None

@@ -26,6 +26,7 @@ from anyk.problems.torch.module_partitions import dtype_of, pieces_of
 from anyk.problems.torch.network import norms_of, trainable_parameters
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
+from anyk.runs.defaults import with_usual_batch
 from anyk.runs.engine.driver import Driver
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.folder.config import NAME, read_config
@@ -373,7 +374,7 @@ def rounds(
     """
     ensure_problem(problem)
     check(cluster, Cluster, "cluster")
-    built = build_strategy(strategy, workers=cluster.workers)
+    built = with_usual_batch(problem, build_strategy(strategy, workers=cluster.workers), strategy)
     if built.layout.inner is not None:
         raise BadInput(f"under '{built.spec}' workers take the steps: there are no gradients to hand out")
     if len(built.layout.slots) > 1:

@@ -74,9 +74,15 @@ class JaxProblem(NetworkProblem):
       once on a machine. Or :class:`~anyk.data.Shards`, files that the driver never opens: a batch is then ``(X, y)``,
       or a dictionary if ``read`` returns one. Or :class:`~anyk.data.Stream`, whose samples are pytrees of one row each.
     - ``held_out``: held-out data in the same forms, except streams.
-    - ``metrics``: functions of (params, batch) for all held-out rows, by name, which may take ``state``; or the names
-      of metrics that the loss returns. The first one is the run's metric, and ``better`` specifies whether higher or
-      lower is better. Default: ``held_out_loss`` and the loss's own metrics.
+    - ``weights``: weights of the rows of arrays, at least 0. The objective is then the weighted mean, ``sum w_i loss_i /
+      sum w_i + (l2/2) |w|^2``; the loss of each row is computed from this row alone (``jax.vmap``).
+      ``sampling="weights"`` draws the rows of mini-batches with replacement, in proportion to their weights, for the
+      same objective; by default a row's gradient is multiplied by its weight. ``held_out_weights``: the same for
+      held-out rows; functions of the user get them as ``weights``.
+    - ``metrics``: functions of (params, batch) for all held-out rows, by name, which may take ``state``; objects with
+      ``update(params, batch)`` and ``compute()``, which receive batch after batch; or the names of metrics that the
+      loss returns. The first one is the run's metric, and ``better`` specifies whether higher or lower is better
+      (default: what an object states in ``higher_is_better``). Default: ``held_out_loss`` and the loss's own metrics.
     - ``platform``: where workers compute: ``"cpu"``, on one thread, or ``"gpu"``, spread over a machine's devices.
     - ``workers``: the framework of the workers: ``"jax"``, compiled once for each number of rows; or ``"numpy"``, so
       that workers need no JAX. They run the gradient's source, written by :func:`anyk.decompile.to_python`

@@ -29,6 +29,7 @@ from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, better_of, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
+from anyk.problems.torch.loaders import is_loader, read_loader
 from anyk.problems.torch.metrics import Metric, Metrics, check_on_trial, compute_metrics, default_metrics
 from anyk.problems.torch.module_checks import (
     check_forward,
@@ -100,8 +101,15 @@ class TorchProblem(NetworkProblem):
       arrays by name, ``{"input_ids": …, "labels": …}``, and any items that ``collate_fn`` (default: torch's) combines;
       it must not draw random numbers. Or :class:`~anyk.data.Shards`, files that the driver never opens: the number
       columns of tables are one tensor, integer targets are classes. Or :class:`~anyk.data.Stream` or torch's
-      ``IterableDataset``: samples without an end.
+      ``IterableDataset``: samples without an end. Or a map-style ``DataLoader`` of torch, whose data set, batch size,
+      ``collate_fn`` and ``num_workers`` are used, and whose sampler is replaced by anyk's own draws; loaders whose
+      meaning is unknown are refused.
     - ``held_out``: held-out samples in the same forms, except streams.
+    - ``weights``: weights of the samples of arrays or a map-style data set, at least 0. The objective is then the
+      weighted mean, ``sum w_i loss_i / sum w_i + (l2/2) |w|^2``, under every code. ``sampling="weights"`` draws the
+      samples of mini-batches with replacement, in proportion to their weights, for the same objective; by default a
+      sample's gradient is multiplied by its weight. ``held_out_weights``: the same for held-out samples, by which
+      default metrics are weighted; functions of the user get them as ``weights``.
     - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices), and where the driver
       evaluates if its machine has such a device. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
     - ``microbatch``: the largest number of samples computed together, if more do not fit into memory; gradients are
@@ -112,10 +120,14 @@ class TorchProblem(NetworkProblem):
     - ``transform``: a function of an item of a data set, or of a stream's sample, that returns the sample to train on,
       such as an augmentation; ``eval_transform`` returns the sample to evaluate, also for held-out items. By default
       items are used unchanged. Running statistics are computed from training samples.
-    - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's metric,
-      and ``better`` specifies whether higher or lower is better. Default: ``accuracy`` for integer targets, else
-      ``mse``. With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or the
-      terms that ``count`` returns); default: ``loss`` of the held-out samples.
+    - ``metrics``: functions of (outputs, targets) for all held-out samples, by name, or objects with ``update(outputs,
+      targets)`` and ``compute()``, as torchmetrics has them, which receive batch after batch. The first one is the
+      run's metric, and ``better`` specifies whether higher or lower is better (default: what the object states in
+      ``higher_is_better``, else higher). With ``loss(module, batch)`` they are functions of (module, batch), averaged
+      over the samples (or the terms that ``count`` returns). Default: what a loss of ``torch.nn`` determines:
+      ``accuracy`` over the targets that count, for ``CrossEntropyLoss`` and ``NLLLoss`` with class numbers, and for
+      ``BCEWithLogitsLoss`` and ``BCELoss`` with targets of 0 and 1; ``mse`` for ``MSELoss``. For any other loss it is
+      ``held_out_loss``, the loss of the held-out samples.
     - ``split``: how samples are spread over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec),
       by default in their order; for arrays whose targets are one integer each.
 
@@ -171,6 +183,13 @@ class TorchProblem(NetworkProblem):
         sampling: Literal["uniform", "weights"] = "uniform",
     ) -> None:
         device = str(device)  # it may be a torch.device
+        if is_loader(dataset):
+            loaded = read_loader(dataset, "the data set")
+            dataset, self.batch, self.remarks = loaded.data, loaded.batch, (loaded.remark,)
+            num_workers = num_workers or loaded.processes
+            collate_fn = _only_one(loaded.collate, collate_fn, "collate_fn")
+            if loaded.weights is not None:
+                weights, sampling = _only_one(loaded.weights, weights, "weights"), "weights"
         functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
         check_options(device, precision, microbatch, threads, num_workers, better, functions)
         takes, mean = takes_module(loss), is_mean(loss, reduction)
@@ -195,7 +214,16 @@ class TorchProblem(NetworkProblem):
         self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
         held_out_samples = None
         if held_out is not None:
-            held_out_samples = finite_samples_of(held_out, "held_out", self.dtype, reading.evaluated)
+            evaluated = reading.evaluated
+            if is_loader(held_out):
+                loaded = read_loader(held_out, "held_out")
+                if loaded.weights is not None:
+                    raise BadInput(
+                        "held_out is a DataLoader with a WeightedRandomSampler, and held-out samples are evaluated "
+                        "once each; leave the sampler out, and give held_out_weights if they count differently"
+                    )
+                held_out, evaluated = loaded.data, evaluated._replace(collate=loaded.collate)
+            held_out_samples = finite_samples_of(held_out, "held_out", self.dtype, evaluated)
         elif eval_transform is not None and not isinstance(data.head, Items):
             reading.evaluated.refuse_arrays("the data set", "arrays or shards")
         self._set_samples(data, held_out_samples)
@@ -205,7 +233,7 @@ class TorchProblem(NetworkProblem):
                 self._network.check_weighted(data.head.batch, min(_WEIGHED, len(data.head)))
         if isinstance(data, Items):
             data.processes = num_workers
-        elif num_workers:
+        elif num_workers and not self.batch:
             raise BadInput("num_workers is for map-style data sets, which this is not; omit it")
         # a partition of shards need not fit into memory
         self._microbatch = microbatch or (DEFAULT_MICROBATCH if isinstance(data, ShardSamples) else None)
@@ -484,6 +512,13 @@ class TorchProblem(NetworkProblem):
         """Return the largest number of samples that are computed together."""
         alone = data.weights is not None and self._network.alone
         return 1 if alone else self._microbatch or DEFAULT_MICROBATCH
+
+
+def _only_one(loaded: Any, given: Any, name: str) -> Any:
+    """Return what a loader has or else what was given; raise :class:`~anyk.errors.BadInput` if there are both."""
+    if loaded is not None and given is not None:
+        raise BadInput(f"the DataLoader has {name} of its own; leave one of them out")
+    return given if loaded is None else loaded
 
 
 def _count_range(count: Callable[[Any], Any], data: Samples, most: int, ends: tuple[int, int]) -> bytes:

@@ -25,6 +25,7 @@ from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
 from anyk.problems.generators import preserved_generators, seed_all
 from anyk.problems.network_problem import check_lengths, number_array
+from anyk.problems.torch.loaders import has_plain_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -276,22 +277,17 @@ def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Sampl
 def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
     """Return the same as :func:`samples_of`, but refuse streams."""
     import torch
-    from torch.utils.data import DataLoader, IterableDataset
+    from torch.utils.data import IterableDataset
 
     if isinstance(data, Stream | IterableDataset):
         raise BadInput(ENDS)
-    if isinstance(data, DataLoader):
-        raise BadInput(
-            f"{name} is a DataLoader, but it is strategies that draw mini-batches ('uncoded:batch=32'); give what "
-            "the loader reads, loader.dataset, and its collate_fn where that is yours"
-        )
     if isinstance(data, Shards):
         reading.refuse_arrays(name, "shards of arrays")
         samples = ShardSamples(data, partial(_as_arrays, dtype), Tensors)
         if samples.named and not reading.free:
             raise BadInput(f"the files of {name} hold arrays by name; {_NAMED}")
         return samples
-    if hasattr(data, "tensors") and isinstance(data.tensors, tuple):  # torch's TensorDataset
+    if reading.collate is None and reading.transform is None and has_plain_tensors(data):
         data = data.tensors
     listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)
     listed = listed and reading.collate is None and reading.transform is None  # else its tensors are items
