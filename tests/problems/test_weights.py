@@ -212,10 +212,15 @@ def test_equal_weights_are_no_weights():
 def test_weights_are_part_of_the_data():
     data, module, loss, _, _ = cases()["cross-entropy"]
     digests = {
-        TorchProblem(module.double(), loss, data, weights=weights).digest()
-        for weights in (None, WEIGHTS, WEIGHTS + torch.arange(SAMPLES))
+        TorchProblem(module.double(), loss, data, **options).digest()
+        for options in (
+            {},
+            {"weights": WEIGHTS},
+            {"weights": WEIGHTS + torch.arange(SAMPLES)},
+            {"weights": WEIGHTS, "sampling": "weights"},
+        )
     }
-    assert len(digests) == 3
+    assert len(digests) == 4
 
 
 def test_weights_follow_their_samples():

@@ -254,7 +254,7 @@ class Messages:
             return np.sort(order[first : size if last else end])
         random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
         drawing = self.partitions.of(chunk.slot) if isinstance(self.partitions, ManyPartitions) else self.partitions
-        if (drawn := partition_abilities(drawing).draw(partition, chunk.batch, random)) is not None:
+        if (drawn := partition_abilities(drawing).draw_rows(partition, chunk.batch, random)) is not None:
             return drawn
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
 

@@ -95,7 +95,7 @@ class Batches(PartitionAbilities):
             chosen = chosen._replace(alike=float(self._weights_of(partition).mean()))
         return self.gradient_sum(w, chosen)
 
-    def draw(self, partition: int, count: int, random: np.random.Generator) -> Index | None:
+    def draw_rows(self, partition: int, count: int, random: np.random.Generator) -> Index | None:
         """Return the sorted rows of a mini-batch, drawn with replacement in proportion to weights, if these decide."""
         if not self.by_weight:
             return None

@@ -149,6 +149,7 @@ def sample_weights(weights: Any, samples: int, name: str) -> Floats | None:
     """
     if hasattr(weights, "detach"):
         weights = weights.detach().cpu()
+        weights = weights.double() if weights.is_floating_point() else weights  # NumPy lacks some types
     with np.errstate(over="ignore"):
         checked = row_weights(np.asarray(weights), samples, name)
     if not checked.any():
@@ -196,6 +197,12 @@ class NetworkProblem(ProblemAbilities):
                 )
             data.weights = sample_weights(given, len(data), name)
         self.by_weight = sampling == "weights" and self._data.weights is not None
+
+    def _weights(self) -> list[Array]:
+        """Return the weights, and whether mini-batches are drawn by them, as parts of a digest."""
+        data_sets = [data for data in (self._data, self._held_out) if data is not None]
+        weights: list[Array] = [data.weights for data in data_sets if data.weights is not None]
+        return [*weights, np.array([self.by_weight])] if weights else []
 
     def __repr__(self) -> str:
         return problem_text(self)

@@ -82,7 +82,7 @@ def with_usual_batch(problem: Problem, strategy: Strategy, requested: object) ->
     Raises :class:`~anyk.errors.BadInput` if that is impossible, or if the strategy has no steps of all partitions.
     """
     layout = strategy.layout
-    sizes = {abilities_of(each).batch for each in each_of(problem)}
+    sizes = {abilities_of(each).step_samples for each in each_of(problem)}
     states = isinstance(requested, str) and "batch" in parse(requested)[1]  # it may be 0: all samples
     if layout.minibatches or states or sizes == {None}:
         return strategy

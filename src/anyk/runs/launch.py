@@ -210,7 +210,9 @@ class Launch:
         self._opened = True
         if saved is None:
             log.truncate(0)  # a run that ended before its first checkpoint starts again
-            for remark in dict.fromkeys(text for each in each_of(self._problem) for text in abilities_of(each).remarks):
+            for remark in dict.fromkeys(
+                text for each in each_of(self._problem) for text in abilities_of(each).data_remarks
+            ):
                 log.note(0.0, "data", remark)
         else:
             now = saved.state["time"]

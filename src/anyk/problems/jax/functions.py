@@ -74,8 +74,8 @@ class JaxProblem(NetworkProblem):
       once on a machine. Or :class:`~anyk.data.Shards`, files that the driver never opens: a batch is then ``(X, y)``,
       or a dictionary if ``read`` returns one. Or :class:`~anyk.data.Stream`, whose samples are pytrees of one row each.
     - ``held_out``: held-out data in the same forms, except streams.
-    - ``weights``: weights of the rows of arrays, at least 0. The objective is then the weighted mean, ``sum w_i loss_i /
-      sum w_i + (l2/2) |w|^2``; the loss of each row is computed from this row alone (``jax.vmap``).
+    - ``weights``: weights of the rows of arrays, at least 0. The objective is then the weighted mean, ``sum w_i loss_i
+      / sum w_i + (l2/2) |w|^2``; the loss of each row is computed from this row alone (``jax.vmap``).
       ``sampling="weights"`` draws the rows of mini-batches with replacement, in proportion to their weights, for the
       same objective; by default a row's gradient is multiplied by its weight. ``held_out_weights``: the same for
       held-out rows; functions of the user get them as ``weights``.
@@ -376,9 +376,8 @@ class JaxProblem(NetworkProblem):
 
     def digest(self) -> str | None:
         """Return a digest of the data, by which a later change is noticed; None if there is none."""
-        data_sets = [data for data in (self._data, self._held_out) if data is not None]
-        weights = [data.weights for data in data_sets if data.weights is not None]
-        return digest_of(_content(self._data), None if self._held_out is None else _content(self._held_out), *weights)
+        held_out = None if self._held_out is None else _content(self._held_out)
+        return digest_of(_content(self._data), held_out, *self._weights())
 
     def _vector(self, w: object) -> object:
         self._check_model(w)

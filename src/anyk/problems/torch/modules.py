@@ -185,7 +185,7 @@ class TorchProblem(NetworkProblem):
         device = str(device)  # it may be a torch.device
         if is_loader(dataset):
             loaded = read_loader(dataset, "the data set")
-            dataset, self.batch, self.remarks = loaded.data, loaded.batch, (loaded.remark,)
+            dataset, self.step_samples, self.data_remarks = loaded.data, loaded.batch, (loaded.remark,)
             num_workers = num_workers or loaded.processes
             collate_fn = _only_one(loaded.collate, collate_fn, "collate_fn")
             if loaded.weights is not None:
@@ -233,7 +233,7 @@ class TorchProblem(NetworkProblem):
                 self._network.check_weighted(data.head.batch, min(_WEIGHED, len(data.head)))
         if isinstance(data, Items):
             data.processes = num_workers
-        elif num_workers and not self.batch:
+        elif num_workers and not self.step_samples:
             raise BadInput("num_workers is for map-style data sets, which this is not; omit it")
         # a partition of shards need not fit into memory
         self._microbatch = microbatch or (DEFAULT_MICROBATCH if isinstance(data, ShardSamples) else None)
@@ -451,8 +451,7 @@ class TorchProblem(NetworkProblem):
         """Return a digest of the data; for a data set that is read item by item, of the arrays in it."""
         data_sets = (self._data, self._held_out)
         parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in data_sets]
-        weights = [data.weights for data in data_sets if data is not None and data.weights is not None]
-        return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays), *weights)
+        return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays), *self._weights())
 
     def _network_at(self, w: Vector, *, all_items: bool = False) -> Network:
         """Return the network at ``w``, ready to evaluate; the last network is cached.
