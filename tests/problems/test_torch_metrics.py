@@ -195,6 +195,19 @@ def test_metrics_with_a_state_start_anew_in_each_evaluation():
     assert measured(nn.Linear(4, 3), nn.CrossEntropyLoss(), X, y, metrics={"e": errors})[0].better == "lower"
 
 
+def test_an_assumed_direction_of_a_metric_is_noted():
+    X, y = classified()
+
+    def notes(metric, **options):
+        problem, _ = measured(nn.Linear(4, 3), nn.CrossEntropyLoss(), X, y, metrics={"m": metric}, **options)
+        run = anyk.train(problem, "uncoded", anyk.clusters.Simulated(2), steps=1, optimizer=anyk.optimizers.GD(lr=0.1))
+        return [note["text"] for note in run.notes]
+
+    assumed = ["higher values of the metric 'm' are taken for better; if not, give better='lower'"]
+    assert notes(lambda o, t: 1.0) == assumed
+    assert notes(lambda o, t: 1.0, better="higher") == [] and notes(Right()) == []
+
+
 def test_metrics_with_a_state_take_batches_of_different_shapes():
     words = [torch.arange(n) % 4 for n in (3, 5, 2, 4, 6, 3)]
 

@@ -447,3 +447,15 @@ def test_jax_weights_that_cannot_be_used_are_refused():
 
     with pytest.raises(BadInput, match="is not the sum of their losses"):
         anyk.problems.JaxProblem(normalised, start, data, weights=WEIGHTS, reduction="sum")
+
+
+@pytest.mark.slow
+def test_jax_on_processes_weighs_as_the_simulator_does():
+    loss, _ = jax_cases()["a mean"]
+    start = {"w": np.ones(3, np.float32), "b": np.float32(0.5)}
+    problem = anyk.problems.JaxProblem(loss, start, jax_data(), weights=WEIGHTS, sampling="weights")
+    runs = [
+        anyk.train(problem, "frc:load=2,batch=5", cluster, steps=3, optimizer=anyk.optimizers.GD(lr=0.1))
+        for cluster in (anyk.clusters.Simulated(2, seed=1), anyk.clusters.Processes(2, seed=1))
+    ]
+    assert runs[0].model == pytest.approx(runs[1].model, abs=1e-6)

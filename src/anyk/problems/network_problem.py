@@ -101,14 +101,6 @@ def check_metrics(metrics: Any) -> ByName:
     return own
 
 
-def better_of(name: str, metric: object) -> Better:
-    """Return whether higher or lower values of a metric are better: as the metric states, or usual for its name."""
-    stated = getattr(metric, "higher_is_better", None)
-    if isinstance(stated, bool):
-        return "higher" if stated else "lower"
-    return "lower" if name in _LOWER else "higher"
-
-
 def metric_number(name: str, value: Any) -> float:
     """Return the value of a user's metric; raise :class:`~anyk.errors.BadInput` if it is not one number."""
     try:
@@ -197,6 +189,20 @@ class NetworkProblem(ProblemAbilities):
                 )
             data.weights = sample_weights(given, len(data), name)
         self.by_weight = sampling == "weights" and self._data.weights is not None
+
+    def _set_better(self, better: Better | None, metric: object, *, own: bool) -> None:
+        """Set whether higher or lower values of the metric are better: as the user or the metric states, or as usual.
+
+        ``own``: whether the metric is the user's, so that the usual is an assumption.
+        """
+        stated = getattr(metric, "higher_is_better", None)
+        if better is None and isinstance(stated, bool):
+            better = "higher" if stated else "lower"
+        self.better = better or ("lower" if self.metric in _LOWER else "higher")
+        if better is None and own and self._held_out is not None:
+            other = "lower" if self.better == "higher" else "higher"
+            taken = f"{self.better} values of the metric '{self.metric}' are taken for better"
+            self.data_remarks = (*self.data_remarks, f"{taken}; if not, give better='{other}'")
 
     def _weights(self) -> list[Array]:
         """Return the weights, and whether mini-batches are drawn by them, as parts of a digest."""

@@ -25,7 +25,6 @@ from anyk.problems.network_problem import (
     HELD_OUT_LOSS,
     NO_METRICS,
     NetworkProblem,
-    better_of,
     check_metrics,
     fresh,
     is_collected,
@@ -155,7 +154,7 @@ class JaxProblem(NetworkProblem):
         if self._held_out is not None and (has_aux or not isinstance(metrics, Mapping)):
             remark = self._try(self._held_out, "held_out", gradient=False)
         self._set_metrics(metrics, remark, has_aux)
-        self.better = better or better_of(self.metric, self._functions.get(self.metric))
+        self._set_better(better, self._functions.get(self.metric), own=self.metric != _LOSS)
         if reduction is None or self._weighted:
             self._try_sum()
         self._stepped = jax.jit(self._network.stepped)

@@ -27,7 +27,7 @@ from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.generators import seeded_generators
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
-from anyk.problems.network_problem import NetworkProblem, better_of, check_metrics
+from anyk.problems.network_problem import NetworkProblem, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.torch.loaders import is_loader, read_loader
 from anyk.problems.torch.metrics import Metric, Metrics, check_on_trial, compute_metrics, default_metrics
@@ -244,7 +244,7 @@ class TorchProblem(NetworkProblem):
         self._try_gradient()
         self._metrics = self._default_metrics() if metrics is None else check_metrics(metrics)
         self.metric = next(iter(self._metrics))
-        self.better = better or better_of(self.metric, self._metrics[self.metric])
+        self._set_better(better, self._metrics[self.metric], own=metrics is not None)
         if self._held_out is not None:
             self._check_held_out(self._held_out)
         elif metrics is not None:
