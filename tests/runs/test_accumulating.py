@@ -140,3 +140,19 @@ def test_accumulating_without_mini_batches_is_refused():
     for wrong in (0, 1.5, "4"):
         with pytest.raises(BadInput, match="accumulate must be a whole number of at least 1"):
             anyk.rounds(problem, "uncoded:batch=2", cluster(), steps=2, accumulate=wrong)
+
+
+def test_a_loop_that_steps_in_every_fourth_round_is_warned():
+    X, y = samples()
+    module = network()
+    problem = TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def script(every):
+        for step in anyk.rounds(problem, "uncoded:batch=3", cluster(), steps=12, into=module):
+            if step.number % every == every - 1:
+                sgd.step()
+
+    with pytest.warns(RuntimeWarning, match="6 rounds of this loop changed no parameter .* and 2 did: .* accumulate=4"):
+        script(4)
+    script(1)

@@ -40,10 +40,27 @@ if TYPE_CHECKING:
 
 
 _IDLE = 3  # steps without a change of the model, from which on the user is warned
+_WATCHED = 64  # steps that are watched for a change, or more until the first
 _UNCHANGED = (
     "no step of this loop has changed a parameter of the module: its optimiser does not step, is one of other "
     "parameters or has a learning rate of 0, or zero_grad() erases the gradient before it steps"
 )
+
+
+def _lost_gradients(changed: list[bool]) -> str | None:
+    """Return a sentence on a loop that never steps, or steps in some rounds alone; ``changed``: whether each did."""
+    if True not in changed:
+        return _UNCHANGED if len(changed) >= _IDLE else None
+    first, last = changed.index(True), len(changed) - changed[::-1].index(True)  # it may begin late
+    steps = changed[first:last].count(True)
+    idle = last - first - steps
+    if idle < max(_IDLE, steps - 1):
+        return None
+    return (
+        f"after the first step {idle} rounds of this loop changed no parameter of the module, and {steps - 1} did: "
+        "gradients are not added up from round to round, so those of the others are lost; accumulate=4 gives the loop "
+        "the mean gradient of 4 rounds"
+    )
 
 
 @dataclass
@@ -184,8 +201,8 @@ class SteppedRounds:
         thread.start()
         try:
             first = self._resumed
-            # the number of steps without a change of the model; None after a change
-            idle = 0 if not first and self._into is not None else None
+            changed: list[bool] = []  # whether steps with a gradient changed the model
+            watched = not first and self._into is not None
             while (step := self._steps.get()) is not None:
                 if self._into is not None:
                     if first:
@@ -193,15 +210,17 @@ class SteppedRounds:
                         first = False
                     for parameter, piece in _pieces(self._into, step.gradient):
                         parameter.grad = piece.to(parameter.device)
-                    before = step.model if idle is None else step.model.copy()  # the body may change it in place
-                    nonzero = idle is not None and bool(step.gradient.any())  # zero_grad() may change it in place
+                    watched = watched and (len(changed) < _WATCHED or True not in changed)
+                    before = step.model.copy() if watched else step.model  # the body may change it in place
+                    nonzero = watched and bool(step.gradient.any())  # zero_grad() may change it in place
                 try:
                     yield step
                 finally:  # the step at which the loop is left counts
                     if self._into is not None:
                         step.model = _parameters(self._into)
-                        if idle is not None:
-                            idle = idle + nonzero if np.array_equal(before, step.model) else None
+                        if watched:
+                            moved = not np.array_equal(before, step.model)
+                            changed += [moved] if moved or nonzero else []
                 self._ends.put(None)
         finally:
             self._loop.over = True
@@ -211,8 +230,8 @@ class SteppedRounds:
                 _put_model(self._into, self._run.model)
             if statistics is not None:
                 statistics.close()
-            if idle is not None and idle >= _IDLE and self._error is None:
-                warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=_outside())
+            if self._error is None and (lost := _lost_gradients(changed)):
+                warnings.warn(lost, RuntimeWarning, stacklevel=_outside())
         if self._error is not None:
             raise self._error
 

@@ -232,6 +232,11 @@ def data_of(data: object, name: str, dtype: DType) -> Samples:
         return StreamSamples(data, partial(_stacked, dtype))
     if isinstance(data, Shards):
         return ShardSamples(data, partial(_converted, dtype), NamedForm)
+    if any(base.__name__ == "DataLoader" for base in type(data).__mro__):  # torch need not be installed
+        raise BadInput(
+            f"{name} is a DataLoader, which only a TorchProblem takes; give a pytree of arrays, and the strategy the "
+            "samples of each partition, as in 'uncoded:batch=8'"
+        )
     tree = jax.tree.map(partial(_plain, name, dtype), data)
     arrays = jax.tree.leaves(tree)
     if not arrays:
