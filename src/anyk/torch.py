@@ -29,7 +29,7 @@ class Optimizer(AbstractContextManager["Optimizer"]):
     parameters, puts the decoded gradient into their ``grad`` and lets ``optimizer`` step, with its learning rates times
     the strategy's factor, if it has one (``lr_scale``). ``prepare`` is called in between, for example to clip.
     Neither ``backward`` nor ``zero_grad`` is needed. Further options are as for
-    :func:`anyk.rounds` (``evaluate``, ``seconds``, ``out``, ``go_on``, ``callbacks``, …); the run folder also stores
+    :func:`anyk.rounds` (``evaluate``, ``seconds``, ``accumulate``, ``out``, ``go_on``, …); the run folder also stores
     the state of ``optimizer``. The run ends with :meth:`close` or the ``with`` block, or at ``steps``.
 
     Raises :class:`~anyk.errors.BadInput` if the optimiser has other parameters than the module, and the errors of

@@ -128,8 +128,8 @@ def test_a_step_is_one_of_the_whole_batch_under_any_code(name):
         assert w - run.model == pytest.approx(expected, abs=1e-9)
     value = float(loss(module, batch).detach()) / (samples if "reduction" in options else 1)
     assert problem.loss(w) == pytest.approx(value, rel=1e-12)
-    assert problem.metric == "loss" and problem.better == "lower"
-    assert problem.metrics(w)["loss"] == pytest.approx(value, rel=1e-12)
+    assert problem.metric == "held_out_loss" and problem.better == "lower"
+    assert problem.metrics(w)["held_out_loss"] == pytest.approx(value, rel=1e-12)
 
 
 def test_mini_batches_have_the_mean_over_all_terms_as_their_expectation():

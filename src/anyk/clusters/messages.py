@@ -243,6 +243,8 @@ class Messages:
     def rows(self, partition: int, chunk: Chunk, version: int) -> Index | None:
         """Return the rows of a partition's mini-batch, sampled without replacement and sorted; None: all rows.
 
+        Partitions may draw rows in another way (:class:`~anyk.problems.base.PartitionAbilities`).
+
         With ``epochs`` they are a part of a permutation, which may be empty: an epoch takes the same number of steps
         for all partitions, and the parts of a partition differ in size by at most one row. If gradients take more than
         one row, parts have a multiple of that number, and the last part has the remaining rows as well.
@@ -261,6 +263,9 @@ class Messages:
             first, end = (least * (i * (size // least) // parts) for i in (part, part + 1))
             return np.sort(order[first : size if last else end])
         random = keyed.generator(self._seed, "batch", version, self._first + partition, chunk.repeat)
+        drawing = self.partitions.of(chunk.slot) if isinstance(self.partitions, ManyPartitions) else self.partitions
+        if (drawn := partition_abilities(drawing).draw_rows(partition, chunk.batch, random)) is not None:
+            return drawn
         return np.sort(random.choice(size, chunk.batch, replace=False, shuffle=False)).astype(np.intp)
 
     def _steps_of_epoch(self, chunk: Chunk) -> int:

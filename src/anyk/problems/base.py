@@ -76,6 +76,8 @@ class PartitionAbilities:
     - ``piece(first, last)``: consecutive partitions as an object with one partition, so that a worker computes them
       together. None: it computes one after the other.
     - ``carry(numbers, places, content)``: compute the next gradients with these of the problem's ``changing_values``.
+    - ``draw_rows(partition, count, random)``: the sorted rows of a mini-batch, drawn from a NumPy generator; None: they
+      are drawn without replacement, each with the same probability.
     - ``partial_loss(partition, w, rows=None)``: the sum of the partition's sample losses at ``w``, over these rows or
       all, without the regulariser; for ``Evaluate(where="workers")``.
     """
@@ -104,6 +106,10 @@ class PartitionAbilities:
         several workers' gradients of a partition, which then must not depend on the worker. This method and ``load``
         raise :class:`~anyk.errors.BadInput` where gradients differ by more than rounding.
         """
+
+    def draw_rows(self, partition: int, count: int, random: np.random.Generator) -> Index | None:
+        """Return None: each row of a partition has the same probability."""
+        return None  # explicit, as mypy demands
 
     def check_partial_loss(self) -> None:
         """Raise :class:`~anyk.errors.BadInput` if workers cannot evaluate the loss."""
@@ -164,6 +170,9 @@ class ProblemAbilities:
     - ``evaluated_on``: the data that is evaluated by default. ``"held_out"`` if computing the loss would read training
       data that is not in memory, None if there is no held-out data either.
     - ``uneven``: how rows are spread over partitions by label (:class:`~anyk.problems.Dirichlet`), if not in order.
+    - ``by_weight``: whether mini-batches are drawn in proportion to the samples' weights.
+    - ``step_samples``: the number of samples in a step, if a strategy does not state it; None: all.
+    - ``data_remarks``: sentences on how the data were understood, which runs note in their logs.
     - ``shapes``: the shapes of the parameters that the model consists of.
     - ``digest()``: a text that differs if the data differ, or None; by default it is made of the arrays among the
       problem's attributes. A run is neither resumed nor replayed with other data.
@@ -181,6 +190,9 @@ class ProblemAbilities:
     endless: bool = False
     evaluated_on: Evaluated = "train"
     uneven: Any = None
+    by_weight: bool = False
+    step_samples: int | None = None
+    data_remarks: Sequence[str] = ()
     shapes: Sequence[tuple[int, ...]] | None = None
     digest: Callable[[], str | None] | None = None
     smoothness: Callable[[], float] | None = None

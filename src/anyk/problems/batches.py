@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from anyk.arrays import DType, Vector
+from anyk.arrays import DType, Floats, Vector
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.base import Ends, Index, PartitionAbilities
@@ -25,6 +25,7 @@ class Batches(PartitionAbilities):
 
     custom_code = False  # whether a user's code computes gradients
     _stateful = ""  # a model whose running statistics are over all data, in words
+    by_weight = False  # whether mini-batches are drawn in proportion to the samples' weights
     key = 0  # of random numbers in the next gradient; in a run, of the model's version and the local step
 
     def __init__(
@@ -89,7 +90,26 @@ class Batches(PartitionAbilities):
 
         Random numbers are keyed by ``key``, the partition and the rows, so that replicas agree.
         """
-        return self.gradient_sum(w, self._selected(partition, rows))
+        chosen = self._selected(partition, rows)
+        if rows is not None and self.by_weight:
+            chosen = chosen._replace(alike=float(self._weights_of(partition).mean()))
+        return self.gradient_sum(w, chosen)
+
+    def draw_rows(self, partition: int, count: int, random: np.random.Generator) -> Index | None:
+        """Return the sorted rows of a mini-batch, drawn with replacement in proportion to weights, if these decide."""
+        if not self.by_weight:
+            return None
+        ends = np.cumsum(self._weights_of(partition))
+        if not ends[-1]:
+            return np.empty(0, np.intp)  # the partition adds nothing
+        rows = np.searchsorted(ends, ends[-1] * random.random(count), side="right")
+        last = int(np.searchsorted(ends, ends[-1]))  # rounding must not draw what has weight 0
+        return np.sort(np.minimum(rows, last)).astype(np.intp)
+
+    def _weights_of(self, partition: int) -> Floats:
+        weights = self.data.weights_of(slice(*self._bounds[partition]))
+        assert weights is not None
+        return weights
 
     def check_partial_loss(self) -> None:
         if self.data.endless:

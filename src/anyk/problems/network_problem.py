@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from copy import copy
-from typing import Any, Self
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy, deepcopy
+from typing import Any, Literal, Protocol, Self, TypeGuard
 
 import numpy as np
 
-from anyk.arrays import Array, DType, Vector
-from anyk.errors import BadInput
+from anyk.arrays import Array, DType, Floats, Vector
+from anyk.checks import check
+from anyk.errors import BadInput, describe_error
 from anyk.plain import ByName
 from anyk.problems.base import Better, ProblemAbilities, Recipe, problem_text
 from anyk.problems.data.sample_batches import Samples
 from anyk.problems.data.streams import NO_LOSS
+from anyk.problems.linear.scaling import row_weights
 
 NO_METRICS = "metrics must name at least one function, or be left out"
+HELD_OUT_LOSS = "held_out_loss"  # the metric of a loss that determines no other
+_LOWER = (HELD_OUT_LOSS, "loss", "mse")  # metrics of which a lower value is better
 
 
 def number_array(values: object, name: str, dtype: DType) -> Array:
@@ -44,13 +49,104 @@ def check_lengths(arrays: Sequence[Array], name: str) -> None:
         raise BadInput(f"{name} is empty")
 
 
+class Collected(Protocol):
+    """A metric that receives held-out batches one after the other, as those of torchmetrics do."""
+
+    def update(self, *arguments: Any) -> Any:
+        """Receive a batch."""
+        ...
+
+    def compute(self) -> Any:
+        """Return the value over all batches: one number."""
+        ...
+
+
+def is_collected(metric: object) -> TypeGuard[Collected]:
+    """Return whether a metric has ``update`` and ``compute``."""
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute"))
+
+
+def fresh(metric: Collected) -> Any:
+    """Return a copy of a metric that has received no batch yet: values of one evaluation do not reach the next."""
+    own = deepcopy(metric)
+    reset = getattr(own, "reset", None)
+    if callable(reset):
+        reset()
+    return own
+
+
 def check_metrics(metrics: Any) -> ByName:
-    """Return a user's metrics; raise :class:`~anyk.errors.BadInput` if they are not functions by name."""
-    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-        raise BadInput(f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}")
+    """Return a user's metrics; raise :class:`~anyk.errors.BadInput` if they are not functions or objects by name."""
+    values = list(metrics.values()) if isinstance(metrics, Mapping) else [None]
+    if not all(callable(metric) or is_collected(metric) for metric in values):
+        raise BadInput(
+            f"metrics must be functions by name, as in {{'name': function}}, got {metrics!r}; objects with update and "
+            "compute are metrics, too"
+        )
     if not metrics:
         raise BadInput(NO_METRICS)
-    return dict(metrics)
+    own: ByName = {}
+    for name, metric in metrics.items():
+        own[name] = metric
+        if isinstance(metric, type):
+            raise BadInput(f"metric '{name}' is a class; give an object of it, {metric.__name__}(…)")
+        if is_collected(metric):
+            try:
+                own[name] = fresh(metric)  # the user's own object may receive further batches
+            except Exception as error:
+                raise BadInput(
+                    f"metric '{name}' has update and compute, but cannot be copied and reset for an evaluation: "
+                    f"{describe_error(error)}"
+                ) from None
+    return own
+
+
+def metric_number(name: str, value: Any) -> float:
+    """Return the value of a user's metric; raise :class:`~anyk.errors.BadInput` if it is not one number."""
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    shape = getattr(value, "shape", None)
+    got = f"shape {tuple(shape)}" if shape else type(value).__name__
+    several = "; give each of its values a name of its own" if isinstance(value, Mapping) else ""
+    raise BadInput(f"metric '{name}' must give one number, got {got}{several}")
+
+
+def with_weights(function: Callable[..., Any], name: str, arguments: Sequence[Any], weights: Any) -> Any:
+    """Call a user's metric with the samples' ``weights``, if there are any; raise if it does not take them."""
+    if weights is None:
+        return function(*arguments)
+    try:
+        takes = "weights" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        takes = False
+    if not takes:
+        raise BadInput(
+            f"metric '{name}' does not take the weights of held-out samples; give it a parameter 'weights', or leave "
+            "held_out_weights out"
+        )
+    return function(*arguments, weights=weights)
+
+
+def sample_weights(weights: Any, samples: int, name: str) -> Floats | None:
+    """Return weights of samples, divided by their mean, or None if all are equal.
+
+    Raises :class:`~anyk.errors.BadInput` unless they are finite numbers, one for each sample, of at least 0 and not
+    all 0.
+
+    >>> sample_weights([1, 3], 2, "weights").tolist(), sample_weights([7, 7], 2, "weights")
+    ([0.5, 1.5], None)
+    """
+    if hasattr(weights, "detach"):
+        weights = weights.detach().cpu()
+        weights = weights.double() if weights.is_floating_point() else weights  # NumPy lacks some types
+    with np.errstate(over="ignore"):
+        checked = row_weights(np.asarray(weights), samples, name)
+    if not checked.any():
+        raise BadInput(f"{name} are so large that their sum is not a finite number")
+    return None if (checked == checked[0]).all() else checked
 
 
 class NetworkProblem(ProblemAbilities):
@@ -71,6 +167,48 @@ class NetworkProblem(ProblemAbilities):
         self._data, self._held_out = data, held_out
         self.samples, self.endless = len(data), data.endless
         self.evaluated_on = "train" if data.in_memory else None if held_out is None else "held_out"
+
+    def _set_weights(self, weights: Any, held_out_weights: Any, sampling: str) -> None:
+        """Set the weights of the samples, if there are any, and how mini-batches are drawn."""
+        check(sampling, Literal["uniform", "weights"], "sampling")
+        if sampling == "weights" and weights is None:
+            raise BadInput("sampling='weights' draws samples in proportion to their weights; give weights=…")
+        if held_out_weights is not None and self._held_out is None:
+            raise BadInput("held_out_weights are of held-out samples; give held_out, too")
+        for data, given, name in (
+            (self._data, weights, "weights"),
+            (self._held_out, held_out_weights, "held_out_weights"),
+        ):
+            if data is None or given is None:
+                continue
+            if not data.takes_weights:
+                raise BadInput(
+                    f"{name} hold a number for each sample of arrays or a map-style data set, and shards or a stream "
+                    "have none in memory; let the data contain the weights, and let a loss with reduction='sum' "
+                    "multiply by them"
+                )
+            data.weights = sample_weights(given, len(data), name)
+        self.by_weight = sampling == "weights" and self._data.weights is not None
+
+    def _set_better(self, better: Better | None, metric: object, *, own: bool) -> None:
+        """Set whether higher or lower values of the metric are better: as the user or the metric states, or as usual.
+
+        ``own``: whether the metric is the user's, so that the usual is an assumption.
+        """
+        stated = getattr(metric, "higher_is_better", None)
+        if better is None and isinstance(stated, bool):
+            better = "higher" if stated else "lower"
+        self.better = better or ("lower" if self.metric in _LOWER else "higher")
+        if better is None and own and self._held_out is not None:
+            other = "lower" if self.better == "higher" else "higher"
+            taken = f"{self.better} values of the metric '{self.metric}' are taken for better"
+            self.data_remarks = (*self.data_remarks, f"{taken}; if not, give better='{other}'")
+
+    def _weights(self) -> list[Array]:
+        """Return the weights, and whether mini-batches are drawn by them, as parts of a digest."""
+        data_sets = [data for data in (self._data, self._held_out) if data is not None]
+        weights: list[Array] = [data.weights for data in data_sets if data.weights is not None]
+        return [*weights, np.array([self.by_weight])] if weights else []
 
     def __repr__(self) -> str:
         return problem_text(self)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from anyk.clusters import Cluster
 from anyk.errors import BadInput
 from anyk.optimizers import Optimizer
@@ -9,6 +11,8 @@ from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.many import each_of
 from anyk.protocol import Strategy
+from anyk.specs import parse
+from anyk.strategies import Rounds
 
 WORKERS = 30
 # optimisers and learning rates of the papers for their data; the default is Nesterov momentum with rate 1/L
@@ -69,6 +73,35 @@ def _smoothness(problem: Problem) -> float | None:
             return None
         values.append(float(smoothness()))
     return max(values)
+
+
+def with_usual_batch(problem: Problem, strategy: Strategy, requested: object) -> Strategy:
+    """Return a strategy with the mini-batches of the problem's data (a ``DataLoader``), unless it has its own.
+
+    The samples of a step are spread evenly over the partitions. ``requested``: what was asked for, perhaps a spec.
+    Raises :class:`~anyk.errors.BadInput` if that is impossible, or if the strategy has no steps of all partitions.
+    """
+    layout = strategy.layout
+    sizes = {abilities_of(each).step_samples for each in each_of(problem)}
+    states = isinstance(requested, str) and "batch" in parse(requested)[1]  # it may be 0: all samples
+    if layout.minibatches or states or sizes == {None}:
+        return strategy
+    size = sizes.pop()
+    parts = layout.workers if layout.together else layout.partitions
+    advice = f"give the strategy the samples of each partition, as in '{strategy.spec.partition(':')[0]}:batch=8'"
+    if size is None or sizes:
+        raise BadInput(f"the problems have mini-batches of different sizes; {advice}")
+    if not isinstance(strategy, Rounds) or layout.inner is not None:
+        raise BadInput(
+            f"the data has mini-batches of {size} samples, and the steps of '{strategy.spec}' are not of all "
+            f"partitions: {advice}"
+        )
+    if size % parts:
+        raise BadInput(
+            f"the data has mini-batches of {size} samples, which {parts} partitions cannot share evenly; {advice}, or "
+            f"the data a multiple of {parts}"
+        )
+    return replace(strategy, batch=size // parts)
 
 
 def workers_of(cluster: Cluster | str, strategy: Strategy | str) -> int:

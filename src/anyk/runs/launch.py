@@ -35,7 +35,7 @@ from anyk.runs.folder.predictors import predictor_of
 from anyk.runs.limits import LIMIT, first_metrics
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import RunLog
-from anyk.runs.log.schema import DIFFERENT, RESET, Evaluation
+from anyk.runs.log.schema import ASSUMED, DIFFERENT, RESET, Evaluation
 from anyk.runs.run import Run
 from anyk.runs.spec import Preparation
 
@@ -217,6 +217,10 @@ class Launch:
             self._watch = make_watch()
         if saved is None:
             log.truncate(0)  # a run that ended before its first checkpoint starts again
+            for remark in dict.fromkeys(
+                text for each in each_of(self._problem) for text in abilities_of(each).data_remarks
+            ):
+                log.note(0.0, ASSUMED, remark)
         else:
             now = saved.state["time"]
             log.truncate(saved.state["seq"], saved.state["seal"])

@@ -14,6 +14,7 @@ from anyk.clusters import Cluster
 from anyk.errors import BadInput, RunFailed, explaining
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.data.streams import NO_PASS
+from anyk.problems.many import each_of
 from anyk.protocol import Strategy
 from anyk.specs import parse
 
@@ -84,6 +85,11 @@ def check_rows(problem: Problem, strategy: Strategy) -> None:
         raise BadInput(NO_PASS)
     if abilities_of(problem).endless and strategy.layout.epochs:
         raise BadInput("the training data is a stream, which has no epochs; leave out order=epoch")
+    if strategy.layout.epochs and any(abilities_of(each).by_weight for each in each_of(problem)):
+        raise BadInput(
+            "order=epoch takes each sample once in an epoch, and sampling='weights' draws samples in proportion to "
+            "their weights; leave out one of them"
+        )
     if problem.samples < strategy.layout.partitions:
         raise BadInput(
             f"{problem.samples} rows cannot be cut into {strategy.layout.partitions} partitions of at least one row; "

@@ -21,7 +21,7 @@ from anyk.plain import values_of
 from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callbacks, check_callbacks
-from anyk.runs.defaults import usual_optimizer, workers_of
+from anyk.runs.defaults import usual_optimizer, with_usual_batch, workers_of
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check_held_out, evaluating, read_evaluate
 from anyk.runs.folder.config import Origin, RunConfig
@@ -29,6 +29,7 @@ from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.rebuilding import describe
 from anyk.runs.limits import LIMIT, STEPS, Limits, check_clock, check_launcher, check_limits, check_rows, plan
 from anyk.runs.run import Run
+from anyk.specs import with_keys
 from anyk.strategies import complete_spec, for_fleet, resolve_paths, with_fleet
 from anyk.strategies import strategy as build_strategy
 
@@ -82,6 +83,11 @@ class RunSpec:
         spec = self._for_fleet() if promise is None else self._as_promised(promise)
         problem, limits = spec.problem, spec.limits
         strategy, cluster = spec._build()
+        sampled = with_usual_batch(problem, strategy, spec.strategy)
+        if sampled is not strategy:
+            strategy = sampled
+            if isinstance(spec.strategy, str):
+                spec = replace(spec, strategy=with_keys(spec.strategy, values_of(sampled, "batch")))
         check_rows(problem, strategy)
         evaluate = read_evaluate(spec.evaluate)
         check_evaluate(evaluate, strategy, limits.target)

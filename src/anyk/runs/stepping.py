@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anyk.arrays import Array, Vector
-from anyk.checks import check
+from anyk.checks import AtLeastOne, check
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
 from anyk.errors import BadInput, RunFailed
@@ -27,6 +27,7 @@ from anyk.problems.torch.network import copy_array, kept_tensors, norms_of, trai
 from anyk.problems.values import Values
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
+from anyk.runs.defaults import with_usual_batch
 from anyk.runs.engine.carried_values import CarriedValues
 from anyk.runs.engine.driver import Driver
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
@@ -42,10 +43,27 @@ if TYPE_CHECKING:
 
 _COMPARED = 256  # numbers of a buffer that are compared after each step
 _IDLE = 3  # steps without a change of the model, from which on the user is warned
+_WATCHED = 64  # steps that are watched for a change, or more until the first
 _UNCHANGED = (
     "no step of this loop has changed a parameter of the module: its optimiser does not step, is one of other "
     "parameters or has a learning rate of 0, or zero_grad() erases the gradient before it steps"
 )
+
+
+def _lost_gradients(changed: list[bool]) -> str | None:
+    """Return a sentence on a loop that never steps, or steps in some rounds alone; ``changed``: whether each did."""
+    if True not in changed:
+        return _UNCHANGED if len(changed) >= _IDLE else None
+    first, last = changed.index(True), len(changed) - changed[::-1].index(True)  # it may begin late
+    steps = changed[first:last].count(True)
+    idle = last - first - steps
+    if idle < max(_IDLE, steps - 1):
+        return None
+    return (
+        f"after the first step {idle} rounds of this loop changed no parameter of the module, and {steps - 1} did: "
+        "gradients are not added up from round to round, so those of the others are lost; accumulate=4 gives the loop "
+        "the mean gradient of 4 rounds"
+    )
 
 
 @dataclass
@@ -53,8 +71,9 @@ class Step:
     """A decoded gradient of the objective and the model that the loop changes with it, both of shape (d,).
 
     ``number`` counts from 0. ``scale`` is the strategy's factor on the learning rate, such as less than 1 for stale
-    gradients. ``values``: the problem's values, by name, which travel with the model. ``model`` and ``values`` at the
-    end of the loop's body, or when the loop is left, are the next version's.
+    gradients; of accumulated gradients it is 1, as each is multiplied by its own factor. ``values``: the problem's
+    values, by name, which travel with the model. ``model`` and ``values`` at the end of the loop's body, or when the
+    loop is left, are the next version's.
     """
 
     number: int
@@ -63,30 +82,49 @@ class Step:
     scale: float
     values: dict[str, Any]
     _receipt: Callable[[int], Receipt] = field(repr=False, compare=False)
+    _rounds: int = field(default=1, repr=False, compare=False)
     _kept: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)  # changed buffers, by place
 
     @cached_property
+    def receipts(self) -> tuple[Receipt, ...]:
+        """The receipt of each round whose gradient is in the step, when this is first read."""
+        return tuple(self._receipt(self.number * self._rounds + place + 1) for place in range(self._rounds))
+
+    @property
     def receipt(self) -> Receipt:
-        """The weights of the partitions, and the workers that were cut off, when this is first read."""
-        return self._receipt(self.number + 1)
+        """The weights of the partitions, and the workers that were cut off; of several rounds the last one's."""
+        return self.receipts[-1]
 
 
 @dataclass(frozen=True)
 class _HandOver(Optimizer):
-    """An optimiser whose steps are taken by the user's loop."""
+    """An optimiser whose steps are taken by the user's loop, one for the mean gradient of ``accumulate`` rounds."""
 
     name = STEPPED
     rounds: Any = None
+    accumulate: int = 1
 
     @property
     def spec(self) -> str:
         return self.name
 
+    def start(self, w: Vector) -> State:
+        """Return the sum of the gradients that the loop has not received yet."""
+        return {} if self.accumulate == 1 else {"sum": np.zeros_like(w)}
+
     def step(
         self, w: Vector, gradient: Vector, state: State, t: int, scale: float = 1.0, out: Vector | None = None
     ) -> Vector:
+        if self.accumulate > 1:
+            state["sum"] += scale * gradient
+            if (t + 1) % self.accumulate:
+                out = np.empty_like(w) if out is None else out
+                out[:] = w
+                return out
+            gradient, scale = state["sum"] / self.accumulate, 1.0
+            state["sum"][:] = 0.0
         # copies, as the user may store both
-        model = self.rounds.hand_over(t, gradient.astype(w.dtype), w.copy(), scale)
+        model = self.rounds.hand_over(t // self.accumulate, gradient.astype(w.dtype), w.copy(), scale)
         if np.shape(model) != w.shape:
             raise BadInput(f"step.model must stay a vector of {w.size:,} numbers, got shape {np.shape(model)}")
         out = np.empty_like(w) if out is None else out
@@ -99,6 +137,7 @@ class _Loop(Callback):
     """The callback by which a run reports to the user's loop and stores the loop's state in checkpoints."""
 
     _keep: tuple[Any, ...]
+    _accumulate: int = 1
     driver: Driver | None = None
     over: bool = False
     kept: dict[int, Array] = field(default_factory=dict)  # with which the first version travels, by place
@@ -106,19 +145,26 @@ class _Loop(Callback):
     def on_begin(self, info: RunInfo) -> None:
         self.driver = info.driver
         carried = info.driver.versions.carried
-        if self.kept and carried is not None:
+        if carried is not None:
+            carried.rounds = self._accumulate
             carried.change(None, self.kept)
 
     def on_step(self, info: StepInfo) -> None:
         if self.over:
             raise StopRun(f"the loop was left at step {info.step}")
 
-    def state_dict(self) -> list[Any]:
-        """Return the state of each of the user's objects."""
-        return [each.state_dict() for each in self._keep]
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each of the user's objects, and how many rounds are accumulated."""
+        return {"accumulate": self._accumulate, "keep": [each.state_dict() for each in self._keep]}
 
-    def load_state_dict(self, states: list[Any]) -> None:
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore the user's objects."""
+        if saved["accumulate"] != self._accumulate:
+            raise BadInput(
+                f"the run accumulates {saved['accumulate']} rounds for each step, got accumulate={self._accumulate}; "
+                "give the same"
+            )
+        states = saved["keep"]
         if len(states) != len(self._keep):
             raise BadInput(
                 f"the run stores the states of {len(states)} objects, keep has {len(self._keep)}; give the same"
@@ -138,6 +184,7 @@ class SteppedRounds:
     _callbacks: Callbacks
     _resumed: Path | None  # the folder of the run that continues
     _last: int | None  # the number of steps, if it is limited
+    _accumulate: int = 1
     _waiting: bool = False  # whether the run waits for the loop's next model
     _steps: SimpleQueue[Step | None] = field(default_factory=SimpleQueue)
     _ends: SimpleQueue[None] = field(default_factory=SimpleQueue)
@@ -171,9 +218,9 @@ class SteppedRounds:
         thread.start()
         try:
             first = self._resumed is not None
-            # the number of steps without a change of the model; None after a change
-            idle = 0 if not first and self._into is not None else None
             said = not first
+            changed: list[bool] = []  # whether steps with a gradient changed the model
+            watched = not first and self._into is not None
             while (step := self._steps.get()) is not None:
                 if not said:
                     said = True
@@ -188,8 +235,9 @@ class SteppedRounds:
                         first = False
                     for parameter, piece in _pieces(self._into, step.gradient):
                         parameter.grad = piece.to(parameter.device)
-                    before = step.model if idle is None else step.model.copy()  # the body may change it in place
-                    nonzero = idle is not None and bool(step.gradient.any())  # zero_grad() may change it in place
+                    watched = watched and (len(changed) < _WATCHED or True not in changed)
+                    before = step.model.copy() if watched else step.model  # the body may change it in place
+                    nonzero = watched and bool(step.gradient.any())  # zero_grad() may change it in place
                 try:
                     yield step
                 finally:  # the step at which the loop is left counts
@@ -197,8 +245,9 @@ class SteppedRounds:
                         step.model = _parameters(self._into)
                         if kept is not None:
                             step._kept = kept.changes(self._carried.arrays, check=_is_power_of_two(step.number + 1))
-                        if idle is not None:
-                            idle = idle + nonzero if np.array_equal(before, step.model) else None
+                        if watched:
+                            moved = not np.array_equal(before, step.model)
+                            changed += [moved] if moved or nonzero else []
                 self._ends.put(None)
         finally:
             self._loop.over = True
@@ -208,8 +257,8 @@ class SteppedRounds:
                 _put_model(self._into, self._run.model)
             if statistics is not None:
                 statistics.close()
-            if idle is not None and idle >= _IDLE and self._error is None:
-                warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=_outside())
+            if self._error is None and (lost := _lost_gradients(changed)):
+                warnings.warn(lost, RuntimeWarning, stacklevel=_outside())
         if self._error is not None:
             raise self._error
 
@@ -233,7 +282,7 @@ class SteppedRounds:
         assert driver is not None
         carried = driver.versions.carried
         values = {} if carried is None else carried.values
-        step = Step(number, gradient, model, scale, dict(values), self.receipt)
+        step = Step(number, gradient, model, scale, dict(values), self.receipt, self._accumulate)
         self._waiting = True
         self._steps.put(step)
         self._ends.get()
@@ -260,7 +309,8 @@ class SteppedRounds:
 
     def _train(self) -> None:
         try:
-            self._run = self._start(optimizer=_HandOver(rounds=self), callbacks=self._callbacks)
+            optimizer = _HandOver(rounds=self, accumulate=self._accumulate)
+            self._run = self._start(optimizer=optimizer, callbacks=self._callbacks)
         except BaseException as error:
             self._error = error
         finally:
@@ -408,6 +458,7 @@ def rounds(
     steps: int | None = None,
     seconds: float | None = None,
     into: torch.nn.Module | None = None,
+    accumulate: int = 1,
     out: str | Path | None = None,
     go_on: bool = False,
     keep: Any = (),
@@ -427,6 +478,11 @@ def rounds(
     workers use the problem's. Running statistics of batch norm are the exception: as after :func:`anyk.train`,
     they are computed over the training data, whenever the module evaluates, its ``state_dict()`` is taken or it is
     copied or pickled, and at the end of the loop.
+
+    ``accumulate``: the number of rounds for each step of the loop, which receives the mean of their gradients, as a
+    PyTorch loop that calls ``backward`` for each of as many mini-batches and divides the loss by their number. The
+    model stays the same in between. ``steps`` counts steps of the loop; the run's own steps are rounds. Rounds after
+    the last step of the loop, where seconds end the run, do not count.
 
     ``out``: a run folder with checkpoints, as for :func:`anyk.train`. With ``go_on`` a run in it is resumed, so that
     the same script can be started again after it was killed; a line on standard error says at which step it continues.
@@ -451,13 +507,19 @@ def rounds(
     """
     ensure_problem(problem)
     check(cluster, Cluster, "cluster")
-    built = build_strategy(strategy, workers=cluster.workers)
+    built = with_usual_batch(problem, build_strategy(strategy, workers=cluster.workers), strategy)
     if built.layout.inner is not None:
         raise BadInput(f"under '{built.spec}' workers take the steps: there are no gradients to hand out")
     if len(built.layout.slots) > 1:
         raise BadInput(f"'{built.spec}' trains {len(built.layout.slots)} models; a custom loop trains one")
     if into is not None:
         problem = _WithInitial(problem, _matching(into, problem))
+    check(accumulate, AtLeastOne, "accumulate")
+    if accumulate > 1 and not built.layout.minibatches:
+        raise BadInput(
+            f"accumulate={accumulate} adds up the gradients of mini-batches, and '{built.spec}' computes with all data "
+            "in each round; give the strategy batch=…, or leave accumulate out"
+        )
     if go_on and out is None:
         raise BadInput("go_on resumes the run in a folder; give out=…")
     start = partial(train, problem, built, cluster, out=out)
@@ -465,9 +527,11 @@ def rounds(
     if resumed is not None and out is not None:
         _check_same(Path(out), built, cluster)
         start = partial(resume, Path(out), problem=problem)
-    start = partial(start, steps=steps, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
-    loop = _Loop(_with_states(keep))
-    return SteppedRounds(problem, start, into, loop, Callbacks((*check_callbacks(callbacks), loop)), resumed, steps)
+    most = steps * accumulate if isinstance(steps, int) else steps
+    start = partial(start, steps=most, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
+    loop = _Loop(_with_states(keep), accumulate)
+    listeners = Callbacks((*check_callbacks(callbacks), loop))
+    return SteppedRounds(problem, start, into, loop, listeners, resumed, steps, accumulate)
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ def plot(
     first = [group[0] for group in groups]
     metric = next((run.metric_name for group in groups for run in group if run.metric), None)
     name = metric if metric and of == "metric" else "loss"
-    falls = name in ("mse", "loss")
+    falls = name == "loss" or first[0].config.better == "lower"
     curves = [_curve(group, name, of) for group in groups]
     if not any(curve.times.size for curve in curves):
         raise NothingToDraw(f"no version has a {name}: there is no curve to draw; train with evaluation")

@@ -17,7 +17,7 @@ from anyk.runs import Run, SeedsComparison, compare, compare_seeds, grouped, spr
 from anyk.runs.cluster_speed import ClusterSpeed
 from anyk.runs.floor import SHOWN_FROM
 from anyk.runs.limits import LIMIT
-from anyk.runs.log.schema import DIFFERENT
+from anyk.runs.log.schema import ASSUMED, DIFFERENT
 from anyk.runs.races.speedups import finite_values
 from anyk.views.columns import Columns, shortened
 from anyk.views.style import COLOURS, picture
@@ -162,6 +162,7 @@ def race_notes(runs: Sequence[Run]) -> list[str]:
     lines += [
         f"{run.config.strategy}: {note['text']}" for run in runs for note in run.notes if note["kind"] == DIFFERENT
     ]
+    lines += dict.fromkeys(note["text"] for run in runs for note in run.notes if note["kind"] == ASSUMED)
     if len({run.models_trained for run in runs}) > 1:
         most = max(run.models_trained for run in runs)
         lines.append(f"a job is a step of one model; --models {most} gives all strategies as many models")

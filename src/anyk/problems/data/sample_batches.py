@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from anyk.arrays import Array
+from anyk.arrays import Array, Floats
 from anyk.plain import ByName
 from anyk.problems.base import Index, even_ends, some_rows, stacked
 
@@ -32,27 +32,31 @@ class SampleBatch(NamedTuple):
     """A batch of samples.
 
     ``size``: the number of samples. ``start``: the number of the first one in the data set. ``rows``: the numbers of
-    the samples within their partition, None for the complete partition.
+    the samples within their partition, None for the complete partition. ``weights``: of the samples, None if equal.
     """
 
     batch: Batch
     size: int
     start: int
     rows: Index | None
+    weights: Floats | None = None
 
 
 class Samples:
     """Samples, numbered from 0.
 
     ``in_memory``: reading them costs nothing. ``endless``: they are generated on demand and have no numbers.
+    ``takes_weights``: whether they have an order in which weights can be given.
     ``arrays``: the arrays whose rows are the samples, if these are in memory. ``mark``: an array, or an object with
-    arrays, that differs if the samples differ.
+    arrays, that differs if the samples differ. ``weights``: of all samples, with mean 1; None if equal.
     """
 
     in_memory: ClassVar[bool] = False
     endless: ClassVar[bool] = False
+    takes_weights: ClassVar[bool] = False
     arrays: Sequence[Array] = ()
     mark: Any = None
+    weights: Floats | None = None
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -94,7 +98,11 @@ class Samples:
             if b - a < size:
                 own = np.arange(a, b) if rows is None else rows[a:b]
             places = slice(first + a, first + b) if rows is None else rows[a:b] + first
-            yield SampleBatch(self.batch(places, key), b - a, first + a, own)
+            yield SampleBatch(self.batch(places, key), b - a, first + a, own, self.weights_of(places))
+
+    def weights_of(self, rows: Rows) -> Floats | None:
+        """Return the weights of consecutive samples, or of those with sorted numbers; None if all are equal."""
+        return None if self.weights is None else self.weights[rows]
 
     def some(self, samples: int, of: str) -> Samples:
         """Return ``samples`` of the samples; see :func:`~anyk.problems.base.some_rows`."""
@@ -115,7 +123,7 @@ class Samples:
 class Arrays(Samples):
     """Rows of arrays with equal first axis, as batches of a ``form``."""
 
-    in_memory = True
+    in_memory = takes_weights = True
 
     def __init__(self, arrays: Sequence[Array], form: Form) -> None:
         self.arrays, self.form = list(arrays), form
@@ -133,7 +141,9 @@ class Arrays(Samples):
 
     def select_rows(self, rows: Rows) -> Arrays:
         """Return these rows, in this order."""
-        return Arrays([array[rows] for array in self.arrays], self.form)
+        selected = Arrays([array[rows] for array in self.arrays], self.form)
+        selected.weights = self.weights_of(rows)
+        return selected
 
     def only(self, bounds: Sequence[tuple[int, int]]) -> Samples:
         """Return these ranges of rows."""
@@ -153,23 +163,33 @@ class ArrayRanges(Samples):
     in_memory = True
 
     def __init__(self, complete: Arrays, bounds: Sequence[tuple[int, int]]) -> None:
-        self._ranges = {a: [array[a:b] for array in complete.arrays] for a, b in bounds}
-        self._form = complete.form
+        columns = [*complete.arrays, *(() if complete.weights is None else (complete.weights,))]
+        self._ranges = {a: [array[a:b] for array in columns] for a, b in bounds}
+        self._form, self._weighted = complete.form, complete.weights is not None
 
     def adopt(self, other: Self) -> None:
         self._ranges |= other._ranges
 
     def batch(self, rows: Rows, key: int = 0) -> Batch:
         """Return some rows; consecutive rows of a single range are not copied."""
+        arrays = self._rows_of(rows, slice(None))
+        return self._form(arrays[:-1] if self._weighted else arrays)
+
+    def weights_of(self, rows: Rows) -> Floats | None:
+        """Return the weights of some rows."""
+        weights: Floats | None = self._rows_of(rows, slice(-1, None))[0] if self._weighted else None
+        return weights
+
+    def _rows_of(self, rows: Rows, columns: slice) -> list[Array]:
         parts: list[list[Array]] = []
         for start, arrays in self._ranges.items():
             if isinstance(rows, slice):
                 inside: Rows = slice(max(rows.start - start, 0), max(rows.stop - start, 0))
             else:
                 inside = rows[(start <= rows) & (rows < start + arrays[0].shape[0])] - start
-            parts.append([array[inside] for array in arrays])
+            parts.append([array[inside] for array in arrays[columns]])
         parts = [part for part in parts if part[0].shape[0]] or parts[:1]
-        return self._form(list(map(stacked, zip(*parts, strict=True))))
+        return list(map(stacked, zip(*parts, strict=True)))
 
 
 class SampledOnce(Samples):
@@ -196,6 +216,7 @@ class PartitionSamples(NamedTuple):
 
     ``partition``: its number. ``rows``: the samples' numbers, counted from ``first``; None for all up to ``last``.
     ``requested_rows``: the rows that the strategy requested, which key random numbers; of a stream ``rows`` is None.
+    ``alike``: the weight of each sample, if samples were drawn in proportion to their own.
     """
 
     data: Samples
@@ -204,6 +225,7 @@ class PartitionSamples(NamedTuple):
     last: int
     rows: Index | None
     requested_rows: Index | None
+    alike: float | None = None
 
     @property
     def size(self) -> int:
@@ -212,7 +234,8 @@ class PartitionSamples(NamedTuple):
 
     def parts(self, most: int | None, key: int = 0) -> Iterator[SampleBatch]:
         """Yield the samples in batches of at most ``most``."""
-        return self.data.parts(self.first, self.last, self.rows, most=most, key=key)
+        for part in self.data.parts(self.first, self.last, self.rows, most=most, key=key):
+            yield part if self.alike is None else part._replace(weights=np.full(part.size, self.alike))
 
     def batch(self, places: Index, key: int) -> Batch:
         """Return the samples at these places among them."""

@@ -17,12 +17,21 @@ from anyk.decompile import Source
 from anyk.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of
 from anyk.problems.data.sample_batches import Samples
-from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of
-from anyk.problems.jax.model_loss import EVALUATION, SEED, Averages, JaxNetwork, names_of, seed_for, seed_of
+from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of, sums_of
+from anyk.problems.jax.model_loss import SEED, Averages, JaxNetwork, names_of, seed_for, seed_of
 from anyk.problems.jax.pytrees import Held, JaxArray, Trainable, Tree, distinct, first_line, is_array, kind_of, model_of
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import write_model_file
-from anyk.problems.network_problem import NO_METRICS, NetworkProblem, check_metrics
+from anyk.problems.network_problem import (
+    HELD_OUT_LOSS,
+    NO_METRICS,
+    NetworkProblem,
+    check_metrics,
+    fresh,
+    is_collected,
+    metric_number,
+    with_weights,
+)
 from anyk.problems.replicas import ROWS, adds_up, model_like, not_a_sum, nudge_signs, trial_groups
 from anyk.problems.surroundings import variables_of
 from anyk.problems.values import Leaves, Values
@@ -32,7 +41,7 @@ _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that co
 _RENEWED = 1024  # rows of shards from which running statistics are computed to evaluate
 _ROUNDINGS = 16.0  # by which two gradients of the same rows may differ in the same process
 _TRIED = 4  # rows from which the moving averages of a state are learned
-_LOSS = "held_out_loss"
+_LOSS = HELD_OUT_LOSS
 
 Loss = Callable[..., Any]
 
@@ -69,9 +78,15 @@ class JaxProblem(NetworkProblem):
       once on a machine. Or :class:`~anyk.data.Shards`, files that the driver never opens: a batch is then ``(X, y)``,
       or a dictionary if ``read`` returns one. Or :class:`~anyk.data.Stream`, whose samples are pytrees of one row each.
     - ``held_out``: held-out data in the same forms, except streams.
-    - ``metrics``: functions of (params, batch) for all held-out rows, by name, which may take ``state``; or the names
-      of metrics that the loss returns. The first one is the run's metric, and ``better`` specifies whether higher or
-      lower is better. Default: ``held_out_loss`` and the loss's own metrics.
+    - ``weights``: weights of the rows of arrays, at least 0. The objective is then the weighted mean, ``sum w_i loss_i
+      / sum w_i + (l2/2) |w|^2``; the loss of each row is computed from this row alone (``jax.vmap``).
+      ``sampling="weights"`` draws the rows of mini-batches with replacement, in proportion to their weights, for the
+      same objective; by default a row's gradient is multiplied by its weight. ``held_out_weights``: the same for
+      held-out rows; functions of the user get them as ``weights``.
+    - ``metrics``: functions of (params, batch) for all held-out rows, by name, which may take ``state``; objects with
+      ``update(params, batch)`` and ``compute()``, which receive batch after batch; or the names of metrics that the
+      loss returns. The first one is the run's metric, and ``better`` specifies whether higher or lower is better
+      (default: what an object states in ``higher_is_better``). Default: ``held_out_loss`` and the loss's own metrics.
     - ``values``: numbers and pytrees of arrays by name that change during a run, such as a temperature. A function of
       the step is a schedule; a loop (:func:`anyk.rounds`) sets others (``step.values["beta"] = 0.1``). They travel to
       the workers with each version of the model. The loss receives those that it has a parameter for, ``loss(params,
@@ -119,6 +134,9 @@ class JaxProblem(NetworkProblem):
         platform: Literal["cpu", "gpu"] = "cpu",
         workers: Literal["jax", "numpy"] = "jax",
         batch: AtLeastZero = 0,
+        weights: Any = None,
+        held_out_weights: Any = None,
+        sampling: Literal["uniform", "weights"] = "uniform",
         values: Mapping[str, Any] | None = None,
     ) -> None:
         with needing("JAX", "jax", "JaxProblem"):
@@ -146,12 +164,15 @@ class JaxProblem(NetworkProblem):
         self._set_samples(samples, None if held_out is None else data_of(held_out, "held_out", self.dtype))
         if workers == "numpy" and not self._data.in_memory:
             raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
+        self._set_weights(weights, held_out_weights, sampling)
+        if self._weighted:
+            self._check_weighted(reduction)
         remark = self._try(self._data, "the data")
         if self._held_out is not None and (has_aux or not isinstance(metrics, Mapping)):
             remark = self._try(self._held_out, "held_out", gradient=False)
         self._set_metrics(metrics, remark, has_aux)
-        self.better = better or ("lower" if self.metric == _LOSS else "higher")
-        if reduction is None:
+        self._set_better(better, self._functions.get(self.metric), own=self.metric != _LOSS)
+        if reduction is None or self._weighted:
             self._try_sum()
         self._stepped = jax.jit(self._network.stepped)
         self._averages = self._learn_averages() if self._network.keeps else None
@@ -204,8 +225,28 @@ class JaxProblem(NetworkProblem):
                     "to leave out targets or weigh them give a loss that is a sum over rows, with reduction='sum'; one "
                     "that normalises by the batch is taken as it is with reduction='mean'; outputs of shape (rows, 1) "
                     "beside targets of shape (rows,) are not paired: give them the same shape",
-                    mean=True,
+                    mean=network.mean,
                 )
+
+    @property
+    def _weighted(self) -> bool:
+        return any(data is not None and data.weights is not None for data in (self._data, self._held_out))
+
+    def _check_weighted(self, reduction: str | None) -> None:
+        """Refuse weights of rows whose losses cannot be computed one by one."""
+        if self._workers == "numpy":
+            raise BadInput("workers='numpy' compute sums without weights; leave workers or weights out")
+        if reduction == "mean":
+            raise BadInput(
+                "weights are of losses of rows, and reduction='mean' is for a loss that normalises by the batch; leave "
+                "one of them out"
+            )
+        if self._network.keeps:
+            raise BadInput(
+                "with weights the loss of each row is computed from this row alone, but a state such as running "
+                "statistics is of several rows; leave weights out, or let the data contain them and a loss with "
+                "reduction='sum' multiply by them"
+            )
 
     def _learn_averages(self) -> Averages:
         """Return the moving averages of the state, learned from a few rows; raise if it cannot be computed anew."""
@@ -223,10 +264,11 @@ class JaxProblem(NetworkProblem):
         for name in own:
             if name == _LOSS or name in self._functions:
                 raise BadInput(f"there are two metrics called '{name}'; have the loss give its own another name")
-        if self._functions and self._held_out is not None and not self._held_out.in_memory:
+        together = not all(map(is_collected, self._functions.values()))
+        if together and self._held_out is not None and not self._held_out.in_memory:
             raise BadInput(
                 "functions as metrics take all held-out rows at once, and shards need not fit into memory; give "
-                "held_out as arrays, or metrics that the loss gives (has_aux=True)"
+                "held_out as arrays, or metrics that the loss gives (has_aux=True) or that have update and compute"
             )
         names = [*(self._functions or [_LOSS]), *own]
         if isinstance(metrics, Sequence):
@@ -247,9 +289,11 @@ class JaxProblem(NetworkProblem):
         """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
         ends, data = cut(self.samples, partitions, shares), self._data
         if self._workers == "jax":
-            return JaxPartitions(
+            parts = JaxPartitions(
                 self._network, self._held, data, ends, self.dtype, platform=self._platform, values=self.changing_values
             )
+            parts.by_weight = self.by_weight
+            return parts
         sizes = set(np.diff(ends).tolist())
         wanted = sizes | {min(self._batch, size) for size in sizes if self._batch}
         sources = {rows: self.source(rows) for rows in sorted(wanted)}
@@ -302,7 +346,7 @@ class JaxProblem(NetworkProblem):
         return self._initial.copy()
 
     def _mean_loss(self, w: Vector) -> float:
-        return self._means(self._data, w)[_LOSS]
+        return self._sums(self._data, w)[_LOSS] / len(self._data)
 
     def metrics(self, w: Vector) -> dict[str, float]:
         if self._held_out is None:
@@ -312,11 +356,23 @@ class JaxProblem(NetworkProblem):
             state = self._held_at(w)
             whole = self._network.at(self._vector(w), state)
             for name, metric in self._functions.items():
-                options = {"state": state.state} if "state" in names_of(metric) and state.state is not None else {}
-                metrics[name] = float(metric(whole, _content(self._held_out), **options))
+                metrics[name] = metric_number(name, self._measure(name, metric, self._held_out, whole, state))
         if set(self._names) - set(metrics):
-            metrics |= self._means(self._held_out, w)
+            weights = self._held_out.weights
+            total = len(self._held_out) if weights is None else float(weights.sum())
+            metrics |= {name: value / total for name, value in self._sums(self._held_out, w).items()}
         return {name: metrics[name] for name in self._names}
+
+    def _measure(self, name: str, metric: Any, data: Samples, whole: Any, held: Held) -> Any:
+        """Return a user's metric of all rows; one with ``update`` and ``compute`` receives batch after batch."""
+        collected = fresh(metric) if is_collected(metric) else None
+        call = metric if collected is None else collected.update
+        options = {"state": held.state} if "state" in names_of(call) and held.state is not None else {}
+        if collected is None:
+            return with_weights(partial(call, **options), name, (whole, _content(data)), data.weights)
+        for part in data.parts(0, len(data), most=TOGETHER):
+            with_weights(partial(call, **options), name, (whole, part.batch), part.weights)
+        return collected.compute()
 
     def params_at(self, w: Vector) -> Any:
         """Return ``params`` with the parameters ``w`` (length d): a pytree, or a module for evaluation.
@@ -360,7 +416,8 @@ class JaxProblem(NetworkProblem):
 
     def digest(self) -> str | None:
         """Return a digest of the data, by which a later change is noticed; None if there is none."""
-        return digest_of(_content(self._data), None if self._held_out is None else _content(self._held_out))
+        held_out = None if self._held_out is None else _content(self._held_out)
+        return digest_of(_content(self._data), held_out, *self._weights())
 
     def _vector(self, w: object) -> object:
         self._check_model(w)
@@ -380,15 +437,15 @@ class JaxProblem(NetworkProblem):
             self._last = w.copy(), self._held._replace(state=self._averages.at(states))
         return self._last[1]
 
-    def _means(self, data: Samples, w: Vector) -> dict[str, float]:
-        """Return the loss and its metrics, averaged over the rows."""
+    def _sums(self, data: Samples, w: Vector) -> dict[str, float]:
+        """Return the sums of the loss and its metrics over the rows, times their weights."""
         state = self._held_at(w)
         sums: dict[str, float] = {}
-        for batch, seed in _batches(data, EVALUATION):
-            total, metrics = self._network.evaluation(w, state, batch, seed)
+        for part in data.parts(0, len(data), most=TOGETHER):
+            total, metrics = sums_of(self._network, w, state, part)
             for name, value in {_LOSS: total, **metrics}.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-        return {name: total / len(data) for name, total in sums.items()}
+                sums[name] = sums.get(name, 0.0) + value
+        return sums
 
 
 def _batches(data: Samples, purpose: str) -> Iterator[tuple[Tree, Any]]:

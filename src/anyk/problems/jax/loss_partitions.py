@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from anyk.arrays import Array, DType, Vector
+from anyk.arrays import Array, DType, Floats, Vector
 from anyk.decompile import compile_source
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.base import Ends, Index, PartitionAbilities, even_ends
 from anyk.problems.batches import Batches
-from anyk.problems.data.sample_batches import Arrays, NamedForm, PartitionSamples, Samples
+from anyk.problems.data.sample_batches import Arrays, NamedForm, PartitionSamples, SampleBatch, Samples
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
@@ -154,8 +154,9 @@ class JaxPartitions(Batches):
                 blank = jax.tree.map(
                     lambda leaf, rows=rows: np.zeros((rows, *leaf.shape[1:]), leaf.dtype), self.data.batch(slice(0, 0))
                 )
+                weights = None if self.data.weights_of(slice(0, 0)) is None else np.zeros(rows)
                 with jax.default_device(self._device):
-                    self._network.gradient(np.zeros(self.dimension, dtype=self.dtype), self._held, blank, SEED)
+                    self._gradient(np.zeros(self.dimension, dtype=self.dtype), blank, SEED, weights)
         trial, self._trial = self._trial, None
         if trial is not None:
             trial.check(self._tried, self._variables)
@@ -189,6 +190,11 @@ class JaxPartitions(Batches):
         roots = {"the loss": self._network.loss, "the model": self._network.model}
         return variables_of({**roots, **self.data.code})
 
+    def _gradient(self, w: Vector, batch: Tree, seed: Any, weights: Floats | None) -> Vector:
+        if weights is None:
+            return np.asarray(self._network.gradient(w, self._held, batch, seed))
+        return np.asarray(self._network.weighted_gradient(w, self._held, batch, seed, weights.astype(self.dtype)))
+
     def gradient_sum(self, w: Vector, chosen: PartitionSamples) -> Vector:
         import jax
 
@@ -201,7 +207,7 @@ class JaxPartitions(Batches):
                 rows = chosen.requested_rows if part.rows is None else part.rows
                 seed = seed_of(seed_of_draws(self.key, chosen.partition, rows))
             with jax.default_device(self._device):
-                gradient = np.asarray(self._network.gradient(w, self._held, part.batch, seed))
+                gradient = self._gradient(w, part.batch, seed, part.weights)
             total = gradient if total is None else total + gradient
         assert total is not None
         return total
@@ -215,9 +221,18 @@ class JaxPartitions(Batches):
         total = 0.0
         for part in chosen.parts(TOGETHER):
             with jax.default_device(self._device):
-                loss, _ = self._network.evaluation(w, self._held, part.batch, seed_for(EVALUATION, part.start))
-            total += float(loss)
+                total += sums_of(self._network, w, self._held, part)[0]
         return total
+
+
+def sums_of(network: JaxNetwork, w: Vector, held: Held, part: SampleBatch) -> tuple[float, dict[str, float]]:
+    """Return the sums of a batch's losses and metrics in evaluation, weighted if the rows have weights."""
+    arguments = w, held, part.batch, seed_for(EVALUATION, part.start)
+    if part.weights is None:
+        loss, metrics = network.evaluation(*arguments)
+    else:
+        loss, metrics = network.weighted_evaluation(*arguments, part.weights.astype(network.dtype))
+    return float(loss), {name: float(value) for name, value in metrics.items()}
 
 
 def device_of(platform: str) -> Any:
@@ -262,6 +277,11 @@ def data_of(data: object, name: str, dtype: DType) -> Samples:
         return StreamSamples(data, partial(_stacked, dtype))
     if isinstance(data, Shards):
         return ShardSamples(data, partial(_converted, dtype), NamedForm)
+    if any(base.__name__ == "DataLoader" for base in type(data).__mro__):  # torch need not be installed
+        raise BadInput(
+            f"{name} is a DataLoader, which only a TorchProblem takes; give a pytree of arrays, and the strategy the "
+            "samples of each partition, as in 'uncoded:batch=8'"
+        )
     tree = jax.tree.map(partial(_plain, name, dtype), data)
     arrays = jax.tree.leaves(tree)
     if not arrays:

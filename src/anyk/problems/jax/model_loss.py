@@ -72,7 +72,7 @@ def _class_with_fields(make: Callable[..., type], given: tuple[Any, ...], fields
 
 EVALUATION = "evaluation"  # a purpose of random numbers
 OPTIONS = {"key": "rng=True", "state": "state=…"}  # further arguments of a loss, and the options that supply them
-_COMPILED = ("gradient", "evaluation")  # by each process itself
+_COMPILED = ("gradient", "weighted_gradient", "evaluation", "weighted_evaluation")  # by each process itself
 
 
 class JaxNetwork:
@@ -87,6 +87,7 @@ class JaxNetwork:
         self.loss, self.model, self.mean, self._has_aux, self._stateful = loss, model, mean, has_aux, state
         self.shapes = [array.shape for array in model.begin]
         self.scales = scales_of(model.begin)
+        self.dtype = model.begin[0].dtype
         self._sizes = np.cumsum([prod(shape) for shape in self.shapes])[:-1].tolist()
         self.for_loss: tuple[str, ...] = ()  # the problem's values that the loss takes
         self._takes = arguments_of(loss, {name for name, is_given in (("key", rng), ("state", state)) if is_given})
@@ -117,6 +118,40 @@ class JaxNetwork:
         import jax
 
         return jax.jit(self.evaluated)
+
+    @cached_property
+    def weighted_gradient(self) -> Callable[..., Any]:
+        """The gradient of the sum of a batch's losses times weights, compiled in the same way."""
+        import jax
+
+        def total(flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, weights: JaxArray) -> Any:
+            losses, _ = self._by_row(flat, held, batch, seed, train=True)
+            return weights @ losses
+
+        return jax.jit(jax.grad(total))
+
+    @cached_property
+    def weighted_evaluation(self) -> Callable[..., Any]:
+        """The function :meth:`evaluated` with weights of the rows, compiled in the same way."""
+        import jax
+
+        def evaluated(flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, weights: JaxArray) -> Any:
+            losses, metrics = self._by_row(flat, held, batch, seed, train=False)
+            return weights @ losses, {name: weights @ values for name, values in metrics.items()}
+
+        return jax.jit(evaluated)
+
+    def _by_row(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray, *, train: bool) -> tuple[Any, ByName]:
+        """Return losses and metrics of rows, each computed from a batch of its own with random numbers of its own."""
+        import jax
+
+        def single(row: Tree, number: JaxArray) -> tuple[Any, ByName]:
+            own_seed = jax.random.key_data(jax.random.fold_in(key_of(seed), number)) if self.random else seed
+            own_batch = jax.tree.map(lambda leaf: leaf[None], row)
+            loss, _, metrics = self._compute(flat, held, own_batch, own_seed, train=train)
+            return loss, metrics
+
+        return jax.vmap(single)(batch, jax.numpy.arange(rows_of(batch)))
 
     def total(self, flat: JaxArray, held: Held, batch: Tree, seed: JaxArray) -> Any:
         """Return the sum of a batch's losses in training."""

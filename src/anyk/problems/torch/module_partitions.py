@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyk.arrays import DType, Vector
+from anyk.arrays import DType, Floats, Vector
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.base import Ends, Index
@@ -36,8 +36,8 @@ class DeviceSamples(Samples):
 
     in_memory = True
 
-    def __init__(self, batch: Batch, samples: int) -> None:
-        self._batch, self._samples = batch, samples
+    def __init__(self, batch: Batch, samples: int, weights: Floats | None = None) -> None:
+        self._batch, self._samples, self.weights = batch, samples, weights
 
     def __len__(self) -> int:
         return self._samples
@@ -85,8 +85,9 @@ class TorchPartitions(Batches):
         if self.data.in_memory:
             for j in partitions:
                 if j not in self._placed:
-                    batch = self._network.on_device(self.data.batch(slice(*self._bounds[j])))
-                    self._placed[j] = DeviceSamples(batch, self.sizes[j])
+                    rows = slice(*self._bounds[j])
+                    batch = self._network.on_device(self.data.batch(rows))
+                    self._placed[j] = DeviceSamples(batch, self.sizes[j], self.data.weights_of(rows))
         trial, self._trial = self._trial, None
         if trial is not None:
             trial.check(self._tried, self._variables)
@@ -166,13 +167,14 @@ class TorchPartitions(Batches):
         ):
             for part in chosen.parts(self.most, bits):
                 batch = network.on_device(part.batch)
-                factor = network.loss_factor(batch, part.size)
+                factor = network.loss_factor(batch, part.size, part.weights)
                 if not factor:
                     continue
                 inputs = [*parameters, *tensors_in(batch)]
                 versions = [tensor._version for tensor in inputs]
                 outputs = None if network.takes_module else network.outputs(batch)
-                loss = network.loss_of(batch) if outputs is None else network.loss_at(outputs, batch[-1])
+                first, second = (network.module, batch) if outputs is None else (outputs, batch[-1])
+                loss = network.loss_at(first, second, part.weights)
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 if [tensor._version for tensor in inputs] != versions:
                     raise BadInput("the module changes its inputs or parameters in place, which other workers share")

@@ -30,6 +30,8 @@ from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.surroundings import variables_of
+from anyk.problems.torch.loaders import is_loader, read_loader
+from anyk.problems.torch.metrics import Metric, Metrics, check_on_trial, compute_metrics, default_metrics
 from anyk.problems.torch.module_checks import (
     check_forward,
     check_loss,
@@ -53,11 +55,8 @@ from anyk.problems.torch.module_partitions import (
     use_leaves,
 )
 from anyk.problems.torch.network import (
-    Metric,
     Network,
-    compute_metrics,
     count_terms,
-    default_metrics,
     kept_tensors,
     map_tensors,
     norms_of,
@@ -82,6 +81,7 @@ if TYPE_CHECKING:
 _STATISTICS_ITEMS = 1024  # number of items for running statistics, if a data set is read item by item
 _ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 _TRIED = 2  # samples on which module and loss are tried; batch norm needs two
+_WEIGHED = 3  # samples whose losses are computed one by one and from outputs together
 
 
 class TorchProblem(NetworkProblem):
@@ -108,8 +108,15 @@ class TorchProblem(NetworkProblem):
       arrays by name, ``{"input_ids": …, "labels": …}``, and any items that ``collate_fn`` (default: torch's) combines;
       it must not draw random numbers. Or :class:`~anyk.data.Shards`, files that the driver never opens: the number
       columns of tables are one tensor, integer targets are classes. Or :class:`~anyk.data.Stream` or torch's
-      ``IterableDataset``: samples without an end.
+      ``IterableDataset``: samples without an end. Or a map-style ``DataLoader`` of torch, whose data set, batch size,
+      ``collate_fn`` and ``num_workers`` are used, and whose sampler is replaced by anyk's own draws; loaders whose
+      meaning is unknown are refused.
     - ``held_out``: held-out samples in the same forms, except streams.
+    - ``weights``: weights of the samples of arrays or a map-style data set, at least 0. The objective is then the
+      weighted mean, ``sum w_i loss_i / sum w_i + (l2/2) |w|^2``, under every code. ``sampling="weights"`` draws the
+      samples of mini-batches with replacement, in proportion to their weights, for the same objective; by default a
+      sample's gradient is multiplied by its weight. ``held_out_weights``: the same for held-out samples, by which
+      default metrics are weighted; functions of the user get them as ``weights``.
     - ``device``: where workers compute (``"cuda"`` spreads them over the machine's devices), and where the driver
       evaluates if its machine has such a device. ``precision="bf16"`` runs module and loss under ``torch.autocast``.
     - ``microbatch``: the largest number of samples computed together, if more do not fit into memory; gradients are
@@ -120,10 +127,14 @@ class TorchProblem(NetworkProblem):
     - ``transform``: a function of an item of a data set, or of a stream's sample, that returns the sample to train on,
       such as an augmentation; ``eval_transform`` returns the sample to evaluate, also for held-out items. By default
       items are used unchanged. Running statistics are computed from training samples.
-    - ``metrics``: functions of (outputs, targets) for all held-out samples, by name; the first one is the run's metric,
-      and ``better`` specifies whether higher or lower is better. Default: ``accuracy`` for integer targets, else
-      ``mse``. With ``loss(module, batch)`` they are functions of (module, batch), averaged over the samples (or the
-      terms that ``count`` returns); default: ``loss`` of the held-out samples.
+    - ``metrics``: functions of (outputs, targets) for all held-out samples, by name, or objects with ``update(outputs,
+      targets)`` and ``compute()``, as torchmetrics has them, which receive batch after batch. The first one is the
+      run's metric, and ``better`` specifies whether higher or lower is better (default: what the object states in
+      ``higher_is_better``, else higher). With ``loss(module, batch)`` they are functions of (module, batch), averaged
+      over the samples (or the terms that ``count`` returns). Default: what a loss of ``torch.nn`` determines:
+      ``accuracy`` over the targets that count, for ``CrossEntropyLoss`` and ``NLLLoss`` with class numbers, and for
+      ``BCEWithLogitsLoss`` and ``BCELoss`` with targets of 0 and 1; ``mse`` for ``MSELoss``. For any other loss it is
+      ``held_out_loss``, the loss of the held-out samples.
     - ``values``: numbers and arrays by name that change during a run, such as the weight of a term of the loss. A
       function of the step is a schedule; a loop (:func:`anyk.rounds`) sets others (``step.values["beta"] = 0.1``). They
       travel to the workers with each version of the model. Loss and module receive those that they have a parameter
@@ -178,9 +189,19 @@ class TorchProblem(NetworkProblem):
         transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
         count: Callable[[Any], Any] | None = None,
+        weights: Any = None,
+        held_out_weights: Any = None,
+        sampling: Literal["uniform", "weights"] = "uniform",
         values: Mapping[str, Any] | None = None,
     ) -> None:
         device = str(device)  # it may be a torch.device
+        if is_loader(dataset):
+            loaded = read_loader(dataset, "the data set")
+            dataset, self.step_samples, self.data_remarks = loaded.data, loaded.batch, (loaded.remark,)
+            num_workers = num_workers or loaded.processes
+            collate_fn = _only_one(loaded.collate, collate_fn, "collate_fn")
+            if loaded.weights is not None:
+                weights, sampling = _only_one(loaded.weights, weights, "weights"), "weights"
         functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
         check_options(device, precision, microbatch, threads, num_workers, better, functions)
         takes, mean = takes_module(loss), is_mean(loss, reduction)
@@ -202,19 +223,33 @@ class TorchProblem(NetworkProblem):
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self.dimension = sum(parameter.numel() for parameter in parameters)
         self.l2 = checked_l2(l2)
-        reading = Reading(collate_fn, takes, transform, eval_transform)
+        # a sum, or a mean over terms that are counted, is right for any number of samples
+        reading = Reading(collate_fn, takes, transform, eval_transform, as_many=mean and count is None)
         data = samples_of(dataset, "the data set", self.dtype, reading)
         no_labels = "the targets are not an array of one integer for each sample"
         self.uneven = build_split(split, None if labels_of(data) is not None else no_labels)
         held_out_samples = None
         if held_out is not None:
-            held_out_samples = finite_samples_of(held_out, "held_out", self.dtype, reading.evaluated)
+            evaluated = reading.evaluated
+            if is_loader(held_out):
+                loaded = read_loader(held_out, "held_out")
+                if loaded.weights is not None:
+                    raise BadInput(
+                        "held_out is a DataLoader with a WeightedRandomSampler, and held-out samples are evaluated "
+                        "once each; leave the sampler out, and give held_out_weights if they count differently"
+                    )
+                held_out, evaluated = loaded.data, evaluated._replace(collate=loaded.collate)
+            held_out_samples = finite_samples_of(held_out, "held_out", self.dtype, evaluated)
         elif eval_transform is not None and not isinstance(data.head, Items):
             reading.evaluated.refuse_arrays("the data set", "arrays or shards")
         self._set_samples(data, held_out_samples)
+        self._set_weights(weights, held_out_weights, sampling)
+        if any(samples.weights is not None for samples in (data, held_out_samples) if samples is not None):
+            with explaining("the first samples cannot be read", alone=RunFailed):
+                self._network.check_weighted(data.head.batch, min(_WEIGHED, len(data.head)))
         if isinstance(data, Items):
             data.processes = num_workers
-        elif num_workers:
+        elif num_workers and not self.step_samples:
             raise BadInput("num_workers is for map-style data sets, which this is not; omit it")
         # a partition of shards need not fit into memory
         self._microbatch = microbatch or (DEFAULT_MICROBATCH if isinstance(data, ShardSamples) else None)
@@ -222,17 +257,26 @@ class TorchProblem(NetworkProblem):
             self._count_terms(count)
         elif mean and ignored is not None:
             self._count_targets(ignored)
-        batch = self._try_gradient()
-        self._metrics = default_metrics(self._network, batch, ignored) if metrics is None else check_metrics(metrics)
+        self._try_gradient()
+        self._metrics = self._default_metrics() if metrics is None else check_metrics(metrics)
         self.metric = next(iter(self._metrics))
-        self.better = better or ("lower" if self.metric in ("mse", "loss") else "higher")
+        self._set_better(better, self._metrics[self.metric], own=metrics is not None)
         if self._held_out is not None:
-            self._check_held_out(self._held_out, own_metrics=metrics is not None)
+            self._check_held_out(self._held_out)
         elif metrics is not None:
             raise BadInput(NO_HELD_OUT)
 
-    def _try_gradient(self) -> Batch:
-        """Compute a gradient on a copy of a few samples, and check module and loss; return the copy."""
+    def _default_metrics(self) -> Metrics:
+        """Return the metric that the loss determines."""
+        data = (self._data if self._held_out is None else self._held_out).head
+        if self._network.takes_module:
+            return default_metrics(self._network, None)
+        with explaining("held_out cannot be read", alone=RunFailed):
+            rows = slice(0, len(data) if data.in_memory else min(_TRIED, len(data)))
+            return default_metrics(self._network, data.batch(rows)[-1])
+
+    def _try_gradient(self) -> None:
+        """Compute a gradient on a copy of a few samples, and check module and loss."""
         head = self._data.head
         size = min(_TRIED, len(head))
         # RunFailed: an item that cannot be read
@@ -244,7 +288,6 @@ class TorchProblem(NetworkProblem):
             partitions.partial_gradient(0, self.initial())
         check_forward(self._network, [batch, *self._second_batch(batch, size)])
         self._try_loss(partitions._network)
-        return batch
 
     def _second_batch(self, batch: Batch, size: int) -> list[Batch]:
         """Return a list with the next batch of ``size`` samples; empty if it does not have the same shapes."""
@@ -293,7 +336,7 @@ class TorchProblem(NetworkProblem):
         """Make the loss a mean over the terms of the whole data set, which are counted in one pass over it."""
         if self.endless:
             raise BadInput("count needs all training data, and a stream has no end; omit count")
-        most = self._microbatch or DEFAULT_MICROBATCH
+        most = self._most_of(self._data)
         with explaining("count fails on the data set", alone=RunFailed):
             count_range = partial(_count_range, count, self._data, most)
             if isinstance(self._data, ShardSamples):
@@ -308,10 +351,11 @@ class TorchProblem(NetworkProblem):
 
     def _count_targets(self, ignored: int) -> None:
         """Turn the mean over targets that are not ignored into the sum divided by their number in the data set."""
+        self._network.ignored = ignored
         if not self._data.in_memory:
             self._network.unknown = ignored
             return
-        targets = self._data.arrays[-1]
+        targets, weights = self._data.arrays[-1], self._data.weights
         count = int(np.count_nonzero(targets != ignored))
         if targets.dtype.kind == "f" or count == targets.size:
             return
@@ -321,42 +365,40 @@ class TorchProblem(NetworkProblem):
         network.loss = copy.copy(network.loss)
         network.loss.reduction = "sum"
         network.mean, network.scale = False, self.samples / count
+        if weights is not None:
+            total = float(weights @ np.count_nonzero((targets != ignored).reshape(len(targets), -1), axis=1))
+            if not total:
+                raise BadInput(f"all targets of samples with a weight above 0 are {ignored}, which the loss ignores")
+            network.scale = self.samples / total
 
-    def _check_held_out(self, data: Samples, *, own_metrics: bool) -> None:
+    def _check_held_out(self, data: Samples) -> None:
         """Refuse a metric that does not suit the module's outputs, before the run instead of after it."""
         import torch
 
         network = copy.deepcopy(self._network)
         network.module.eval()
+        size = min(1 if network.alone else _TRIED, len(data))
         try:
-            batch = data.batch(slice(0, min(_TRIED, len(data))))
+            rows = slice(0, size)
             with torch.no_grad():
-                if network.takes_module:
-                    network.loss_of(batch)
-                    return
-                outputs = network.outputs(batch)
+                check_on_trial(network, self._metrics, data.batch(rows), size, data.weights_of(rows))
         except BadInput:
             raise
         except RunFailed as error:
             raise BadInput(f"held_out: {error}") from None
         except Exception as error:
             raise BadInput(f"the module fails on held_out: {describe_error(error)}") from None
-        if not isinstance(outputs, torch.Tensor):
-            raise BadInput(f"a metric needs outputs that are one tensor, got {type(outputs).__name__}")
-        targets = batch[-1]
-        fits = outputs.dim() == targets.dim() + 1 if self.metric == "accuracy" else outputs.numel() == targets.numel()
-        if not (own_metrics or fits):
-            raise BadInput(
-                f"{self.metric} cannot be computed from outputs of shape {tuple(outputs.shape)} and targets of shape "
-                f"{tuple(targets.shape)}; give metrics={{name: function}}"
-            )
 
     def split(self, partitions: int, shares: Sequence[int] | None = None) -> TorchPartitions:
         """Divide the samples into partitions; raise :class:`~anyk.errors.BadInput` if there are fewer."""
         ends, data = cut(self.samples, partitions, shares), self._data
         if self.uneven is not None and isinstance(data, Arrays) and (labels := labels_of(data)) is not None:
             data = data.select_rows(self.uneven.order(labels, ends))
-        return TorchPartitions(self._network, data, ends, self._microbatch, self.changing_values)
+        alone = data.weights is not None and self._network.alone
+        most = 1 if alone else self._microbatch
+        parts = TorchPartitions(self._network, data, ends, most, self.changing_values)
+        parts.by_weight = self.by_weight
+        return parts
 
     def with_values(self, leaves: Leaves) -> TorchProblem:
         """Return the problem with other values, with which it is evaluated."""
@@ -456,7 +498,7 @@ class TorchProblem(NetworkProblem):
         """Return a digest of the data; for a data set that is read item by item, of the arrays in it."""
         data_sets = (self._data, self._held_out)
         parts = [None if data is None else data.arrays if data.in_memory else data.mark for data in data_sets]
-        return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays))
+        return digest_of(*parts, *(() if self.uneven is None else self.uneven.digest_arrays), *self._weights())
 
     def _network_at(self, w: Vector, *, all_items: bool = False) -> Network:
         """Return the network at ``w``, ready to evaluate; the last network is cached.
@@ -510,9 +552,24 @@ class TorchProblem(NetworkProblem):
             norm.momentum = momentum
 
     def _parts(self, data: Samples) -> Iterator[SampleBatch]:
-        return data.parts(0, len(data), most=self._microbatch or DEFAULT_MICROBATCH)
+        return data.parts(0, len(data), most=self._most_of(data))
+
+    def _most_of(self, data: Samples) -> int:
+        """Return the largest number of samples that are computed together."""
+        alone = data.weights is not None and self._network.alone
+        return 1 if alone else self._microbatch or DEFAULT_MICROBATCH
+
+
+def _only_one(loaded: Any, given: Any, name: str) -> Any:
+    """Return what a loader has or else what was given; raise :class:`~anyk.errors.BadInput` if there are both."""
+    if loaded is not None and given is not None:
+        raise BadInput(f"the DataLoader has {name} of its own; leave one of them out")
+    return given if loaded is None else loaded
 
 
 def _count_range(count: Callable[[Any], Any], data: Samples, most: int, ends: tuple[int, int]) -> bytes:
     """Return the number of terms in consecutive samples, from the first of ``ends`` up to the second, as text."""
-    return str(sum(count_terms(count, part.batch) for part in data.parts(*ends, most=most))).encode()
+    total = 0.0
+    for part in data.parts(*ends, most=most):
+        total += count_terms(count, part.batch) * (1.0 if part.weights is None else float(part.weights[0]))
+    return str(total).encode()

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Array
+from anyk.arrays import Array, Floats
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.data.sample_batches import Batch, SampleBatch
+from anyk.problems.generators import seeded_generators
 from anyk.problems.values import arguments, check_taken, taken_by
 
 if TYPE_CHECKING:
@@ -56,7 +58,9 @@ class Network:
       it is a sum.
     - ``scale``: the factor of a sum of losses after which it can be divided by the number of samples, if the mean is
       over other terms.
-    - ``unknown``: a target that the loss's mean omits, if the number of the other targets was not counted.
+    - ``ignored``: a target that the loss's mean omits; ``unknown``: the same, if the number of the other targets was
+      not counted.
+    - ``alone``: whether the loss of a weighted sample is computed from a batch of this sample alone.
     - ``threads``: the number of threads with which a worker computes gradients.
     - ``values``: the current values of the problem, by name (:class:`~anyk.problems.values.Values`). ``for_module``,
       ``for_loss``: those that the module and the loss take.
@@ -73,7 +77,9 @@ class Network:
     count: Callable[[Batch], Any] | None = None
     threads: int = 1
     scale: float = 1.0
+    ignored: int | None = None
     unknown: int | None = None
+    alone: bool = False
     place: torch.device | None = None
     values: ByName = field(default_factory=dict)
     for_module: tuple[str, ...] = ()
@@ -147,16 +153,26 @@ class Network:
             outputs: torch.Tensor = self.module(*batch[:-1], **arguments(self.for_module, self.values))
         return outputs
 
-    def loss_of(self, batch: Batch) -> torch.Tensor:
-        """Return the loss of a batch: one number."""
-        return self.loss_at(self.module, batch) if self.takes_module else self.loss_at(self.outputs(batch), batch[-1])
+    def loss_of(self, batch: Batch, weights: Floats | None = None) -> torch.Tensor:
+        """Return the loss of a batch: one number; ``weights``: as for :meth:`loss_at`."""
+        if self.takes_module:
+            return self.loss_at(self.module, batch, weights)
+        return self.loss_at(self.outputs(batch), batch[-1], weights)
 
-    def loss_at(self, outputs: Any, targets: Batch) -> torch.Tensor:
-        """Return the loss of outputs and targets, or of the module and a batch: one number."""
+    def loss_at(self, outputs: Any, targets: Batch, weights: Floats | None = None) -> torch.Tensor:
+        """Return the loss of outputs and targets, or of the module and a batch: one number.
+
+        With ``weights`` of samples it is the weighted sum of their losses, unless these are computed alone.
+        """
         import torch
 
         with self._autocast():
-            loss: Any = self.loss(outputs, targets, **arguments(self.for_loss, self.values))
+            if weights is None or self.alone:
+                loss: Any = self.loss(outputs, targets, **arguments(self.for_loss, self.values))
+            else:
+                losses = self._sample_losses(outputs, targets)
+                factors = torch.as_tensor(weights, dtype=losses.dtype, device=losses.device)
+                loss = (losses * factors)[factors != 0].sum()
         if not isinstance(loss, torch.Tensor) or loss.dim():
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise BadInput(f"the loss must give one number for a batch, its mean or sum, got {shape}")
@@ -172,8 +188,55 @@ class Network:
         """Return the number of terms of a batch's loss: its ``size`` samples, or the number that ``count`` returns."""
         return size if self.count is None else count_terms(self.count, batch)
 
-    def loss_factor(self, batch: Batch, size: int) -> float:
+    def _sample_losses(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each sample, shape (samples,)."""
+        import torch
+
+        loss: Any = self.loss
+        count = len(targets)
+        if type(loss).__module__ == "torch.nn.modules.loss" and hasattr(loss, "reduction"):
+            unreduced = copy.copy(loss)
+            unreduced.reduction = "none"
+            terms: torch.Tensor = unreduced(outputs, targets).reshape(count, -1)
+            return terms.mean(dim=1) if loss.reduction == "mean" else terms.sum(dim=1)
+        singles = [slice(i, i + 1) for i in range(count)]
+        return torch.stack([self.loss_at(map_tensors(outputs, itemgetter(one)), targets[one]) for one in singles])
+
+    def check_weighted(self, batch_of: Callable[[slice], Batch], samples: int) -> None:
+        """Find out whether the losses of weighted samples follow from the outputs of a batch, in evaluation mode.
+
+        Otherwise each sample is computed alone, which batch norm does not allow.
+        """
+        import torch
+
+        self.alone = self.opaque
+        module = self.module
+        training = module.training
+        module.eval()
+        try:
+            if not self.alone:
+                with torch.no_grad(), seeded_generators(0, torch.device("cpu")):
+                    batch = batch_of(slice(0, samples))
+                    losses = self._sample_losses(self.outputs(batch), batch[-1])
+                    singles = [self.loss_of(batch_of(slice(i, i + 1))) for i in range(samples)]
+                near = 0.02 if self.precision else 1e-3
+                self.alone = not torch.allclose(losses.double(), torch.stack(singles).double(), rtol=near, atol=1e-6)
+        except Exception:  # outputs that have no entry for each sample
+            self.alone = True
+        finally:
+            module.train(training)
+        if self.alone and norms_of(module):
+            raise BadInput(
+                "the losses of weighted samples are computed one by one here, and a module with batch norm needs "
+                "several samples together; give a loss of (outputs, targets) without count, with an output for each "
+                "sample, or another normalisation"
+            )
+
+    def loss_factor(self, batch: Batch, size: int, weights: Floats | None = None) -> float:
         """Return the factor of a batch's loss in the sum that is divided by the number of samples."""
+        if weights is not None:  # those of several samples are in their loss
+            weight = float(weights[0]) if self.alone else float(weights.any())
+            return weight and weight * self.loss_factor(batch, 1)
         unknown = self.unknown
         if unknown is not None and not batch[-1].is_floating_point() and bool((batch[-1] == unknown).any()):
             raise BadInput(
@@ -192,9 +255,28 @@ class Network:
         with torch.no_grad():
             for part in parts:
                 batch = self.on_device(part.batch)
-                if factor := self.loss_factor(batch, part.size):
-                    total += float(self.loss_of(batch)) * factor
+                if factor := self.loss_factor(batch, part.size, part.weights):
+                    total += float(self.loss_of(batch, part.weights)) * factor
         return total
+
+    def loss_and_terms(self, batch: Batch, outputs: Any, part: SampleBatch) -> tuple[float, float]:
+        """Return the sum of the losses of a batch of held-out samples, and the number of their terms, both weighted."""
+        weights = part.weights
+        if weights is None or self.alone:
+            weight = 1.0 if weights is None else float(weights[0])
+            terms = self.terms(batch, part.size)
+            if self.ignored is not None and not batch[-1].is_floating_point():
+                terms = float((batch[-1] != self.ignored).sum())
+            if not terms * weight:
+                return 0.0, 0.0
+            loss = self.loss_at(self.module, batch) if self.takes_module else self.loss_at(outputs, batch[-1])
+            return weight * float(loss) * (terms if self.mean else 1.0), weight * terms
+        self.loss_factor(batch, 1)
+        terms = float(weights.sum())
+        if self.ignored is not None and not batch[-1].is_floating_point():
+            counts = (batch[-1] != self.ignored).reshape(part.size, -1).sum(dim=1)
+            terms = float(counts.cpu().numpy() @ weights)
+        return float(self.loss_at(outputs, batch[-1], weights)), terms
 
     def _autocast(self) -> Any:
         import torch
@@ -292,56 +374,3 @@ def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchN
     from torch.nn.modules.batchnorm import _BatchNorm
 
     return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
-
-
-Metric = Callable[[Any, Any], Any]
-Metrics = Mapping[str, Metric | None]  # None: the problem's own loss
-
-
-def default_metrics(network: Network, batch: Batch, ignored: int | None) -> Metrics:
-    """Return the default metric, by name; ``ignored``: the target that does not count."""
-    if network.takes_module:
-        return {"loss": None}
-    return {"mse": _mse} if batch[-1].is_floating_point() else {"accuracy": partial(_accuracy, ignored=ignored)}
-
-
-def compute_metrics(network: Network, metrics: Metrics, parts: Iterator[SampleBatch]) -> dict[str, float]:
-    """Return the metrics of a network in evaluation mode, by name.
-
-    Functions of (outputs, targets) receive all samples together; functions of (module, batch) are averaged over the
-    samples, or over the counted terms of the loss.
-    """
-    import torch
-
-    if network.takes_module:
-        return _averages(network, metrics, parts)
-    pairs = [(network.outputs(network.on_device(part.batch)).cpu(), part.batch[-1].cpu()) for part in parts]
-    outputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-    return {name: float(metric(outputs, targets)) for name, metric in metrics.items() if metric is not None}
-
-
-def _averages(network: Network, metrics: Metrics, parts: Iterator[SampleBatch]) -> dict[str, float]:
-    totals, count = dict.fromkeys(metrics, 0.0), 0.0
-    for part in parts:
-        batch = network.on_device(part.batch)
-        terms = network.terms(batch, part.size)
-        if not terms:
-            continue
-        count += terms
-        for name, metric in metrics.items():
-            if metric is None:
-                totals[name] += float(network.loss_of(batch)) * (terms if network.mean else 1.0)
-            else:
-                totals[name] += float(metric(network.module, batch)) * terms
-    return {name: total / count if count else float("nan") for name, total in totals.items()}
-
-
-def _accuracy(outputs: torch.Tensor, targets: torch.Tensor, ignored: int | None = None) -> float:
-    """Return the share of targets with the largest output; classes are the second axis, as in torch, or the last."""
-    classes = 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else -1
-    right = outputs.argmax(dim=classes) == targets
-    return float((right if ignored is None else right[targets != ignored]).double().mean())
-
-
-def _mse(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-    return float(((outputs.double().reshape(targets.shape) - targets) ** 2).mean())

@@ -25,6 +25,7 @@ from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
 from anyk.problems.generators import preserved_generators, seed_all
 from anyk.problems.network_problem import check_lengths, number_array
+from anyk.problems.torch.loaders import has_plain_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -97,13 +98,15 @@ class Reading(NamedTuple):
     """The conversion of items to samples, and of samples to a batch.
 
     ``collate``: combines samples, by default as torch does. ``free``: a batch may have any type. ``transform``: turns
-    an item into a training sample, ``eval_transform`` into one for evaluation.
+    an item into a training sample, ``eval_transform`` into one for evaluation. ``as_many``: whether a batch must have
+    as many samples as items, because its loss is a mean.
     """
 
     collate: Callable[[list[Any]], Any] | None = None
     free: bool = False
     transform: Callable[[Any], Any] | None = None
     eval_transform: Callable[[Any], Any] | None = None
+    as_many: bool = False
 
     @property
     def evaluated(self) -> Reading:
@@ -122,6 +125,7 @@ class Reading(NamedTuple):
 class Items(Samples):
     """Samples of a map-style data set, read when they are needed: ``data[i]`` is (inputs …, target)."""
 
+    takes_weights = True
     processes = 0  # number of processes that each worker starts to read items
     _readers: _Readers | None = None
 
@@ -144,6 +148,7 @@ class Items(Samples):
         """Return ``samples`` of the items, which keep their numbers."""
         some, rows = copy(self), some_rows(len(self), samples, of)
         some._rows = self._rows if isinstance(rows, slice) else rows
+        some.weights = self.weights_of(rows)
         return some
 
     @property
@@ -198,13 +203,33 @@ class Items(Samples):
             by = "torch's default_collate" if collate is None else "collate_fn"
             reason = f"({by}): {describe_error(error)}"
             raise CannotCombine(f"items {_listed(numbers)} of the data set cannot be put together {reason}") from error
+        if isinstance(batch, Mapping):
+            batch = dict(batch)  # tokenizers have mappings of their own
+        if self._reading.as_many and collate is not None:
+            self._check_size(batch, len(items))
         if free:
-            return dict(batch) if isinstance(batch, Mapping) else batch  # tokenizers have mappings of their own
+            return batch
         parts = batch if isinstance(batch, (tuple, list)) else ()
         if len(parts) < 2 or not all(isinstance(part, torch.Tensor) for part in parts):
             what, got = ("an item of a data set", items[0]) if collate is None else ("a batch", batch)
             raise BadInput(f"{what} {_PAIR}, got {_described(got)}; {_OTHERWISE}")
         return tuple(parts)
+
+    def _check_size(self, batch: Batch, items: int) -> None:
+        """Refuse a batch with another number of samples than items: its mean would have a wrong weight."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        parts = batch[-1] if isinstance(batch, (tuple, list)) and batch and not self._reading.free else batch
+        tensors = [leaf for leaf in pytree.tree_leaves(parts) if isinstance(leaf, torch.Tensor)]
+        lengths = sorted({len(tensor) for tensor in tensors if tensor.dim()})
+        if lengths and items not in lengths:
+            found = " or ".join(map(str, lengths))
+            raise BadInput(
+                f"collate_fn makes a batch of {found} samples of {items} items, so that the mean of its loss would "
+                f"count as that of {items}; give count=…, a function of a batch that returns the number of terms in "
+                "its mean, or a loss that is a sum, with reduction='sum'"
+            )
 
 
 _PAIR = "must be a tuple of tensors or numbers, the inputs and then the target"
@@ -257,22 +282,17 @@ def samples_of(data: object, name: str, dtype: DType, reading: Reading) -> Sampl
 def finite_samples_of(data: Any, name: str, dtype: DType, reading: Reading) -> Samples:
     """Return the same as :func:`samples_of`, but refuse streams."""
     import torch
-    from torch.utils.data import DataLoader, IterableDataset
+    from torch.utils.data import IterableDataset
 
     if isinstance(data, Stream | IterableDataset):
         raise BadInput(ENDS)
-    if isinstance(data, DataLoader):
-        raise BadInput(
-            f"{name} is a DataLoader, but it is strategies that draw mini-batches ('uncoded:batch=32'); give what "
-            "the loader reads, loader.dataset, and its collate_fn where that is yours"
-        )
     if isinstance(data, Shards):
         reading.refuse_arrays(name, "shards of arrays")
         samples = ShardSamples(data, partial(_as_arrays, dtype), Tensors)
         if samples.named and not reading.free:
             raise BadInput(f"the files of {name} hold arrays by name; {_NAMED}")
         return samples
-    if hasattr(data, "tensors") and isinstance(data.tensors, tuple):  # torch's TensorDataset
+    if reading.collate is None and reading.transform is None and has_plain_tensors(data):
         data = data.tensors
     listed = isinstance(data, list) and all(isinstance(part, (np.ndarray, torch.Tensor)) for part in data)
     listed = listed and reading.collate is None and reading.transform is None  # else its tensors are items

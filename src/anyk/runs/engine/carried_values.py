@@ -24,6 +24,7 @@ class CarriedValues:
     def __init__(self, cluster: Cluster, values: Values, log: RunLog | None) -> None:
         self._cluster, self._values, self._log = cluster, values, log
         self.leaves = values.initial
+        self.rounds = 1  # versions for each step of a loop that accumulates gradients, from which schedules count
         self._places: tuple[int, ...] = ()  # of the arrays that have changed
         self._content, self._pieces = -1, 0  # the newest content, and the number of its pieces
         self._changed = False  # whether an array has changed since
@@ -76,7 +77,7 @@ class CarriedValues:
 
     def attach(self, slot: str, version: int, step: int) -> None:
         """Let a version that is about to be published carry the values at a step."""
-        self._take(self._values.at(self.leaves, step))
+        self._take(self._values.at(self.leaves, step // self.rounds))
         if not self._values.names and not self._places:
             return  # nothing has ever changed
         if self._changed:

@@ -91,6 +91,7 @@ def wrong_rows(table: str) -> str:
     return " OR ".join(f"({condition})" for condition in conditions)
 
 
+ASSUMED = "data"  # the kind of a note on how a problem's data were understood
 DIFFERENT = "different messages"  # the kind of a note on workers that sent different messages of the same work
 RESET = "workers reset"  # the kind of a note that workers' states were lost when the run was resumed
 START = "Start"  # the first event of a run, with the workers that are present

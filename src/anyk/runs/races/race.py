@@ -21,7 +21,7 @@ from anyk.optimizers import Optimizer
 from anyk.plain import ByName
 from anyk.problems.base import Problem, Tell
 from anyk.runs.callbacks import Callbacks, check_callbacks
-from anyk.runs.defaults import usual_optimizer
+from anyk.runs.defaults import usual_optimizer, with_usual_batch
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
 from anyk.runs.folder.digests import digests_of, files_of, with_callbacks, with_plugins
@@ -192,7 +192,7 @@ def race(
     optimizer, checked_callbacks = usual_optimizer(trained, optimizer), check_callbacks(callbacks)
     check_evaluation(trained, evaluate, limits)
     for spec in specs:
-        strategy = build_strategy(spec, workers=workers)
+        strategy = with_usual_batch(trained, build_strategy(spec, workers=workers), spec)
         check_rows(trained, strategy)
         check_evaluate(evaluate, strategy, target)
     own = {"cluster": cluster, "models": models, "runs": names, "seeds": seeds}

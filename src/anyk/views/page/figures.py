@@ -134,7 +134,7 @@ def curves(lines: Sequence[Line], value: str, name: str, *, clock: str, target: 
     for side, label in (("below", clock), ("left", value)):
         axis = LogAxis(visible=False, name="log", formatter=_plain_numbers(), axis_label=PlainText(text=label))
         plot.add_layout(axis, side)
-    falls = value in ("loss", "mse")
+    falls = value in ("loss", "mse", "held_out_loss")
     low = None if falls else lower_end([(line.by["seconds"][0], line.by["seconds"][1]) for line in lines])
     plot.tags = [clock, "" if target is None else target, "" if low is None else low]
     if target is not None:

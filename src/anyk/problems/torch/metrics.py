@@ -1,0 +1,220 @@
+"""Metrics of a PyTorch problem on held-out samples: those that its loss determines, and those of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from anyk.arrays import Floats
+from anyk.errors import BadInput
+from anyk.problems.data.sample_batches import Batch, SampleBatch
+from anyk.problems.network_problem import HELD_OUT_LOSS, Collected, fresh, is_collected, metric_number, with_weights
+from anyk.problems.torch.network import Network, map_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+Metric = Callable[..., Any] | Collected
+Metrics = Mapping[str, "Metric | PerTarget | None"]  # None: the problem's own loss
+_OWN = "give metrics={'name': function} for another metric"
+
+
+@dataclass(frozen=True)
+class PerTarget:
+    """A mean over the targets of values that outputs and targets determine.
+
+    ``values(outputs, targets)`` returns a value for each target, and which of the targets count (None: all); each has
+    the samples as its first axis.
+    """
+
+    values: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+
+
+@dataclass(frozen=True)
+class _RightClass:
+    """Whether the largest output is that of the target; classes are the second axis, as in torch's losses.
+
+    Targets that do not count in the loss do not count here: ``ignored`` ones, and those of classes with weight 0.
+    """
+
+    ignored: int
+    weight: torch.Tensor | None
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        counts = targets != self.ignored
+        if self.weight is not None:
+            counts = counts & (self.weight.cpu() != 0)[targets.where(counts, 0)]
+        return outputs.argmax(dim=1) == targets, counts
+
+
+@dataclass(frozen=True)
+class _RightSide:
+    """Whether an output is above the threshold exactly where its target is 1; ``weight`` as in the loss."""
+
+    threshold: float
+    weight: torch.Tensor | None
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        import torch
+
+        if not _are_bits(targets):
+            raise BadInput(f"accuracy is for targets of 0 and 1, and some held-out targets are others; {_OWN}")
+        right = (outputs > self.threshold) == (targets == 1)
+        return right, None if self.weight is None else torch.broadcast_to(self.weight.cpu() != 0, right.shape)
+
+
+def _squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return (outputs.double() - targets.double()) ** 2, None
+
+
+def _are_bits(targets: torch.Tensor) -> bool:
+    return bool(((targets == 0) | (targets == 1)).all())
+
+
+def default_metrics(network: Network, targets: Any) -> Metrics:
+    """Return the metric that a loss determines, by name, else the loss of the held-out samples.
+
+    ``targets``: held-out targets, all of them if they are in memory. Losses of ``torch.nn`` determine a metric, also as
+    functions of ``torch.nn.functional``. A subclass or a function of the user may give outputs and targets any meaning,
+    which is not guessed from their shapes.
+    """
+    from torch import nn
+
+    functions = {
+        nn.functional.cross_entropy: nn.CrossEntropyLoss,
+        nn.functional.nll_loss: nn.NLLLoss,
+        nn.functional.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+        nn.functional.binary_cross_entropy: nn.BCELoss,
+        nn.functional.mse_loss: nn.MSELoss,
+    }
+    loss: Any = network.loss
+    if isinstance(loss, FunctionType):
+        loss = next((made() for function, made in functions.items() if function is loss), loss)
+    kind = type(loss)
+    if kind in (nn.CrossEntropyLoss, nn.NLLLoss) and not targets.is_floating_point():
+        return {"accuracy": PerTarget(_RightClass(int(loss.ignore_index), loss.weight))}
+    if kind in (nn.BCEWithLogitsLoss, nn.BCELoss) and _are_bits(targets):
+        return {"accuracy": PerTarget(_RightSide(0.0 if kind is nn.BCEWithLogitsLoss else 0.5, loss.weight))}
+    if kind is nn.MSELoss:
+        return {"mse": PerTarget(_squared_error)}
+    return {HELD_OUT_LOSS: None}
+
+
+class _Mean:
+    """A weighted mean, to which values are added."""
+
+    total = count = 0.0
+
+    def add(self, total: float, count: float) -> None:
+        self.total += total
+        self.count += count
+
+    @property
+    def value(self) -> float:
+        return self.total / self.count if self.count else float("nan")
+
+
+def compute_metrics(network: Network, metrics: Metrics, parts: Iterator[SampleBatch]) -> dict[str, float]:
+    """Return the metrics of a network in evaluation mode, by name.
+
+    Objects with ``update`` and ``compute`` receive batch after batch, and start anew each time. Functions of (outputs,
+    targets) receive all samples together; functions of (module, batch) are averaged over the samples, or over the
+    counted terms of the loss. The loss and default metrics are averaged with the samples' weights.
+    """
+    import torch
+
+    means = {name: _Mean() for name in metrics}
+    collected = {name: fresh(metric) for name, metric in metrics.items() if is_collected(metric)}
+    kept: list[tuple[Any, Any, torch.Tensor | None]] = []  # for functions of all samples
+    functions = {
+        name: metric
+        for name, metric in metrics.items()
+        if callable(metric) and name not in collected and not isinstance(metric, PerTarget)
+    }
+    for part in parts:
+        batch = network.on_device(part.batch)
+        outputs = None if network.takes_module else network.outputs(batch)
+        if HELD_OUT_LOSS in metrics and metrics[HELD_OUT_LOSS] is None:
+            means[HELD_OUT_LOSS].add(*network.loss_and_terms(batch, outputs, part))
+        weights = None if part.weights is None else torch.from_numpy(part.weights)
+        if network.takes_module:
+            arguments: tuple[Any, Any] = network.module, batch
+        else:
+            arguments = map_tensors(outputs, lambda tensor: tensor.cpu()), map_tensors(part.batch[-1], _on_cpu)
+        for name, metric in metrics.items():
+            if isinstance(metric, PerTarget):
+                means[name].add(*_over_targets(name, metric, *arguments, part.weights))
+        for name, metric in collected.items():
+            with_weights(metric.update, name, arguments, weights)
+        if not functions:
+            continue
+        if not network.takes_module:
+            kept.append((*arguments, weights))
+            continue
+        terms = network.terms(batch, part.size) * (1.0 if part.weights is None else float(part.weights.mean()))
+        for name, metric in functions.items():
+            if terms:
+                means[name].add(metric_number(name, metric(*arguments)) * terms, terms)
+    values = {name: mean.value for name, mean in means.items()}
+    values |= {name: metric_number(name, metric.compute()) for name, metric in collected.items()}
+    if kept:
+        outputs, targets, weights = _together(kept, next(iter(functions)))
+        for name, metric in functions.items():
+            values[name] = metric_number(name, with_weights(metric, name, (outputs, targets), weights))
+    return values
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu()
+
+
+def _over_targets(
+    name: str, metric: PerTarget, outputs: torch.Tensor, targets: torch.Tensor, weights: Floats | None
+) -> tuple[float, float]:
+    """Return the sum of a batch's values, and the number of its targets that count, both weighted."""
+    import torch
+
+    try:
+        values, counts = metric.values(outputs, targets)
+    except (RuntimeError, IndexError) as error:
+        raise BadInput(
+            f"{name} cannot be computed from outputs of shape {tuple(outputs.shape)} and targets of shape "
+            f"{tuple(targets.shape)}; {_OWN}"
+        ) from error
+    values = values.double()
+    shares = torch.ones_like(values) if counts is None else counts.double()
+    if weights is not None:
+        shares = shares * torch.from_numpy(weights).view(-1, *[1] * (values.dim() - 1))
+    # not a product: what does not count need not be finite
+    return float((values.where(shares != 0, 0.0) * shares).sum()), float(shares.sum())
+
+
+def _together(kept: list[tuple[Any, Any, Any]], name: str) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """Return outputs, targets and weights of all held-out samples; raise if they cannot be put together."""
+    import torch
+
+    outputs, targets, weights = zip(*kept, strict=True)
+    for one in outputs:
+        if not isinstance(one, torch.Tensor):
+            raise BadInput(
+                f"metric '{name}' needs outputs that are one tensor, got {type(one).__name__}; one with update and "
+                "compute receives them as they are"
+            )
+    try:
+        whole = torch.cat(outputs), torch.cat(targets)
+    except (RuntimeError, TypeError):
+        shapes = " and ".join(str(tuple(shape)) for shape in sorted({one.shape[1:] for one in outputs})[:2])
+        raise BadInput(
+            f"metric '{name}' is a function of all outputs and targets together, and those of held-out batches differ "
+            f"in shape ({shapes} for each sample); give an object with update and compute, which receives batch after "
+            "batch"
+        ) from None
+    return *whole, None if weights[0] is None else torch.cat(weights)
+
+
+def check_on_trial(network: Network, metrics: Metrics, batch: Batch, size: int, weights: Floats | None) -> None:
+    """Raise :class:`~anyk.errors.BadInput` if default metrics cannot be computed from a few held-out samples."""
+    own = {name: metric for name, metric in metrics.items() if metric is None or isinstance(metric, PerTarget)}
+    compute_metrics(network, own, iter([SampleBatch(batch, size, 0, None, weights)]))
