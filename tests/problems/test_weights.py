@@ -147,7 +147,7 @@ def test_a_step_is_one_of_the_weighted_mean_under_any_code(name):
 
 def chosen(problem, partition, batch, version, partitions=4):
     messages = Messages(problem.split(partitions), seed=3)
-    chunk = Chunk("model", (partition,), (1.0,), batch=batch)
+    chunk = Chunk((partition,), (1.0,), batch=batch)
     return messages, chunk, messages.rows(partition, chunk, version)
 
 
