@@ -648,3 +648,20 @@ def test_a_target_of_an_undefined_metric_is_refused(tmp_path):
         done.exit_code == 2 and "auc is not defined on the held-out rows (nan), as when they belong to" in done.output
     )
     assert "the 2 held-out rows are of one class ('no')" in done.output
+
+
+def test_a_receipt_shows_the_values_of_its_step(tmp_path):
+    (tmp_path / "annealed.py").write_text(
+        "import torch, anyk\n"
+        "def loss(outputs, targets, beta):\n"
+        "    return torch.nn.functional.mse_loss(outputs, targets) + beta * outputs.pow(2).mean()\n"
+        "def make():\n"
+        "    X = torch.linspace(-1.0, 1.0, 60).reshape(20, 3)\n"
+        "    values = {'beta': lambda step: 0.5 * step}\n"
+        "    return anyk.problems.TorchProblem(torch.nn.Linear(3, 1), loss, (X, X[:, :1]), values=values)\n"
+    )
+    problem = ["--problem", f"{tmp_path / 'annealed.py'}:make", "--optimizer", "gd", "--lr", "0.05"]
+    folder = str(tmp_path / "run")
+    made = run("train", *problem, "--workers", "2", "--cluster", "simulated", "--steps", "3", "--out", folder)
+    assert made.exit_code == 0, made.output
+    assert "values: beta = 1.0\n" in run("show", folder, "--step", "3").output

@@ -186,8 +186,8 @@ def test_rounding_is_no_difference():
     problem = problem_of(lambda i: 0.0, module=Rounding(5, 3))
     factor = iter([1.0, 1.0 + 1e-12, 1.0 - 1e-12, 1.0 + 1e-12])
     parts = problem.split(2)
-    parts.compare_replicas()
+    parts.compare_workers(replicas=True)
     parts.load([0])
     factor = iter([1.0, 1.0 + 1e-4])
     with pytest.raises(BadInput, match=r"two gradients that are 0\.0\d+ % apart"):
-        problem.split(2).compare_replicas()
+        problem.split(2).compare_workers(replicas=True)

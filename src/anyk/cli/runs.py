@@ -349,9 +349,12 @@ def _expanded(run: Run) -> str:
 
 def _show_receipt(run: Run, step: int) -> None:
     receipt = run.receipt(step)
-    lines = [
-        f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}",
-        *[receipt.fleet] * bool(receipt.fleet),
+    lines = [f"step {step} at {receipt.time:.3f} s: residual {receipt.residual:.3g}, gain {receipt.gain:.3g}"]
+    if receipt.fleet:
+        lines.append(receipt.fleet)
+    if receipt.values:
+        lines.append(f"values: {', '.join(f'{name} = {value}' for name, value in receipt.values.items())}")
+    lines += [
         "partitions counted with weight:",
         "  " + " ".join(f"{weight:.3g}" for weight in receipt.weights),
         f"{len(receipt.used)} messages used:",

@@ -221,6 +221,16 @@ class Messages:
                     seen(j, gradient)
             self.add(out, ids, item, coefficients[item], gradient)
 
+    def carry(self, numbers: Sequence[float], places: Sequence[int], content: Sequence[Vector]) -> None:
+        """Compute the next gradients with the values that a version carries (:class:`~anyk.clusters.store.Carried`).
+
+        ``content``: the pieces of the arrays at ``places``.
+        """
+        for partitions in (self.partitions, *(piece.partitions for piece in self._pieces.values())):
+            carry = partition_abilities(partitions).carry
+            assert carry is not None  # the problem has values
+            carry(numbers, places, content)
+
     def compared(self, version: int) -> int:
         """Return the partition whose gradients are compared between its workers at a version; -1: none.
 

@@ -13,6 +13,25 @@ from anyk.clusters.messages import WHOLE, Messages
 from anyk.protocol import Chunk, RequestMessage, Task
 
 Place = tuple[int, int]  # a message, by its task and chunk
+CARRIED = "carried"  # with a number, the slot name of pieces of the arrays that versions carry
+
+
+class Carried(NamedTuple):
+    """The values that a model version carries (:class:`~anyk.problems.values.Values`), as plain data.
+
+    ``numbers``: all numbers. ``places``: the arrays that may differ from the initial ones, by their places among the
+    leaves. ``content``: the number of these arrays' content, whose ``pieces`` are stored like models.
+    """
+
+    numbers: tuple[float, ...]
+    places: tuple[int, ...] = ()
+    content: int = -1
+    pieces: int = 0
+
+    @property
+    def stored(self) -> list[tuple[str, int]]:
+        """The keys of the pieces in the store."""
+        return [(f"{CARRIED} {piece}", self.content) for piece in range(self.pieces)]
 
 
 class Message(NamedTuple):
@@ -33,6 +52,7 @@ class VectorStore:
     def __init__(self, messages: Messages | None = None) -> None:
         self._messages = messages
         self._models: dict[tuple[str, int], Vector] = {}
+        self.carried: dict[tuple[str, int], Carried] = {}  # by slot and version, of those that carry values
         self.arrived: dict[Place, Message] = {}
         self.readers: dict[Place, int] = {}  # the number of tasks in flight that start from a message
         self.freed: set[Place] = set()  # messages that only tasks in flight still need
@@ -60,8 +80,15 @@ class VectorStore:
         return self._models[slot, version]
 
     def release(self, slot: str, version: int) -> None:
-        """Drop a version."""
+        """Drop a version, and the content that no other version carries."""
         self._models.pop((slot, version), None)
+        self._drop_carried(slot, version)
+
+    def _drop_carried(self, slot: str, version: int) -> None:
+        carried = self.carried.pop((slot, version), None)
+        if carried is not None and all(other.content != carried.content for other in self.carried.values()):
+            for key in carried.stored:
+                self.release(*key)
 
     def restore_message(self, worker: int, task: int, chunk: int, ids: tuple[int, ...], message: Vector) -> None:
         """Store a message of a checkpoint as if it had just arrived."""

@@ -23,6 +23,7 @@ from anyk import keyed
 from anyk.arrays import Array, DType, Vector
 from anyk.errors import BadInput
 from anyk.plain import ByName
+from anyk.problems.values import Leaves, Values
 
 Ends = NDArray[np.int64]  # where consecutive pieces of samples begin and the last one ends
 Index = NDArray[np.intp]  # the type with which NumPy scatters fastest
@@ -74,6 +75,7 @@ class PartitionAbilities:
       partitions are assigned during the run. None: such workers receive all data at the start.
     - ``piece(first, last)``: consecutive partitions as an object with one partition, so that a worker computes them
       together. None: it computes one after the other.
+    - ``carry(numbers, places, content)``: compute the next gradients with these of the problem's ``changing_values``.
     - ``draw_rows(partition, count, random)``: the sorted rows of a mini-batch, drawn from a NumPy generator; None: they
       are drawn without replacement, each with the same probability.
     - ``partial_loss(partition, w, rows=None)``: the sum of the partition's sample losses at ``w``, over these rows or
@@ -87,13 +89,21 @@ class PartitionAbilities:
     adopt: Callable[[Any], None] | None = None
     piece: Callable[[int, int], Any] | None = None
     partial_loss: Callable[..., float] | None = None
+    carry: Callable[[Sequence[float], Sequence[int], Sequence[Vector]], None] | None = None
     _custom: object = None  # partitions whose class is not derived from this one
 
     def compare_replicas(self) -> None:
         """Prepare the comparison of gradients of the same partition, if a user's code computes them.
 
-        Called on the driver, before partitions are sent, if several workers receive the same partition. It sets
-        ``tolerance``, and may compute a small gradient that :meth:`Partitions.load` compares with a worker's. Both
+        Called on the driver, before partitions are sent, if several workers receive the same partition; it sets
+        ``tolerance``.
+        """
+
+    def compare_workers(self, *, replicas: bool) -> None:
+        """Compute a small gradient with which :meth:`Partitions.load` compares a worker's, if a user's code does so.
+
+        Called on the driver, before partitions are sent, under every strategy; ``replicas``: whether a code adds up
+        several workers' gradients of a partition, which then must not depend on the worker. This method and ``load``
         raise :class:`~anyk.errors.BadInput` where gradients differ by more than rounding.
         """
 
@@ -168,6 +178,11 @@ class ProblemAbilities:
       problem's attributes. A run is neither resumed nor replayed with other data.
     - ``smoothness()``: the largest curvature of the objective, whose inverse is the default learning rate.
     - ``predictor()``: the :class:`~anyk.problems.Predictor` that a run stores.
+    - ``changing_values``: numbers and arrays that change during a run and travel with each version of the model
+      (:class:`~anyk.problems.values.Values`). ``with_values(leaves)``: returns the problem with other values, with
+      which it is evaluated; None: it has no values.
+    - ``watch_code()``: returns an object that notices if a user's code computes something else than at the start
+      (:class:`~anyk.problems.watch.Watch`); None: no user's code computes.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
     """
 
@@ -184,6 +199,9 @@ class ProblemAbilities:
     predictor: Callable[[], Any] | None = None
     write_model: Callable[[Any, Path], None] | None = None
     module_at: Callable[[Any], Any] | None = None
+    changing_values: Values | None = None
+    with_values: Callable[[Leaves], Any] | None = None
+    watch_code: Callable[[], Any] | None = None
     _custom: object = None  # a problem whose class is not derived from this one
 
     def sampled(self, samples: int) -> Any:
@@ -300,6 +318,14 @@ def penalty_of(problem: Problem) -> float | Vector:
     """Return the regulariser's factor of each coordinate, shape (d,), or of all coordinates."""
     penalty = abilities_of(problem).penalty
     return problem.l2 if penalty is None else penalty
+
+
+def with_values(problem: Problem, leaves: Leaves) -> Problem:
+    """Return the problem with other values, with which it is evaluated."""
+    change = abilities_of(problem).with_values
+    assert change is not None  # a problem with values has it
+    changed: Problem = change(leaves)
+    return changed
 
 
 def rows_of(problem: Problem) -> str:

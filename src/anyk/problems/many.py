@@ -66,6 +66,10 @@ class ManyPartitions(PartitionAbilities):
             partition_abilities(part).compare_replicas()
             self.tolerance = max(self.tolerance, partition_abilities(part).tolerance)
 
+    def compare_workers(self, *, replicas: bool) -> None:
+        for part in self._parts.values():
+            partition_abilities(part).compare_workers(replicas=replicas)
+
     def check_partial_loss(self) -> None:
         for part in self._parts.values():
             partition_abilities(part).check_partial_loss()
@@ -99,6 +103,12 @@ class ManyProblems(ProblemAbilities):
             values = [getattr(problem, name) for problem in problems]
             if any(value != values[0] for value in values):
                 raise BadInput(f"problems trained together must agree in {name}, got {', '.join(map(str, values))}")
+        for problem in problems:
+            own = abilities_of(problem).changing_values
+            if own is not None and own.names:
+                raise BadInput(
+                    f"problems trained together cannot have values, got {', '.join(own.names)}; train each by itself"
+                )
         self._of = dict(zip(slot_names(len(problems)), problems, strict=True))
         self.dimension, self.dtype, self.samples, self.l2 = first.dimension, first.dtype, first.samples, first.l2
         self.metric: str = first.metric

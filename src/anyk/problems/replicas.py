@@ -12,6 +12,7 @@ from anyk import keyed
 from anyk.arrays import Array, DType, Floats, Vector
 from anyk.errors import BadInput
 from anyk.problems.base import Index, cut
+from anyk.problems.surroundings import Variables, differences
 
 if TYPE_CHECKING:
     pass
@@ -111,30 +112,52 @@ _ADVICE = (
 )
 
 
+_NAMED = 3  # variables that a sentence names at most
+_REMEDY = (
+    "a worker imports modules anew, and what this program has set in them since is not there: make the value an "
+    "attribute of the loss or of the module, bind it with functools.partial, or name it in values="
+)
+_UNKNOWN_CAUSE = (
+    "no variable that the loss, the module and the data set read is different, so they may draw from a generator of "
+    "their own or read the clock, a file, the environment or a library's settings; give them what they need as "
+    "attributes, and draw from the global generator of torch, NumPy or Python, which are seeded alike on all workers"
+)
+
+
 class Trial(NamedTuple):
-    """The driver's sketch of one gradient, and the relative difference that kernels may cause."""
+    """The driver's gradient of a few samples, with which workers compare theirs.
+
+    ``sketch``: sums that represent the gradient. ``limit``: the relative difference that kernels may cause.
+    ``variables``: what the user's code reads (:func:`~anyk.problems.surroundings.variables_of`).
+    """
 
     sketch: Floats
     limit: float
+    variables: Variables
 
     @classmethod
-    def of(cls, compute: Callable[[], Vector], limit: float) -> Trial | None:
+    def of(
+        cls, compute: Callable[[], Vector], limit: float, *, replicas: bool, variables: Variables | None = None
+    ) -> Trial | None:
         """Compute a gradient twice; return None if it is not finite or fails, which the run itself will report.
 
-        Raises :class:`~anyk.errors.BadInput` if the two differ.
+        If the two differ, which a code's ``replicas`` of a partition must not, raises
+        :class:`~anyk.errors.BadInput`; other strategies may draw samples as they like, and nothing can be compared.
         """
         try:
-            trial, again = cls(sketch(compute()), limit), compute()
+            trial, again = cls(sketch(compute()), limit, variables or {}), compute()
         except Exception:
             return None
         if not np.isfinite(trial.sketch).all():
             return None
         apart = trial.apart(again)
-        if not apart <= limit:
+        if apart <= limit:
+            return trial
+        if replicas:
             raise BadInput(
                 f"the same samples at the same model gave two gradients that are {_percent(apart)} apart: {_ADVICE}"
             )
-        return trial
+        return None
 
     def apart(self, gradient: Vector) -> float:
         """Estimate the norm of the difference from a gradient, relative to the larger of the two norms."""
@@ -142,8 +165,8 @@ class Trial(NamedTuple):
         norm = max(np.linalg.norm(own_sketch), np.linalg.norm(self.sketch))
         return float(np.linalg.norm(own_sketch - self.sketch) / norm) if norm else 0.0
 
-    def check(self, compute: Callable[[], Vector]) -> None:
-        """Raise :class:`~anyk.errors.BadInput` if this worker's gradient is not the driver's."""
+    def check(self, compute: Callable[[], Vector], variables: Callable[[], Variables]) -> None:
+        """Raise :class:`~anyk.errors.BadInput` if this worker's gradient is not the driver's, and name the cause."""
         try:
             apart = self.apart(compute())
         except Exception:  # the run itself reports it
@@ -151,8 +174,17 @@ class Trial(NamedTuple):
         if not apart <= self.limit:
             raise BadInput(
                 f"it computes a gradient that is {_percent(apart)} apart from the driver's, of the same samples at the "
-                f"same model: {_ADVICE}"
+                f"same model: {_cause_of(list(differences(self.variables, variables())))}"
             )
+
+
+def _cause_of(different: Sequence[tuple[str, str, str]]) -> str:
+    """Return the likely cause of different gradients; ``different``: name, driver's and worker's value of variables."""
+    if not different:
+        return _UNKNOWN_CAUSE
+    named = [f"{name} is {theirs} on the worker and {own} on the driver" for name, own, theirs in different[:_NAMED]]
+    more = f", and {len(different) - _NAMED} more variables differ" if len(different) > _NAMED else ""
+    return f"{', '.join(named)}{more}; {_REMEDY}"
 
 
 def sketch(gradient: Vector) -> Floats:
@@ -208,8 +240,20 @@ def seed_of_draws(key: int, partition: int, rows: Array | None) -> int:
     return int(keyed.generator(key, "module", partition, rows_key).integers(2**63))
 
 
-def model_like(scales: Sequence[tuple[int, float, float]], dtype: DType) -> Vector:
-    """Return normal random numbers with the (size, mean, standard deviation) of each parameter of the initial model.
+_EQUAL = 0.01  # standard deviation in place of 0
+Scales = list[tuple[int, float, float]]  # size, mean and standard deviation of each parameter of a model
+
+
+def scales_of(parameters: Sequence[Array]) -> Scales:
+    """Return the scales of a model's parameters, of which empty ones are omitted.
+
+    Equal numbers get a small deviation, as a gradient may vanish where all weights are 0.
+    """
+    return [(array.size, float(array.mean()), float(array.std()) or _EQUAL) for array in parameters if array.size]
+
+
+def model_like(scales: Scales, dtype: DType) -> Vector:
+    """Return normal random numbers with the scales of the initial model's parameters.
 
     Workers use them in the place of that model, which is not sent before the run begins.
     """

@@ -227,6 +227,11 @@ class Hooks:
             if hasattr(callback, "stage"):
                 callback.stage(text, always=always)
 
+    @property
+    def of_users(self) -> bool:
+        """Whether a callback is not anyk's own, and may do anything."""
+        return any(not type(callback).__module__.startswith("anyk.") for callback in self.callbacks)
+
     def __getitem__(self, hook: str) -> bool:
         return bool(self._methods[hook])
 

@@ -15,9 +15,10 @@ from anyk.arrays import Vector
 from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
 from anyk.clusters.remote.losses import LossUnknown
-from anyk.errors import RunFailed, describe_error
-from anyk.problems.base import abilities_of
+from anyk.errors import BadInput, RunFailed, describe_error
+from anyk.problems.base import abilities_of, with_values
 from anyk.problems.many import each_of, problem_of
+from anyk.problems.values import Leaves
 from anyk.protocol import Lost, Strategy
 from anyk.runs.callbacks import EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
 from anyk.runs.engine.driver import Driver
@@ -40,6 +41,8 @@ from anyk.runs.spec import Preparation
 
 _LOOKS = 0.3  # seconds between two checks for workers that are to leave
 _PAIRS = 5  # pairs of workers that a note names at most
+AWAY = {"aside": "in another process (where='aside')", "workers": "by workers (where='workers')"}
+_FIRST_SAVE = 1.0  # seconds, at most, until the first checkpoint
 _SWITCH = 2e-4  # seconds after which the evaluating thread must let the driver continue
 
 
@@ -72,6 +75,7 @@ class Launch:
         self._hooks = hooks = Hooks(prepared.callbacks)
         self._announced = self._ended = False  # whether callbacks know of the start, and can no longer end the run
         self._steps, self._evaluations = hooks["on_step"], hooks["on_evaluation"]
+        self._watch: Any = None  # notices if a user's callback changes what workers compute with
         self._news: list[tuple[str, Any]] = []  # hooks to call
         self.driver = Driver(
             self._strategy,
@@ -208,6 +212,9 @@ class Launch:
             meanwhile=None if self._asking is None else self._asking.pass_on,
         )
         self._opened = True
+        make_watch = abilities_of(self._problem).watch_code
+        if make_watch is not None and self._hooks.of_users:
+            self._watch = make_watch()
         if saved is None:
             log.truncate(0)  # a run that ended before its first checkpoint starts again
             for remark in dict.fromkeys(
@@ -247,10 +254,24 @@ class Launch:
         if not gives_loss(self._prepared.evaluate):
             raise RunFailed(needs_loss(self._strategy.spec))
         try:
-            return problem_of(self._evaluator.problem, slot).loss(w)
+            problem = problem_of(self._evaluator.problem, slot)
+            return (problem if self._values is None else with_values(problem, self._values)).loss(w)
         except LossUnknown as reason:
             self._note_unknown(reason)
             return float("nan")
+
+    @property
+    def _values(self) -> Leaves | None:
+        """The problem's values that the newest version carries; None if they are the initial ones."""
+        carried = self.driver.versions.carried
+        values = None if carried is None else carried.changed
+        where = "driver" if self._evaluate is None else self._evaluate.where
+        if values is not None and where != "driver":
+            raise RunFailed(
+                f"the problem's values change during the run, which evaluation {AWAY[where]} does not follow; evaluate "
+                "where='driver'"
+            )
+        return values
 
     def _store_first_versions(self) -> None:
         """Store, for evaluation, the versions with which the run starts or continues."""
@@ -258,15 +279,16 @@ class Launch:
         first = self._saved is None and driver.warm_start is not None  # the history starts with it, whatever its number
         for slot, w in driver.versions.trained.items():
             version = driver.versions[slot]
-            if evaluator.store_version(slot, version, driver.time, w, last=first):
+            if evaluator.store_version(slot, version, driver.time, w, values=self._values, last=first):
                 driver.versions.pin(slot, version)
-        self._save_at = clock.monotonic() + self._prepared.checkpoint_every
+        # the first checkpoint comes early, as a run is often killed soon, for example by a mistake in a loop's body
+        self._save_at = clock.monotonic() + min(_FIRST_SAVE, self._prepared.checkpoint_every)
 
     def _after_step(self, driver: Driver) -> None:
         evaluator, last = self._evaluator, driver.last
         assert last is not None
         slot, version = last.slot, last.version
-        if evaluator.store_version(slot, version, driver.time, driver.models[slot]):
+        if evaluator.store_version(slot, version, driver.time, driver.models[slot], values=self._values):
             driver.versions.pin(slot, version)
         for returned in evaluator.take_returned_versions():
             driver.versions.unpin(*returned)
@@ -306,6 +328,11 @@ class Launch:
 
     def _tell_news(self, driver: Driver) -> None:
         """Call the hooks that are due."""
+        if self._watch is not None and (driver.step.bit_count() == 1 or driver.step == driver.steps):
+            try:
+                self._watch.check()
+            except BadInput as changed:
+                raise RunFailed(str(changed)) from None
         while self._news:
             self._tell(*self._news.pop(0))
 
@@ -375,7 +402,10 @@ class Launch:
         """
         digests = {}
         for slot, w in self.driver.versions.trained.items():
-            write = abilities_of(problem_of(self._problem, slot)).write_model
+            problem = problem_of(self._problem, slot)
+            if (values := self._values) is not None:
+                problem = with_values(problem, values)
+            write = abilities_of(problem).write_model
             if write is None or self._folder is None:
                 continue
             try:
@@ -395,7 +425,7 @@ class Launch:
         """Evaluate the stored versions and the last one; return all evaluations."""
         driver, evaluator = self.driver, self._evaluator
         for slot, w in driver.versions.trained.items():
-            evaluator.store_version(slot, driver.versions[slot], driver.time, w, last=True)
+            evaluator.store_version(slot, driver.versions[slot], driver.time, w, values=self._values, last=True)
         self._ended = True
 
         def tell(done: int, of: int) -> None:
@@ -435,7 +465,7 @@ class Launch:
         metric, metrics = None, {}
         if last and last.metric is not None:
             metric = {"name": self._config.metric, "value": last.metric}
-            metrics = evaluator.metrics(last.slot, last.version, driver.models[last.slot])
+            metrics = evaluator.metrics(last.slot, last.version, driver.models[last.slot], self._values)
         counts = driver.ledger.counts.plain()
         messages = {name: counts.pop(name) for name in ("compared", "differed")}
         log.flush()

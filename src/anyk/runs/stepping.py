@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.arrays import Array, Vector
 from anyk.checks import AtLeastOne, check
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
@@ -23,10 +23,12 @@ from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
 from anyk.problems.torch.module_partitions import dtype_of, pieces_of
-from anyk.problems.torch.network import norms_of, trainable_parameters
+from anyk.problems.torch.network import copy_array, kept_tensors, norms_of, trainable_parameters
+from anyk.problems.values import Values
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
 from anyk.runs.defaults import with_usual_batch
+from anyk.runs.engine.carried_values import CarriedValues
 from anyk.runs.engine.driver import Driver
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.folder.config import NAME, read_config
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
 
+_COMPARED = 256  # numbers of a buffer that are compared after each step
 _IDLE = 3  # steps without a change of the model, from which on the user is warned
 _WATCHED = 64  # steps that are watched for a change, or more until the first
 _UNCHANGED = (
@@ -68,16 +71,19 @@ class Step:
     """A decoded gradient of the objective and the model that the loop changes with it, both of shape (d,).
 
     ``number`` counts from 0. ``scale`` is the strategy's factor on the learning rate, such as less than 1 for stale
-    gradients; of accumulated gradients it is 1, as each is multiplied by its own factor. The value of ``model`` at the
-    end of the loop's body, or when the loop is left, is the next version.
+    gradients; of accumulated gradients it is 1, as each is multiplied by its own factor. ``values``: the problem's
+    values, by name, which travel with the model. ``model`` and ``values`` at the end of the loop's body, or when the
+    loop is left, are the next version's.
     """
 
     number: int
     gradient: Vector
     model: Vector
     scale: float
+    values: dict[str, Any]
     _receipt: Callable[[int], Receipt] = field(repr=False, compare=False)
     _rounds: int = field(default=1, repr=False, compare=False)
+    _kept: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)  # changed buffers, by place
 
     @cached_property
     def receipts(self) -> tuple[Receipt, ...]:
@@ -117,10 +123,8 @@ class _HandOver(Optimizer):
                 return out
             gradient, scale = state["sum"] / self.accumulate, 1.0
             state["sum"][:] = 0.0
-        number, receipt = t // self.accumulate, self.rounds.receipt
-        model = self.rounds.hand_over(
-            Step(number, gradient.astype(w.dtype), w.copy(), scale, receipt, self.accumulate)  # the user may store both
-        )
+        # copies, as the user may store both
+        model = self.rounds.hand_over(t // self.accumulate, gradient.astype(w.dtype), w.copy(), scale)
         if np.shape(model) != w.shape:
             raise BadInput(f"step.model must stay a vector of {w.size:,} numbers, got shape {np.shape(model)}")
         out = np.empty_like(w) if out is None else out
@@ -136,9 +140,14 @@ class _Loop(Callback):
     _accumulate: int = 1
     driver: Driver | None = None
     over: bool = False
+    kept: dict[int, Array] = field(default_factory=dict)  # with which the first version travels, by place
 
     def on_begin(self, info: RunInfo) -> None:
         self.driver = info.driver
+        carried = info.driver.versions.carried
+        if carried is not None:
+            carried.rounds = self._accumulate
+            carried.change(None, self.kept)
 
     def on_step(self, info: StepInfo) -> None:
         if self.over:
@@ -173,7 +182,8 @@ class SteppedRounds:
     _into: Any
     _loop: _Loop
     _callbacks: Callbacks
-    _resumed: bool
+    _resumed: Path | None  # the folder of the run that continues
+    _last: int | None  # the number of steps, if it is limited
     _accumulate: int = 1
     _waiting: bool = False  # whether the run waits for the loop's next model
     _steps: SimpleQueue[Step | None] = field(default_factory=SimpleQueue)
@@ -195,18 +205,33 @@ class SteppedRounds:
         if self._started:
             raise BadInput("rounds can be iterated only once; create new ones: anyk.rounds(…), with a new cluster")
         self._started = True
-        statistics = None if self._into is None else _Statistics(self._into, self._problem)
+        statistics = kept = None
+        if self._into is not None:
+            statistics = _Statistics(self._into, self._problem)
+            kept = _KeptTensors.of(self._into, self._problem)
+        if kept is not None:
+            self._loop.kept = kept.changes({})
+        make_watch = abilities_of(self._problem).watch_code
+        watch = None if make_watch is None else make_watch()
         # a daemon, so that a script may end in the middle of its loop; workers end with the driver
         thread = threading.Thread(target=self._train, name="anyk rounds", daemon=True)
         thread.start()
         try:
-            first = self._resumed
+            first = self._resumed is not None
+            said = not first
             changed: list[bool] = []  # whether steps with a gradient changed the model
             watched = not first and self._into is not None
             while (step := self._steps.get()) is not None:
+                if not said:
+                    said = True
+                    self._say_where(step.number)
+                if watch is not None and (_is_power_of_two(step.number) or step.number + 1 == self._last):
+                    watch.check()
                 if self._into is not None:
                     if first:
                         _put_model(self._into, step.model)
+                        if kept is not None:
+                            kept.restore(self._carried.arrays)
                         first = False
                     for parameter, piece in _pieces(self._into, step.gradient):
                         parameter.grad = piece.to(parameter.device)
@@ -218,6 +243,8 @@ class SteppedRounds:
                 finally:  # the step at which the loop is left counts
                     if self._into is not None:
                         step.model = _parameters(self._into)
+                        if kept is not None:
+                            step._kept = kept.changes(self._carried.arrays, check=_is_power_of_two(step.number + 1))
                         if watched:
                             moved = not np.array_equal(before, step.model)
                             changed += [moved] if moved or nonzero else []
@@ -235,14 +262,35 @@ class SteppedRounds:
         if self._error is not None:
             raise self._error
 
-    def hand_over(self, step: Step) -> Vector:
+    def _say_where(self, number: int) -> None:
+        """Report on standard error where a resumed loop continues."""
+        where = f"continues at step {number:,}"
+        if not number:
+            where = "had no checkpoint yet, and begins again at step 0"
+        print(f"anyk: the run in '{self._resumed}' {where}", file=sys.stderr, flush=True)
+
+    @property
+    def _carried(self) -> CarriedValues:
+        assert self._loop.driver is not None and self._loop.driver.versions.carried is not None
+        return self._loop.driver.versions.carried
+
+    def hand_over(self, number: int, gradient: Vector, model: Vector, scale: float) -> Vector:
         """Pass a step to the loop and return the model that the loop makes; called in the run's thread."""
         if self._loop.over:
             raise RunFailed("the loop was left while it waited for a gradient")
+        driver = self._loop.driver
+        assert driver is not None
+        carried = driver.versions.carried
+        values = {} if carried is None else carried.values
+        step = Step(number, gradient, model, scale, dict(values), self.receipt, self._accumulate)
         self._waiting = True
         self._steps.put(step)
         self._ends.get()
         self._waiting = False
+        if carried is not None:
+            carried.change(step.values, step._kept)
+        elif step.values:
+            raise BadInput(f"the problem has no values, got {', '.join(step.values)}; name them in values= of it")
         return step.model
 
     def receipt(self, version: int) -> Receipt:
@@ -275,6 +323,71 @@ def _outside() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("anyk."):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number.bit_count() == 1
+
+
+class _KeptTensors:
+    """The frozen parameters and buffers of a loop's module, which travel to the workers when the loop renews them."""
+
+    def __init__(self, module: torch.nn.Module, values: Values) -> None:
+        self._values, self._first = values, len(values.initial.arrays) - len(values.kept)
+        self._tensors = list(kept_tensors(module).values())
+        forms = [array.shape for array in values.initial.arrays[self._first :]]
+        if [tuple(tensor.shape) for tensor in self._tensors] != forms:
+            raise BadInput(
+                "the module's frozen parameters and buffers are not those of the problem's module; make the problem of "
+                "this module"
+            )
+        self._marks: list[Any] = [None] * len(self._tensors)
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, problem: Problem) -> _KeptTensors | None:
+        """Return the tensors, None if there are none."""
+        values = abilities_of(problem).changing_values
+        kept = None if values is None else cls(module, values)
+        return kept if kept is not None and kept._tensors else None
+
+    def changes(self, sent: Mapping[int, Array], *, check: bool = False) -> dict[int, Array]:
+        """Return the tensors that were renewed since the last call, by their places among all arrays.
+
+        Torch counts changes in place, except through ``.data``; so a sample of the numbers is compared as well.
+        ``sent``: the arrays that workers have, if not the initial ones. ``check``: compare all numbers, and raise
+        :class:`~anyk.errors.BadInput` if a tensor has changed without being noticed.
+        """
+        changes: dict[int, Array] = {}
+        for place, tensor in enumerate(self._tensors, self._first):
+            mark = _mark_of(tensor)
+            same = mark == self._marks[place - self._first]
+            self._marks[place - self._first] = mark
+            if same and not check:
+                continue
+            array = Values.plain({"": tensor})[""]
+            there = sent.get(place, self._values.initial.arrays[place])
+            if array.tobytes() == there.tobytes():
+                continue
+            if same:
+                raise BadInput(
+                    f"{self._values.array_name(place)} of the module has changed through .data, which went unnoticed: "
+                    "change it by its own methods under torch.no_grad(), so that it travels to the workers"
+                )
+            changes[place] = array
+        return changes
+
+    def restore(self, sent: Mapping[int, Array]) -> None:
+        """Set the tensors to the arrays that workers have."""
+        for place, array in sent.items():
+            if place >= self._first:
+                copy_array(array, self._tensors[place - self._first])
+
+
+def _mark_of(tensor: torch.Tensor) -> Any:
+    """Return the number of torch's changes to a tensor, and some of its numbers."""
+    flat = tensor.detach().reshape(-1)
+    sample = flat[:: max(1, flat.numel() // _COMPARED)]
+    return tensor._version, tensor.data_ptr(), Values.plain({"": sample})[""].tobytes()
 
 
 class _Statistics:
@@ -372,7 +485,8 @@ def rounds(
     the last step of the loop, where seconds end the run, do not count.
 
     ``out``: a run folder with checkpoints, as for :func:`anyk.train`. With ``go_on`` a run in it is resumed, so that
-    the same script can be started again after it was killed. ``keep``: the loop's optimiser, schedulers, or other
+    the same script can be started again after it was killed; a line on standard error says at which step it continues.
+    The first checkpoint is written after a second at most. ``keep``: the loop's optimiser, schedulers, or other
     objects with ``state_dict`` and ``load_state_dict``. Their states are part of the checkpoints and are restored
     before the first step, as are the parameters of ``into``. Other states of the loop are not saved.
 
@@ -409,14 +523,15 @@ def rounds(
     if go_on and out is None:
         raise BadInput("go_on resumes the run in a folder; give out=…")
     start = partial(train, problem, built, cluster, out=out)
-    if resumed := go_on and out is not None and (Path(out) / NAME).exists():
+    resumed = Path(out) if go_on and out is not None and (Path(out) / NAME).exists() else None
+    if resumed is not None and out is not None:
         _check_same(Path(out), built, cluster)
         start = partial(resume, Path(out), problem=problem)
     most = steps * accumulate if isinstance(steps, int) else steps
     start = partial(start, steps=most, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
     loop = _Loop(_with_states(keep), accumulate)
     listeners = Callbacks((*check_callbacks(callbacks), loop))
-    return SteppedRounds(problem, start, into, loop, listeners, resumed, accumulate)
+    return SteppedRounds(problem, start, into, loop, listeners, resumed, steps, accumulate)
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:

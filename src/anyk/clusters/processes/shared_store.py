@@ -86,6 +86,7 @@ class SharedStore(RemoteStore):
         copy = self._copies.pop((slot, version), None)
         if copy is not None:
             self._free_copies.append(copy)
+        self._drop_carried(slot, version)
 
     def model(self, slot: str, version: int) -> Vector:
         return model_view(self._memory, self._plan, self._copies[slot, version])

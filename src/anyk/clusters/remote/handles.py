@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +69,7 @@ class WorkerHandle:
         self.packed_chunks = msgspec.Raw(pack(()))
         self.places: list[int] = []  # of the chunks' models
         self.versions: tuple[int, ...] = ()  # of the chunks' models
+        self.carried: Sequence[Any] = ()  # values that the chunks' models carry
         self.requests: list[Any] = []  # requests for messages
 
     def sent_something(self) -> None:

@@ -66,6 +66,8 @@ class Networked(Remote[N]):
         needs: dict[Key, None] = {}
         for chunk, version in zip(handle.chunks, handle.versions, strict=True):
             needs[chunk.slot, version] = None
+            if (carried := self.store.carried.get((chunk.slot, version))) is not None:
+                needs.update(dict.fromkeys(carried.stored))
             needs.update(((task, index), None) for _, task, index, _ in chunk.mix)
         for *_, gathered in handle.requests:
             needs.update(((task, index), None) for task, index, *_ in gathered)

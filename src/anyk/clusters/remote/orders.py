@@ -26,6 +26,7 @@ class Orders(NamedTuple):
     versions: Sequence[int]  # the version of each chunk's model
     requests: Sequence[Any]  # task, chunk, partitions, coefficients, messages of other workers to add
     question: Sequence[Any] | None = None  # about losses: number, place of the model, slot, partitions, samples
+    carried: Sequence[Any] = ()  # values that each chunk's model carries: numbers, arrays, places of their pieces
 
 
 pack = msgspec.msgpack.Encoder(enc_hook=float).encode  # float() converts NumPy's numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from anyk.arrays import Array, DType, Vector
@@ -24,6 +25,13 @@ class RemoteStore(VectorStore):
     def place(self, slot: str, version: int) -> int:
         """Return the place at which workers find a model version."""
         return version
+
+    def orders_of(self, slot: str, version: int) -> Sequence[Any] | None:
+        """Return what orders say of the values that a version carries: numbers, arrays, and places of their pieces."""
+        carried = self.carried.get((slot, version))
+        if carried is None:
+            return None
+        return carried.numbers, carried.places, [self.place(*key) for key in carried.stored]
 
     def locate(self, key: Place) -> tuple[int, int]:
         """Return the place at which workers find another worker's message."""
@@ -50,3 +58,4 @@ class RemoteStore(VectorStore):
         """Drop all vectors."""
         self.arrived.clear()
         self._models.clear()
+        self.carried.clear()

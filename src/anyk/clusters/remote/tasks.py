@@ -50,6 +50,10 @@ class OpenTasks:
         place = self._store.place
         handle.places = [place(chunk.slot, version) for chunk, version in zip(chunks, entry.versions, strict=True)]
         handle.versions = entry.versions
+        handle.carried = ()
+        if self._store.carried:
+            pairs = zip(chunks, entry.versions, strict=True)
+            handle.carried = [self._store.orders_of(chunk.slot, version) for chunk, version in pairs]
 
     def _placed(self, chunk: Chunk) -> Chunk:
         """Return a chunk whose ``mix`` refers to messages by their places instead of their tasks."""
@@ -78,7 +82,8 @@ class OpenTasks:
         flags = PREEMPT * handle.preempt | self._flags
         head = handle.task, flags, start + handle.clock, before, each
         places, versions = handle.places, handle.versions
-        return pack((*head, handle.packed_chunks, places, versions, handle.requests, handle.question))
+        tail = handle.requests, handle.question, handle.carried
+        return pack((*head, handle.packed_chunks, places, versions, *tail))
 
     def settle(self, task: int, chunk: int) -> None:
         """Record that a chunk has arrived or failed; the last chunk ends its task."""

@@ -22,6 +22,7 @@ from anyk.clusters.local import Local, LocalStepper, State
 from anyk.clusters.messages import Messages, describe, inspect_message, reverse_attack, spoil
 from anyk.clusters.packing import pack
 from anyk.clusters.remote.orders import NO_TASK, PREEMPT, UNINTERRUPTIBLE, Orders
+from anyk.clusters.store import CARRIED
 from anyk.errors import RunFailed
 from anyk.problems.base import Partitions
 from anyk.problems.replicas import mark
@@ -229,6 +230,10 @@ class Worker(ABC, Generic[R]):
             zip(orders.chunks, orders.places, orders.versions, strict=True)
         ):
             w = self.model(chunk.slot, place)
+            if orders.carried and (carried := orders.carried[index]) is not None:
+                numbers, arrays, pieces = carried
+                content = [self.model(f"{CARRIED} {number}", at) for number, at in enumerate(pieces)]
+                self._messages.carry(numbers, arrays, content)
 
             def between(done: int, index: int = index, first: float = due) -> None:
                 """Wait for the injected delay of the next partition, after ``done`` others, and read new orders."""

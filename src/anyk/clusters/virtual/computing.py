@@ -46,6 +46,9 @@ class ComputingStore(VectorStore):
         w = self._models[chunk.slot, version]
         gradients = self._gradients.setdefault((chunk.slot, version), {})
         try:
+            if (carried := self.carried.get((chunk.slot, version))) is not None:
+                content = [self._models[key] for key in carried.stored]
+                self.messages.carry(carried.numbers, carried.places, content)
             if chunk.steps:
                 assert self._local is not None
                 models = [self.arrived[other, place].vector for _, other, place, _ in chunk.mix]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -65,6 +65,11 @@ class Samples:
     def tried(self) -> int:
         """The number of samples at the beginning that can be read without opening a file."""
         return len(self)
+
+    @property
+    def code(self) -> Mapping[str, object]:
+        """The user's objects that read the samples, by the names that messages give them."""
+        return {}
 
     @property
     def head(self) -> Samples:

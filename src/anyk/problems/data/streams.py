@@ -80,6 +80,10 @@ class StreamSamples(SampledOnce):
         return SAMPLES
 
     @property
+    def code(self) -> Mapping[str, object]:
+        return {"the stream": self._make}
+
+    @property
     def head(self) -> Samples:
         """The first samples of partition 0."""
         return self._head

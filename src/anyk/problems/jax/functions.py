@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -31,10 +32,14 @@ from anyk.problems.network_problem import (
     metric_number,
     with_weights,
 )
-from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs, trial_groups
+from anyk.problems.replicas import ROWS, adds_up, model_like, not_a_sum, nudge_signs, trial_groups
+from anyk.problems.surroundings import variables_of
+from anyk.problems.values import Leaves, Values
+from anyk.problems.watch import DATA, Watch
 
 _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
 _RENEWED = 1024  # rows of shards from which running statistics are computed to evaluate
+_ROUNDINGS = 16.0  # by which two gradients of the same rows may differ in the same process
 _TRIED = 4  # rows from which the moving averages of a state are learned
 _LOSS = HELD_OUT_LOSS
 
@@ -82,6 +87,10 @@ class JaxProblem(NetworkProblem):
       ``update(params, batch)`` and ``compute()``, which receive batch after batch; or the names of metrics that the
       loss returns. The first one is the run's metric, and ``better`` specifies whether higher or lower is better
       (default: what an object states in ``higher_is_better``). Default: ``held_out_loss`` and the loss's own metrics.
+    - ``values``: numbers and pytrees of arrays by name that change during a run, such as a temperature. A function of
+      the step is a schedule; a loop (:func:`anyk.rounds`) sets others (``step.values["beta"] = 0.1``). They travel to
+      the workers with each version of the model. The loss receives those that it has a parameter for, ``loss(params,
+      batch, beta)``, or all of them in a parameter called ``values``.
     - ``platform``: where workers compute: ``"cpu"``, on one thread, or ``"gpu"``, spread over a machine's devices.
     - ``workers``: the framework of the workers: ``"jax"``, compiled once for each number of rows; or ``"numpy"``, so
       that workers need no JAX. They run the gradient's source, written by :func:`anyk.decompile.to_python`
@@ -128,6 +137,7 @@ class JaxProblem(NetworkProblem):
         weights: Any = None,
         held_out_weights: Any = None,
         sampling: Literal["uniform", "weights"] = "uniform",
+        values: Mapping[str, Any] | None = None,
     ) -> None:
         with needing("JAX", "jax", "JaxProblem"):
             import jax
@@ -140,7 +150,14 @@ class JaxProblem(NetworkProblem):
         self._initial: Vector = np.concatenate([array.reshape(-1) for array in model.begin])
         self.dtype, self.dimension = self._initial.dtype, self._initial.size
         self.shapes = self._network.shapes
-        self._held = Held(model.fixed, _state_of(state, self._network))
+        self.changing_values: Values = Values(values or {})
+        if reserved := sorted({"key", "state", "train"}.intersection(self.changing_values.names)):
+            raise BadInput(f"'{reserved[0]}' is a name that the loss's own arguments have; call the value otherwise")
+        self._network.take_values(self.changing_values.names)
+        initial = self.changing_values.build(self.changing_values.initial)
+        self._held = Held(model.fixed, _state_of(state, self._network), initial)
+        if workers == "numpy" and self.changing_values.names:
+            raise BadInput("workers='numpy' compute with constants, and values change; leave out one of them")
         if workers == "numpy" and (self._network.random or platform != "cpu"):
             raise BadInput("workers='numpy' compute on the CPU and draw no random numbers; leave out platform and rng")
         samples = data_of(data, "the data", self.dtype)
@@ -272,7 +289,9 @@ class JaxProblem(NetworkProblem):
         """Divide the rows into partitions; raise :class:`~anyk.errors.BadInput` for fewer rows than partitions."""
         ends, data = cut(self.samples, partitions, shares), self._data
         if self._workers == "jax":
-            parts = JaxPartitions(self._network, self._held, data, ends, self.dtype, platform=self._platform)
+            parts = JaxPartitions(
+                self._network, self._held, data, ends, self.dtype, platform=self._platform, values=self.changing_values
+            )
             parts.by_weight = self.by_weight
             return parts
         sizes = set(np.diff(ends).tolist())
@@ -280,6 +299,28 @@ class JaxProblem(NetworkProblem):
         sources = {rows: self.source(rows) for rows in sorted(wanted)}
         texts = {rows: (source.text, source.digest) for rows, source in sources.items()}
         return DecompiledPartitions(texts, data.arrays, ends.tolist(), self.dimension, self.dtype)
+
+    def watch_code(self) -> Watch:
+        """Return an object that notices if the given loss computes something else than now."""
+        network = self._network
+        roots = {"the loss": network.loss, "the model": network.model, DATA: self._data.arrays, **self._data.code}
+        limit = _ROUNDINGS * float(np.finfo(self.dtype).eps)
+        return Watch(lambda: variables_of(roots), self._gradient_now, limit)
+
+    def _gradient_now(self) -> Vector:
+        """Return the gradient of a few rows, for which the loss is traced anew."""
+        import jax
+
+        head, network = self._data.head, self._network
+        batch = head.batch(slice(0, min(ROWS, head.tried)))
+        gradient = jax.jit(jax.grad(lambda w: network.total(w, self._held, batch, SEED)))
+        return np.asarray(gradient(model_like(network.scales, self.dtype)))
+
+    def with_values(self, leaves: Leaves) -> JaxProblem:
+        """Return the problem with other values, with which it is evaluated."""
+        other = copy(self)
+        other._held, other._last = self._held._replace(values=self.changing_values.build(leaves)), None
+        return other
 
     def source(self, rows: int) -> Source:
         """Return the NumPy source of the gradient of the summed losses of ``rows`` rows.

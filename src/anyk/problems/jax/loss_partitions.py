@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -23,8 +24,18 @@ from anyk.problems.data.streams import ENDS, Stream, StreamSamples
 from anyk.problems.jax.model_loss import EVALUATION, SEED, JaxNetwork, seed_for, seed_of
 from anyk.problems.jax.pytrees import Held, Tree, first_line
 from anyk.problems.network_problem import check_lengths, number_array
-from anyk.problems.replicas import seed_of_draws
+from anyk.problems.replicas import ROWS, Trial, model_like, seed_of_draws
+from anyk.problems.surroundings import Variables, variables_of
+from anyk.problems.values import Values
 
+_SETTINGS = (  # of JAX, on which results depend and which a new process does not have
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_prng_impl",
+)
 TOGETHER = 1024  # rows of a computation, at most, for evaluation and for data that need not fit into memory
 
 
@@ -105,17 +116,19 @@ class JaxPartitions(Batches):
         dtype: DType,
         *,
         platform: str = "cpu",
+        values: Values | None = None,
     ) -> None:
         import jax
 
         most = TOGETHER if isinstance(data, ShardSamples) else None
         super().__init__(data, ends, dimension=network.dimension, dtype=dtype, most=most)
-        self._network, self._held, self._platform = network, held, platform
+        self._network, self._held, self._platform, self._values = network, held, platform, values
         self._stateful = "a model with state" if network.keeps else ""
         config: Any = jax.config
-        self._wide = bool(config.jax_enable_x64)
+        self._settings = {name: getattr(config, name) for name in _SETTINGS if hasattr(config, name)}
         self._device: Any = None
         self._compiled: set[int] = set()
+        self._trial: Trial | None = None
 
     def __getstate__(self) -> ByName:
         return super().__getstate__() | {"_device": None, "_compiled": set()}
@@ -124,15 +137,15 @@ class JaxPartitions(Batches):
         """Choose the device, and compile the gradient for each size of partition."""
         import jax
 
-        config: Any = jax.config
         if "ANYK_WORKER" in os.environ:  # a worker's process, in which JAX has computed nothing yet
             os.environ["NPROC"] = "1"  # threads that XLA starts
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
             os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share a GPU's memory
             if self._platform == "cpu":
-                config.update("jax_platforms", "cpu")
-        if bool(config.jax_enable_x64) != self._wide:
-            config.update("jax_enable_x64", self._wide)
+                jax.config.update("jax_platforms", "cpu")
+        for name, value in self._settings.items():
+            if getattr(jax.config, name) != value:
+                jax.config.update(name, value)
         self._device = self._device or device_of(self._platform)
         for j in () if self.data.endless else partitions:
             ends = even_ends(self.sizes[j], self.most or self.sizes[j])
@@ -144,6 +157,38 @@ class JaxPartitions(Batches):
                 weights = None if self.data.weights_of(slice(0, 0)) is None else np.zeros(rows)
                 with jax.default_device(self._device):
                     self._gradient(np.zeros(self.dimension, dtype=self.dtype), blank, SEED, weights)
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            trial.check(self._tried, self._variables)
+
+    def carry(self, numbers: Sequence[float], places: Sequence[int], content: Sequence[Vector]) -> None:
+        """Compute the next gradients with these values."""
+        assert self._values is not None
+        self._held = self._held._replace(values=self._values.build(self._values.decode(numbers, places, content)))
+
+    def compare_workers(self, *, replicas: bool) -> None:
+        """Have each worker's gradient of up to 8 samples compared with the driver's.
+
+        A driver that lacks the workers' platform computes nothing.
+        """
+        own = copy(self)
+        try:
+            own._device = device_of(self._platform)
+        except BadInput:
+            return
+        limit = float(np.finfo(self.dtype).eps) ** 0.5
+        self._trial = Trial.of(own._tried, limit, replicas=replicas, variables=self._variables())
+
+    def _tried(self) -> Vector:
+        head, (first, last) = self.data.head, self._bounds[0]
+        rows = np.arange(min(ROWS, head.tried, self.sizes[0]))
+        chosen = PartitionSamples(head, 0, first, last, rows, rows)
+        return self.gradient_sum(model_like(self._network.scales, self.dtype), chosen)
+
+    def _variables(self) -> Variables:
+        """Return the variables that the user's code reads."""
+        roots = {"the loss": self._network.loss, "the model": self._network.model}
+        return variables_of({**roots, **self.data.code})
 
     def _gradient(self, w: Vector, batch: Tree, seed: Any, weights: Floats | None) -> Vector:
         if weights is None:

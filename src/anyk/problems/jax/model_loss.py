@@ -7,7 +7,7 @@ import inspect
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -20,6 +20,8 @@ from anyk.arrays import Array, Floats
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.jax.pytrees import Held, JaxArray, Model, Tree
+from anyk.problems.replicas import scales_of
+from anyk.problems.values import arguments, check_taken, taken_by
 
 
 def _pickle_by_value(value: object) -> tuple[bytes, list[pickle.PickleBuffer]]:
@@ -84,13 +86,20 @@ class JaxNetwork:
     def __init__(self, loss: Any, model: Model, *, mean: bool, rng: bool, has_aux: bool, state: bool) -> None:
         self.loss, self.model, self.mean, self._has_aux, self._stateful = loss, model, mean, has_aux, state
         self.shapes = [array.shape for array in model.begin]
+        self.scales = scales_of(model.begin)
         self.dtype = model.begin[0].dtype
         self._sizes = np.cumsum([prod(shape) for shape in self.shapes])[:-1].tolist()
+        self.for_loss: tuple[str, ...] = ()  # the problem's values that the loss takes
         self._takes = arguments_of(loss, {name for name, is_given in (("key", rng), ("state", state)) if is_given})
         self.random = rng or model.draws
         self.switches = model.switches or "train" in self._takes
         self.keeps = state or model.state is not None
         self.dimension = sum(map(prod, self.shapes))
+
+    def take_values(self, names: Sequence[str]) -> None:
+        """Find out which of the values the loss takes; raise if there are any that it does not."""
+        self.for_loss = taken_by(self.loss, names)
+        check_taken(names, self.for_loss)
 
     def __reduce__(self) -> Any:
         own = {name: value for name, value in self.__dict__.items() if name not in _COMPILED}
@@ -179,7 +188,8 @@ class JaxNetwork:
         key = key_of(seed) if self.random else None
         whole = self.model.whole(self.pieces(flat), held, key, train=train)
         options = {"key": key, "state": held.state, "train": train}
-        value, state, metrics = self._read(self.loss(whole, batch, **{name: options[name] for name in self._takes}))
+        taken = {name: options[name] for name in self._takes} | arguments(self.for_loss, held.values)
+        value, state, metrics = self._read(self.loss(whole, batch, **taken))
         if self.keeps:
             state = self.model.state_after(whole) if state is None else state
             check_state(state, held.state)

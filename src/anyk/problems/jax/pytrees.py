@@ -27,10 +27,11 @@ _ALONE = (
 
 
 class Held(NamedTuple):
-    """The constants of a loss: frozen arrays, and the initial state."""
+    """What a loss is computed with besides the model and a batch: frozen arrays, the initial state, and values."""
 
     fixed: Arrays
     state: Tree
+    values: ByName
 
 
 class Model:

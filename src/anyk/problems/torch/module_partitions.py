@@ -18,10 +18,12 @@ from anyk.problems.base import Ends, Index
 from anyk.problems.batches import Batches
 from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Samples
 from anyk.problems.generators import cuda_generators, preserved_generators, seeded_generators
-from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, seed_of_draws
+from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws
+from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.module_checks import check_loss, check_samples
-from anyk.problems.torch.network import Network, map_tensors, norms_of, tensors_in, trainable_parameters
+from anyk.problems.torch.network import Network, map_tensors, norms_of, put_kept, tensors_in, trainable_parameters
 from anyk.problems.torch.tensor_samples import tensor_over
+from anyk.problems.values import Leaves, Values
 
 if TYPE_CHECKING:
     import torch
@@ -58,17 +60,15 @@ class TorchPartitions(Batches):
         data: Samples,
         ends: Ends,
         microbatch: int | None = None,
+        values: Values | None = None,
     ) -> None:
         self._network = copy.deepcopy(network)
+        self._values = values
         parameters = trainable_parameters(self._network.module.train())
         dimension = sum(parameter.numel() for parameter in parameters)
         super().__init__(data, ends, dimension=dimension, dtype=dtype_of(parameters), most=microbatch)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
-        self._scales = [
-            (parameter.numel(), float(parameter.detach().mean()), float(parameter.detach().std(correction=0)))
-            for parameter in parameters
-            if parameter.numel()
-        ]
+        self._scales = scales_of([parameter.detach().numpy() for parameter in parameters])
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's parameters are views of the model
         if norms_of(self._network.module):
@@ -90,26 +90,51 @@ class TorchPartitions(Batches):
                     self._placed[j] = DeviceSamples(batch, self.sizes[j], self.data.weights_of(rows))
         trial, self._trial = self._trial, None
         if trial is not None:
-            trial.check(self._tried)
+            trial.check(self._tried, self._variables)
+
+    def carry(self, numbers: Sequence[float], places: Sequence[int], content: Sequence[Vector]) -> None:
+        """Compute the next gradients with these values."""
+        assert self._values is not None
+        use_leaves(self._network, self._values, self._values.decode(numbers, places, content), places)
 
     def compare_replicas(self) -> None:
-        """Check that replicas of a gradient agree; a driver that lacks the workers' device computes nothing.
+        """Have replicas of a gradient compared during the run."""
+        self.tolerance = self.rounding()
 
-        The gradient of up to 8 samples of partition 0 is tried. Between kinds of processors gradients may differ by the
-        square root of the precision.
-        """
+    def rounding(self) -> float:
+        """Return the relative difference of gradients between kinds of processors: the root of the precision."""
         import torch
 
         cuda = self._network.device.startswith("cuda")
         coarsest = torch.finfo(torch.bfloat16).eps if self._network.precision else float(np.finfo(self.dtype).eps)
         if cuda:
             coarsest = max(coarsest, 2.0**-10)  # of TF32, in which convolutions compute by default
-        self.tolerance = coarsest**0.5
-        if cuda and not torch.cuda.is_available():
+        return float(coarsest**0.5)
+
+    def compare_workers(self, *, replicas: bool) -> None:
+        """Have each worker's gradient of up to 8 samples compared with the driver's.
+
+        A driver that lacks the workers' device computes nothing.
+        """
+        import torch
+
+        if self._network.device.startswith("cuda") and not torch.cuda.is_available():
             return
         own = copy.copy(self)  # the module that is sent to workers stays on the CPU
         own._network = copy.deepcopy(self._network)
-        self._trial = Trial.of(own._tried, self.tolerance)
+        self._trial = Trial.of(own._tried, self.rounding(), replicas=replicas, variables=self._variables())
+
+    def _variables(self) -> Variables:
+        """Return the variables that the user's code reads."""
+        network = self._network
+        roots = {"the loss": network.loss, "the module": network.module, "count": network.count}
+        return variables_of({**roots, **self.data.code})
+
+    def tried_with(self, network: Network) -> Vector:
+        """Return the gradient of the same few samples as computed with another network."""
+        other = copy.copy(self)
+        other._network = network
+        return other._tried()
 
     def _tried(self) -> Vector:
         head, (first, last) = self.data.head, self._bounds[0]
@@ -191,6 +216,13 @@ class TorchPartitions(Batches):
         return parameters
 
 
+def use_leaves(network: Network, values: Values, leaves: Leaves, places: Sequence[int]) -> None:
+    """Compute with these values; kept arrays at ``places`` are written into the module, all others are the initial."""
+    network.set_values(values.build(leaves))
+    kept = {name: leaves.arrays[place] for place in places if (name := values.array_name(place)) in values.kept}
+    put_kept(network, kept)
+
+
 def dtype_of(parameters: Sequence[torch.Tensor]) -> DType:
     """Return the number type of all parameters, float32 or float64; raise if they have no common one."""
     import torch
@@ -238,6 +270,28 @@ def _threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[None]:
+    """Let a module compute with the frozen parameters, the buffers and the modes of another, for a while."""
+    parameters = [(parameter, parameter.data) for parameter in module.parameters()]
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        with preserved_buffers(module):
+            for (parameter, _), initial_parameter in zip(parameters, initial.parameters(), strict=True):
+                if not parameter.requires_grad:
+                    parameter.data = initial_parameter.data.to(parameter.device)
+            for buffer, initial_buffer in zip(module.buffers(), initial.buffers(), strict=True):
+                buffer.copy_(initial_buffer)
+            for (part, _), initial_part in zip(modes, initial.modules(), strict=True):
+                part.training = initial_part.training
+            yield
+    finally:
+        for parameter, data in parameters:
+            parameter.data = data
+        for part, training in modes:
+            part.training = training
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
+from anyk.problems.surroundings import variables_of
 from anyk.problems.torch.loaders import is_loader, read_loader
 from anyk.problems.torch.metrics import Metric, Metrics, check_on_trial, compute_metrics, default_metrics
 from anyk.problems.torch.module_checks import (
@@ -46,14 +47,17 @@ from anyk.problems.torch.module_partitions import (
     DEFAULT_MICROBATCH,
     DeviceSamples,
     TorchPartitions,
+    as_initial,
     dtype_of,
     has_parameters,
     pieces_of,
     preserved_buffers,
+    use_leaves,
 )
 from anyk.problems.torch.network import (
     Network,
     count_terms,
+    kept_tensors,
     map_tensors,
     norms_of,
     tensors_in,
@@ -68,11 +72,14 @@ from anyk.problems.torch.tensor_samples import (
     samples_of,
     tensor_over,
 )
+from anyk.problems.values import Leaves, Values
+from anyk.problems.watch import DATA, Watch
 
 if TYPE_CHECKING:
     import torch
 
 _STATISTICS_ITEMS = 1024  # number of items for running statistics, if a data set is read item by item
+_ROUNDINGS = 16.0  # by which two gradients of the same samples may differ in the same process
 _TRIED = 2  # samples on which module and loss are tried; batch norm needs two
 _WEIGHED = 3  # samples whose losses are computed one by one and from outputs together
 
@@ -128,6 +135,10 @@ class TorchProblem(NetworkProblem):
       ``accuracy`` over the targets that count, for ``CrossEntropyLoss`` and ``NLLLoss`` with class numbers, and for
       ``BCEWithLogitsLoss`` and ``BCELoss`` with targets of 0 and 1; ``mse`` for ``MSELoss``. For any other loss it is
       ``held_out_loss``, the loss of the held-out samples.
+    - ``values``: numbers and arrays by name that change during a run, such as the weight of a term of the loss. A
+      function of the step is a schedule; a loop (:func:`anyk.rounds`) sets others (``step.values["beta"] = 0.1``). They
+      travel to the workers with each version of the model. Loss and module receive those that they have a parameter
+      for, ``loss(outputs, targets, beta)``, or all of them in a parameter called ``values``.
     - ``split``: how samples are spread over partitions by their labels (:class:`~anyk.problems.Dirichlet` or its spec),
       by default in their order; for arrays whose targets are one integer each.
 
@@ -181,6 +192,7 @@ class TorchProblem(NetworkProblem):
         weights: Any = None,
         held_out_weights: Any = None,
         sampling: Literal["uniform", "weights"] = "uniform",
+        values: Mapping[str, Any] | None = None,
     ) -> None:
         device = str(device)  # it may be a torch.device
         if is_loader(dataset):
@@ -200,7 +212,11 @@ class TorchProblem(NetworkProblem):
         self._network = Network(
             twin, loss, device=device, precision=precision, mean=mean, takes_module=takes, count=count, threads=threads
         )
+        self.changing_values: Values = Values(values or {}, Values.plain(kept_tensors(twin)))
+        self._network.take_values(self.changing_values.names)
+        self._network.set_values(self.changing_values.build(self.changing_values.initial))
         self.module, self._given = module, list(module.parameters())
+        self._given_loss, self._given_mean = loss, mean
         ignored = ignored_target(loss)
         parameters = trainable_parameters(twin)
         self.dtype = dtype_of(parameters)
@@ -379,9 +395,40 @@ class TorchProblem(NetworkProblem):
         if self.uneven is not None and isinstance(data, Arrays) and (labels := labels_of(data)) is not None:
             data = data.select_rows(self.uneven.order(labels, ends))
         alone = data.weights is not None and self._network.alone
-        parts = TorchPartitions(self._network, data, ends, 1 if alone else self._microbatch)
+        most = 1 if alone else self._microbatch
+        parts = TorchPartitions(self._network, data, ends, most, self.changing_values)
         parts.by_weight = self.by_weight
         return parts
+
+    def with_values(self, leaves: Leaves) -> TorchProblem:
+        """Return the problem with other values, with which it is evaluated."""
+        changed = [a is not b for a, b in zip(self.changing_values.initial.arrays, leaves.arrays, strict=True)]
+        other = copy.copy(self)
+        other._network, other._last = copy.copy(self._network), None
+        places = [place for place, differs in enumerate(changed) if differs]
+        if any(self.changing_values.array_name(place) in self.changing_values.kept for place in places):
+            other._network = copy.deepcopy(self._network)
+        use_leaves(other._network, self.changing_values, leaves, places)
+        return other
+
+    def watch_code(self) -> Watch:
+        """Return an object that notices if the given module, loss or data set compute something else than now."""
+        live = copy.copy(self._network)
+        live.module, live.loss = self.module, self._given_loss
+        if live.mean != self._given_mean:  # the mean over targets that are not ignored became a sum
+            live.loss = copy.copy(self._given_loss)
+            live.loss.reduction = "sum"
+        live.place = next(self.module.parameters()).device
+        partitions = self.split(1)
+        roots = {"the loss": self._given_loss, "the module": self.module, "count": live.count, DATA: self._data.arrays}
+
+        def gradient() -> Vector:
+            with as_initial(self.module, self._network.module):
+                return partitions.tried_with(live)
+
+        rounding = _ROUNDINGS * float(np.finfo(self.dtype).eps)
+        limit = rounding if live.kind == "cpu" and live.precision is None else partitions.rounding()
+        return Watch(lambda: variables_of({**roots, **self._data.code}), gradient, limit)
 
     def initial(self) -> Vector:
         """Return the parameters of the given module, as one vector."""

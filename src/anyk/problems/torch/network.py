@@ -5,19 +5,49 @@ from __future__ import annotations
 import copy
 import copyreg
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from anyk.arrays import Floats
+import numpy as np
+
+from anyk.arrays import Array, Floats
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.data.sample_batches import Batch, SampleBatch
 from anyk.problems.generators import seeded_generators
+from anyk.problems.values import arguments, check_taken, taken_by
 
 if TYPE_CHECKING:
     import torch
+
+
+_SETTINGS = "settings of torch"
+
+
+def _torch_settings() -> ByName:
+    """Return the settings of torch on which results depend and which a new process does not have."""
+    import torch
+
+    return {
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
+    }
+
+
+def _apply_settings(settings: ByName) -> None:
+    """Set what :func:`_torch_settings` returned."""
+    import torch
+
+    torch.set_default_dtype(settings["dtype"])
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warn only"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    cudnn = torch.backends.cudnn
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = settings["cudnn"]
 
 
 @dataclass(eq=False)
@@ -32,6 +62,8 @@ class Network:
       not counted.
     - ``alone``: whether the loss of a weighted sample is computed from a batch of this sample alone.
     - ``threads``: the number of threads with which a worker computes gradients.
+    - ``values``: the current values of the problem, by name (:class:`~anyk.problems.values.Values`). ``for_module``,
+      ``for_loss``: those that the module and the loss take.
     - ``place``: the device on which module and loss are; None: not moved to ``device`` yet.
     """
 
@@ -49,6 +81,21 @@ class Network:
     unknown: int | None = None
     alone: bool = False
     place: torch.device | None = None
+    values: ByName = field(default_factory=dict)
+    for_module: tuple[str, ...] = ()
+    for_loss: tuple[str, ...] = ()
+    initial_kept: dict[str, torch.Tensor] = field(default_factory=dict)  # of those that have been replaced
+
+    def take_values(self, names: Sequence[str]) -> None:
+        """Find out which of the values the module and the loss take; raise if there are any that nothing takes."""
+        self.for_loss = taken_by(self.loss, names)
+        self.for_module = () if self.takes_module else taken_by(self.module, names)
+        check_taken(names, self.for_loss, self.for_module)
+
+    def set_values(self, values: ByName) -> None:
+        """Set the values of the next computations."""
+        device = self.place
+        self.values = values if self.kind == "cpu" else map_tensors(values, lambda tensor: tensor.to(device))
 
     def __getstate__(self) -> ByName:
         import torch
@@ -57,7 +104,14 @@ class Network:
             for part in root.modules() if isinstance(root, torch.nn.Module) else ():
                 if torch.nn.utils.parametrize.is_parametrized(part):  # each has a class of its own
                     copyreg.pickle(type(part), _reduce_parametrized)
-        return self.__dict__ | {"place": None}
+        return self.__dict__ | {"place": None, _SETTINGS: _torch_settings()}
+
+    def __setstate__(self, state: ByName) -> None:
+        """Restore a copy; torch computes in this process as in the one that sent it."""
+        settings = state.pop(_SETTINGS)
+        self.__dict__.update(state)
+        if settings != _torch_settings():
+            _apply_settings(settings)
 
     @property
     def kind(self) -> str:
@@ -96,7 +150,7 @@ class Network:
     def outputs(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return the module's outputs for a batch's inputs."""
         with self._autocast():
-            outputs: torch.Tensor = self.module(*batch[:-1])
+            outputs: torch.Tensor = self.module(*batch[:-1], **arguments(self.for_module, self.values))
         return outputs
 
     def loss_of(self, batch: Batch, weights: Floats | None = None) -> torch.Tensor:
@@ -114,7 +168,7 @@ class Network:
 
         with self._autocast():
             if weights is None or self.alone:
-                loss: Any = self.loss(outputs, targets)
+                loss: Any = self.loss(outputs, targets, **arguments(self.for_loss, self.values))
             else:
                 losses = self._sample_losses(outputs, targets)
                 factors = torch.as_tensor(weights, dtype=losses.dtype, device=losses.device)
@@ -283,6 +337,36 @@ def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) ->
     from torch.utils import _pytree as pytree
 
     return pytree.tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+
+def kept_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the frozen parameters and the buffers of a module, without the statistics of batch norm, by name."""
+    statistics = {id(buffer) for norm in norms_of(module) for buffer in norm.buffers(recurse=False)}
+    frozen = {
+        f"parameter '{name}'": parameter for name, parameter in module.named_parameters() if not parameter.requires_grad
+    }
+    buffers = {f"buffer '{name}'": buffer for name, buffer in module.named_buffers() if id(buffer) not in statistics}
+    return {name: tensor.detach() for name, tensor in (frozen | buffers).items()}
+
+
+def put_kept(network: Network, arrays: Mapping[str, Array]) -> None:
+    """Set frozen parameters and buffers, named as by :func:`kept_tensors`; others get their initial numbers again."""
+    if not arrays and not network.initial_kept:
+        return
+    tensors, initial = kept_tensors(network.module), network.initial_kept
+    for name, array in arrays.items():
+        initial.setdefault(name, tensors[name].clone())
+        copy_array(array, tensors[name])
+    for name in initial.keys() - arrays.keys():
+        tensors[name].copy_(initial[name])
+
+
+def copy_array(array: Array, tensor: torch.Tensor) -> None:
+    """Copy an array (:meth:`~anyk.problems.values.Values.plain`) into a tensor."""
+    import torch
+
+    source = torch.from_numpy(np.array(array))
+    tensor.copy_(source.view(torch.bfloat16) if tensor.dtype == torch.bfloat16 else source)
 
 
 def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:

@@ -139,6 +139,11 @@ class Items(Samples):
     def __getstate__(self) -> ByName:
         return self.__dict__ | {"_readers": None}
 
+    @property
+    def code(self) -> Mapping[str, object]:
+        reading = self._reading
+        return {"the data set": self.mark, "collate_fn": reading.collate, "transform": reading.transform}
+
     def some(self, samples: int, of: str) -> Items:
         """Return ``samples`` of the items, which keep their numbers."""
         some, rows = copy(self), some_rows(len(self), samples, of)

@@ -10,7 +10,7 @@ from anyk.arrays import Vector, Vectors
 from anyk.clusters.contract import Cluster, Order
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer
-from anyk.problems.base import Problem, Tell, partition_abilities
+from anyk.problems.base import Problem, Tell, abilities_of, partition_abilities
 from anyk.problems.many import problem_of
 from anyk.protocol import (
     Alarm,
@@ -42,6 +42,7 @@ from anyk.protocol import (
 )
 from anyk.runs.engine.agreement import Agreement, tolerance_of
 from anyk.runs.engine.audit import Audit
+from anyk.runs.engine.carried_values import CarriedValues
 from anyk.runs.engine.faults import Faults
 from anyk.runs.engine.ledger import Ledger
 from anyk.runs.engine.questions import Questions
@@ -96,7 +97,9 @@ class Driver:
         self._on_step, self._on_news, self._on_lost, self._on_event = on_step, on_news, on_lost, on_event
         self.warm_start = warm_start
         self.layout = layout = strategy.layout
-        self.versions = Versions(cluster, layout, problem, optimizer, warm_start)
+        values = None if problem is None or optimizer is None else abilities_of(problem).changing_values
+        carried = None if values is None else CarriedValues(cluster, values, log)
+        self.versions = Versions(cluster, layout, problem, optimizer, warm_start, carried)
         self.ledger = Ledger(strategy.spec, layout.workers, cluster, self.versions, log, computes=problem is not None)
         parts, audit = (cluster, self.versions, self.ledger), Audit(layout.partitions, layout.blocks)
         self._updates = None if problem is None else Updates(*parts, problem, optimizer, audit)
@@ -145,7 +148,9 @@ class Driver:
         self.cluster.prepare()
         partitions = None
         if self.problem is not None:
-            partitions = partitions_of(self.problem, self.layout, compared=not self.cluster.recorded)
+            partitions = partitions_of(
+                self.problem, self.layout, copied=not self.cluster.virtual, compared=not self.cluster.recorded
+            )
             self.ledger.sizes = partitions.sizes
             tolerance = partition_abilities(partitions).tolerance
             comparable = replicated(self.layout) and not self.layout.voting
@@ -443,6 +448,7 @@ class Driver:
             "time": self.time,
             "now": self._now,
             "versions": dict(self.versions.newest),
+            "carried": None if self.versions.carried is None else self.versions.carried.state(),
             "present": sorted(self.present),
             "answers": self._questions.state(),
             "failing": self._faults.state(),
@@ -461,6 +467,8 @@ class Driver:
         """Continue from a checkpoint; called after :meth:`open` in place of :meth:`begin`."""
         self.time, self._now = state["time"], state["now"]
         here, self.present = self.present, set(state["present"])
+        if self.versions.carried is not None:
+            self.versions.carried.restore(state["carried"], vectors)
         self.versions.restore(state["versions"], vectors)
         makers = self.ledger.restore(state, vectors)
         own = {key.removeprefix("cluster/"): vector for key, vector in vectors.items() if key.startswith("cluster/")}

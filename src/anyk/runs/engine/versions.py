@@ -12,6 +12,7 @@ from anyk.optimizers import Optimizer
 from anyk.problems.base import Problem
 from anyk.problems.many import problem_of
 from anyk.protocol import Layout
+from anyk.runs.engine.carried_values import CarriedValues
 from anyk.runs.engine.warm_start import OUTER, WarmStart
 
 
@@ -29,8 +30,10 @@ class Versions:
         problem: Problem | None,
         optimizer: Optimizer | None,
         warm_start: WarmStart | None = None,
+        carried: CarriedValues | None = None,
     ) -> None:
         self._cluster, self._problem, self._optimizer, self._beginning = cluster, problem, optimizer, warm_start
+        self.carried = carried  # None: the problem has no values that travel with versions
         self._trained = layout.trained
         self.newest: dict[str, int] = dict.fromkeys(layout.slots, 0)
         if warm_start is not None:
@@ -70,6 +73,8 @@ class Versions:
                 w[:] = earlier.models[slot]
                 self.optimizer_states[slot] = {name: value.copy() for name, value in earlier.states[slot].items()}
             self._cluster.publish(slot, version, w)
+            if self.carried is not None:
+                self.carried.attach(slot, version, self.step)
             give_back(w.nbytes)
 
     def publish(self, slot: str, w: Vector | None) -> None:
@@ -79,6 +84,8 @@ class Versions:
         if w is not None:
             self.models[slot] = w
         self._cluster.publish(slot, version + 1, w)
+        if self.carried is not None:  # after it, as the next blank of the store was the model's
+            self.carried.attach(slot, version + 1, self.step)
         if self._problem is not None and (slot, version) not in self._pins:
             self._cluster.store.release(slot, version)
 
@@ -116,7 +123,7 @@ class Versions:
             vectors[f"model/{slot}/{self.newest[slot]}"] = w
             for name, value in self.optimizer_states[slot].items():
                 vectors[f"optimizer/{slot}/{name}"] = value
-        return vectors
+        return vectors if self.carried is None else vectors | self.carried.vectors()
 
     def restore(self, newest: Mapping[str, int], vectors: Mapping[str, Vector]) -> None:
         """Restore the vectors that :meth:`vectors` returned, and older versions that tasks under way use."""

@@ -10,15 +10,22 @@ from anyk.problems.base import Partitions, Problem, partition_abilities
 from anyk.protocol import Layout
 
 
-def partitions_of(problem: Problem, layout: Layout, *, compared: bool) -> Partitions:
-    """Return the problem's partitions for a strategy; ``compared``: replicas of a gradient must agree.
+def partitions_of(problem: Problem, layout: Layout, *, copied: bool, compared: bool = True) -> Partitions:
+    """Return the problem's partitions for a strategy.
 
-    Raises :class:`~anyk.errors.BadInput` if they cannot agree.
+    ``copied``: workers compute with copies, which must do as the driver's do. ``compared``: replicas must agree.
+
+    Raises :class:`~anyk.errors.BadInput` if replicas of a gradient cannot agree.
     """
     # custom problems need no parameter for shares unless a strategy has them
     shares = () if layout.shares is None else (layout.shares,)
     partitions = problem.split(layout.partitions, *shares)
-    if compared and replicated(layout):
+    if not compared:
+        return partitions
+    replicas = replicated(layout)
+    if copied or replicas:
+        partition_abilities(partitions).compare_workers(replicas=replicas)
+    if replicas:
         partition_abilities(partitions).compare_replicas()
         if layout.voting and partition_abilities(partitions).tolerance:
             partitions.tolerance = 0.0  # type: ignore[attr-defined]  # it outvotes a worker that differs

@@ -16,8 +16,9 @@ from anyk.clusters.available import give_back
 from anyk.clusters.contract import PINNED
 from anyk.clusters.remote.losses import LossUnknown
 from anyk.errors import BadInput, RunFailed, describe_error
-from anyk.problems.base import Problem
+from anyk.problems.base import Problem, with_values
 from anyk.problems.many import problem_of
+from anyk.problems.values import Leaves
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.log.schema import Evaluation, Version
 
@@ -63,6 +64,7 @@ class Evaluator:
         self._metrics: dict[str, tuple[int, dict[str, float]]] = {}  # version and metrics of each slot's newest
         self._unlogged: list[tuple[Evaluation, Vector]] = []  # evaluations, each with its model
         self._stored: dict[Version, tuple[float, Vector]] = {}  # time and vector by slot and version
+        self._values: dict[Version, Leaves] = {}  # of stored versions that do not carry the initial ones
         self._borrowed: list[Version] = []  # stored versions whose vectors are the driver's, not copies
         self._returned: list[Version] = []  # versions that have been borrowed and copied
         self._fixed = evaluate.every is not None or evaluate.seconds is not None
@@ -108,14 +110,21 @@ class Evaluator:
         by_loss = self.target is not None and self.latest is not None and self.latest.metric is None
         return self.unknown if by_loss and self.unknown is not None and self.unknown.forever else None
 
-    def store_version(self, slot: str, version: int, time: float, w: Vector, *, last: bool = False) -> bool:
-        """Store a new version; return whether ``w`` itself is needed until :meth:`take_returned_versions` names it."""
+    def store_version(
+        self, slot: str, version: int, time: float, w: Vector, *, values: Leaves | None = None, last: bool = False
+    ) -> bool:
+        """Store a new version; return whether ``w`` itself is needed until :meth:`take_returned_versions` names it.
+
+        ``values``: the problem's values that the version carries, if they are not the initial ones.
+        """
         key = (slot, version)
         if self._off or (version % self.every and not last) or key in self.done:
             return False
         if not last and version and time - self._last.get(slot, -np.inf) < self._apart:
             return False
         self._last[slot] = time
+        if values is not None:
+            self._values[key] = values
         borrowed = False
         if self._thread is None:
             self._evaluate(slot, version, time, w)
@@ -159,7 +168,7 @@ class Evaluator:
 
     def _evaluate(self, slot: str, version: int, time: float, w: Vector) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # a model may be about to diverge
-            problem = problem_of(self.problem, slot)
+            problem = self._problem_at(slot, self._values.pop((slot, version), None))
             metrics, loss = dict[str, float](), None
             try:
                 metrics = problem.metrics(w)
@@ -182,13 +191,18 @@ class Evaluator:
             self._unlogged.append((evaluation, w))
             self._stored.pop((slot, version), None)
 
-    def metrics(self, slot: str, version: int, w: Vector) -> dict[str, float]:
+    def _problem_at(self, slot: str, values: Leaves | None) -> Problem:
+        """Return the problem of a slot with the values that a version carries."""
+        problem = problem_of(self.problem, slot)
+        return problem if values is None else with_values(problem, values)
+
+    def metrics(self, slot: str, version: int, w: Vector, values: Leaves | None = None) -> dict[str, float]:
         """Return all metrics of the newest version of a slot, computed again if it was evaluated before a resume."""
         newest, metrics = self._metrics.get(slot, (-1, {}))
         if newest == version or self._off:
             return metrics
         with np.errstate(over="ignore", invalid="ignore"):
-            return problem_of(self.problem, slot).metrics(w)
+            return self._problem_at(slot, values).metrics(w)
 
     def _evaluate_sometimes(self) -> None:
         pause_until = 0.0  # until then the thread only copies versions

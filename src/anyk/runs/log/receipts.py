@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -48,7 +48,8 @@ class Receipt:
     message, in versions. ``samples``: the number of samples of each message (of local work in each of its steps; None
     without a problem, and with ``order=epoch``, whose batches vary). ``cut_off``: chunks that were not waited for.
     ``spare``: workers whose messages had arrived but were not needed. ``rest``: all other workers, still at work or
-    absent. ``fleet``: of a fleet that changes, its number of workers, the imbalance of their shares, and how many may
+    absent. ``values``: the problem's values with which the newest of the gradients were computed, arrays as digests.
+    ``fleet``: of a fleet that changes, its number of workers, the imbalance of their shares, and how many may
     leave without moving data.
     """
 
@@ -64,6 +65,7 @@ class Receipt:
     rest: tuple[int, ...] = ()
     samples: tuple[int | None, ...] = ()
     fleet: str = ""
+    values: Mapping[str, float | str] = field(default_factory=dict)
 
 
 class _Update(NamedTuple):
@@ -75,6 +77,7 @@ class _Update(NamedTuple):
     residual: float
     gain: float
     fleet: str = ""
+    values: Mapping[str, float | str] = {}
 
 
 class _Message(NamedTuple):
@@ -99,6 +102,7 @@ _USED = (
     "UNION ALL SELECT c.worker, r.task, r.chunk, r.weight, ?2 - 1 - c.version, c.work FROM reuses r "
     "JOIN chunks c ON c.task = r.task AND c.chunk = r.chunk WHERE r.slot = ?1 AND r.version = ?2 ORDER BY 1, 2, 3"
 )
+_CARRIED = "SELECT info FROM carried WHERE slot = ? AND version < ? ORDER BY version DESC LIMIT 1"
 _CANCELLED = (
     "SELECT worker, task, dispatched, cancelled, due, received, done, work FROM chunks WHERE ending IN "
     "('cancelled', 'discarded') AND cancelled > ? AND cancelled <= ? AND version < ?"
@@ -117,7 +121,8 @@ def logged_receipt(
     if not rows:
         return None
     *fields, before = rows[0]
-    update = _Update(*fields)
+    carried = log.rows(_CARRIED, (slot, version))
+    update = _Update(*fields)._replace(values=json.loads(carried[0][0]) if carried else {})
     works = queries.works(log)
     used = [_Message._make((*fields, works[work])) for *fields, work in log.rows(_USED, (slot, version))]
     cancelled = log.rows(_CANCELLED, (before, max(update.time, before), version))
@@ -168,7 +173,9 @@ def receipt_of_step(driver: Driver) -> Receipt:
     cut_off = [chunk for task, batch in batches for chunk in _late(task, batch, driver.now, OPEN)]
     answered = {batch.workers[task - batch.first] for task, batch in batches if batch.places(task, ARRIVED)}
     residual, gain = (combine.residual or 0.0, combine.gain) if isinstance(combine, Combine) else (0.0, 1.0)
-    update = _Update(combine.slot, version + 1, driver.now, residual, gain)
+    carried = driver.versions.carried
+    values = {} if carried is None else carried.shown(combine.slot)
+    update = _Update(combine.slot, version + 1, driver.now, residual, gain, values=values)
     fleet = driver.layout.partitions, driver.layout.workers
     sizes = () if driver.layout.epochs else driver.ledger.sizes
     return _receipt(update, fleet, sizes, used, _unused(cut_off, used), answered)

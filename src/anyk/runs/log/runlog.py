@@ -246,6 +246,10 @@ class RunLog:
         """Write a new version of a slot."""
         self._rows["updates"].append((*row, self.seq))
 
+    def carried(self, slot: str, version: int, values: ByName) -> None:
+        """Write the values that a version carries, if they are not those of the version before."""
+        self._rows["carried"].append((slot, version, json.dumps(values), self.seq))
+
     def evaluation(self, row: Evaluation) -> None:
         """Write loss and metric of a version."""
         self._rows["evaluations"].append(row)
@@ -331,7 +335,7 @@ class RunLog:
     def truncate(self, seq: int, seal: str = "") -> None:
         """Remove all rows after event ``seq``, when the log had ``seal``, as the run is resumed from there."""
         with self._transaction():
-            for name in ("events", "chunks", "updates", "notes", "summary", "checkpoints", "reuses"):
+            for name in ("events", "chunks", "updates", "notes", "summary", "checkpoints", "carried", "reuses"):
                 self._db.execute(f"DELETE FROM {name} WHERE seq > ?", (seq,))
             if not seq:  # the run starts again
                 self._db.execute("DELETE FROM partitions")

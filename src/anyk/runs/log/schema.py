@@ -26,6 +26,7 @@ TABLES = {
     "notes": "time REAL, kind TEXT, text TEXT, seq INTEGER",
     "summary": "name TEXT, value TEXT, seq INTEGER",
     "checkpoints": "seq INTEGER, digest TEXT",
+    "carried": "slot TEXT, version INTEGER, info TEXT, seq INTEGER",
     "reuses": "slot TEXT, version INTEGER, task INTEGER, chunk INTEGER, weight REAL, seq INTEGER",
 }
 SEALS = "id INTEGER PRIMARY KEY, upto TEXT, seal TEXT"

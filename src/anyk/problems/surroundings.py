@@ -1,0 +1,271 @@
+"""The variables that a user's code reads besides its arguments, by name, so that two processes can be compared.
+
+A worker computes with a copy of the user's module, loss and data set. A copy does not carry what they read elsewhere:
+variables of imported modules, attributes of classes. And it does not follow what changes afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anyk.arrays import Array
+
+_LEAVES = 20_000  # variables that are listed at most
+_ELEMENTS = 1_000  # elements of a list or dictionary that are listed at most
+_DEPTH = 12
+_SAMPLED = 1 << 20  # numbers of a larger array are sampled
+_SHOWN = 40  # letters of a value that are shown
+# packages whose functions read no settings of the user's; their objects' attributes are listed
+_LIBRARIES = frozenset(
+    {"anyk", "numpy", "scipy", "sklearn", "pandas", "torch", "torchvision", "jax", "jaxlib", "optax", "flax", "equinox"}
+)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+Variables = dict[str, str]  # what is shown of each value, or a digest of it, by the variable's name
+
+
+def variables_of(roots: Mapping[str, object]) -> Variables:
+    """Return the variables that some objects consist of, and that their functions read, by name.
+
+    Functions are followed into their closures, their defaults and the module variables that they name, also of modules
+    imported by them; objects and classes into their attributes. Trained parameters, buffers and generators of random
+    numbers are omitted, as are functions of libraries. ``roots``: the objects, by the names that messages give them.
+
+    >>> variables_of({"the loss": partial(max, 0.5)})
+    {'argument 0 of the loss': '0.5'}
+    """
+    found: Variables = {}
+    survey = _Survey()
+    for root, value in roots.items():
+        # an object may raise anything where its attributes are read: what was found before counts
+        with contextlib.suppress(Exception):
+            for name, leaf in survey.leaves(value, root, 0):
+                if len(found) >= _LEAVES:
+                    return found
+                found.setdefault(name, leaf)
+    return found
+
+
+def differences(before: Variables, after: Variables) -> Iterator[tuple[str, str, str]]:
+    """Yield name and both values of each variable of ``before`` that differs; what is missing later does not count.
+
+    >>> list(differences({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}))
+    [('b', '2', '3')]
+    """
+    for name, value in before.items():
+        other = after.get(name)
+        if other is not None and other != value:
+            yield name, value, other
+
+
+class _Survey:
+    """Walks through objects, each of which is visited once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # keeps the objects alive, as their ids are the keys
+
+    def leaves(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
+        """Yield the variables that an object called ``name`` consists of."""
+        if isinstance(value, (*_PLAIN, np.generic)):
+            yield name, _shown(value)
+            return
+        if id(value) in self._seen or depth > _DEPTH or _is_generator(value):
+            return
+        self._seen[id(value)] = value
+        array = _array(value)
+        if array is not None:
+            yield name, _digest(array)
+        elif isinstance(value, Mapping):
+            for key in list(value)[:_ELEMENTS]:
+                if isinstance(key, _PLAIN):
+                    yield from self.leaves(value[key], f"{name}[{key!r}]", depth + 1)
+        elif isinstance(value, (list, tuple)):
+            for place in range(min(len(value), _ELEMENTS)):
+                yield from self.leaves(value[place], f"{name}[{place}]", depth + 1)
+        elif isinstance(value, (set, frozenset)):
+            yield name, _shown(sorted(map(repr, value)))
+        elif isinstance(value, types.FunctionType):
+            yield name, f"{_called(value)} ({_digest_of_code(value.__code__)})"
+            yield from self._function(value, depth)
+        elif isinstance(value, types.MethodType):
+            yield from self.leaves(value.__func__, name, depth + 1)
+            yield from self.leaves(value.__self__, name, depth + 1)
+        elif isinstance(value, partial):
+            yield from self.leaves(value.func, name, depth + 1)
+            for place, argument in enumerate(value.args):
+                yield from self.leaves(argument, f"argument {place} of {name}", depth + 1)
+            for key, argument in value.keywords.items():
+                yield from self.leaves(argument, f"argument '{key}' of {name}", depth + 1)
+        elif isinstance(value, type):
+            yield name, f"class {value.__qualname__}"
+            yield from self._class(value, depth)
+        elif not isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+            yield from self._object(value, name, depth)
+
+    def _function(self, function: types.FunctionType, depth: int) -> Iterator[tuple[str, str]]:
+        """Yield what a function reads besides its arguments, unless it is a library's."""
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None:
+            yield from self.leaves(wrapped, _called(function), depth + 1)
+        if _is_library(function.__module__):
+            return
+        code = function.__code__
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # it is not assigned yet
+                continue
+            yield from self.leaves(content, f"variable '{variable}'", depth + 1)
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        for place, default in enumerate(defaults):
+            yield from self.leaves(default, f"default {place} of {_called(function)}", depth + 1)
+        names = set(_names_in(code))
+        for variable in sorted(names & function.__globals__.keys()):
+            content = function.__globals__[variable]
+            if isinstance(content, types.ModuleType):
+                yield from self._module(content, names, depth)
+            else:
+                yield from self.leaves(content, _variable(variable, function.__module__), depth + 1)
+
+    def _module(self, module: types.ModuleType, names: set[str], depth: int) -> Iterator[tuple[str, str]]:
+        """Yield the variables of an imported module that a function may read."""
+        if _is_library(module.__name__):
+            return
+        for variable in sorted(names & vars(module).keys()):
+            content = vars(module)[variable]
+            if isinstance(content, types.ModuleType):
+                if content.__name__.startswith(f"{module.__name__}."):
+                    yield from self._module(content, names, depth + 1)
+            else:
+                yield from self.leaves(content, _variable(variable, module.__name__), depth + 1)
+
+    def _class(self, kind: type, depth: int) -> Iterator[tuple[str, str]]:
+        """Yield the attributes of a user's class and what its methods read."""
+        for base in kind.__mro__:
+            if base is object or _is_library(base.__module__):
+                continue
+            for key, content in list(vars(base).items()):
+                if isinstance(content, (staticmethod, classmethod)):
+                    content = content.__func__
+                elif isinstance(content, property):
+                    content = content.fget
+                if isinstance(content, types.FunctionType):
+                    yield from self.leaves(content, f"{base.__name__}.{key}", depth + 1)
+                elif not key.startswith("__"):
+                    yield from self.leaves(content, f"attribute '{key}' of class {base.__name__}", depth + 1)
+
+    def _object(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
+        """Yield the attributes of an object and of its class."""
+        if id(type(value)) not in self._seen:
+            self._seen[id(type(value))] = type(value)
+            yield from self._class(type(value), depth + 1)
+        attributes = dict(getattr(value, "__dict__", {}))
+        for base in type(value).__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                if hasattr(value, slot):
+                    attributes[slot] = getattr(value, slot)
+        if "_parameters" in attributes and "_modules" in attributes:  # a torch module
+            for key, part in attributes["_modules"].items():
+                yield from self.leaves(part, f"{name}.{key}", depth + 1)
+            attributes = {key: content for key, content in attributes.items() if key not in _module_attributes()}
+        for key, content in attributes.items():
+            yield from self.leaves(content, f"attribute '{key}' of {name}", depth + 1)
+
+
+@cache
+def _module_attributes() -> frozenset[str]:
+    """Return the attributes that every torch module has."""
+    import torch
+
+    return frozenset(vars(torch.nn.Module()))
+
+
+def _variable(name: str, module: str | None) -> str:
+    of = "" if module in (None, "__main__") else f" of module '{module}'"
+    return f"variable '{name}'{of}"
+
+
+def _called(function: types.FunctionType) -> str:
+    return f"function '{function.__name__}'"
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of global variables and attributes in a function's code, and in functions inside it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+@cache
+def _is_library(module: str | None) -> bool:
+    """Return whether a module belongs to Python or to a library that reads no settings of the user's."""
+    if module is None or module == "__main__":
+        return False
+    package = module.partition(".")[0]
+    if package in _LIBRARIES or package in sys.builtin_module_names:
+        return True
+    file = getattr(sys.modules.get(package), "__file__", None)
+    if file is None:
+        return package in sys.stdlib_module_names
+    inside = Path(file).is_relative_to(sysconfig.get_paths()["stdlib"])
+    return inside and "site-packages" not in file
+
+
+def _is_generator(value: object) -> bool:
+    """Return whether an object draws random numbers, and so changes with each use."""
+    return isinstance(value, (np.random.Generator, np.random.RandomState)) or type(value).__name__ in (
+        "Generator",
+        "Random",
+        "SystemRandom",
+    )
+
+
+def _array(value: Any) -> Array | None:
+    """Return an array or tensor as NumPy's; None for anything else."""
+    kind = type(value).__module__.partition(".")[0]
+    try:
+        if kind == "torch" and hasattr(value, "detach"):
+            import torch
+
+            flat = value.detach().reshape(-1)
+            return np.asarray(flat.float().cpu() if flat.dtype == torch.bfloat16 else flat.cpu())
+        if isinstance(value, np.ndarray) or (kind in ("jax", "jaxlib") and hasattr(value, "__array__")):
+            array = np.asarray(value)
+            return None if array.dtype.kind == "O" else array
+    except Exception:  # a tensor without memory, keys of random numbers
+        return None
+    return None
+
+
+def _digest(array: Array) -> str:
+    """Return a text that differs if arrays differ; of large arrays a sample of the numbers is read."""
+    flat = array.reshape(-1)
+    sampled = flat[:: -(-flat.size // _SAMPLED)] if flat.size > _SAMPLED else flat
+    digest = hashlib.blake2b(np.ascontiguousarray(sampled).view(np.uint8).data, digest_size=8).hexdigest()
+    if array.size == 1:
+        return _shown(flat[0].item())
+    return f"an array of shape {array.shape} ({digest})"
+
+
+def _digest_of_code(code: types.CodeType) -> str:
+    plain = [repr(constant) for constant in code.co_consts if isinstance(constant, _PLAIN)]
+    text = repr((code.co_code, code.co_names, plain))
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()
+
+
+def _shown(value: Any) -> str:
+    text = repr(value.item() if isinstance(value, np.generic) else value)
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[:_SHOWN]}… ({hashlib.blake2b(text.encode(errors='replace'), digest_size=8).hexdigest()})"

@@ -1,0 +1,194 @@
+"""Variables that a user's code reads, and workers that compute with other values of them than the driver."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anyk
+from anyk.problems.surroundings import differences, variables_of
+
+MODULE = """
+import torch
+
+class Options:
+    scale = 1.0
+
+OPTIONS = {"scale": 1.0}
+SCALE = 1.0
+
+class Loss:
+    scale = 1.0
+    def __call__(self, outputs, targets):
+        return self.scale * torch.nn.functional.mse_loss(outputs, targets)
+
+def plain(outputs, targets):
+    return torch.nn.functional.mse_loss(outputs, targets)
+
+def by_variable(outputs, targets):
+    return SCALE * plain(outputs, targets)
+
+def by_class(outputs, targets):
+    return Options.scale * plain(outputs, targets)
+
+def by_dictionary(outputs, targets):
+    return OPTIONS["scale"] * plain(outputs, targets)
+
+def of_jax(w, batch):
+    import jax.numpy as jnp
+    return SCALE * jnp.mean((batch[0] @ w - batch[1]) ** 2)
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module that workers can import, as the user's packages are."""
+    (tmp_path / "settings_of_user.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    yield importlib.import_module("settings_of_user")
+    sys.modules.pop("settings_of_user", None)
+
+
+def names(value: object) -> dict[str, str]:
+    return variables_of({"the loss": value})
+
+
+def test_closures_defaults_and_partials_are_variables() -> None:
+    beta = [0.5]
+
+    def loss(outputs: Any, targets: Any, weight: float = 2.0) -> Any:
+        return beta[0] * weight * (outputs - targets)
+
+    found = names(partial(loss, weight=3.0))
+    assert found["variable 'beta'[0]"] == "0.5"
+    assert found["argument 'weight' of the loss"] == "3.0"
+    beta[0] = 0.7
+    assert list(differences(found, names(partial(loss, weight=3.0)))) == [("variable 'beta'[0]", "0.5", "0.7")]
+
+
+def test_attributes_of_modules_and_classes_are_variables() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.25))
+    before = variables_of({"the module": module})
+    module[1].p = 0.5
+    changed = list(differences(before, variables_of({"the module": module})))
+    assert changed == [("attribute 'p' of the module.1", "0.25", "0.5")]
+
+
+def test_parameters_and_generators_are_no_variables() -> None:
+    class Data:
+        def __init__(self) -> None:
+            self.generator, self.layer = np.random.default_rng(0), nn.Linear(2, 2)
+
+    data = Data()
+    before = names(data)
+    data.generator.random()
+    with torch.no_grad():
+        data.layer.weight.add_(1.0)
+    assert not list(differences(before, names(data)))
+
+
+def test_new_entries_of_a_cache_are_no_difference() -> None:
+    cache: dict[str, float] = {"a": 1.0}
+    before = names(cache)
+    cache["b"] = 2.0
+    assert not list(differences(before, names(cache)))
+
+
+def test_arrays_differ_by_their_numbers() -> None:
+    array = np.zeros(5)
+    before = names({"targets": array})
+    array[3] = 1.0
+    assert [name for name, *_ in differences(before, names({"targets": array}))] == ["the loss['targets']"]
+
+
+def test_objects_that_refer_to_each_other_are_visited_once() -> None:
+    class Node:
+        other: Any = None
+
+    one, two = Node(), Node()
+    one.other, two.other = two, one
+    assert names(one) is not None
+
+
+CHANGES = {
+    "by_variable": ("SCALE", lambda module: setattr(module, "SCALE", 0.1)),
+    "by_class": ("attribute 'scale' of class Options", lambda module: setattr(module.Options, "scale", 0.1)),
+    "by_dictionary": ("OPTIONS", lambda module: module.OPTIONS.update(scale=0.1)),
+    "Loss": ("attribute 'scale' of class Loss", lambda module: setattr(module.Loss, "scale", 0.1)),
+    "by_patch": ("variable 'plain'", lambda module: setattr(module, "plain", lambda a, b: 0.1 * (a - b).abs().mean())),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["uncoded", "pasgd:tau=2", "frc:stragglers=1"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_workers_that_lack_a_setting_are_refused(settings: Any, strategy: str, change: str) -> None:
+    named, apply = CHANGES[change]
+    apply(settings)
+    loss = settings.Loss() if change == "Loss" else getattr(settings, change.replace("patch", "variable"))
+    X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    problem = anyk.problems.TorchProblem(nn.Linear(5, 1), loss, (X, X.sum(1, keepdim=True)))
+    optimizer = anyk.optimizers.GD(lr=0.1)
+    with pytest.raises(anyk.RunFailed, match="apart from the driver's") as refusal:
+        anyk.train(problem, strategy, anyk.clusters.Processes(2), optimizer=optimizer, steps=2)
+    assert named in str(refusal.value)
+    assert anyk.train(problem, strategy, anyk.clusters.Simulated(2), optimizer=optimizer, steps=2).steps == 2
+
+
+@pytest.mark.slow
+def test_jax_workers_that_lack_a_setting_are_refused(settings: Any) -> None:
+    settings.SCALE = 0.1
+    X = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    problem = anyk.problems.JaxProblem(settings.of_jax, np.zeros(5, np.float32), (X, X.sum(axis=1)))
+    with pytest.raises(anyk.RunFailed, match="variable 'SCALE' of module 'settings_of_user' is 1.0 on the worker"):
+        anyk.train(problem, "uncoded", anyk.clusters.Processes(2), optimizer=anyk.optimizers.GD(lr=0.1), steps=2)
+
+
+@pytest.mark.slow
+def test_the_default_type_of_numbers_reaches_workers() -> None:
+    def loss(outputs: Any, targets: Any) -> Any:
+        weight = torch.full((1,), 0.1)  # of torch's default type
+        assert weight.dtype == torch.float64
+        return (weight * (outputs - targets) ** 2).sum()
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        X = torch.linspace(-1.0, 1.0, 60).reshape(20, 3)
+        problem = anyk.problems.TorchProblem(nn.Linear(3, 1), loss, (X, X.sum(1, keepdim=True)), reduction="sum")
+        settings = {"optimizer": anyk.optimizers.GD(lr=0.01), "steps": 3}
+        runs = [anyk.train(problem, "uncoded", cluster(2), **settings).model for cluster in CLUSTERS]
+    finally:
+        torch.set_default_dtype(before)
+    np.testing.assert_array_equal(*runs)
+
+
+CLUSTERS = (anyk.clusters.Simulated, anyk.clusters.Processes)
+
+
+@pytest.mark.slow
+def test_a_data_set_of_ones_own_generator_still_trains_uncoded() -> None:
+    class Noisy(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            self.generator = np.random.default_rng(0)
+
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, i: int) -> Any:
+            return torch.tensor(self.generator.normal(size=3), dtype=torch.float32), torch.zeros(1)
+
+    problem = anyk.problems.TorchProblem(nn.Linear(3, 1), nn.MSELoss(), Noisy())
+    run = anyk.train(
+        problem, "uncoded", anyk.clusters.Processes(2), optimizer=anyk.optimizers.GD(lr=0.1), steps=2, evaluate=None
+    )
+    assert run.steps == 2

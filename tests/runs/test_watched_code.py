@@ -1,0 +1,168 @@
+"""Changes that a loop makes to what workers have copies of are noticed, and refused by name, on every cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anyk
+from anyk.errors import BadInput, RunFailed
+
+X = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+y = torch.randn(40, 1, generator=torch.Generator().manual_seed(1))
+BETA = [0.0]
+
+
+class Options:
+    beta = 0.0
+
+
+class Loss(nn.Module):
+    beta = 0.0
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(outputs, targets) + self.beta * outputs.pow(2).mean()
+
+
+class Curriculum(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        self.epoch, self.reads = 0, 0
+        self.cache: dict[int, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        self.reads += 1
+        self.cache[i] = y[i]
+        return X[i] * (1 + 0.2 * self.epoch), y[i]
+
+
+def by_list(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(outputs, targets) + BETA[0] * outputs.pow(2).mean()
+
+
+def by_class(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(outputs, targets) + Options.beta * outputs.pow(2).mean()
+
+
+@pytest.fixture(autouse=True)
+def _reset() -> Any:
+    BETA[0] = Options.beta = 0.0
+    yield
+    BETA[0] = Options.beta = 0.0
+
+
+def loop(
+    problem: Any, change: Callable[[int], None], *, cluster: Any = None, steps: int = 10, into: nn.Module | None = None
+) -> int:
+    done = 0
+    for step in anyk.rounds(problem, "uncoded", cluster or anyk.clusters.Simulated(2), steps=steps, into=into):
+        if into is not None:
+            torch.optim.SGD(into.parameters(), lr=0.01).step()
+        else:
+            step.model -= 0.01 * step.gradient
+        done = step.number
+        change(step.number)
+    return done
+
+
+def problem_of(loss: Any, data: Any = None, module: nn.Module | None = None) -> Any:
+    return anyk.problems.TorchProblem(module or nn.Linear(5, 1), loss, data or (X.clone(), y.clone()))
+
+
+@pytest.mark.parametrize(
+    "cluster", [anyk.clusters.Simulated, pytest.param(anyk.clusters.Processes, marks=pytest.mark.slow)]
+)
+def test_values_that_change_in_a_loop_are_refused_by_name(cluster: Callable[[int], Any]) -> None:
+    own, data = Loss(), Curriculum()
+    cases: list[tuple[Any, Callable[[int], None], str]] = [
+        (problem_of(by_list), lambda i: BETA.__setitem__(0, float(i + 1)), r"variable 'BETA'.*\[0\] was 0.0"),
+        (problem_of(by_class), lambda i: setattr(Options, "beta", 1.0), "attribute 'beta' of class Options was 0.0"),
+        (problem_of(own), lambda i: setattr(own, "beta", 1.0), "compute something else|attribute 'beta' of the loss"),
+        (problem_of(nn.MSELoss(), data), lambda i: setattr(data, "epoch", i + 1), "attribute 'epoch' of the data set"),
+    ]
+    for problem, change, words in cases:
+        with pytest.raises(BadInput, match=words):
+            loop(problem, change, cluster=cluster(2))
+
+
+def test_a_change_in_the_middle_of_a_run_is_noticed_before_its_end() -> None:
+    own = Loss()
+    with pytest.raises(BadInput, match="when the run began"):
+        loop(problem_of(own), lambda i: setattr(own, "beta", 0.5) if i == 4 else None, steps=7)
+
+
+def test_a_change_after_the_last_gradient_does_not_count() -> None:
+    own = Loss()
+    assert loop(problem_of(own), lambda i: setattr(own, "beta", 0.5) if i == 6 else None, steps=7) == 6
+
+
+def test_rates_of_dropout_and_targets_in_place_are_noticed() -> None:
+    module = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+    with pytest.raises(BadInput, match=r"attribute 'p' of the module.1 was 0.1 when the run began and is 0.5 now"):
+        loop(problem_of(nn.MSELoss(), module=module), lambda i: setattr(module[1], "p", 0.5), into=module)
+    targets = y.clone()
+    with pytest.raises(BadInput, match=r"the data\[1\] was an array"):
+        loop(problem_of(nn.MSELoss(), (X, targets)), lambda i: targets[39].mul_(2.0) and None)
+
+
+def test_counters_caches_and_modes_are_no_change() -> None:
+    own, data = Loss(), Curriculum()
+    module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 1))
+
+    def evaluate(_: int) -> None:
+        module.eval()
+        own(module(X), y)
+        data[0]
+
+    assert loop(problem_of(own, data, module), evaluate, into=module) == 9
+    assert module[2].p == 0.1 and not module.training
+
+
+def test_a_watch_leaves_the_module_as_it_is() -> None:
+    module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    problem = problem_of(nn.MSELoss(), module=module)
+    with torch.no_grad():
+        module[0].weight.add_(1.0)
+        module[1].running_mean.add_(1.0)
+    module.eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    problem.watch_code().check()
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert not module.training and all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_callback_that_changes_the_loss_ends_the_run() -> None:
+    own = Loss()
+
+    class Annealing(anyk.Callback):
+        def on_step(self, info: Any) -> None:
+            own.beta = 0.1 * info.step
+
+    with pytest.raises(RunFailed, match="when the run began"):
+        anyk.train(
+            problem_of(own),
+            "uncoded",
+            anyk.clusters.Simulated(2),
+            optimizer=anyk.optimizers.GD(lr=0.01),
+            steps=9,
+            callbacks=[Annealing()],
+        )
+
+
+def test_a_closure_of_a_jax_loss_that_changes_is_refused() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    beta = [0.0]
+
+    def loss(w: Any, batch: Any) -> Any:
+        return jnp.mean((batch[0] @ w - batch[1]) ** 2) + beta[0] * jnp.sum(w**2)
+
+    problem = anyk.problems.JaxProblem(loss, np.zeros(5, np.float32), (X.numpy(), y.numpy()[:, 0]))
+    with pytest.raises(BadInput, match=r"variable 'beta'\[0\] was 0.0 when the run began and is 1.0 now"):
+        loop(problem, lambda i: beta.__setitem__(0, 1.0))
