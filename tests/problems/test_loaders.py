@@ -83,8 +83,10 @@ def test_batches_that_cannot_be_shared_are_refused():
     loader = DataLoader(Items(), batch_size=10)
     with pytest.raises(BadInput, match=r"10 samples, which 4 partitions cannot share evenly; .*'uncoded:batch=8'"):
         trained(loader)
-    for spec in ("async", "pasgd:tau=2", "k-async:k=2"):
-        with pytest.raises(BadInput, match="are not of all partitions: give the strategy the samples"):
+    for spec in ("async", "pasgd:tau=2", "k-async:k=2", "gc:stragglers=1", "tree"):
+        with pytest.raises(
+            BadInput, match="for rounds of a code alone; give '.*' batch=…, the samples of each partition"
+        ):
             trained(loader, spec)
     problem = TorchProblem(layer(), nn.CrossEntropyLoss(), loader)
     with pytest.raises(BadInput, match="cannot share evenly"):

@@ -147,7 +147,7 @@ def test_a_step_is_one_of_the_weighted_mean_under_any_code(name):
 
 def chosen(problem, partition, batch, version, partitions=4):
     messages = Messages(problem.split(partitions), seed=3)
-    chunk = Chunk("model", (partition,), (1.0,), batch=batch)
+    chunk = Chunk((partition,), (1.0,), batch=batch)
     return messages, chunk, messages.rows(partition, chunk, version)
 
 
@@ -459,3 +459,22 @@ def test_jax_on_processes_weighs_as_the_simulator_does():
         for cluster in (anyk.clusters.Simulated(2, seed=1), anyk.clusters.Processes(2, seed=1))
     ]
     assert runs[0].model == pytest.approx(runs[1].model, abs=1e-6)
+
+
+def test_weighted_losses_take_values_that_change():
+    X, y = random(SAMPLES, 4, seed=1), torch.arange(SAMPLES) % 3
+    module = nn.Linear(4, 3).double()
+
+    def loss(outputs, targets, beta):
+        return functional.cross_entropy(outputs, targets) + beta * outputs.pow(2).mean()
+
+    problem = TorchProblem(module, loss, (X, y), weights=WEIGHTS, values={"beta": lambda step: 0.5 * step})
+    for step in anyk.rounds(problem, "frc:load=2", anyk.clusters.Simulated(4), steps=3, into=module):
+        outputs = module(X)
+        losses = functional.cross_entropy(outputs, y, reduction="none") + 0.5 * step.number * outputs.pow(2).mean(dim=1)
+        value = (WEIGHTS * losses).sum() / WEIGHTS.sum()
+        gradient = torch.autograd.grad(value, list(module.parameters()))
+        assert flat([w.grad for w in module.parameters()]) == pytest.approx(flat(gradient), abs=1e-12)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter -= 0.1 * parameter.grad

@@ -52,7 +52,7 @@ def test_a_step_has_the_mean_gradient_of_its_rounds(spec):
     ends = np.cumsum([0, *parts.sizes])
     own = torch.optim.AdamW(plain.parameters(), lr=0.05)
     for version in range(12):
-        rows = [drawn.rows(j, Chunk("model", (j,), (1.0,), batch=BATCH), version) + ends[j] for j in range(WORKERS)]
+        rows = [drawn.rows(j, Chunk((j,), (1.0,), batch=BATCH), version) + ends[j] for j in range(WORKERS)]
         some = torch.from_numpy(np.concatenate(rows))  # partitions have equal sizes
         (loss(plain(X[some]), y[some]) / 4).backward()
         if version % 4 == 3:

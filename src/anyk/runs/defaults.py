@@ -79,7 +79,7 @@ def with_usual_batch(problem: Problem, strategy: Strategy, requested: object) ->
     """Return a strategy with the mini-batches of the problem's data (a ``DataLoader``), unless it has its own.
 
     The samples of a step are spread evenly over the partitions. ``requested``: what was asked for, perhaps a spec.
-    Raises :class:`~anyk.errors.BadInput` if that is impossible, or if the strategy has no steps of all partitions.
+    Raises :class:`~anyk.errors.BadInput` if that is impossible, or if the strategy is none of rounds of gradients.
     """
     layout = strategy.layout
     sizes = {abilities_of(each).step_samples for each in each_of(problem)}
@@ -93,13 +93,14 @@ def with_usual_batch(problem: Problem, strategy: Strategy, requested: object) ->
         raise BadInput(f"the problems have mini-batches of different sizes; {advice}")
     if not isinstance(strategy, Rounds) or layout.inner is not None:
         raise BadInput(
-            f"the data has mini-batches of {size} samples, and the steps of '{strategy.spec}' are not of all "
-            f"partitions: {advice}"
+            f"the data has mini-batches of {size} samples, which are spread over the partitions for rounds of a code "
+            f"alone; give '{strategy.spec}' batch=…, the samples of each partition, or, if it has no mini-batches, the "
+            "data set in the place of its DataLoader"
         )
     if size % parts:
         raise BadInput(
             f"the data has mini-batches of {size} samples, which {parts} partitions cannot share evenly; {advice}, or "
-            f"the data a multiple of {parts}"
+            f"the DataLoader a batch size that is a multiple of {parts}"
         )
     return replace(strategy, batch=size // parts)
 
