@@ -55,10 +55,14 @@ def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
 
 
 class _Settled(Callback):
-    """Ends a run when steps change no number of the model by more than ``tol`` times its largest number."""
+    """Ends a run when steps change no number of the model by more than ``tol`` times its size.
 
-    def __init__(self, tol: float) -> None:
-        self.tol = tol
+    The size is that of the largest coefficient, or of a tenth of ``unit`` if this is more. Intercepts, the last
+    ``intercepts`` numbers of the model, do not count for it: they can have any size beside the coefficients.
+    """
+
+    def __init__(self, tol: float, *, intercepts: int, unit: float) -> None:
+        self.tol, self.intercepts, self.unit = tol, intercepts, unit
         self.calm = 0
         self._before: Vector | None = None  # a copy, as the cluster overwrites its own
 
@@ -68,7 +72,8 @@ class _Settled(Callback):
             self._before = w.copy()
             return
         change = np.abs(np.subtract(w, self._before, out=self._before)).max()
-        self.calm = self.calm + 1 if change <= self.tol * np.abs(w).max() else 0
+        size = max(float(np.abs(w[: w.size - self.intercepts]).max()), self.unit / 10)
+        self.calm = self.calm + 1 if change <= self.tol * size else 0
         self._before[:] = w
         if self.done:
             raise StopRun(f"{_CALM} steps in a row have changed the model by no more than tol={self.tol:g}")
@@ -87,6 +92,13 @@ class _Task(NamedTuple):
     y: Any
     weights: Floats | None
     classes: int | None = None
+
+
+def _mean_and_spread(task: _Task) -> tuple[float, float]:
+    """Return the weighted mean and the standard deviation of the targets."""
+    y = np.asarray(task.y, dtype=float)
+    mean = float(np.average(y, weights=task.weights))
+    return mean, float(np.sqrt(np.average((y - mean) ** 2, weights=task.weights)))
 
 
 @dataclass
@@ -123,7 +135,11 @@ class _Linear(BaseEstimator):
         check(self.max_iter, AtLeastOne, "max_iter")
         self._steps: _Steps | None = None
         problem = self._problem(task, None, warm=self.warm_start)
-        stopping = _Settled(self.tol or 0.0)
+        stopping = _Settled(
+            self.tol or 0.0,
+            intercepts=problem.outputs if problem.intercept else 0,
+            unit=1.0 if problem.labelled else _mean_and_spread(task)[1],
+        )
         self._train(problem, 1.0 / (problem.smoothness(tol=0.0) or 1.0), self.max_iter, stopping if self.tol else None)
         if self.tol and not stopping.done:
             warnings.warn(
@@ -149,7 +165,14 @@ class _Linear(BaseEstimator):
         kind, X, y, weights, classes = task
         l2 = 1.0 / (X.shape[0] if weights is None else weights.sum()) if self.l2 is None else checked_l2(self.l2)
         if scaling is None:
-            scaling = Scaling.curved(X, weights, curvature=kind.curvature, l2=l2, centered=self.fit_intercept)
+            scaling = Scaling.curved(
+                X,
+                weights,
+                curvature=kind.curvature,
+                l2=l2,
+                centered=self.fit_intercept,
+                target=_mean_and_spread(task)[0] if self.fit_intercept and not kind.labelled else 0.0,
+            )
         return kind(
             X,
             y,
@@ -225,7 +248,8 @@ class AnykClassifier(ClassifierMixin, _Linear):
     many as rows, or a range such as ``(2, 4)``, within which they come and go. ``cluster="simulated"`` computes in this
     process, on a virtual clock, and is quick; ``"processes"`` starts workers for every fit. ``l2``: by default
     1 / rows. ``max_iter``: the largest number of steps; ``tol``: training ends when three steps in a row change no
-    number of the scaled model by more than ``tol`` times its largest number (None or 0: never). ``random_state``: the
+    number of the scaled model by more than ``tol`` times its largest coefficient (at least 0.1; for values to predict,
+    a tenth of their standard deviation), the intercept aside (None or 0: never). ``random_state``: the
     seed of the delays. ``callbacks``: as for :func:`anyk.train` (searches and cross-validation, which clone the
     estimator, copy them).
 

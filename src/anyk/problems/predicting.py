@@ -57,7 +57,7 @@ class Predictor:
     """The meaning of a flat vector as a model of rows, without the vector itself.
 
     ``kind``: ``logistic``, ``softmax``, ``least-squares`` or ``two-layer`` (with ``hidden`` units); ``features``:
-    columns of X, ``outputs``: scores of a row; ``classes``: the labels; ``center``, ``scale``: see
+    columns of X, ``outputs``: scores of a row; ``classes``: the labels; ``center``, ``scale``, ``target``: see
     :class:`~anyk.problems.linear.scaling.Scaling`, empty without one.
 
     >>> import anyk
@@ -75,6 +75,7 @@ class Predictor:
     encoding: Encoding = field(default_factory=Encoding)
     center: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
+    target: float = 0.0
 
     # ------------------------------------------------------------------------------------------- predictions
 
@@ -178,7 +179,7 @@ class Predictor:
 
     @property
     def _scaling(self) -> Scaling | None:
-        return Scaling(np.array(self.center), np.array(self.scale)) if self.scale else None
+        return Scaling(np.array(self.center), np.array(self.scale), target=self.target) if self.scale else None
 
     # ------------------------------------------------------------------------------------------- files
 

@@ -16,6 +16,7 @@ from anyk.problems.base import Tell, is_sparse
 from anyk.tables import column_hint, is_number, listed, missing_values, shown, unusable_values
 
 Fill: TypeAlias = Literal["mean", "median"]
+LARGEST = 1e120  # larger numbers could not be squared and added up
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,27 @@ def check_finite(X: Any, where: str, names: Sequence[str] | None = None) -> None
         column, rows = bad.min(), int((bad == bad.min()).sum())
         name = f"column '{names[column]}'" if names else f"column {column}"
         raise BadInput(f"{name} of {where} is missing or not finite in {rows_text(rows)}; remove or fill them")
+
+
+def check_sizes(X: Any, where: str, names: Sequence[str] = ()) -> None:
+    """Raise BadInput for numbers too large to be squared and added up, with the first such column.
+
+    >>> check_sizes(np.array([[1.0, 1e300]]), "X")  # doctest: +NORMALIZE_WHITESPACE
+    Traceback (most recent call last):
+    anyk.errors.BadInput: column 1 of X holds numbers such as 1e+300, and those above 1e+120 cannot be squared and added
+    up; mark missing values as missing, or divide the column
+    """
+    values = X.data if is_sparse(X) else X
+    high, low = (float(reduce(values, axis=None, initial=0)) for reduce in (np.fmax.reduce, np.fmin.reduce))
+    if max(high, -low) <= LARGEST:
+        return
+    first = np.nonzero(np.abs(values) > LARGEST)
+    column = int(X.indices[first[0][0]] if is_sparse(X) else first[1].min())
+    name = f"column '{shown(names[column])}'" if len(names) else f"column {column}"
+    raise BadInput(
+        f"{name} of {where} holds numbers such as {max(high, -low):.6g}, and those above {LARGEST:g} cannot be squared and "
+        "added up; mark missing values as missing, or divide the column"
+    )
 
 
 def check_complete(column: Array, where: str, remedy: str = "") -> None:
