@@ -278,7 +278,7 @@ def test_numbers_too_large_to_be_squared_are_refused(value: float, store: Any) -
         LogisticRegression(store(np.ones_like(X)), y, X_test=store(X), y_test=y)
     with pytest.raises(BadInput, match=r"column 0 of y holds numbers such as"):
         LeastSquares(np.ones((2, 1)), [1.0, value])
-    assert LogisticRegression(store(np.where(X == value, 1e20, X).astype(np.float32)), y).smoothness() > 1e30
+    assert LogisticRegression(store(np.where(value == X, 1e20, X).astype(np.float32)), y).smoothness() > 1e30
 
 
 def test_labels_with_gaps_and_ragged_rows_are_refused() -> None:

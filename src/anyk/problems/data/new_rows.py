@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ from anyk.problems.base import Tell
 from anyk.problems.data.user_files import extension_of, read_svmlight
 from anyk.problems.predicting import Predictor
 from anyk.regular_files import replacing
-from anyk.tables import Limit, csv_rows, limit, listed, open_text, read_csv, read_parquet, reading, shown
+from anyk.tables import Limit, cell_chunks, limit, listed, open_text, read_csv, read_parquet, reading, shown
 
 
 def read_rows(
@@ -94,7 +94,7 @@ def write_predictions(file: Path, out: Path | None, predictions: Mapping[str, Ar
         return
     rows = len(next(iter(predictions.values())))
     with _open_out(out) as text:
-        cells: Iterable[list[str]] = ([] for _ in range(rows))
+        cells: Iterable[Sequence[str]] = ([] for _ in range(rows))
         header: list[str] | None = []
         if kind == ".csv":
             header, cells = _read_cells(file, allowed, rows)
@@ -143,15 +143,16 @@ def _open_out(out: Path | None) -> Iterator[IO[str]]:
         yield text
 
 
-def _read_cells(file: Path, allowed: Limit, rows: int) -> tuple[list[str] | None, Iterator[list[str]]]:
+def _read_cells(file: Path, allowed: Limit, rows: int) -> tuple[list[str] | None, Iterator[Sequence[str]]]:
     """Return the header of a CSV file with this number of rows, None if it has no header, and the cells of its rows."""
 
-    def read() -> Iterator[list[str]]:
+    def read() -> Iterator[Sequence[str]]:
         with open_text(file, allowed) as text:
-            yield from csv_rows(text, file)
+            for columns in cell_chunks(text, file):
+                yield from zip(*columns, strict=True)
 
     cells = read()
-    header = None if sum(1 for _ in read()) == rows else next(cells)
+    header = None if sum(1 for _ in read()) == rows else list(next(cells))
     return header, cells
 
 
