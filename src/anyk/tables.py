@@ -29,8 +29,10 @@ _EXPANSION = 8  # only files that expand more than this are refused
 _CHUNK = 4096  # rows that are converted together: as text they take ten times the memory of numbers
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'", " ": "spaces"}
 _TOO_LONG = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas' words
+_CODE = re.compile(r"[ \t]*[+-]?0\d+[ \t]*")
 # whole numbers that float64 would change: with zeros in front, as codes have them, or of more than 15 digits
-_INEXACT = re.compile(r"^[ \t]*[+-]?(?:0\d+|\d{16,})[ \t]*$", re.MULTILINE)
+CODES = re.compile(r"^[ \t]*[+-]?0\d+[ \t]*$", re.MULTILINE)
+INEXACT = re.compile(r"^[ \t]*[+-]?(?:0\d+|\d{16,})[ \t]*$", re.MULTILINE)
 _MISSING = {"", "na", "n/a", "#n/a", "nan", "null"}
 
 
@@ -172,12 +174,22 @@ def lines(text: Iterable[str], file: Path | str) -> Iterator[str]:
 class Table:
     """Columns of equal length: float64 with NaN for a missing number, or text as str objects with None if missing.
 
-    ``header``: whether the names are from the file; otherwise they are "column 0", "column 1" and so on.
+    ``header``: whether the names are from the file; otherwise they are "column 0", "column 1" and so on. ``refused``:
+    for each column why its values could not be read, empty if all could be.
     """
 
     names: tuple[str, ...]
     columns: tuple[Array, ...]
     header: bool
+    refused: tuple[str, ...] = ()
+
+    def check_readable(self, places: Iterable[int], file: Path | str) -> None:
+        """Raise BadInput if one of the columns at ``places`` has values that could not be read."""
+        for place in places:
+            if self.refused and self.refused[place]:
+                name = shown(self.names[place])
+                days = f", let dates={name} count days" if self.columns[place].dtype.kind == "O" else ""
+                raise BadInput(f"{self.refused[place]}; convert them{days}, or omit the column (drop={name})")
 
     @property
     def rows(self) -> int:
@@ -192,6 +204,15 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return "_" not in text
+
+
+def is_code(text: str) -> bool:
+    """Return whether a cell is a number with zeros in front, as codes have them.
+
+    >>> is_code("007"), is_code("0"), is_code("0.5")
+    (True, False, False)
+    """
+    return _CODE.fullmatch(text) is not None
 
 
 def is_missing(cell: str) -> bool:
@@ -235,7 +256,7 @@ def read_csv(
         with reading(file, "CSV"), open_text(file, allowed) as opened:
             as_text |= set(text(column_names(first_row(next(cell_chunks(opened, file, rows=4))), bool(header))))
     while True:
-        first, chunks = _read_chunks(file, allowed, as_text, header, exact)
+        first, chunks = _read_chunks(file, allowed, as_text, header, INEXACT if exact else None)
         text_columns = {i for chunk in chunks for i, column in enumerate(chunk) if column.dtype.kind == "O"}
         if not any(chunk[i].dtype.kind == "f" for chunk in chunks for i in text_columns):
             break
@@ -353,7 +374,7 @@ def _check_separator(beginning: Sequence[str], file: Path | str) -> None:
 
 
 def _read_chunks(
-    file: Path, allowed: Limit, text: set[int], header: bool | None, exact: bool
+    file: Path, allowed: Limit, text: set[int], header: bool | None, kept: re.Pattern[str] | None
 ) -> tuple[list[str], list[list[Array]]]:
     """Return the first row, and the columns of the rows below it (with ``header=False`` of all rows) in chunks."""
     chunks: list[list[Array]] = []
@@ -367,22 +388,24 @@ def _read_chunks(
             cells += len(columns) * len(columns[0])
             allowed.check(8 * cells)
             if len(columns[0]):
-                chunks.append(convert_columns(columns, text, exact))
+                chunks.append(convert_columns(columns, text, kept))
     return first, chunks
 
 
-def convert_columns(columns: Sequence[Array], text: Collection[int], exact: bool = False) -> list[Array]:
-    """Return columns of cells converted; ``text``: the indices of those that must stay text."""
-    return [convert_cells(column, i in text, exact) for i, column in enumerate(columns)]
+def convert_columns(
+    columns: Sequence[Array], text: Collection[int], kept: re.Pattern[str] | None = None
+) -> list[Array]:
+    """Return columns of cells converted; ``text``: the indices of those that must stay text; ``kept``: see below."""
+    return [convert_cells(column, i in text, kept) for i, column in enumerate(columns)]
 
 
-def convert_cells(cells: Sequence[str] | Array, text: bool, exact: bool = False) -> Array:
+def convert_cells(cells: Sequence[str] | Array, text: bool, kept: re.Pattern[str] | None = None) -> Array:
     """Return cells as numbers, NaN if missing; as text, None if missing, if ``text`` or if a cell is not a number.
 
-    ``exact``: cells are text if one is a code such as 007, or a whole number of more than 15 digits.
+    ``kept``: cells are text if one of them matches, such as :data:`CODES` or :data:`INEXACT`.
     """
     joined = "" if text else "\n".join(cells)
-    if not text and "_" not in joined and not (exact and _INEXACT.search(joined)):
+    if not text and "_" not in joined and not (kept and kept.search(joined)):
         try:
             return np.array(list(map(float, cells)))
         except ValueError:
@@ -446,12 +469,14 @@ def read_parquet(
     needed: Collection[str] | None = None,
     opened: IO[bytes] | None = None,
     group: int | None = None,
+    exact: bool = False,
 ) -> Table:
     """Read a Parquet file of numbers and text, without an index that pandas may have stored.
 
     ``opened``: the file object, if it is open already. ``group``: the number of a row group; None reads all. Columns of
     other types, such as dates and lists, are refused if they are ``needed`` (None: all are), else read as missing.
-    Raises BadInput for these and for a file of another format.
+    ``exact``: columns of whole numbers that float64 would change are text, and dates are ISO dates as text. Raises
+    BadInput for these and for a file of another format.
     """
     with needing("pyarrow", "data", "reading a Parquet file"):
         from pyarrow import parquet, types
@@ -466,19 +491,18 @@ def read_parquet(
     index = _stored_index(schema.metadata)
     places = [i for i, name in enumerate(schema.names) if name not in index]
     number_types = (types.is_floating, types.is_integer, types.is_boolean, types.is_decimal)
-    text, unreadable = set(), set()
+    text, moments, unreadable = set[int](), set[int](), dict[int, str]()
     for i in places:
         name, kind = str(schema.names[i]), schema.field(i).type
         value_type = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_string(value_type) or types.is_large_string(value_type):
             text.add(i)
         elif not any(matches(kind) for matches in number_types):
-            unreadable.add(i)
-            if needed is None or name in needed:
-                raise BadInput(
-                    f"column '{name}' of {shown(file)} has {kind} values, which are neither numbers nor text; "
-                    "convert them to numbers or text, or omit the column"
-                )
+            if exact and (types.is_timestamp(value_type) or types.is_date(value_type)):
+                moments.add(i)
+            unreadable[i] = f"column '{name}' of {shown(file)} has {kind} values, which are neither numbers nor text"
+            if i not in moments and (needed is None or name in needed):
+                raise BadInput(f"{unreadable[i]}; convert them to numbers or text, or omit the column")
     # repeated text stays in the file's dictionary: as plain strings it could take any multiple of the file's size
     texts = [schema.names[i] for i in sorted(text)]
     with reading(file, "Parquet"), parquet.ParquetFile(source, read_dictionary=texts, pre_buffer=False) as parquet_file:
@@ -489,17 +513,35 @@ def read_parquet(
             else parquet_file.read_row_group(group, use_threads=False)
         )
         columns = tuple(
-            np.full(table.num_rows, np.nan) if i in unreadable else _from_arrow(table.column(i), i in text)
+            _dates_of(table.column(i))
+            if i in moments
+            else np.full(table.num_rows, np.nan)
+            if i in unreadable
+            else _from_arrow(table.column(i), i in text, exact)
             for i in places
         )
-    return Table(tuple(str(schema.names[i]) for i in places), columns, True)
+    refused = tuple(unreadable.get(i, "") for i in places)
+    return Table(tuple(str(schema.names[i]) for i in places), columns, True, refused if any(refused) else ())
 
 
-def _from_arrow(column: Any, text: bool) -> Array:
+def _dates_of(column: Any) -> Array:
+    """Return a column of PyArrow's dates or timestamps as ISO dates, None if missing."""
+    words = np.empty(len(column), dtype=object)
+    words[:] = [None if moment is None else moment.isoformat() for moment in column.to_pylist()]
+    return words
+
+
+def _from_arrow(column: Any, text: bool, exact: bool) -> Array:
     """Return a column of PyArrow as float64, or as text objects."""
     import pyarrow
 
     if not text:
+        if exact and pyarrow.types.is_integer(column.type):
+            whole = column.to_pylist()
+            if any(value is not None and abs(value) >= 2**53 for value in whole):
+                words = np.empty(len(whole), dtype=object)
+                words[:] = [None if value is None else str(value) for value in whole]
+                return words
         values: Floats = column.cast(pyarrow.float64(), safe=False).to_numpy()
         return values.astype(np.float64)
     parts: list[Array] = [np.empty(0, dtype=object)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from datetime import date
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Index, Tell
 from anyk.problems.data.encoding import Encoding, check_finite
-from anyk.problems.linear.scaling import Scaling, in_units
+from anyk.problems.linear.scaling import Scaling, in_units, model_columns
 from anyk.tables import Table
 
 
@@ -165,7 +166,9 @@ class Predictor:
         return self._plain(np.column_stack(table.columns), where)
 
     def _plain(self, X: Any, where: str) -> Matrix:
-        """Return numbers that need no encoding, after checks."""
+        """Return numbers that need no encoding, after checks; a last column of ones may be left out."""
+        if self.encoding.constant and X.shape[1] == self.features - 1:
+            X = model_columns(X, None, True)
         self._check_width(X.shape[1], self.features, where)
         if X.dtype.kind not in "biuf":
             raise BadInput(f"{where} must hold numbers, got {X.dtype}")
@@ -206,11 +209,16 @@ def _column(values: object, where: str) -> Array:
     array = np.asarray(values)
     if array.dtype.kind in "biuf":
         return array.astype(float)
+    if array.dtype.kind == "M":
+        words = np.datetime_as_string(array, unit="us").astype(object)
+        words[np.isnat(array)] = None
+        return words
     if array.dtype.kind not in "OUT":
         raise BadInput(f"{where} holds {array.dtype} values, which are neither numbers nor text")
     column = array.astype(object)
     missing = values.isna() if hasattr(values, "isna") else [cell is None or cell != cell for cell in column]
     absent = np.array(missing, dtype=bool)
+    column = np.array([cell.isoformat() if isinstance(cell, date) else cell for cell in column], dtype=object)
     text = all(isinstance(cell, str) for cell in column[~absent])
     column[absent] = None if text else np.nan
     try:

@@ -457,7 +457,8 @@ class LeastSquares(LinearProblem):
 class SoftmaxRegression(LinearProblem):
     """Softmax regression: cross-entropy over classes 0, …, C-1; metrics accuracy and the most frequent class's share.
 
-    Labels with gaps, such as 10, 20 and 50, are refused unless ``classes`` says that rows lack some. The model is the (columns x classes) matrix, row by row, as one flat vector.
+    Labels with gaps, such as 10, 20 and 50, are refused unless ``classes`` says that rows lack some. The model is the
+    (columns x classes) matrix, row by row, as one flat vector.
     """
 
     kind = "softmax"

@@ -87,8 +87,8 @@ class Scaling:
 
     ``units``, of the same shape: the regulariser acts on the weights of ``x / units``, by default on the weights of
     ``x``. In sparse data only columns with entries in half of the rows or more have a center, so that they stay sparse.
-    A model converts exactly between both units: ``z.v + b = x.(v / scale) + (b - center.(v / scale))``. ``target``: what
-    is subtracted from numbers to predict, so that the model learns how they differ from it.
+    A model converts exactly between both units: ``z.v + b = x.(v / scale) + (b - center.(v / scale))``. ``target`` is
+    subtracted from numbers to predict, so that the model learns how they differ from it.
 
     >>> scaling = Scaling.standard(np.array([[1.0, 5.0], [3.0, 5.0]]))
     >>> scaling.center.tolist(), scaling.scale.tolist()

@@ -25,6 +25,7 @@ from anyk.problems.base import is_sparse
 from anyk.problems.data.user_files import target_column
 from anyk.regular_files import open_plain
 from anyk.tables import (
+    CODES,
     Limit,
     Table,
     cell_chunks,
@@ -344,7 +345,7 @@ class _Csv(Format):
         """Note the names of the columns; return the first rows without the header."""
         first, others = first_row(columns), [column[1:] for column in columns]
         if self.header is None:
-            self.header = has_header(self._address, first, convert_columns(others, self._text))
+            self.header = has_header(self._address, first, convert_columns(others, self._text, CODES))
         self._names = column_names(first, self.header)
         return others if self.header else columns
 
@@ -371,7 +372,7 @@ class _Csv(Format):
 
     def _table(self, block: list[list[Array]]) -> Table:
         columns = [np.concatenate(parts) for parts in zip(*block, strict=True)]
-        return Table(self._names, tuple(convert_columns(columns, self._text)), bool(self.header))
+        return Table(self._names, tuple(convert_columns(columns, self._text, CODES)), bool(self.header))
 
 
 class _Position:

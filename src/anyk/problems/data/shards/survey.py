@@ -13,7 +13,8 @@ import numpy as np
 from anyk.arrays import Array, Floats
 from anyk.errors import BadInput
 from anyk.problems.base import is_sparse
-from anyk.problems.data.encoding import check_categories, check_complete, check_finite, check_sizes
+from anyk.problems.data.cells import check_categories
+from anyk.problems.data.encoding import check_complete, check_finite, check_sizes
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.shards.sources import HEAD, Shards, format_of
 from anyk.problems.data.user_files import target_column
@@ -193,6 +194,8 @@ def places_of(shards: Shards, names: Sequence[str], where: str) -> tuple[list[in
                 f"the first column of {where} has no name, as if it numbered the rows; say which columns to learn from "
                 "(columns=)"
             )
+        if repeated := next((name for name in names if list(names).count(name) > 1), None):
+            raise BadInput(f"{where} has {list(names).count(repeated)} columns '{shown(repeated)}'; rename one")
         return [i for i in range(len(names)) if i != target], target
     for name in shards.columns:
         if name not in names:
