@@ -258,6 +258,8 @@ def test_identifiers_are_noticed(tmp_path: Path) -> None:
         "a guess: column 'order' of d.csv is learned from"
     ]
     assert "drop=order leaves it out" in "".join(said)
+    long = write(tmp_path, order=lambda i: 20_240_101_000_000_001 + i, x=lambda i: i % 5)
+    assert "column 'order' of d.csv is learned from, although nearly every row has another" in read(long)[1][0]
 
 
 @pytest.mark.parametrize("task", ["auto", "regression"])

@@ -312,6 +312,11 @@ def counts_rows(column: Array) -> bool:
     return numbers and len(np.unique(column)) == len(column)
 
 
+def long_numbers(column: Array) -> bool:
+    """Return whether a column has numbers so large that different whole numbers can be one float64."""
+    return column.dtype.kind == "f" and bool(np.nanmax(np.abs(column), initial=0.0) >= _LABEL)
+
+
 def merged(labels: Array) -> bool:
     """Return whether some labels are so large that different ones could be the same number."""
     return bool(np.abs(labels).max(initial=0.0) >= _LABEL)

@@ -23,6 +23,7 @@ from anyk.problems.data.cells import (
     counts_rows,
     like_an_identifier,
     like_dates_in_digits,
+    long_numbers,
     merged,
     read_dates,
     read_numbers,
@@ -366,14 +367,14 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
     columns = Encoding.fitted(described, values, rows, settings.fill, shown(file))
     encoding = Encoding(columns, table.header, label=names[place], missing=settings.cells.missing)
     plain_columns = tuple(replace(column, date=False, unit=None) for column in columns)  # as values are read already
-    for column, cells in zip(columns, values, strict=True):
+    for i, column, cells in zip(features, columns, values, strict=True):
         if column.categories:
             gaps = int(missing_values(cells).sum())
             settings.say(
                 f"one-hot encoding the text column '{shown(column.name)}' of {file.name}: {len(column.categories)} "
                 "different values" + f", one of them for {gaps:,} missing" * bool(gaps)
             )
-        _notice(column, cells, file, settings)
+        _notice(column, cells, table.columns[i], file, settings)
     X = replace(encoding, columns=plain_columns, missing=()).encode(values, shown(file))
     return _FileContent(X, y, where, encoding=encoding, remarks=remarks)
 
@@ -485,8 +486,8 @@ def _rows_of(cells: Array) -> Callable[[str], int]:
     return lambda word: cells.tolist().index(word) + 1
 
 
-def _notice(column: Column, cells: Array, file: Path, settings: _FileSettings) -> None:
-    """Report a column that is read in a way which its values put in doubt."""
+def _notice(column: Column, cells: Array, raw: Array, file: Path, settings: _FileSettings) -> None:
+    """Report a column that is read in a way which its values put in doubt; ``raw``: its cells in the file."""
     name, remedy = shown(column.name), f"drop={shown(column.name)} leaves it out"
     if column.categories and all(is_number(word) for word in column.categories if word):
         code = next((word for word in column.categories if is_code(word)), None)
@@ -502,7 +503,7 @@ def _notice(column: Column, cells: Array, file: Path, settings: _FileSettings) -
             f"a guess: column '{name}' of {file.name} is learned from as numbers, although they look like dates, such "
             f"as {np.nanmax(cells):.0f}; dates={name} counts days, {remedy}"
         )
-    elif like_an_identifier(cells):
+    elif like_an_identifier(cells) or (long_numbers(cells) and like_an_identifier(raw)):
         settings.say(
             f"a guess: column '{name}' of {file.name} is learned from, although nearly every row has another value, "
             f"like an identifier; {remedy}"
