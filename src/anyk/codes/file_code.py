@@ -87,8 +87,8 @@ class FileCode(RegisteredCode, MatrixCode):
                 if EXACT < worst < _NEARLY:
                     raise BadInput(
                         f"the matrix in '{shown(self.file)}' was rounded to {digits}: {len(replies)} replies give the "
-                        f"sum to {worst:.0e} only, and rounds would wait for others until it is {EXACT:g}; save it with "
-                        "all digits (numpy.save of float64, or numpy.savetxt with fmt='%.17g')"
+                        f"sum to {worst:.0e} only, and rounds would wait for others until it is {EXACT:g}; save it "
+                        "with all digits (numpy.save of float64, or numpy.savetxt with fmt='%.17g')"
                     )
 
     @fixed_property
