@@ -57,6 +57,7 @@ DATES = {
     "points": lambda i: f"{i % 28 + 1:02}.{i % 12 + 1:02}.24",
     "month names": lambda i: f"{['Jan', 'Feb', 'Mar'][i % 3]} {i % 28 + 1}, 2024",
     "weekdays": lambda i: f"Mon, {i % 28 + 1:02} {['January', 'May', 'Dec'][i % 3]} 2024 08:00:00 GMT",
+    "other languages": lambda i: f"{i % 28 + 1}. {['Mai', 'Juni'][i % 2]} 2024",
     "months": lambda i: f"2024-{i % 12 + 1:02}",
     "times": lambda i: f"{i % 24:02}:{i % 60:02}",
     "clock": lambda i: f"{i % 12 + 1}:{i % 60:02} PM",
@@ -171,6 +172,7 @@ MARKS = {
     "kilograms": ("70 kg", 70.0, "kg"),
     "years": ("10 years", 10.0, "years"),
     "thousands": ("1,234,567", 1234567.0, ""),
+    "accounts": ("(12.50)", -12.5, ""),
     "spaces": ("1\u00a0234", 1234.0, ""),
 }
 
@@ -180,7 +182,10 @@ def test_numbers_with_a_unit_are_asked_about(form: str, tmp_path: Path) -> None:
     cell, value, unit = MARKS[form]
     assert marked_number(cell) == (value, unit)
     file = write(tmp_path, x=lambda i: cell if i % 2 else cell.replace("2", "3"), z=[1, 2])
-    refused(file, r"column 'x' of .* holds numbers with (units or other signs|commas), such as '.*numbers=x reads")
+    refused(
+        file,
+        r"column 'x' of .* holds numbers with (units or other signs|commas|separators of thousands), such as '.*numbers=x reads",
+    )
     data, said = read(file, "numbers=x")
     assert data.columns[0] == Column("x", unit=unit) and "'x' as numbers" in said[-1]
     assert value in data.X_train[:, 0]

@@ -40,6 +40,8 @@ _DATES = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+_DAY, _YEAR, _WORD = r"(?:0?[1-9]|[12]\d|3[01])\.?", r"(?:19|20)\d{2}", r"[^\W\d_]{3,10}\.?"
+_IN_WORDS = re.compile(rf"{_DAY}[-\s]{_WORD}[-\s]{_YEAR}|{_WORD}\s{_DAY},?\s{_YEAR}")  # 31. Dezember 2024
 _MONTHS = {name.lower() for names in (month_name, month_abbr) for name in names[1:]} | {"sept"}
 _WEEKDAYS = {name.lower() for names in (day_name, day_abbr) for name in names}
 _WORDS_OF_DATES = _MONTHS | _WEEKDAYS | {"am", "pm", "utc", "gmt", "z", "t", "st", "nd", "rd", "th", "of"}
@@ -53,6 +55,8 @@ def looks_like_a_date(cell: str) -> bool:
     """
     text = cell.strip().lower()
     if _DATES.fullmatch(text):
+        return True
+    if _IN_WORDS.fullmatch(text):
         return True
     words = re.findall(r"[^\W\d_]+", text)
     return (
@@ -75,6 +79,7 @@ def days(cell: str) -> float:
 
 # ------------------------------------------------------------------------------------------- numbers with a unit
 
+_SEPARATED = re.compile(r"\s*[+-]?(?:\d{1,3}(?:[.,'\u00a0\u202f ]\d{3})+(?:[.,]\d+)?|\d*,\d+)\s*")
 _CURRENCIES = set(re.findall("...", "USDEURGBPJPYCHFCNYINRAUDCADNZDSEKNOKDKKPLNCZKHUFBRLRUBKRWMXNZARTRYSGDHKD"))
 _MARKED = re.compile(
     r"\s*(?P<sign>[+-]?)\s*(?P<before>[^\d\s+\-.,()]{0,3})\s*"
@@ -86,16 +91,22 @@ _MARKED = re.compile(
 def marked_number(cell: str) -> tuple[float, str] | None:
     """Return a number and the sign or unit beside it, or None.
 
-    Commas, spaces and apostrophes may separate thousands.
+    Commas, spaces and apostrophes may separate thousands, and a number in brackets is negative.
 
     >>> [marked_number(cell) for cell in ("$1,200.50", "45 %", "-3kg", "12", "1,5", "A12")]
     [(1200.5, '$'), (45.0, '%'), (-3.0, 'kg'), (12.0, ''), None, None]
     """
+    text = cell.strip()
+    if text.startswith("(") and text.endswith(")"):  # as accounts write what is owed
+        inner = marked_number(text[1:-1])
+        return None if inner is None else (-inner[0], inner[1])
     match = _MARKED.fullmatch(cell)
     if match is None:
         return None
     before, after = match["before"], match["after"]
     if before and before.upper() not in _CURRENCIES and not all(unicodedata.category(sign) == "Sc" for sign in before):
+        return None
+    if re.match(r"[-_#]", after) or "_" in after:
         return None
     if after and not any(sign.isalpha() or unicodedata.category(sign) in ("Sc", "So", "Po") for sign in after):
         return None
@@ -197,32 +208,33 @@ def check_categories(
     *,
     name: str | None = None,
     row_of: Callable[[str], int] | None = None,
-    classes: bool = False,
+    target: bool = False,
 ) -> None:
     """Raise BadInput if the values of a column, with their counts, may not be categories.
 
     This holds if they are mostly dates, or numbers, perhaps with a unit, or if more than 50 values, and more than half
     of all, are different. ``name``: the column's for a remedy, None if no setting reads it in another way; ``row_of``:
-    a function that returns the number of a word's first row; ``classes``: whether the user said that these are classes.
+    a function that returns the number of a word's first row; ``target``: whether it is the column to predict.
     """
-    if not words or classes:
-        return
     dates = [word for word in words if looks_like_a_date(word)]
     if 2 * len(dates) > len(words):
         other = next((word for word in words if word not in set(dates)), None)
         also = "" if other is None else f" and other text, such as '{shown(other)}'{_in_row(other, row_of)}"
+        counted = "dates counts the days of ISO dates" if all(map(_is_iso, dates)) else ""
         raise BadInput(
             f"{where} holds dates or times, such as '{shown(dates[0])}'{_in_row(dates[0], row_of)}{also}, which are "
-            f"neither numbers nor categories; {_remedy(name, 'dates', 'counts the days of ISO dates')}"
+            f"neither numbers nor categories; {_remedy(name, counted, target=target)}"
         )
     numbers = {word for word in words if is_number(word) and not is_code(word)}
     marked = {word: found for word in words if word not in numbers and (found := marked_number(word)) is not None}
-    with_commas = next((word for word in words if "," in word), None)
-    if with_commas is not None and all(is_number(word.replace(",", "")) for word in words):
+    separated = next((word for word in words if "," in word or not is_number(word)), None)
+    if separated is not None and all(is_number(word) or _SEPARATED.fullmatch(word) for word in words):
+        commas = "commas" if "," in separated else "separators of thousands"
+        groups = name is not None and all(word in numbers or word in marked for word in words)
         raise BadInput(
-            f"{where} holds numbers with commas, such as '{shown(with_commas)}', which would count as words; write "
+            f"{where} holds numbers with {commas}, such as '{shown(separated)}', which would count as words; write "
             "numbers with a decimal point and without separators of thousands"
-            + (f" (numbers={shown(name)} reads commas as separators of thousands)" if name else "")
+            + (f" (numbers={shown(name)} reads separators of thousands)" if name and groups else "")
         )
     units = Counter(unit for word, (_, unit) in marked.items() if not is_code(word))
     one_unit = bool(units) and 2 * max(units.values()) >= sum(units.values())
@@ -231,7 +243,7 @@ def check_categories(
         word = next(word for word in marked if not is_code(word))
         raise BadInput(
             f"{where} holds numbers with units or other signs, such as '{shown(word)}'{_in_row(word, row_of)}, which "
-            f"would count as words; {_remedy(name, 'numbers', 'reads numbers that all have the same unit')}"
+            f"would count as words; {_remedy(name, 'numbers reads numbers that all have the same unit', target=target)}"
         )
     others = len(words) - len(numbers)
     cells = sum(words[word] for word in numbers)
@@ -239,8 +251,11 @@ def check_categories(
     if mixed and (len(numbers) > others or 2 * cells > sum(words.values())):
         word = next(word for word in words if word not in numbers)
         missing = f"give missing={shown(word)} if it stands for a missing value; " if name else ""
+        if target:
+            missing = "leave out its row if its target is unknown; "
         raise BadInput(
-            f"{where} holds numbers, but '{shown(word)}'{_in_row(word, row_of)} is none; {missing}{_remedy(name)}"
+            f"{where} holds numbers, but '{shown(word)}'{_in_row(word, row_of)} is none; {missing}"
+            f"{_remedy(name, target=target)}"
         )
     rows = sum(words.values())
     if len(words) > max(50, rows / 2):
@@ -253,14 +268,22 @@ def check_categories(
         )
 
 
-def _remedy(name: str | None, setting: str | None = None, effect: str = "") -> str:
-    """Return the settings that decide how a column is read."""
+def _remedy(name: str | None, setting: str = "", *, target: bool = False) -> str:
+    """Return the settings that decide how a column is read; ``setting``: one more, and what it does."""
     if name is None:
         return "convert the column, or leave it out"
-    decided = [f"{setting}={shown(name)} {effect}"] if setting else []
-    return ", ".join(
-        [*decided, f"text={shown(name)} makes each value a category", f"drop={shown(name)} leaves the column out"]
-    )
+    key, _, effect = setting.partition(" ")
+    ways = [f"{key}={shown(name)} {effect}"] if setting else []
+    ways += [f"text={shown(name)} makes each value a {'class' if target else 'category'}"]
+    return ", ".join([*ways, "target= names another column" if target else f"drop={shown(name)} leaves the column out"])
+
+
+def _is_iso(cell: str) -> bool:
+    try:
+        days(cell)
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
 def _in_row(word: str, row_of: Callable[[str], int] | None) -> str:

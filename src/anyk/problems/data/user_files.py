@@ -343,7 +343,9 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
     table.check_readable(
         [i for i in (place, *features) if kinds.get(i) != "date" or table.columns[i].dtype.kind == "f"], file
     )
-    y = _target(without_missing(table.columns[place], settings.cells.missing), kinds.get(place), where, settings)
+    y = _target(
+        without_missing(table.columns[place], settings.cells.missing), kinds.get(place), names[place], where, settings
+    )
     described, values = [], []
     for i in features:
         column, cells = _read_column(table, i, kinds.get(i), file, settings)
@@ -432,7 +434,7 @@ def _features(table: Table, file: Path, settings: _FileSettings, target: int) ->
     return features, remarks
 
 
-def _target(y: Array, kind: Kind | None, where: str, settings: _FileSettings) -> Array:
+def _target(y: Array, kind: Kind | None, name: str, where: str, settings: _FileSettings) -> Array:
     """Return the targets as numbers, or as labels of text."""
     if kind == "date":
         y = read_dates(y, where)
@@ -450,7 +452,8 @@ def _target(y: Array, kind: Kind | None, where: str, settings: _FileSettings) ->
         codes = any(map(is_code, words)) and settings.task != "regression"
         if not codes and not (classes and merged(labels)):
             return y.astype(float)
-    check_categories(words, where, row_of=_rows_of(y), classes=settings.task in ("binary", "multiclass"))
+    if settings.task not in ("binary", "multiclass"):
+        check_categories(words, where, name=name, row_of=_rows_of(y), target=True)
     return y
 
 
@@ -477,7 +480,8 @@ def _read_column(
             return Column(name), values
         if all(map(is_number, words)) and not any(map(is_code, words)):
             return Column(name), np.array([np.nan if cell is None else float(cell) for cell in cells])
-    check_categories(words, where, name=name, row_of=_rows_of(cells), classes=kind == "text")
+    if kind != "text":
+        check_categories(words, where, name=name, row_of=_rows_of(cells))
     return Column(name), cells
 
 
