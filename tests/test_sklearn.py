@@ -343,6 +343,26 @@ class TestTolerance:
         assert there.intercept_ - offset == pytest.approx(here.intercept_, abs=0.02)
         assert there.coef_ == pytest.approx(Ridge(1.0).fit(X, y).coef_, abs=0.01)
 
+    @pytest.mark.parametrize("estimator", ["own column", "weights", "sparse", "features"])
+    def test_other_ways_to_an_offset_change_no_score(self, estimator):
+        random = np.random.default_rng(4)
+        X = random.normal(size=(300, 3))
+        y, weights = X @ [1.0, -2.0, 0.5] + random.normal(size=300) + 50_000.0, random.integers(1, 5, 300)
+        if estimator == "own column":
+            X = np.column_stack([X, np.ones(300)])
+            ours, theirs = AnykRegressor(fit_intercept=False, l2=0.0), Ridge(1e-9, fit_intercept=False)
+            weights = None
+        else:
+            ours, theirs = AnykRegressor(), Ridge(1.0)
+        if estimator == "features":
+            X = X + 1e5
+        if estimator == "sparse":
+            X = sparse.csr_array(np.where(np.abs(X) > 1, X, 0.0))
+        ours.fit(X, y, weights)
+        theirs.fit(X.toarray() if sparse.issparse(X) else X, y, weights)
+        assert ours.score(X, y) == pytest.approx(theirs.score(X.toarray() if sparse.issparse(X) else X, y), abs=1e-3)
+        assert ours.coef_[:3] == pytest.approx(theirs.coef_[:3], abs=0.01)
+
     @pytest.mark.parametrize("factor", [1e-9, 1e9])
     def test_the_unit_of_the_target_changes_no_step(self, factor):
         X, y = load_diabetes(return_X_y=True)

@@ -58,11 +58,12 @@ class _Settled(Callback):
     """Ends a run when steps change no number of the model by more than ``tol`` times its size.
 
     The size is that of the largest coefficient, or of a tenth of ``unit`` if this is more. Intercepts, the last
-    ``intercepts`` numbers of the model, do not count for it: they can have any size beside the coefficients.
+    ``intercepts`` numbers of the model, do not count for it: they can have any size beside the coefficients. Nor may
+    the coefficient of a column of ones, so that without an intercept the size is at most ``most``.
     """
 
-    def __init__(self, tol: float, *, intercepts: int, unit: float) -> None:
-        self.tol, self.intercepts, self.unit = tol, intercepts, unit
+    def __init__(self, tol: float, *, intercepts: int, unit: float, most: float = np.inf) -> None:
+        self.tol, self.intercepts, self.unit, self.most = tol, intercepts, unit, most
         self.calm = 0
         self._before: Vector | None = None  # a copy, as the cluster overwrites its own
 
@@ -72,7 +73,7 @@ class _Settled(Callback):
             self._before = w.copy()
             return
         change = np.abs(np.subtract(w, self._before, out=self._before)).max()
-        size = max(float(np.abs(w[: w.size - self.intercepts]).max()), self.unit / 10)
+        size = max(min(float(np.abs(w[: w.size - self.intercepts]).max()), self.most), self.unit / 10)
         self.calm = self.calm + 1 if change <= self.tol * size else 0
         self._before[:] = w
         if self.done:
@@ -135,10 +136,12 @@ class _Linear(BaseEstimator):
         check(self.max_iter, AtLeastOne, "max_iter")
         self._steps: _Steps | None = None
         problem = self._problem(task, None, warm=self.warm_start)
+        spread = 1.0 if problem.labelled else _mean_and_spread(task)[1]
         stopping = _Settled(
             self.tol or 0.0,
             intercepts=problem.outputs if problem.intercept else 0,
-            unit=1.0 if problem.labelled else _mean_and_spread(task)[1],
+            unit=spread,
+            most=np.inf if problem.intercept or not spread else spread,
         )
         self._train(problem, 1.0 / (problem.smoothness(tol=0.0) or 1.0), self.max_iter, stopping if self.tol else None)
         if self.tol and not stopping.done:
@@ -248,9 +251,9 @@ class AnykClassifier(ClassifierMixin, _Linear):
     many as rows, or a range such as ``(2, 4)``, within which they come and go. ``cluster="simulated"`` computes in this
     process, on a virtual clock, and is quick; ``"processes"`` starts workers for every fit. ``l2``: by default
     1 / rows. ``max_iter``: the largest number of steps; ``tol``: training ends when three steps in a row change no
-    number of the scaled model by more than ``tol`` times its largest coefficient (at least 0.1; for values to predict,
-    a tenth of their standard deviation), the intercept aside (None or 0: never). ``random_state``: the
-    seed of the delays. ``callbacks``: as for :func:`anyk.train` (searches and cross-validation, which clone the
+    number of the scaled model by more than ``tol`` times its largest coefficient, the intercept aside (None or 0:
+    never). As this largest coefficient counts at least 0.1 or, of values to predict, a tenth of their standard deviation
+    s, and without an intercept at most s. ``random_state``: the seed of the delays. ``callbacks``: as for :func:`anyk.train` (searches and cross-validation, which clone the
     estimator, copy them).
 
     Features may have any size: steps are taken in scaled coordinates, in which all have the same curvature. With an

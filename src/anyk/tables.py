@@ -254,7 +254,7 @@ def read_csv(
     as_text: set[int] = set()  # columns whose cells must not be converted to numbers
     if text is not None:
         with reading(file, "CSV"), open_text(file, allowed) as opened:
-            as_text |= set(text(column_names(first_row(next(cell_chunks(opened, file, rows=4))), bool(header))))
+            as_text |= set(text(column_names(first_cells(opened, file), bool(header))))
     while True:
         first, chunks = _read_chunks(file, allowed, as_text, header, INEXACT if exact else None)
         text_columns = {i for chunk in chunks for i, column in enumerate(chunk) if column.dtype.kind == "O"}
@@ -309,29 +309,18 @@ def cell_chunks(text: Iterable[str], file: Path | str, *, rows: int = _CHUNK) ->
     are left out, and no line is read before its chunk is needed. Raises BadInput for a file that is empty, has another
     separator, or has rows of different lengths.
     """
-    import pandas
+    from pandas.errors import ParserError
 
     source = _CheckedLines(text, file)
-    if not source.beginning:
-        raise BadInput(f"{shown(file)} is empty")
-    _check_separator(source.beginning, file)
+    if source.beginning:
+        _check_separator(source.beginning, file)
     count = 0
     try:
-        # pandas' slower engine, which sees that a row is too short, and that quotes are not closed
-        with pandas.read_csv(
-            source,
-            dtype=object,
-            keep_default_na=False,
-            header=None,
-            engine="python",
-            skipinitialspace=True,
-            skip_blank_lines=False,
-            chunksize=rows,
-        ) as frames:
+        with _split(source, file, rows) as frames:
             for frame in frames:
                 columns = [frame[name].to_numpy(dtype=object) for name in frame.columns]
                 there = np.array([isinstance(cell, str) for cell in columns[0]], dtype=bool)
-                if not there.all():
+                if not there.all():  # blank lines
                     columns = [column[there] for column in columns]
                 for number, cell in enumerate(columns[-1], start=count + 1):
                     if not isinstance(cell, str):
@@ -339,11 +328,39 @@ def cell_chunks(text: Iterable[str], file: Path | str, *, rows: int = _CHUNK) ->
                         raise BadInput(_uneven(file, number, width, len(columns)))
                 count += len(columns[0])
                 yield columns
-    except pandas.errors.ParserError as error:
+    except ParserError as error:
         if match := _TOO_LONG.search(str(error)):
             expected, row, found = map(int, match.groups())
             raise BadInput(_uneven(file, row, found, expected)) from None
         raise
+
+
+def first_cells(text: Iterable[str], file: Path | str) -> list[str]:
+    """Return the cells of the first row of a CSV file, without a look at the others; BadInput for an empty file."""
+    with _split(_CheckedLines(text, file), file, 1) as frames:
+        frame = next(iter(frames))
+    return [str(frame[name].iloc[0]) for name in frame.columns]
+
+
+def _split(source: _CheckedLines, file: Path | str, rows: int) -> Any:
+    """Return pandas' reader of chunks of cells; raise BadInput for an empty file.
+
+    pandas' slower engine sees that a row is too short, and that quotes are not closed.
+    """
+    import pandas
+
+    if not source.beginning:
+        raise BadInput(f"{shown(file)} is empty")
+    return pandas.read_csv(
+        source,
+        dtype=object,
+        keep_default_na=False,
+        header=None,
+        engine="python",
+        skipinitialspace=True,
+        skip_blank_lines=False,
+        chunksize=rows,
+    )
 
 
 def _uneven(file: Path | str, number: int, found: int, expected: int) -> str:

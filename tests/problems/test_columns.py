@@ -217,6 +217,7 @@ def test_codes_keep_their_zeros(tmp_path: Path) -> None:
     assert read(file, "numbers=zip")[0].columns[0] == Column("zip", unit="")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [
@@ -295,6 +296,7 @@ def test_an_index_of_pandas_in_any_order_is_left_out(name: str, tmp_path: Path) 
     refused(words, "column 0 of .* has no name")
 
 
+@pytest.mark.slow
 def test_columns_of_one_name_are_refused_until_one_is_left(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
     file.write_text("a,label,label\n" + "".join(f"{i % 7},{i % 2},{i % 2}\n" for i in range(40)))
@@ -333,6 +335,7 @@ def test_a_stated_format_reads_any_extension(tmp_path: Path) -> None:
     assert (tmp_path / "out.csv").read_text().startswith("x,y,prediction\n")
 
 
+@pytest.mark.slow
 def test_missing_text_is_a_category_of_its_own(tmp_path: Path) -> None:
     file = write(tmp_path, colour=["red", "", "NA", "blue", "red"], x=[1.0, 2.0])
     for name in ("d.csv", "d.parquet"):
@@ -344,6 +347,7 @@ def test_missing_text_is_a_category_of_its_own(tmp_path: Path) -> None:
     assert shards.encoding.columns == data.columns
 
 
+@pytest.mark.slow
 def test_shards_refuse_what_files_refuse(tmp_path: Path) -> None:
     for cells, sentence in (
         (DATES["iso"], "holds dates or times, such as"),
@@ -389,6 +393,7 @@ def test_the_command_refuses_and_follows(tmp_path: Path, monkeypatch: pytest.Mon
     assert "'when' as days since 1970-01-01" in done.stderr
 
 
+@pytest.mark.slow
 def test_pandas_is_imported_when_a_table_is_read(tmp_path: Path) -> None:
     import subprocess
     import sys

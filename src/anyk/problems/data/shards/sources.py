@@ -31,6 +31,7 @@ from anyk.tables import (
     cell_chunks,
     column_names,
     convert_columns,
+    first_cells,
     first_row,
     has_header,
     listed,
@@ -355,8 +356,7 @@ class _Csv(Format):
             try:
                 if not self._names:
                     file.seek(0)
-                    first = first_row(next(cell_chunks(_Position(file), self._address, rows=4)))
-                    self._names = column_names(first, bool(self.header))
+                    self._names = column_names(first_cells(_Position(file), self._address), bool(self.header))
                 file.seek(at)
                 block = list(cell_chunks(_Position(io.BytesIO(file.read(size))), self._address, rows=_ROWS))
             except BadInput:  # would number rows from the start of the block
