@@ -387,3 +387,18 @@ class TestTolerance:
         X, y = load_diabetes(return_X_y=True)
         model = AnykRegressor(max_iter=50, tol=None).fit(X, y + 2000)
         assert model.run_.predict(X) == pytest.approx(model.predict(X))
+
+
+def test_a_column_of_dates_or_text_is_named():
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        {"a": [1.0, 2.0, 3.0], "when": pd.date_range("2024-01-01", periods=3), "city": ["x", "y", "x"]}
+    )
+    for columns, name in ((["a", "when"], "when"), (["a", "city"], "city"), (["city", "when"], "city")):
+        with pytest.raises(BadInput, match=rf"column '{name}' of X holds .* values, such as .*; encode it first"):
+            AnykRegressor().fit(frame[columns], [1.0, 2.0, 3.0, 4.0])
+    frame["whole"] = pd.array([1, 2, 3, 5], dtype="Int64")
+    assert AnykRegressor().fit(frame[["a", "whole"]], [1.0, 2.0, 3.0, 4.0]).coef_.shape == (2,)
+    with pytest.raises(BadInput, match="sample_weight must hold values in rows of equal length"):
+        AnykRegressor().fit(frame[["a"]], [1.0, 2.0, 3.0, 4.0], [[1.0], [1.0, 2.0], [1.0], [1.0]])

@@ -29,7 +29,7 @@ from anyk.optimizers import optimizer as build_optimizer
 from anyk.plain import ByName
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.linear.regression import LinearProblem
-from anyk.problems.linear.scaling import Scaling, checked_l2, row_weights
+from anyk.problems.linear.scaling import Scaling, array_of, checked_l2, row_weights
 from anyk.problems.predicting import likeliest_class
 from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
@@ -50,8 +50,28 @@ def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
     try:
         from sklearn.utils.validation import validate_data
     except ImportError:  # before 1.6
-        return estimator._validate_data(*data, **checks)
-    return validate_data(estimator, *data, **checks)
+        validate_data = type(estimator)._validate_data
+    try:
+        return validate_data(estimator, *data, **checks)
+    except (TypeError, ValueError):
+        _refuse_columns(data[0])
+        raise
+
+
+def _refuse_columns(X: Any) -> None:
+    """Raise BadInput for the first column of a data frame that does not hold numbers, if there is one."""
+    for name in X.columns if hasattr(X, "columns") and hasattr(X, "dtypes") else ():
+        cells = np.asarray(X[name])
+        try:
+            if cells.ndim == 1 and cells.dtype.kind not in "mM":
+                cells.astype(float)
+                continue
+        except (TypeError, ValueError):
+            pass
+        raise BadInput(
+            f"column '{name}' of X holds {cells.dtype} values, such as {str(cells.ravel()[0])!r}, and the estimators "
+            "take numbers; encode it first (scikit-learn's OneHotEncoder in a ColumnTransformer), or leave it out"
+        )
 
 
 class _Settled(Callback):
@@ -218,7 +238,7 @@ class _Linear(BaseEstimator):
         """Return the weights of the rows, shape (rows,); None if all count alike."""
         if sample_weight is None:
             return None
-        weights = np.asarray(sample_weight)
+        weights = array_of(sample_weight, "sample_weight")
         weights = np.full(rows, weights) if weights.ndim == 0 else weights
         row_weights(weights, rows, "sample_weight")
         return weights.astype(np.float64)
@@ -252,9 +272,9 @@ class AnykClassifier(ClassifierMixin, _Linear):
     process, on a virtual clock, and is quick; ``"processes"`` starts workers for every fit. ``l2``: by default
     1 / rows. ``max_iter``: the largest number of steps; ``tol``: training ends when three steps in a row change no
     number of the scaled model by more than ``tol`` times its largest coefficient, the intercept aside (None or 0:
-    never). As this largest coefficient counts at least 0.1 or, of values to predict, a tenth of their standard deviation
-    s, and without an intercept at most s. ``random_state``: the seed of the delays. ``callbacks``: as for :func:`anyk.train` (searches and cross-validation, which clone the
-    estimator, copy them).
+    never). This coefficient counts for at least 0.1 or, of values to predict with standard deviation s, for at least
+    s / 10 and, without an intercept, at most s. ``random_state``: the seed of the delays. ``callbacks``: as for
+    :func:`anyk.train` (searches and cross-validation, which clone the estimator, copy them).
 
     Features may have any size: steps are taken in scaled coordinates, in which all have the same curvature. With an
     intercept the mean m of a feature is subtracted (m = 0 without one, and for columns of sparse data with entries in

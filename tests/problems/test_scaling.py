@@ -285,9 +285,15 @@ def test_labels_with_gaps_and_ragged_rows_are_refused() -> None:
     with pytest.raises(BadInput, match=r"y holds the labels 10, 20, 50 alone, and classes are 0, 1, 2, …; number"):
         SoftmaxRegression(np.eye(3), [10, 20, 50])
     assert SoftmaxRegression(np.eye(3), [0, 2, 0], classes=range(3)).outputs == 3
-    with pytest.raises(BadInput, match=r"X must hold numbers in rows of equal length; NumPy says"):
+    with pytest.raises(BadInput, match=r"X must hold values in rows of equal length; NumPy says"):
         LeastSquares([[1.0, 2.0], [3.0]], [1.0, 2.0])
-    with pytest.raises(BadInput, match=r"y must hold numbers in rows of equal length"):
+    with pytest.raises(BadInput, match=r"y must hold values in rows of equal length"):
         LeastSquares([[1.0], [3.0]], [[1.0, 2.0], [1.0]])
+    with pytest.raises(
+        BadInput, match=r"y holds labels such as 900719925474099., and numbers of that size cannot be told"
+    ):
+        LogisticRegression(np.eye(2), [9007199254740992, 9007199254740993])
+    with pytest.raises(BadInput, match=r"classes must hold values in rows of equal length"):
+        SoftmaxRegression(np.eye(2), [0, 1], classes=[[0], [1, 2]])  # type: ignore[list-item]
     with pytest.raises(BadInput, match=r"data must be a spec such as 'digits' or 'file', got dict; rows in memory"):
         anyk.problems.from_data({"x": [1.0]})  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Index, Tell
 from anyk.problems.data.encoding import Encoding, check_finite
-from anyk.problems.linear.scaling import Scaling, in_units, model_columns
+from anyk.problems.linear.scaling import Scaling, array_of, in_units, model_columns
 from anyk.tables import Table
 
 
@@ -147,7 +147,7 @@ class Predictor:
             names = list(X) if isinstance(X, Mapping) else list(X.columns)
             table = Table(tuple(map(str, names)), tuple(_column(X[name], where) for name in names), True)
         else:
-            values = np.asarray(X)
+            values = array_of(X, where)
             if values.ndim != 2:
                 raise BadInput(f"{where} must be a table (rows x columns), got shape {values.shape}")
             if not self.encoding.columns:

@@ -25,6 +25,7 @@ from anyk.problems.base import (
     problem_text,
     some_rows,
 )
+from anyk.problems.data.cells import merged
 from anyk.problems.data.dataset import Dirichlet, Task, build_split
 from anyk.problems.data.encoding import Encoding, check_sizes
 from anyk.problems.data.shards.sources import Shards
@@ -211,9 +212,14 @@ class LinearProblem(ProblemAbilities):
             raise BadInput(f"{name} must have one value for each of the {rows} rows, got shape {y.shape}")
         if y.dtype.kind not in "biuf" or not np.isfinite(y).all():
             raise BadInput(f"{name} must hold finite numbers")
-        if not self.labelled:
-            check_sizes(y[:, None], name)
         values = y.astype(float)
+        if not self.labelled:
+            check_sizes(values[:, None], name)
+        elif y.dtype.kind in "iu" and merged(values):
+            raise BadInput(
+                f"{name} holds labels such as {y[np.abs(values).argmax()]}, and numbers of that size cannot be told "
+                "apart; number the labels first (numpy.unique(y, return_inverse=True))"
+            )
         if not self.labelled:
             return values if self.scaling is None else values - self.scaling.target
         labels = np.unique(values)
@@ -227,7 +233,7 @@ class LinearProblem(ProblemAbilities):
             return None
         if not self.labelled:
             raise BadInput("classes are of labels, and regression has numbers to predict; leave classes out")
-        return self._classes_of(np.unique(np.asarray(classes, dtype=float)), "classes")
+        return self._classes_of(np.unique(array_of(classes, "classes").astype(float)), "classes")
 
     def _classes_of(self, labels: Floats, name: str) -> Floats:
         """Return all classes, given the distinct labels in ``name``; raise BadInput if they are unsuitable."""

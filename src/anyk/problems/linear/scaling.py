@@ -47,7 +47,7 @@ def array_of(values: Any, name: str) -> Any:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise BadInput(f"{name} must hold numbers in rows of equal length; NumPy says: {reason}") from None
+        raise BadInput(f"{name} must hold values in rows of equal length; NumPy says: {reason}") from None
 
 
 def checked_l2(l2: float) -> float:
@@ -57,7 +57,7 @@ def checked_l2(l2: float) -> float:
 
 def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
     """Return weights of rows divided by their mean; raise :class:`~anyk.errors.BadInput` for invalid weights."""
-    values = np.asarray(weights)
+    values = array_of(weights, name)
     if values.shape != (rows,):
         raise BadInput(f"{name} must hold one number for each of the {rows} rows, got shape {values.shape}")
     if values.dtype.kind not in "biuf" or not np.isfinite(values).all() or (values < 0).any():
