@@ -393,7 +393,7 @@ def test_a_column_of_dates_or_text_is_named():
     import pandas as pd
 
     frame = pd.DataFrame(
-        {"a": [1.0, 2.0, 3.0], "when": pd.date_range("2024-01-01", periods=3), "city": ["x", "y", "x"]}
+        {"a": [1.0, 2.0, 3.0, 5.0], "when": pd.date_range("2024-01-01", periods=4), "city": ["x", "y", "x", "y"]}
     )
     for columns, name in ((["a", "when"], "when"), (["a", "city"], "city"), (["city", "when"], "city")):
         with pytest.raises(BadInput, match=rf"column '{name}' of X holds .* values, such as .*; encode it first"):
