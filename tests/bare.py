@@ -38,7 +38,7 @@ COMMANDS = {
     "show run --step 2": "", "show run --staleness": "", "show race": "", "show race --picture race.pdf": "plot",
     "resume run --steps 6": "", "replay run": "", "verify run": "", "drain run": "",
     "report run -o run.html": "report", "watch run --port 0": "report",
-    "export run --to perfetto": "", "export run --to parquet": "data", "export run --to csv": "data",
+    "export run --to perfetto": "", "export run --to parquet": "data", "export run --to csv": "",
     "explain run": "", "plan run -o plan.toml": "", f"train {SIMULATED} --plan plan.toml --out planned": "", "check planned": "",
     "record run -o fleet.npz": "", "trace record run --out times.npz": "", "trace show times.npz": "",
     "coefficients own": "", "predict own rows.csv": "",

@@ -326,3 +326,79 @@ def test_what_partial_fit_refuses() -> None:
     fail(r"classes must be those of the first call, \[0, 1, 2\]", begun, X, y, classes=[0, 1])
     fail("sample_weight must hold one number for each of the 150 rows", begun, X, y, sample_weight=[1.0])
     fail("was optimised by 'nesterov:momentum=0.9'", begun.set_params(optimizer="adam"), X, y)
+
+
+class TestTolerance:
+    """When training ends does not depend on where 0 lies on the scale of the target."""
+
+    @pytest.mark.parametrize("dtype", [np.float64, np.float32])
+    @pytest.mark.parametrize("offset", [0.0, -2_000.0, 101_325.0])
+    def test_an_offset_of_the_target_changes_no_coefficient(self, offset, dtype):
+        random = np.random.default_rng(3)
+        X = (random.normal(size=(300, 4)) @ random.normal(size=(4, 4))).astype(dtype)
+        y = X @ [1.0, -2.0, 0.5, 0.0] + random.normal(size=300)
+        here, there = AnykRegressor().fit(X, y), AnykRegressor().fit(X, y + offset)
+        assert there.n_iter_ == pytest.approx(here.n_iter_, abs=2)
+        assert there.coef_ == pytest.approx(here.coef_, rel=1e-3, abs=1e-3)
+        assert there.intercept_ - offset == pytest.approx(here.intercept_, abs=0.02)
+        assert there.coef_ == pytest.approx(Ridge(1.0).fit(X, y).coef_, abs=0.01)
+
+    @pytest.mark.parametrize("estimator", ["own column", "weights", "sparse", "features"])
+    def test_other_ways_to_an_offset_change_no_score(self, estimator):
+        random = np.random.default_rng(4)
+        X = random.normal(size=(300, 3))
+        y, weights = X @ [1.0, -2.0, 0.5] + random.normal(size=300) + 50_000.0, random.integers(1, 5, 300)
+        if estimator == "own column":
+            X = np.column_stack([X, np.ones(300)])
+            ours, theirs = AnykRegressor(fit_intercept=False, l2=0.0), Ridge(1e-9, fit_intercept=False)
+            weights = None
+        else:
+            ours, theirs = AnykRegressor(), Ridge(1.0)
+        if estimator == "features":
+            X = X + 1e5
+        if estimator == "sparse":
+            X = sparse.csr_array(np.where(np.abs(X) > 1, X, 0.0))
+        ours.fit(X, y, weights)
+        theirs.fit(X.toarray() if sparse.issparse(X) else X, y, weights)
+        assert ours.score(X, y) == pytest.approx(theirs.score(X.toarray() if sparse.issparse(X) else X, y), abs=1e-3)
+        assert ours.coef_[:3] == pytest.approx(theirs.coef_[:3], abs=0.01)
+
+    @pytest.mark.parametrize("factor", [1e-9, 1e9])
+    def test_the_unit_of_the_target_changes_no_step(self, factor):
+        X, y = load_diabetes(return_X_y=True)
+        one, other = AnykRegressor().fit(X, y), AnykRegressor().fit(X, y * factor)
+        assert one.n_iter_ == other.n_iter_
+        assert other.coef_ / factor == pytest.approx(one.coef_, rel=1e-6)
+
+    def test_a_constant_target_is_its_intercept_at_once(self):
+        model = AnykRegressor().fit(np.arange(12.0)[:, None], np.full(12, 101_325.3))
+        assert model.n_iter_ < 10 and model.intercept_ == pytest.approx(101_325.3)
+        assert np.abs(model.coef_).max() < 1e-9
+
+    def test_a_rare_class_is_learned_as_well_as_a_frequent_one(self):
+        random = np.random.default_rng(0)
+        X = random.normal(size=(20_000, 2))
+        y = random.random(20_000) < 1 / (1 + np.exp(6 - X @ [0.5, -0.5]))
+        ours, theirs = AnykClassifier(max_iter=5000).fit(X, y), LogisticRegression(tol=1e-12).fit(X, y)
+        assert ours.coef_ == pytest.approx(theirs.coef_, abs=0.01)
+        assert ours.intercept_ == pytest.approx(theirs.intercept_, abs=0.02)
+
+    def test_a_run_predicts_what_the_estimator_predicts(self):
+        X, y = load_diabetes(return_X_y=True)
+        model = AnykRegressor(max_iter=50, tol=None).fit(X, y + 2000)
+        assert model.run_.predict(X) == pytest.approx(model.predict(X))
+
+
+def test_a_column_of_dates_or_text_is_named():
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        {"a": [1.0, 2.0, 3.0, 5.0], "when": pd.date_range("2024-01-01", periods=4), "city": ["x", "y", "x", "y"]}
+    )
+    for columns, name in ((["a", "when"], "when"), (["a", "city"], "city"), (["city", "when"], "city")):
+        with pytest.raises(BadInput, match=rf"column '{name}' of X holds .* values, such as .*; encode it first"):
+            AnykRegressor().fit(frame[columns], [1.0, 2.0, 3.0, 4.0])
+    frame["whole"] = pd.array([1, 2, 3, 5], dtype="Int64")
+    assert AnykRegressor().fit(frame[["a", "whole"]], [1.0, 2.0, 3.0, 4.0]).coef_.shape == (2,)
+    with pytest.raises(BadInput, match="sample_weight must hold values in rows of equal length"):
+        AnykRegressor().fit(frame[["a"]], [1.0, 2.0, 3.0, 4.0], [[1.0], [1.0, 2.0], [1.0], [1.0]])

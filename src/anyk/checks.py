@@ -186,7 +186,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, numbers.Real):
         return float(value)
     if isinstance(value, list | tuple | range | np.ndarray):
-        return list(map(_plain, value)) if np.ndim(value) else value
+        return value if isinstance(value, np.ndarray) and not value.ndim else list(map(_plain, value))
     return value
 
 

@@ -29,7 +29,7 @@ from anyk.optimizers import optimizer as build_optimizer
 from anyk.plain import ByName
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.linear.regression import LinearProblem
-from anyk.problems.linear.scaling import Scaling, checked_l2, row_weights
+from anyk.problems.linear.scaling import Scaling, array_of, checked_l2, row_weights
 from anyk.problems.predicting import likeliest_class
 from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
@@ -50,15 +50,40 @@ def _validated(estimator: Any, *data: Any, **checks: Any) -> Any:
     try:
         from sklearn.utils.validation import validate_data
     except ImportError:  # before 1.6
-        return estimator._validate_data(*data, **checks)
-    return validate_data(estimator, *data, **checks)
+        validate_data = type(estimator)._validate_data
+    try:
+        return validate_data(estimator, *data, **checks)
+    except (TypeError, ValueError):
+        _refuse_columns(data[0])
+        raise
+
+
+def _refuse_columns(X: Any) -> None:
+    """Raise BadInput for the first column of a data frame that does not hold numbers, if there is one."""
+    for name in X.columns if hasattr(X, "columns") and hasattr(X, "dtypes") else ():
+        cells = np.asarray(X[name])
+        try:
+            if cells.ndim == 1 and cells.dtype.kind not in "mM":
+                cells.astype(float)
+                continue
+        except (TypeError, ValueError):
+            pass
+        raise BadInput(
+            f"column '{name}' of X holds {cells.dtype} values, such as {str(cells.ravel()[0])!r}, and the estimators "
+            "take numbers; encode it first (scikit-learn's OneHotEncoder in a ColumnTransformer), or leave it out"
+        )
 
 
 class _Settled(Callback):
-    """Ends a run when steps change no number of the model by more than ``tol`` times its largest number."""
+    """Ends a run when steps change no number of the model by more than ``tol`` times its size.
 
-    def __init__(self, tol: float) -> None:
-        self.tol = tol
+    The size is that of the largest coefficient, or of a tenth of ``unit`` if this is more. Intercepts, the last
+    ``intercepts`` numbers of the model, do not count for it: they can have any size beside the coefficients. Nor may
+    the coefficient of a column of ones, so that without an intercept the size is at most ``most``.
+    """
+
+    def __init__(self, tol: float, *, intercepts: int, unit: float, most: float = np.inf) -> None:
+        self.tol, self.intercepts, self.unit, self.most = tol, intercepts, unit, most
         self.calm = 0
         self._before: Vector | None = None  # a copy, as the cluster overwrites its own
 
@@ -68,7 +93,8 @@ class _Settled(Callback):
             self._before = w.copy()
             return
         change = np.abs(np.subtract(w, self._before, out=self._before)).max()
-        self.calm = self.calm + 1 if change <= self.tol * np.abs(w).max() else 0
+        size = max(min(float(np.abs(w[: w.size - self.intercepts]).max()), self.most), self.unit / 10)
+        self.calm = self.calm + 1 if change <= self.tol * size else 0
         self._before[:] = w
         if self.done:
             raise StopRun(f"{_CALM} steps in a row have changed the model by no more than tol={self.tol:g}")
@@ -87,6 +113,13 @@ class _Task(NamedTuple):
     y: Any
     weights: Floats | None
     classes: int | None = None
+
+
+def _mean_and_spread(task: _Task) -> tuple[float, float]:
+    """Return the weighted mean and the standard deviation of the targets."""
+    y = np.asarray(task.y, dtype=float)
+    mean = float(np.average(y, weights=task.weights))
+    return mean, float(np.sqrt(np.average((y - mean) ** 2, weights=task.weights)))
 
 
 @dataclass
@@ -123,7 +156,13 @@ class _Linear(BaseEstimator):
         check(self.max_iter, AtLeastOne, "max_iter")
         self._steps: _Steps | None = None
         problem = self._problem(task, None, warm=self.warm_start)
-        stopping = _Settled(self.tol or 0.0)
+        spread = 1.0 if problem.labelled else _mean_and_spread(task)[1]
+        stopping = _Settled(
+            self.tol or 0.0,
+            intercepts=problem.outputs if problem.intercept else 0,
+            unit=spread,
+            most=np.inf if problem.intercept or not spread else spread,
+        )
         self._train(problem, 1.0 / (problem.smoothness(tol=0.0) or 1.0), self.max_iter, stopping if self.tol else None)
         if self.tol and not stopping.done:
             warnings.warn(
@@ -149,7 +188,14 @@ class _Linear(BaseEstimator):
         kind, X, y, weights, classes = task
         l2 = 1.0 / (X.shape[0] if weights is None else weights.sum()) if self.l2 is None else checked_l2(self.l2)
         if scaling is None:
-            scaling = Scaling.curved(X, weights, curvature=kind.curvature, l2=l2, centered=self.fit_intercept)
+            scaling = Scaling.curved(
+                X,
+                weights,
+                curvature=kind.curvature,
+                l2=l2,
+                centered=self.fit_intercept,
+                target=_mean_and_spread(task)[0] if self.fit_intercept and not kind.labelled else 0.0,
+            )
         return kind(
             X,
             y,
@@ -192,7 +238,7 @@ class _Linear(BaseEstimator):
         """Return the weights of the rows, shape (rows,); None if all count alike."""
         if sample_weight is None:
             return None
-        weights = np.asarray(sample_weight)
+        weights = array_of(sample_weight, "sample_weight")
         weights = np.full(rows, weights) if weights.ndim == 0 else weights
         row_weights(weights, rows, "sample_weight")
         return weights.astype(np.float64)
@@ -225,9 +271,10 @@ class AnykClassifier(ClassifierMixin, _Linear):
     many as rows, or a range such as ``(2, 4)``, within which they come and go. ``cluster="simulated"`` computes in this
     process, on a virtual clock, and is quick; ``"processes"`` starts workers for every fit. ``l2``: by default
     1 / rows. ``max_iter``: the largest number of steps; ``tol``: training ends when three steps in a row change no
-    number of the scaled model by more than ``tol`` times its largest number (None or 0: never). ``random_state``: the
-    seed of the delays. ``callbacks``: as for :func:`anyk.train` (searches and cross-validation, which clone the
-    estimator, copy them).
+    number of the scaled model by more than ``tol`` times its largest coefficient, the intercept aside (None or 0:
+    never). This coefficient counts for at least 0.1 or, of values to predict with standard deviation s, for at least
+    s / 10 and, without an intercept, at most s. ``random_state``: the seed of the delays. ``callbacks``: as for
+    :func:`anyk.train` (searches and cross-validation, which clone the estimator, copy them).
 
     Features may have any size: steps are taken in scaled coordinates, in which all have the same curvature. With an
     intercept the mean m of a feature is subtracted (m = 0 without one, and for columns of sparse data with entries in

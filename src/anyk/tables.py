@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import bz2
 import codecs
-import csv
 import gzip
 import io
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +28,11 @@ _DEFAULT = 1 * _GB  # default limit in bytes; for a large file it is a multiple 
 _EXPANSION = 8  # only files that expand more than this are refused
 _CHUNK = 4096  # rows that are converted together: as text they take ten times the memory of numbers
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'", " ": "spaces"}
+_TOO_LONG = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # pandas' words
+_CODE = re.compile(r"[ \t]*[+-]?0\d+[ \t]*")
+# whole numbers that float64 would change: with zeros in front, as codes have them, or of more than 15 digits
+CODES = re.compile(r"^[ \t]*[+-]?0\d+[ \t]*$", re.MULTILINE)
+INEXACT = re.compile(r"^[ \t]*[+-]?(?:0\d+|\d{16,})[ \t]*$", re.MULTILINE)
 _MISSING = {"", "na", "n/a", "#n/a", "nan", "null"}
 
 
@@ -169,12 +174,22 @@ def lines(text: Iterable[str], file: Path | str) -> Iterator[str]:
 class Table:
     """Columns of equal length: float64 with NaN for a missing number, or text as str objects with None if missing.
 
-    ``header``: whether the names are from the file; otherwise they are "column 0", "column 1" and so on.
+    ``header``: whether the names are from the file; otherwise they are "column 0", "column 1" and so on. ``refused``:
+    for each column why its values could not be read, empty if all could be.
     """
 
     names: tuple[str, ...]
     columns: tuple[Array, ...]
     header: bool
+    refused: tuple[str, ...] = ()
+
+    def check_readable(self, places: Iterable[int], file: Path | str) -> None:
+        """Raise BadInput if one of the columns at ``places`` has values that could not be read."""
+        for place in places:
+            if self.refused and self.refused[place]:
+                name = shown(self.names[place])
+                days = f", let dates={name} count days" if self.columns[place].dtype.kind == "O" else ""
+                raise BadInput(f"{self.refused[place]}; convert them{days}, or omit the column (drop={name})")
 
     @property
     def rows(self) -> int:
@@ -189,6 +204,15 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return "_" not in text
+
+
+def is_code(text: str) -> bool:
+    """Return whether a cell is a number with zeros in front, as codes have them.
+
+    >>> is_code("007"), is_code("0"), is_code("0.5")
+    (True, False, False)
+    """
+    return _CODE.fullmatch(text) is not None
 
 
 def is_missing(cell: str) -> bool:
@@ -218,19 +242,21 @@ def read_csv(
     *,
     header: bool | None = None,
     text: Callable[[Sequence[str]], Iterable[int]] | None = None,
+    exact: bool = False,
 ) -> Table:
     """Read a CSV file in UTF-8, separated by commas; it may be compressed (``.gz``, ``.bz2``).
 
     A column is numeric if all its cells are numbers or missing, else text. ``header``: whether the first row contains
     names; with None :func:`has_header` decides. ``text``: a function that returns, for the names of all columns, the
-    indices of the columns to read as text. Raises BadInput for an ambiguous header and for a file of any other format.
+    indices of the columns to read as text. ``exact``: columns with codes such as 007, or whole numbers of more than 15
+    digits, are text, too. Raises BadInput for an ambiguous header and for a file of any other format.
     """
     as_text: set[int] = set()  # columns whose cells must not be converted to numbers
     if text is not None:
         with reading(file, "CSV"), open_text(file, allowed) as opened:
-            as_text |= set(text(column_names(next(csv_rows(opened, file)), bool(header))))
+            as_text |= set(text(column_names(first_cells(opened, file), bool(header))))
     while True:
-        first, chunks = _read_chunks(file, allowed, as_text, header)
+        first, chunks = _read_chunks(file, allowed, as_text, header, INEXACT if exact else None)
         text_columns = {i for chunk in chunks for i, column in enumerate(chunk) if column.dtype.kind == "O"}
         if not any(chunk[i].dtype.kind == "f" for chunk in chunks for i in text_columns):
             break
@@ -252,38 +278,112 @@ def column_names(first: Sequence[str], header: bool) -> tuple[str, ...]:
     return tuple(name or f"column {i}" for i, name in enumerate(names))
 
 
-def csv_rows(text: Iterable[str], file: Path | str) -> Iterator[list[str]]:
-    """Yield the rows of a CSV file, without blank lines, and read no line before it is needed.
+class _CheckedLines:
+    """Lines as pandas reads them from a file: none before it is needed; a NUL character raises BadInput."""
 
-    Raises BadInput for a file that is empty, has another separator, or has rows of different lengths.
+    def __init__(self, text: Iterable[str], file: Path | str) -> None:
+        checked = (line for line in lines(text, file))
+        beginning: list[str] = []
+        for line in checked:
+            if beginning or line.strip("\r\n"):
+                beginning.append(line)
+            if len(beginning) == 2:
+                break
+        self.beginning = tuple(beginning)
+        self._lines = chain(beginning, checked)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._lines
+
+    def readline(self) -> str:
+        """Return the next line, or nothing at the end."""
+        return next(self._lines, "")
+
+    read = readline
+
+
+def cell_chunks(text: Iterable[str], file: Path | str, *, rows: int = _CHUNK) -> Iterator[list[Array]]:
+    """Yield the columns of a CSV file, split by pandas, in chunks of at most ``rows`` rows (at least 4).
+
+    Columns are arrays of str objects; no cell is interpreted. The first chunk begins with the first row, blank lines
+    are left out, and no line is read before its chunk is needed. Raises BadInput for a file that is empty, has another
+    separator, or has rows of different lengths.
     """
-    reader = csv.reader(lines(text, file), strict=True, skipinitialspace=True)
-    rows = filter(None, reader)
-    first = next(rows, None)
-    if first is None:
+    from pandas.errors import ParserError
+
+    source = _CheckedLines(text, file)
+    if source.beginning:
+        _check_separator(source.beginning, file)
+    count = 0
+    try:
+        with _split(source, file, rows) as frames:
+            for frame in frames:
+                columns = [frame[name].to_numpy(dtype=object) for name in frame.columns]
+                there = np.array([isinstance(cell, str) for cell in columns[0]], dtype=bool)
+                if not there.all():  # blank lines
+                    columns = [column[there] for column in columns]
+                for number, cell in enumerate(columns[-1], start=count + 1):
+                    if not isinstance(cell, str):
+                        width = sum(isinstance(column[number - count - 1], str) for column in columns)
+                        raise BadInput(_uneven(file, number, width, len(columns)))
+                count += len(columns[0])
+                yield columns
+    except ParserError as error:
+        if match := _TOO_LONG.search(str(error)):
+            expected, row, found = map(int, match.groups())
+            raise BadInput(_uneven(file, row, found, expected)) from None
+        raise
+
+
+def first_cells(text: Iterable[str], file: Path | str) -> list[str]:
+    """Return the cells of the first row of a CSV file, without a look at the others; BadInput for an empty file."""
+    with _split(_CheckedLines(text, file), file, 1) as frames:
+        frame = next(iter(frames))
+    return [str(frame[name].iloc[0]) for name in frame.columns]
+
+
+def _split(source: _CheckedLines, file: Path | str, rows: int) -> Any:
+    """Return pandas' reader of chunks of cells; raise BadInput for an empty file.
+
+    pandas' slower engine sees that a row is too short, and that quotes are not closed.
+    """
+    import pandas
+
+    if not source.beginning:
         raise BadInput(f"{shown(file)} is empty")
-    yield first
-    row = next(rows, None)
-    _check_separator([first, row or first], file)
-    while row:
-        if len(row) != len(first):
-            raise BadInput(
-                f"{shown(file)} cannot be read as CSV: the row that ends at line {reader.line_num} has "
-                f"{len(row)} cell{'s' * (len(row) != 1)}, the first has {len(first)}"
-            )
-        yield row
-        row = next(rows, None)
+    return pandas.read_csv(
+        source,
+        dtype=object,
+        keep_default_na=False,
+        header=None,
+        engine="python",
+        skipinitialspace=True,
+        skip_blank_lines=False,
+        chunksize=rows,
+    )
 
 
-def _check_separator(rows: Sequence[Sequence[str]], file: Path | str) -> None:
-    """Raise BadInput if the first two rows of a file are evidently not separated by commas."""
-    lines = [",".join(row) for row in rows]
+def _uneven(file: Path | str, number: int, found: int, expected: int) -> str:
+    """Return the sentence about a row that has fewer or more cells than the first."""
+    return (
+        f"{shown(file)} cannot be read as CSV: row {number} has {found} cell{'s' * (found != 1)}, the first has "
+        f"{expected}"
+    )
+
+
+def first_row(columns: Sequence[Array]) -> list[str]:
+    """Return the cells of the first row of some columns of text."""
+    return [str(column[0]) for column in columns]
+
+
+def _check_separator(beginning: Sequence[str], file: Path | str) -> None:
+    """Raise BadInput if the first two lines of a file are evidently not separated by commas."""
     for sign, name in _SEPARATORS.items():
-        cells = [line.split(sign) for line in lines]
+        cells = [line.strip("\r\n").split(sign) for line in (beginning[0], beginning[-1])]
         if len(cells[0]) == 1 or len(cells[0]) != len(cells[1]):
             continue
         decimal = all(is_number(cell.replace(",", ".")) or is_missing(cell) for cell in cells[1])
-        if len(rows[0]) == 1 or (decimal and sign != " "):
+        if "," not in beginning[0] or (decimal and sign != " "):
             raise BadInput(
                 f"the columns of {shown(file)} are separated by {name}; save it with commas between columns and points "
                 "in decimal numbers"
@@ -291,31 +391,38 @@ def _check_separator(rows: Sequence[Sequence[str]], file: Path | str) -> None:
 
 
 def _read_chunks(
-    file: Path, allowed: Limit, text: set[int], header: bool | None
+    file: Path, allowed: Limit, text: set[int], header: bool | None, kept: re.Pattern[str] | None
 ) -> tuple[list[str], list[list[Array]]]:
     """Return the first row, and the columns of the rows below it (with ``header=False`` of all rows) in chunks."""
     chunks: list[list[Array]] = []
-    cells = 0
+    cells, first = 0, list[str]()
     with reading(file, "CSV"), open_text(file, allowed) as opened:
-        rows = csv_rows(opened, file)
-        first = next(rows)
-        if header is False:
-            rows = chain([first], rows)
-        while chunk := list(islice(rows, _CHUNK)):
-            cells += len(first) * len(chunk)
+        for columns in cell_chunks(opened, file):
+            if not first:
+                first = first_row(columns)
+                if header is not False:
+                    columns = [column[1:] for column in columns]
+            cells += len(columns) * len(columns[0])
             allowed.check(8 * cells)
-            chunks.append(convert_columns(chunk, text))
+            if len(columns[0]):
+                chunks.append(convert_columns(columns, text, kept))
     return first, chunks
 
 
-def convert_columns(rows: Sequence[Sequence[str]], text: Collection[int]) -> list[Array]:
-    """Return the columns of rows of cells; ``text``: the indices of the columns that must stay text."""
-    return [convert_cells(column, i in text) for i, column in enumerate(zip(*rows, strict=True))]
+def convert_columns(
+    columns: Sequence[Array], text: Collection[int], kept: re.Pattern[str] | None = None
+) -> list[Array]:
+    """Return columns of cells converted; ``text``: the indices of those that must stay text; ``kept``: see below."""
+    return [convert_cells(column, i in text, kept) for i, column in enumerate(columns)]
 
 
-def convert_cells(cells: Sequence[str], text: bool) -> Array:
-    """Return cells as numbers, NaN if missing; as text, None if missing, if ``text`` or if a cell is not a number."""
-    if not text and "_" not in "".join(cells):
+def convert_cells(cells: Sequence[str] | Array, text: bool, kept: re.Pattern[str] | None = None) -> Array:
+    """Return cells as numbers, NaN if missing; as text, None if missing, if ``text`` or if a cell is not a number.
+
+    ``kept``: cells are text if one of them matches, such as :data:`CODES` or :data:`INEXACT`.
+    """
+    joined = "" if text else "\n".join(cells)
+    if not text and "_" not in joined and not (kept and kept.search(joined)):
         try:
             return np.array(list(map(float, cells)))
         except ValueError:
@@ -379,12 +486,14 @@ def read_parquet(
     needed: Collection[str] | None = None,
     opened: IO[bytes] | None = None,
     group: int | None = None,
+    exact: bool = False,
 ) -> Table:
     """Read a Parquet file of numbers and text, without an index that pandas may have stored.
 
     ``opened``: the file object, if it is open already. ``group``: the number of a row group; None reads all. Columns of
     other types, such as dates and lists, are refused if they are ``needed`` (None: all are), else read as missing.
-    Raises BadInput for these and for a file of another format.
+    ``exact``: columns of whole numbers that float64 would change are text, and dates are ISO dates as text. Raises
+    BadInput for these and for a file of another format.
     """
     with needing("pyarrow", "data", "reading a Parquet file"):
         from pyarrow import parquet, types
@@ -399,19 +508,18 @@ def read_parquet(
     index = _stored_index(schema.metadata)
     places = [i for i, name in enumerate(schema.names) if name not in index]
     number_types = (types.is_floating, types.is_integer, types.is_boolean, types.is_decimal)
-    text, unreadable = set(), set()
+    text, moments, unreadable = set[int](), set[int](), dict[int, str]()
     for i in places:
         name, kind = str(schema.names[i]), schema.field(i).type
         value_type = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_string(value_type) or types.is_large_string(value_type):
             text.add(i)
         elif not any(matches(kind) for matches in number_types):
-            unreadable.add(i)
-            if needed is None or name in needed:
-                raise BadInput(
-                    f"column '{name}' of {shown(file)} has {kind} values, which are neither numbers nor text; "
-                    "convert them to numbers or text, or omit the column"
-                )
+            if exact and (types.is_timestamp(value_type) or types.is_date(value_type)):
+                moments.add(i)
+            unreadable[i] = f"column '{name}' of {shown(file)} has {kind} values, which are neither numbers nor text"
+            if i not in moments and (needed is None or name in needed):
+                raise BadInput(f"{unreadable[i]}; convert them to numbers or text, or omit the column")
     # repeated text stays in the file's dictionary: as plain strings it could take any multiple of the file's size
     texts = [schema.names[i] for i in sorted(text)]
     with reading(file, "Parquet"), parquet.ParquetFile(source, read_dictionary=texts, pre_buffer=False) as parquet_file:
@@ -422,17 +530,35 @@ def read_parquet(
             else parquet_file.read_row_group(group, use_threads=False)
         )
         columns = tuple(
-            np.full(table.num_rows, np.nan) if i in unreadable else _from_arrow(table.column(i), i in text)
+            _dates_of(table.column(i))
+            if i in moments
+            else np.full(table.num_rows, np.nan)
+            if i in unreadable
+            else _from_arrow(table.column(i), i in text, exact)
             for i in places
         )
-    return Table(tuple(str(schema.names[i]) for i in places), columns, True)
+    refused = tuple(unreadable.get(i, "") for i in places)
+    return Table(tuple(str(schema.names[i]) for i in places), columns, True, refused if any(refused) else ())
 
 
-def _from_arrow(column: Any, text: bool) -> Array:
+def _dates_of(column: Any) -> Array:
+    """Return a column of PyArrow's dates or timestamps as ISO dates, None if missing."""
+    words = np.empty(len(column), dtype=object)
+    words[:] = [None if moment is None else moment.isoformat() for moment in column.to_pylist()]
+    return words
+
+
+def _from_arrow(column: Any, text: bool, exact: bool) -> Array:
     """Return a column of PyArrow as float64, or as text objects."""
     import pyarrow
 
     if not text:
+        if exact and pyarrow.types.is_integer(column.type):
+            whole = column.to_pylist()
+            if any(value is not None and abs(value) >= 2**53 for value in whole):
+                words = np.empty(len(whole), dtype=object)
+                words[:] = [None if value is None else str(value) for value in whole]
+                return words
         values: Floats = column.cast(pyarrow.float64(), safe=False).to_numpy()
         return values.astype(np.float64)
     parts: list[Array] = [np.empty(0, dtype=object)]

@@ -130,6 +130,31 @@ def test_files_that_are_no_code_are_refused_by_name(tmp_path: Path) -> None:
         anyk.code("matrix", workers=3)
 
 
+@pytest.mark.parametrize("how", ["%.6f", "%.5g", "float32"])
+@pytest.mark.parametrize(("n", "s"), [(30, 3), (60, 6)])
+def test_a_rounded_matrix_is_refused_with_the_remedy(how: str, n: int, s: int, tmp_path: Path) -> None:
+    matrix = anyk.code(f"cyclic:stragglers={s}", workers=n).encoding.toarray()
+    file = tmp_path / ("b.npy" if how == "float32" else "b.csv")
+    for factor in (1.0, 1e-3):
+        if how == "float32":
+            np.save(file, (factor * matrix).astype(np.float32))
+        else:
+            np.savetxt(file, factor * matrix, delimiter=",", fmt=how)
+        with pytest.raises(BadInput, match=r"b\.(npy|csv)' was rounded to .*: \d+ replies give the sum to .* only"):
+            anyk.code(f"matrix:file={file}", workers=n)
+    np.savetxt(tmp_path / "whole.csv", matrix, delimiter=",", fmt="%.17g")
+    assert anyk.code(f"matrix:file={tmp_path / 'whole.csv'}", workers=n).tolerates <= s
+
+
+@pytest.mark.parametrize(
+    "spec", ["frc:stragglers=2", "bgc:load=3", "uncoded", "binary:stragglers=2", "mds:stragglers=1"]
+)
+def test_short_numbers_that_lose_nothing_are_accepted(spec: str, tmp_path: Path) -> None:
+    matrix = anyk.code(spec, workers=12).encoding.toarray()
+    np.save(tmp_path / "b.npy", np.round(matrix * 3).astype(np.int8))
+    assert anyk.code(f"matrix:file={tmp_path / 'b.npy'}", workers=12).workers == 12
+
+
 def test_a_file_trains_as_the_code_it_was_written_from_and_holds_under_hostile_schedules(tmp_path: Path) -> None:
     known = anyk.code("cyclic:stragglers=2", workers=7)
     scipy.sparse.save_npz(tmp_path / "b.npz", known.encoding)

@@ -276,7 +276,7 @@ def test_what_is_no_time_is_refused(tmp_path: Path, value: float, form: str, row
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("t.csv", b"1,2\n3\n", r"t.csv cannot be read as CSV: the row that ends at line 2 has 1 cell, the first has 2"),
+        ("t.csv", b"1,2\n3\n", r"t.csv cannot be read as CSV: row 2 has 1 cell, the first has 2"),
         ("t.csv", b"a,b\n1,x\n", r"'.*t.csv' cannot be read as a trace: column 'b' holds text, such as 'x'; remove"),
         ("t.csv", b"a,b\n", r"must be a table of rounds x workers, got a header only"),
         ("t.csv", b"", r"t.csv is empty"),

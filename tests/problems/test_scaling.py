@@ -18,6 +18,7 @@ from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
 from anyk.problems.data.shards import survey
 from anyk.problems.linear import sharded
 from anyk.problems.linear.scaling import Scaling
+from anyk.sklearn import AnykRegressor
 from anyk.testing import check_problem
 
 pytestmark = pytest.mark.in_process
@@ -153,7 +154,11 @@ def test_what_is_refused() -> None:
     fails("labels of two classes, got 3 classes; for more than two use SoftmaxRegression", classes=[1.0, 2.0, 3.0])
     fails("classes of softmax regression must be 0, 1, 2", kind=SoftmaxRegression, classes=[1.0, 2.0])
     fails("leave classes out", kind=LeastSquares, classes=[0.0, 1.0])
-    fails("the numbers of column 1 are too large to be standardised", X=X * [1, 1e300, 1, 1], standardize=True)
+    fails(
+        r"column 1 of X holds .*e\+30., and those above 1e\+120 cannot be squared",
+        X=X * [1, 1e300, 1, 1],
+        standardize=True,
+    )
     fails("give one", standardize=True, scaling=Scaling.standard(X))
     with pytest.raises(BadInput, match=r"start must be weights of shape \(4, 1\) and intercepts of shape \(1,\)"):
         LogisticRegression(X, y, start=([1.0], [0.0])).initial()
@@ -244,3 +249,51 @@ def test_columns_that_differ_much_in_size_are_named(tmp_path: Any) -> None:
         warned = [line for line in said if "times as large" in line]
         assert len(warned) == (names is not None), said
         assert names is None or (warned[0].startswith(names[0]) and f"as large as {names[1]}" in warned[0])
+
+
+# ------------------------------------------------------------------------------------------- large numbers
+
+
+@pytest.mark.parametrize("first", [2e15, 2.024e16, 1.7e18, -3e17])
+@pytest.mark.parametrize("store", [np.asarray, sparse.csr_array])
+def test_consecutive_identifiers_do_not_hide_other_columns(first: float, store: Any) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=1000)
+    X, y = np.column_stack([x, first + np.arange(1000)]), 2 * x + random.normal(0, 0.5, size=1000)
+    problem = LeastSquares(store(X), y, standardize=True, intercept=True, X_test=store(X), y_test=y)
+    run = anyk.train(problem, "uncoded", "simulated", workers=4, steps=100)
+    assert run.metrics["r2"] > 0.93
+    assert AnykRegressor().fit(X, y).score(X, y) > 0.93
+
+
+@uneven
+@pytest.mark.parametrize("store", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("value", [1.79769313486e308, -1e160])
+def test_numbers_too_large_to_be_squared_are_refused(value: float, store: Any) -> None:
+    X, y, _ = data(LogisticRegression)
+    X[3, 1] = value
+    with pytest.raises(BadInput, match=r"column 1 of X holds numbers such as 1.*e\+.*cannot be squared"):
+        LogisticRegression(store(X), y)
+    with pytest.raises(BadInput, match=r"column 1 of X_test holds"):
+        LogisticRegression(store(np.ones_like(X)), y, X_test=store(X), y_test=y)
+    with pytest.raises(BadInput, match=r"column 0 of y holds numbers such as"):
+        LeastSquares(np.ones((2, 1)), [1.0, value])
+    assert LogisticRegression(store(np.where(value == X, 1e20, X).astype(np.float32)), y).smoothness() > 1e30
+
+
+def test_labels_with_gaps_and_ragged_rows_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"y holds the labels 10, 20, 50 alone, and classes are 0, 1, 2, …; number"):
+        SoftmaxRegression(np.eye(3), [10, 20, 50])
+    assert SoftmaxRegression(np.eye(3), [0, 2, 0], classes=range(3)).outputs == 3
+    with pytest.raises(BadInput, match=r"X must hold values in rows of equal length; NumPy says"):
+        LeastSquares([[1.0, 2.0], [3.0]], [1.0, 2.0])
+    with pytest.raises(BadInput, match=r"y must hold values in rows of equal length"):
+        LeastSquares([[1.0], [3.0]], [[1.0, 2.0], [1.0]])
+    with pytest.raises(
+        BadInput, match=r"y holds labels such as 900719925474099., and numbers of that size cannot be told"
+    ):
+        LogisticRegression(np.eye(2), [9007199254740992, 9007199254740993])
+    with pytest.raises(BadInput, match=r"classes must "):
+        SoftmaxRegression(np.eye(2), [0, 1], classes=[[0], [1, 2]])  # type: ignore[list-item]
+    with pytest.raises(BadInput, match=r"data must be a spec such as 'digits' or 'file', got dict; rows in memory"):
+        anyk.problems.from_data({"x": [1.0]})  # type: ignore[arg-type]

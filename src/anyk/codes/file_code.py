@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 _WORK = 4_000_000  # entries of a block times the sets of stragglers to which each further worker is added
+_TRIED = 20  # sets of replies of each size that are tried for a sign of rounding
+_NEARLY = 1e-3  # an error of decoding below which it is rounding, and not what a code leaves out
+_MOST_DIGITS = 12  # numbers with more are not taken for rounded
 _DENSE = 160_000  # entries of a block that is decomposed
 
 
@@ -38,7 +41,8 @@ class FileCode(RegisteredCode, MatrixCode):
     workers; if trying more sets would take long, it is a lower bound.
 
     Raises :class:`~anyk.errors.BadInput` for a matrix with another number of rows than workers, a value that is not
-    finite, or a partition without a holder.
+    finite, or a partition without a holder, and for one that was rounded, so that sets of replies which decode before
+    rounding no longer do.
     """
 
     workers: int
@@ -49,6 +53,7 @@ class FileCode(RegisteredCode, MatrixCode):
         check_workers(self.workers)
         self._resolve(file=absolute(self.file))
         self._resolve(approximate=not self.decode(range(self.workers)).exact)
+        self._refuse_rounded()
 
     @property
     def partitions(self) -> int:
@@ -62,6 +67,29 @@ class FileCode(RegisteredCode, MatrixCode):
 
     def _matrix(self) -> csr_array[Any]:
         return self._read
+
+    def _refuse_rounded(self) -> None:
+        """Raise BadInput if numbers of few digits decode some sets of replies nearly, but not to the precision needed.
+
+        Such sets make rounds wait for further replies. Sets of every size are tried up to the number of stragglers that
+        no code of this load exceeds, at random.
+        """
+        matrix = self._read
+        whole = np.array_equal(np.round(matrix.data), matrix.data)
+        if whole or np.prod(matrix.shape) > _DENSE or (digits := _digits(matrix.data)) is None:
+            return
+        holders = np.bincount(matrix.indices, minlength=self.partitions)
+        random = np.random.default_rng(0)
+        for stragglers in range(int(holders.min())):
+            for _ in range(_TRIED if stragglers else 1):
+                replies = np.sort(random.choice(self.workers, self.workers - stragglers, replace=False))
+                worst = self.decode(replies).worst
+                if EXACT < worst < _NEARLY:
+                    raise BadInput(
+                        f"the matrix in '{shown(self.file)}' was rounded to {digits}: {len(replies)} replies give the "
+                        f"sum to {worst:.0e} only, and rounds would wait for others until it is {EXACT:g}; save it "
+                        "with all digits (numpy.save of float64, or numpy.savetxt with fmt='%.17g')"
+                    )
 
     @fixed_property
     def _read(self) -> csr_array[Any]:
@@ -79,6 +107,19 @@ class FileCode(RegisteredCode, MatrixCode):
             bare = int(holders.argmin()) if holders.size else 0
             raise BadInput(f"{where} gives partition {bare} to no worker; every column needs a value other than 0")
         return matrix
+
+
+def _digits(values: Floats) -> str | None:
+    """Return the precision to which numbers were rounded; None if some have all digits of float64.
+
+    >>> _digits(np.array([0.333333, 1.5])), _digits(np.array([1 / 3]))
+    ('6 digits', None)
+    """
+    for digits in range(1, _MOST_DIGITS + 1):
+        if all(float(f"{value:.{digits}g}") == value for value in values.tolist()):
+            return f"{digits} digit{'s' * (digits != 1)}"
+    with np.errstate(over="ignore"):
+        return "single precision" if np.array_equal(values.astype(np.float32), values) else None
 
 
 def proven_stragglers(matrix: csr_array[Any]) -> int:

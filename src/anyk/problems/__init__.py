@@ -14,6 +14,7 @@ from anyk.named import function_named
 from anyk.problems.base import Partitions, Problem, Tell, data_digest, missing_members
 from anyk.problems.data import Dataset, load, sources, tell
 from anyk.problems.data.dataset import Dirichlet, splits
+from anyk.problems.data.encoding import check_sizes
 from anyk.problems.jax.functions import JaxProblem
 from anyk.problems.jax.loss_partitions import JaxPartitions
 from anyk.problems.linear.regression import LeastSquares, LinearProblem, LogisticRegression, SoftmaxRegression
@@ -26,6 +27,7 @@ from anyk.problems.predicting import Coefficients, Predictor
 from anyk.problems.torch.module_partitions import TorchPartitions
 from anyk.problems.torch.modules import TorchProblem
 from anyk.specs import Registry, absolute
+from anyk.tables import shown
 
 _LINEAR: dict[str, type[LinearProblem]] = {
     kind.task: kind for kind in (LogisticRegression, SoftmaxRegression, LeastSquares)
@@ -45,12 +47,13 @@ def _linear(data: Dataset | ShardedData, *, standardize: bool | None = None) -> 
     standardize = data.standardize if standardize is None else standardize
     if isinstance(data, ShardedData):
         return partial(kind, intercept=data.intercept, standardize=standardize, fill=data.fill)
+    classes = range(len(data.classes)) if data.task == "multiclass" else None  # of which training rows may lack some
     if not (standardize and data.encoding.categorical.any()):
-        return partial(kind, intercept=data.intercept, standardize=standardize)
+        return partial(kind, intercept=data.intercept, standardize=standardize, classes=classes)
 
     def make(X: Any, y: Any, *, l2: float, **rest: Any) -> LinearProblem:
         scaling = Scaling.standard(X, categories=data.encoding.categorical, ridge=checked_l2(l2) / kind.curvature)
-        return kind(X, y, l2=l2, intercept=data.intercept, scaling=scaling, **rest)
+        return kind(X, y, l2=l2, intercept=data.intercept, scaling=scaling, classes=classes, **rest)
 
     return make
 
@@ -96,6 +99,11 @@ def from_data(
     >>> from_data("synthetic:rows=100,features=5").metric
     'auc'
     """
+    if not isinstance(data, str):
+        raise BadInput(
+            f"data must be a spec such as 'digits' or 'file', got {type(data).__name__}; rows in memory go to "
+            "LogisticRegression, SoftmaxRegression or LeastSquares, or to the estimators of anyk.sklearn"
+        )
     spec = as_shards(data)
     if spec is not None and file is not None:
         raise BadInput(f"shards are named by files=…, got the file '{file}'")
@@ -112,6 +120,8 @@ def from_data(
     if spec is None:
         dataset = load(data, file=file, progress=progress)
         rows = dataset.X_train.shape[0]
+        if file is not None:
+            check_sizes(dataset.X_train, shown(file), dataset.encoding.names)
     else:
         dataset = sources.build(spec, progress=progress)
         rows = dataset.rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from datetime import date
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +16,7 @@ from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Index, Tell
 from anyk.problems.data.encoding import Encoding, check_finite
-from anyk.problems.linear.scaling import Scaling, in_units
+from anyk.problems.linear.scaling import Scaling, array_of, in_units, model_columns
 from anyk.tables import Table
 
 
@@ -57,7 +58,7 @@ class Predictor:
     """The meaning of a flat vector as a model of rows, without the vector itself.
 
     ``kind``: ``logistic``, ``softmax``, ``least-squares`` or ``two-layer`` (with ``hidden`` units); ``features``:
-    columns of X, ``outputs``: scores of a row; ``classes``: the labels; ``center``, ``scale``: see
+    columns of X, ``outputs``: scores of a row; ``classes``: the labels; ``center``, ``scale``, ``target``: see
     :class:`~anyk.problems.linear.scaling.Scaling`, empty without one.
 
     >>> import anyk
@@ -75,6 +76,7 @@ class Predictor:
     encoding: Encoding = field(default_factory=Encoding)
     center: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
+    target: float = 0.0
 
     # ------------------------------------------------------------------------------------------- predictions
 
@@ -145,7 +147,7 @@ class Predictor:
             names = list(X) if isinstance(X, Mapping) else list(X.columns)
             table = Table(tuple(map(str, names)), tuple(_column(X[name], where) for name in names), True)
         else:
-            values = np.asarray(X)
+            values = array_of(X, where)
             if values.ndim != 2:
                 raise BadInput(f"{where} must be a table (rows x columns), got shape {values.shape}")
             if not self.encoding.columns:
@@ -164,7 +166,9 @@ class Predictor:
         return self._plain(np.column_stack(table.columns), where)
 
     def _plain(self, X: Any, where: str) -> Matrix:
-        """Return numbers that need no encoding, after checks."""
+        """Return numbers that need no encoding, after checks; a last column of ones may be left out."""
+        if self.encoding.constant and X.shape[1] == self.features - 1:
+            X = model_columns(X, None, True)
         self._check_width(X.shape[1], self.features, where)
         if X.dtype.kind not in "biuf":
             raise BadInput(f"{where} must hold numbers, got {X.dtype}")
@@ -178,7 +182,7 @@ class Predictor:
 
     @property
     def _scaling(self) -> Scaling | None:
-        return Scaling(np.array(self.center), np.array(self.scale)) if self.scale else None
+        return Scaling(np.array(self.center), np.array(self.scale), target=self.target) if self.scale else None
 
     # ------------------------------------------------------------------------------------------- files
 
@@ -205,11 +209,16 @@ def _column(values: object, where: str) -> Array:
     array = np.asarray(values)
     if array.dtype.kind in "biuf":
         return array.astype(float)
+    if array.dtype.kind == "M":
+        words = np.datetime_as_string(array, unit="us").astype(object)
+        words[np.isnat(array)] = None
+        return words
     if array.dtype.kind not in "OUT":
         raise BadInput(f"{where} holds {array.dtype} values, which are neither numbers nor text")
     column = array.astype(object)
     missing = values.isna() if hasattr(values, "isna") else [cell is None or cell != cell for cell in column]
     absent = np.array(missing, dtype=bool)
+    column = np.array([cell.isoformat() if isinstance(cell, date) else cell for cell in column], dtype=object)
     text = all(isinstance(cell, str) for cell in column[~absent])
     column[absent] = None if text else np.nan
     try:

@@ -199,7 +199,8 @@ def falls_fast(run: Run) -> bool:
     """Return whether the loss was still falling fast at the end; False if the run reached its target.
 
     The medians of the third and the last quarter of the steps differ by more than a twentieth of the whole fall, or by
-    more than a tenth of the last loss (and a thousandth of the whole fall, because of losses that approach 0).
+    more than a tenth of the last loss and, because of losses that approach 0, a thousandth of the whole fall or of the
+    loss of a constant model, whichever is less: a target far from 0 has a first loss of any size.
     """
     steps, losses = finite_values(run, against="step")
     if run.time_to_target is not None or steps.size < 4:
@@ -209,7 +210,18 @@ def falls_fast(run: Run) -> bool:
     if not third.size:
         return False
     fall, whole, remaining = np.median(third) - np.median(last), losses[0] - losses[-1], abs(losses[-1])
-    return bool(whole > 0.0 and (fall > whole / 20 or fall > max(remaining / 10, whole / 1000)))
+    scale = min(whole, _constant_loss(run.metrics))
+    return bool(whole > 0.0 and (fall > whole / 20 or fall > max(remaining / 10, scale / 1000)))
+
+
+def _constant_loss(metrics: Mapping[str, float]) -> float:
+    """Return the least loss of a model that tells rows not apart, as far as metrics of held-out rows show it."""
+    if "mse" in metrics and metrics.get("r2", 1.0) < 1.0:
+        return 0.5 * metrics["mse"] / (1.0 - metrics["r2"])
+    if "auc" in metrics and metrics.get("majority", 1.0) < 1.0:
+        share = metrics["majority"]
+        return -share * math.log(share) - (1.0 - share) * math.log(1.0 - share)
+    return math.inf
 
 
 def _has_risen(run: Run) -> bool:

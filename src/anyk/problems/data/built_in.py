@@ -8,6 +8,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
@@ -24,7 +25,7 @@ from anyk.matrices import Matrix
 from anyk.named import admit_address
 from anyk.problems.base import Tell
 from anyk.problems.data.dataset import Dataset, Fraction, Task, assemble, read_target, sources
-from anyk.problems.data.encoding import check_finite
+from anyk.problems.data.encoding import Encoding, check_finite
 from anyk.tables import Table, check_input_file, limit, listed, read_csv, reading, shown
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ _KC_HOUSING = (
     "sqft_living15",
     "sqft_lot15",
 )
+_WITH_ONES = Encoding(constant=True)
 _INSTEAD = "give a local copy with --data-file (in Python: file=...)"
 
 
@@ -74,7 +76,8 @@ def digits(*, test: Fraction = 0.2, seed: int = 0) -> Dataset:
 
     pixels, labels = load_digits(return_X_y=True)
     target = read_target(labels, "multiclass", "the target of data set 'digits'")
-    return assemble(np.column_stack([pixels / 16, np.ones(len(pixels))]), *target, test=test, seed=seed)
+    data = assemble(np.column_stack([pixels / 16, np.ones(len(pixels))]), *target, test=test, seed=seed)
+    return replace(data, encoding=_WITH_ONES)
 
 
 @sources.register("amazon")
@@ -176,7 +179,8 @@ def mnist_idx(*, test: Fraction = 0.2, seed: int = 0, max_gb: float | None = Non
         raise BadInput(f"the training and test images in {file} are of different sizes")
     X = [np.column_stack([i.reshape(len(i), i[0].size) / 255, np.ones(len(i))]) for i in images]
     target = read_target(np.concatenate(labels), "multiclass", f"the labels of {file}")
-    return assemble(X[0], *target, test=test, seed=seed, X_test=X[1] if len(X) > 1 else None)
+    data = assemble(X[0], *target, test=test, seed=seed, X_test=X[1] if len(X) > 1 else None)
+    return replace(data, encoding=_WITH_ONES)
 
 
 def _plain_or_gz(files: Sequence[Path]) -> Path | None:

@@ -19,13 +19,14 @@ from anyk.errors import BadInput
 from anyk.keyed import generator
 from anyk.matrices import Matrix
 from anyk.problems.base import Ends, Index, Tell
+from anyk.problems.data.cells import merged
 from anyk.problems.data.encoding import Column, Encoding
 from anyk.specs import Registry, parse, show
 
 Task: TypeAlias = Literal["binary", "multiclass", "regression"]
 Fraction = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
-_MOST_CLASSES = 20  # a target of whole numbers has classes if it has at most this number of different values
+MOST_CLASSES = 20  # a target of whole numbers has classes if it has at most this number of different values
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +188,7 @@ def read_target(values: Array, task: Task | Literal["auto"], where: str) -> tupl
     text = values.dtype.kind not in "fiub"
     labels, codes = np.unique(values, return_inverse=True)
     whole = text or bool((labels == np.floor(labels)).all())
-    few = len(labels) <= min(_MOST_CLASSES, len(values) / 2)
+    few = len(labels) <= min(MOST_CLASSES, len(values) / 2)
     if task == "auto":
         task = "binary" if len(labels) <= 2 else "multiclass" if text or (whole and few) else "regression"
     if task == "regression":
@@ -196,6 +197,11 @@ def read_target(values: Array, task: Task | Literal["auto"], where: str) -> tupl
                 f"{where} holds text, such as '{labels[0]}', but regression needs numbers; use task=multiclass"
             )
         return values.astype(float), task, ()
+    if not text and merged(labels):
+        raise BadInput(
+            f"{where} holds labels such as {labels[np.abs(labels).argmax()]:.0f}, and numbers of that size cannot be "
+            "told apart; save labels as text"
+        )
     if len(labels) == 1:
         raise BadInput(
             f"{where} holds one class only, '{_label_text(labels[0])}'; two or more are needed to learn from"

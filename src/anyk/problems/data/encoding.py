@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,21 +13,27 @@ from anyk.arrays import Array, Flags, Indices
 from anyk.errors import BadInput
 from anyk.matrices import Matrix
 from anyk.problems.base import Tell, is_sparse
+from anyk.problems.data.cells import read_dates, read_numbers, without_missing
 from anyk.tables import column_hint, is_number, listed, missing_values, shown, unusable_values
 
 Fill: TypeAlias = Literal["mean", "median"]
+LARGEST = 1e120  # larger numbers could not be squared and added up
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a file before encoding; text becomes one 0/1 column for each of its ``categories``.
 
-    ``fill`` replaces missing values; with None they are refused.
+    ``fill`` replaces missing values; with None they are refused. The category of missing text is ``""``. ``date``:
+    whether cells are ISO dates, which become days since 1970-01-01. ``unit``: what stands beside each number, such as
+    ``%``; None if cells are plain numbers.
     """
 
     name: str
     categories: tuple[str, ...] = ()
     fill: float | str | None = None
+    date: bool = False
+    unit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,8 @@ class Encoding:
     ``columns``: in order, empty for svmlight and for data sets without a file. ``named``: whether their names are from
     the file, so that other files may have them in another order. ``base``: the number of the first column in a svmlight
     file, 0 or 1. ``label``: the name of the target's column. ``words``: whether the target's labels are text.
+    ``missing``: words (or numbers) that stand for missing values. ``format``: the file's, if it was stated.
+    ``constant``: whether the last column of ``X`` is a column of ones, which new rows may leave out.
     """
 
     columns: tuple[Column, ...] = ()
@@ -44,19 +52,22 @@ class Encoding:
     base: int | None = None
     label: str = ""
     words: bool = False
+    missing: tuple[str, ...] = ()
+    format: str | None = None
+    constant: bool = False
 
     @classmethod
     def fitted(
-        cls, names: Sequence[str], values: Sequence[Array], rows: Any, fill: Fill | None, where: str
+        cls, columns: Sequence[Column], values: Sequence[Array], rows: Any, fill: Fill | None, where: str
     ) -> tuple[Column, ...]:
         """Return the columns with their categories and fills.
 
-        ``rows``: the indices of the rows from which fills are computed, the mean or median of numbers or the most
-        frequent text. Categories are taken from all rows.
+        ``rows``: the indices of the rows from which fills are computed, the mean or median of numbers. Categories are
+        taken from all rows, and missing text is a category of its own.
         """
-        columns = []
-        for name, column in zip(names, values, strict=True):
-            place = f"column '{shown(name)}' of {where}"
+        fitted = []
+        for described, column in zip(columns, values, strict=True):
+            place = f"column '{shown(described.name)}' of {where}"
             present = column[rows][~missing_values(column[rows])]
             if fill is not None and not len(present):
                 raise BadInput(f"{place} has no value in the rows to learn from; leave it out")
@@ -66,14 +77,12 @@ class Encoding:
                 if fill is not None:
                     replacement = float(np.mean(present) if fill == "mean" else np.median(present))
             else:
-                counts = Counter(column[~missing_values(column)].tolist())
-                check_categories(counts, place)
-                categories = tuple(sorted(counts))
-                if fill is not None:
-                    words, numbers = np.unique(present, return_counts=True)
-                    replacement = str(words[numbers.argmax()])
-            columns.append(Column(name, categories, replacement))
-        return tuple(columns)
+                present_anywhere = column[~missing_values(column)].tolist()
+                gaps = len(present_anywhere) < len(column)
+                categories = tuple(sorted({*present_anywhere, *([""] if gaps else [])}))
+                replacement = "" if gaps or fill is not None else None
+            fitted.append(replace(described, categories=categories, fill=replacement))
+        return tuple(fitted)
 
     @property
     def width(self) -> int:
@@ -91,7 +100,7 @@ class Encoding:
     def names(self) -> tuple[str, ...]:
         """The names of the columns of ``X``: ``size``, ``colour=red``, …"""
         return tuple(
-            column.name if category is None else f"{column.name}={category}"
+            column.name if category is None else f"{column.name}={category or '(missing)'}"
             for column in self.columns
             for category in column.categories or (None,)
         )
@@ -134,7 +143,11 @@ class Encoding:
             positions = self.places(names, "")
         except BadInput:
             return set()
-        return {place for place, column in zip(positions, self.columns, strict=True) if column.categories}
+        return {
+            place
+            for place, column in zip(positions, self.columns, strict=True)
+            if column.categories or column.date or column.unit is not None
+        }
 
     def encode(self, values: Sequence[Array], where: str, tell: Tell | None = None) -> Matrix:
         """Return ``X``, dense if all columns are numbers, else sparse, with missing values filled.
@@ -144,7 +157,7 @@ class Encoding:
         and numbers in a column of text.
         """
         ready = [
-            _check_column(column, cells, f"column '{shown(column.name)}' of {where}")
+            _check_column(column, without_missing(cells, self.missing), f"column '{shown(column.name)}' of {where}")
             for column, cells in zip(self.columns, values, strict=True)
         ]
         if not self.categorical.any():
@@ -177,26 +190,6 @@ def codes_of(values: Array, categories: Sequence[float | str]) -> Indices:
     return np.array([code_of.get(value, -1) for value in values.tolist()], dtype=np.int64)
 
 
-def check_categories(words: Mapping[str, int], where: str) -> None:
-    """Raise BadInput if the values of a column, with their counts, do not look like categories.
-
-    This holds if all are numbers with commas, or if more than 50 values, and more than half of all, are different.
-    """
-    with_commas = next((word for word in words if "," in word), None)
-    if with_commas is not None and all(is_number(word.replace(",", "")) for word in words):
-        raise BadInput(
-            f"{where} holds numbers with commas, such as '{shown(with_commas)}', which would count as words; write "
-            "numbers with a decimal point and without separators of thousands"
-        )
-    rows = sum(words.values())
-    if len(words) > max(50, rows / 2):
-        raise BadInput(
-            f"{where} holds text with {len(words):,} different values in {rows_text(rows)}, such as "
-            f"'{shown(next(iter(words)))}', too many to be categories; replace it by numbers (a date by days, say) or "
-            "leave it out"
-        )
-
-
 def check_finite(X: Any, where: str, names: Sequence[str] | None = None) -> None:
     """Raise BadInput for NaN or infinity in a matrix, with the first such column and the number of its rows."""
     bad = X.indices[~np.isfinite(X.data)] if is_sparse(X) else np.nonzero(~np.isfinite(X))[1]
@@ -204,6 +197,27 @@ def check_finite(X: Any, where: str, names: Sequence[str] | None = None) -> None
         column, rows = bad.min(), int((bad == bad.min()).sum())
         name = f"column '{names[column]}'" if names else f"column {column}"
         raise BadInput(f"{name} of {where} is missing or not finite in {rows_text(rows)}; remove or fill them")
+
+
+def check_sizes(X: Any, where: str, names: Sequence[str] = ()) -> None:
+    """Raise BadInput for numbers too large to be squared and added up, with the first such column.
+
+    >>> check_sizes(np.array([[1.0, 1e300]]), "X")  # doctest: +NORMALIZE_WHITESPACE
+    Traceback (most recent call last):
+    anyk.errors.BadInput: column 1 of X holds numbers such as 1e+300, and those above 1e+120 cannot be squared and added
+    up; mark missing values as missing, or divide the column
+    """
+    values = X.data if is_sparse(X) else X
+    high, low = (float(reduce(values, axis=None, initial=0)) for reduce in (np.fmax.reduce, np.fmin.reduce))
+    if max(high, -low) <= LARGEST:
+        return
+    first = np.nonzero(np.abs(values) > LARGEST)
+    column = int(X.indices[first[0][0]] if is_sparse(X) else first[1].min())
+    name = f"column '{shown(names[column])}'" if len(names) else f"column {column}"
+    raise BadInput(
+        f"{name} of {where} holds numbers such as {max(high, -low):.6g}, and those above {LARGEST:g} cannot be squared "
+        "and added up; mark missing values as missing, or divide the column"
+    )
 
 
 def check_complete(column: Array, where: str, remedy: str = "") -> None:
@@ -226,6 +240,10 @@ def rows_text(count: int) -> str:
 
 def _check_column(column: Column, cells: Array, where: str) -> Array:
     """Return the cells of a column, filled and of the column's kind."""
+    if column.date:
+        cells = read_dates(cells, where)
+    elif column.unit is not None:
+        cells = read_numbers(cells, where, column.unit)[0]
     gaps = unusable_values(cells) if column.fill is None else missing_values(cells)
     if column.categories:
         if cells.dtype.kind == "f" and not gaps.all():
@@ -235,8 +253,10 @@ def _check_column(column: Column, cells: Array, where: str) -> Array:
         cells = truths_as_numbers(cells)
         if cells.dtype.kind != "f":
             words = cells[~gaps].tolist()
-            word = next((word for word in words if not is_number(word)), words[0])
-            raise BadInput(f"{where} holds text, such as '{shown(word)}', but the model learned from numbers there")
+            word = next((word for word in words if not is_number(word)), None)
+            if word is not None:
+                raise BadInput(f"{where} holds text, such as '{shown(word)}', but the model learned from numbers there")
+            cells = np.array([np.nan if gap else float(cell) for cell, gap in zip(cells, gaps, strict=True)])
     if gaps.any():
         if column.fill is None:
             raise BadInput(

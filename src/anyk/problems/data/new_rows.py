@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ from anyk.problems.base import Tell
 from anyk.problems.data.user_files import extension_of, read_svmlight
 from anyk.problems.predicting import Predictor
 from anyk.regular_files import replacing
-from anyk.tables import Limit, csv_rows, limit, listed, open_text, read_csv, read_parquet, reading, shown
+from anyk.tables import Limit, cell_chunks, limit, listed, open_text, read_csv, read_parquet, reading, shown
 
 
 def read_rows(
@@ -35,11 +35,11 @@ def read_rows(
     of the training data are refused. Raises :class:`~anyk.errors.BadInput` for a file that cannot be read or does not
     fit the model.
     """
-    kind, allowed = extension_of(file), limit_of(file, max_gb)
     where, encoding = shown(file.name), predictor.encoding
+    kind, allowed = extension_of(file, otherwise=encoding.format), limit_of(file, max_gb)
     if kind in (".csv", ".parquet"):
         if kind == ".parquet":
-            table = read_parquet(file, allowed, needed=[column.name for column in encoding.columns] or None)
+            table = read_parquet(file, allowed, needed=[column.name for column in encoding.columns] or None, exact=True)
         else:
             header = encoding.named if header is None and encoding.columns else header
             table = read_csv(file, allowed, header=header, text=encoding.text)
@@ -81,20 +81,23 @@ def _svmlight(file: Path, predictor: Predictor, allowed: Limit) -> Any:
 # ------------------------------------------------------------------------------------------- predictions
 
 
-def write_predictions(file: Path, out: Path | None, predictions: Mapping[str, Array], allowed: Limit) -> None:
+def write_predictions(
+    file: Path, out: Path | None, predictions: Mapping[str, Array], allowed: Limit, *, format: str | None = None
+) -> None:
     """Write a file's columns and then ``predictions`` to ``out``, as CSV or Parquet; None: to standard output.
 
     Cells of a CSV file are copied unchanged; if it has no header, the new columns have no names. Of npz and svmlight
-    files only the predictions are written. The file appears when it is complete. Raises
+    files only the predictions are written. The file appears when it is complete. ``format``: the file's, if its
+    extension is unknown. Raises
     :class:`~anyk.errors.BadInput` if the file has a column of the same name, and if nothing can be written.
     """
-    kind = extension_of(file)
+    kind = extension_of(file, otherwise=format)
     if kind == ".parquet":
         _write_beside_parquet(file, out, predictions)
         return
     rows = len(next(iter(predictions.values())))
     with _open_out(out) as text:
-        cells: Iterable[list[str]] = ([] for _ in range(rows))
+        cells: Iterable[Sequence[str]] = ([] for _ in range(rows))
         header: list[str] | None = []
         if kind == ".csv":
             header, cells = _read_cells(file, allowed, rows)
@@ -106,11 +109,11 @@ def write_predictions(file: Path, out: Path | None, predictions: Mapping[str, Ar
             writer.writerow([*own, *values])
 
 
-def check_out(file: Path, out: Path | None) -> None:
+def check_out(file: Path, out: Path | None, *, format: str | None = None) -> None:
     """Raise BadInput if predictions for ``file`` cannot be written to ``out``."""
     if out is None:
         return
-    kinds = (".csv", ".parquet") if extension_of(file) == ".parquet" else (".csv",)
+    kinds = (".csv", ".parquet") if extension_of(file, otherwise=format) == ".parquet" else (".csv",)
     if out.suffix.lower() not in kinds:
         raise BadInput(
             f"predictions for {shown(file.name)} go to a file that ends in {' or '.join(kinds)}, got '{out}'"
@@ -143,15 +146,16 @@ def _open_out(out: Path | None) -> Iterator[IO[str]]:
         yield text
 
 
-def _read_cells(file: Path, allowed: Limit, rows: int) -> tuple[list[str] | None, Iterator[list[str]]]:
+def _read_cells(file: Path, allowed: Limit, rows: int) -> tuple[list[str] | None, Iterator[Sequence[str]]]:
     """Return the header of a CSV file with this number of rows, None if it has no header, and the cells of its rows."""
 
-    def read() -> Iterator[list[str]]:
+    def read() -> Iterator[Sequence[str]]:
         with open_text(file, allowed) as text:
-            yield from csv_rows(text, file)
+            for columns in cell_chunks(text, file):
+                yield from zip(*columns, strict=True)
 
     cells = read()
-    header = None if sum(1 for _ in read()) == rows else next(cells)
+    header = None if sum(1 for _ in read()) == rows else list(next(cells))
     return header, cells
 
 

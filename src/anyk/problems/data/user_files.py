@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,21 @@ from anyk.checks import typed
 from anyk.errors import BadInput
 from anyk.matrices import Matrix, read_npz
 from anyk.problems.base import Tell
+from anyk.problems.data.cells import (
+    Kind,
+    Settings,
+    check_categories,
+    counts_rows,
+    like_an_identifier,
+    like_dates_in_digits,
+    long_numbers,
+    merged,
+    read_dates,
+    read_numbers,
+    without_missing,
+)
 from anyk.problems.data.dataset import (
+    MOST_CLASSES,
     Dataset,
     Fraction,
     assemble,
@@ -24,9 +39,9 @@ from anyk.problems.data.dataset import (
     split_rows,
 )
 from anyk.problems.data.encoding import (
+    Column,
     Encoding,
     Fill,
-    check_categories,
     check_complete,
     check_finite,
     rows_text,
@@ -37,7 +52,8 @@ from anyk.tables import (
     Table,
     check_input_file,
     column_hint,
-    is_row_number,
+    is_code,
+    is_number,
     limit,
     listed,
     missing_values,
@@ -48,18 +64,30 @@ from anyk.tables import (
     shown,
 )
 
+# how a column without a name, such as pandas' index, is called after it is read or written again
+_UNNAMED = re.compile(r"column \d+|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
+
 
 @dataclass(frozen=True, slots=True)
 class _FileSettings:
     """The settings with which a file is read."""
 
     target: str | None
+    task: str
     header: bool | None
     allowed: Limit
     progress: Tell | None
     fill: Fill | None
     test: float
     seed: int
+    cells: Settings
+    drop: tuple[str, ...]
+    columns: tuple[str, ...] | None
+
+    def say(self, sentence: str) -> None:
+        """Report how something was read."""
+        if self.progress is not None:
+            self.progress(sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,36 +113,55 @@ def from_file(
     target: str | None = None,
     task: Literal["auto", "binary", "multiclass", "regression"] = "auto",
     header: Literal["auto", "yes", "no"] = "auto",
+    columns: tuple[str, ...] | None = None,
+    drop: tuple[str, ...] = (),
+    numbers: tuple[str, ...] = (),
+    dates: tuple[str, ...] = (),
+    text: tuple[str, ...] = (),
+    missing: str = "",
     fill: Fill | None = None,
     intercept: bool = True,
     test: Fraction = 0.2,
     seed: int = 0,
     max_gb: float | None = None,
+    format: Literal["auto", "csv", "parquet", "svmlight", "npz"] = "auto",
     file: Path,
     progress: Tell | None = None,
 ) -> Dataset:
-    """Your own CSV, Parquet, svmlight or npz file, recognised by its extension (needs --data-file).
+    """Your own CSV, Parquet, svmlight or npz file, recognised by its extension or ``format`` (needs --data-file).
 
     CSV (``.csv``, also ``.gz`` or ``.bz2``) and Parquet: ``target`` is the target's column, by name or by number (from
     0; -1 is the last), by default the column called target, label or y, else the last. ``header``: whether the first
     row of a CSV file contains the columns' names; ``auto`` detects this and refuses an ambiguous row. Text columns are
-    one-hot encoded, which makes ``X`` sparse. An unnamed first column with row numbers is omitted. svmlight (``.svm``,
+    one-hot encoded, which makes ``X`` sparse. An unnamed column with row numbers is omitted. svmlight (``.svm``,
     ``.svmlight``, ``.libsvm``, also ``.gz`` or ``.bz2``): sparse. npz: arrays ``X`` and ``y``; if the file also has
     arrays ``X_test`` and ``y_test``, these are the test rows and ``test`` is not used.
 
-    ``fill``: missing numbers are replaced by the ``mean`` or ``median`` of their column's training rows, missing text
-    by the most frequent value; by default missing values are refused. The fills are stored with the model.
+    Of CSV and Parquet: ``columns``: those to learn from, a/b/c by name or number, by default all; ``drop``: those to
+    leave out. Columns of dates, of numbers with units, and of numbers and text together are refused unless a setting
+    decides: ``dates`` names columns of ISO dates, which become days; ``numbers`` columns of numbers that all have the
+    same unit, perhaps with separators of thousands; ``text`` columns whose values are categories. ``missing``: words
+    that stand for missing values beside empty cells, NA, N/A, NaN and null, separated by ``|``.
+
+    ``fill``: missing numbers are replaced by the ``mean`` or ``median`` of their column's training rows, by default
+    they are refused. Missing text is a category of its own. Fills are stored with the model.
 
     The model gets an intercept unless ``intercept=false``. With ``task=auto`` a target of two values is binary, one of
     text or a few integers multiclass, any other regression. ``progress`` receives a sentence on how the file was read.
     ``max_gb`` limits the memory for the file's contents, by default 1 GB or 8 times its size, whichever is more. Raises
     BadInput for a file that cannot be used, with the reason.
     """
-    extension = extension_of(file)
+    stated = None if format == "auto" else format
+    extension = extension_of(file, stated)
     reader = _READERS[extension]
     svmlight, refused = reader is _svmlight, ""
-    if target is not None and reader not in (_csv, _parquet):
-        refused = f"target={target} is for CSV and Parquet files"
+    cells = Settings(tuple(missing.split("|")) if missing else (), numbers, dates, text)
+    of_tables = {"target": target, "columns": columns, "drop": drop, "numbers": numbers, "dates": dates, "text": text}
+    given = [name for name, value in (of_tables | {"missing": missing}).items() if value]
+    if given and reader not in (_csv, _parquet):
+        value = of_tables.get(given[0], missing)
+        shown_value = value if isinstance(value, str) else "/".join(value or ())
+        refused = f"{given[0]}={shown_value} is for CSV and Parquet files"
     elif header != "auto" and reader is not _csv:
         refused = f"header={header} is for CSV files"
     if refused:
@@ -122,7 +169,20 @@ def from_file(
     if fill is not None and svmlight:
         raise BadInput(f"fill={fill} is for CSV, Parquet and npz; what {shown(file)} leaves out is 0, not missing")
     has_names = None if header == "auto" else header == "yes"
-    content = reader(file, _FileSettings(target, has_names, limit(file, max_gb), progress, fill, test, seed))
+    settings = _FileSettings(
+        target=target,
+        task=task,
+        header=has_names,
+        allowed=limit(file, max_gb),
+        progress=progress,
+        fill=fill,
+        test=test,
+        seed=seed,
+        cells=cells,
+        drop=drop,
+        columns=columns,
+    )
+    content = reader(file, settings)
     y, task_read, classes = read_target(content.y, task, content.target)
     data = assemble(content.X, y, task_read, classes, test=test, seed=seed, X_test=content.X_test)
     among = f" ({listed(classes)})" if classes else ""
@@ -132,20 +192,33 @@ def from_file(
     summary = ", ".join([rows, wide, f"task {task_read}{among}", *content.remarks])
     if progress is not None:
         progress(summary)
-    encoding = replace(content.encoding, words=content.y.dtype.kind not in "fiub")
+    if task == "auto" and task_read == "multiclass" and content.y.dtype.kind in "fiub" and progress is not None:
+        progress(
+            f"a guess: the {len(classes)} different whole numbers in {content.target} are classes; task=regression "
+            "predicts numbers"
+        )
+    encoding = replace(content.encoding, words=content.y.dtype.kind not in "fiub", format=stated)
     standardize = intercept and not svmlight
     return replace(data, intercept=intercept, standardize=standardize, encoding=encoding, summary=summary)
 
 
-def extension_of(file: Path) -> str:
-    """Return the extension by which an existing file is read, without .gz or .bz2; BadInput for an unknown one."""
+def extension_of(file: Path, stated: str | None = None, *, otherwise: str | None = None) -> str:
+    """Return the extension by which an existing file is read, without .gz or .bz2; BadInput for an unknown one.
+
+    ``stated``: the file's format (csv, parquet, svmlight or npz), whatever its extension; ``otherwise``: if its
+    extension is unknown.
+    """
     check_input_file(file)
+    if stated is not None:
+        return f".{stated}"
     name = file.name.lower()
     extension = Path(name.removesuffix(".gz").removesuffix(".bz2")).suffix
     if extension not in _READERS or (extension in {".parquet", ".npz"} and not name.endswith(extension)):
+        if otherwise is not None:
+            return f".{otherwise}"
         raise BadInput(
             f"the extension of {shown(file)} is not that of a known format; known are .csv, .svm, .svmlight, .libsvm "
-            "(each also .gz or .bz2), .parquet and .npz"
+            "(each also .gz or .bz2), .parquet and .npz; format=csv, parquet, svmlight or npz states it"
         )
     return extension
 
@@ -197,7 +270,8 @@ def _npz(file: Path, settings: _FileSettings) -> _FileContent:
     if settings.fill is not None:
         columns = [f"column {i}" for i in range(X.shape[1])]
         rows = split_rows(len(X), settings.test, settings.seed)[0] if X_test is None else slice(None)
-        encoding = Encoding(Encoding.fitted(columns, list(X.T), rows, settings.fill, where))
+        described = [Column(name) for name in columns]
+        encoding = Encoding(Encoding.fitted(described, list(X.T), rows, settings.fill, where))
         X = encoding.encode(list(X.T), where)
         X_test = None if X_test is None else encoding.encode(list(X_test.T), f"X_test in {shown(file)}")
     return _FileContent(X, y, f"array 'y' of {shown(file)}", X_test, encoding)
@@ -213,6 +287,8 @@ def _npz_rows(file: Path, arrays: dict[str, Array], first: str, second: str, fil
         if dtype.kind not in kinds or len(shape) != dimensions:
             raise BadInput(f"array '{name}' of {shown(file)} should be {form}, got {dtype} of shape {shape}")
     X, y = arrays[first], arrays[second]
+    if y.dtype.kind in "iu" and merged(y.astype(float)):
+        y = y.astype(str)  # labels that float64 could not tell apart
     if len(X) != len(y):
         raise BadInput(f"{first} of {shown(file)} has {rows_text(len(X))} but {second} has {len(y)}; they must agree")
     if not len(X):
@@ -230,12 +306,15 @@ def _npz_rows(file: Path, arrays: dict[str, Array], first: str, second: str, fil
 
 
 def _csv(file: Path, settings: _FileSettings) -> _FileContent:
-    table = read_csv(file, settings.allowed, header=settings.header)
+    table = read_csv(file, settings.allowed, header=settings.header, exact=True)
+    as_text = set(places_named(settings.cells.text, table.names, file, "text"))
+    if any(table.columns[i].dtype.kind == "f" for i in as_text):
+        table = read_csv(file, settings.allowed, header=table.header, text=lambda _: as_text, exact=True)
     return _from_table(table, file, settings, f"header {'yes' if table.header else 'no'}")
 
 
 def _parquet(file: Path, settings: _FileSettings) -> _FileContent:
-    return _from_table(read_parquet(file, settings.allowed), file, settings)
+    return _from_table(read_parquet(file, settings.allowed, needed=(), exact=True), file, settings)
 
 
 _READERS: dict[str, Callable[[Path, _FileSettings], _FileContent]] = {
@@ -258,34 +337,199 @@ def _from_table(table: Table, file: Path, settings: _FileSettings, *remarks: str
         )
     place, how = target_column(names, file, settings.target)
     where = f"column '{shown(names[place])}' of {shown(file)}"
-    y = table.columns[place]
-    check_complete(y, where)
-    if y.dtype.kind == "O":
-        check_categories(Counter(y.tolist()), where)
-    remarks = (f"label '{shown(names[place])}'{how}", *remarks)
-    features = [i for i in range(len(names)) if i != place]
-    unnamed = table.header and names[0] in {"column 0", "Unnamed: 0"}
-    if unnamed and features[0] == 0 and len(features) > 1 and is_row_number(table.columns[0]):
-        features.pop(0)  # pandas' index
-        remarks += ("row numbers in the first column left out",)
-    values = [truths_as_numbers(table.columns[i]) for i in features]
+    kinds = _kinds(table, file, settings.cells)
+    features, left_out = _features(table, file, settings, place)
+    remarks = (f"label '{shown(names[place])}'{how}", *remarks, *left_out)
+    table.check_readable(
+        [i for i in (place, *features) if kinds.get(i) != "date" or table.columns[i].dtype.kind == "f"], file
+    )
+    y = _target(
+        without_missing(table.columns[place], settings.cells.missing), kinds.get(place), names[place], where, settings
+    )
+    described, values = [], []
+    for i in features:
+        column, cells = _read_column(table, i, kinds.get(i), file, settings)
+        described.append(column)
+        values.append(cells)
+    for column in described:
+        if column.date:
+            remarks += (f"'{shown(column.name)}' as days since 1970-01-01",)
+        elif column.unit is not None:
+            remarks += (f"'{shown(column.name)}' as numbers" + f" (in '{shown(column.unit)}')" * bool(column.unit),)
     rows: Any = slice(None)
     if settings.fill is None:
-        for i, cells in zip(features, values, strict=True):
-            check_complete(cells, f"column '{shown(names[i])}' of {shown(file)}", " (fill=median)")
+        for column, cells in zip(described, values, strict=True):
+            if cells.dtype.kind == "f":
+                check_complete(cells, f"column '{shown(column.name)}' of {shown(file)}", " (fill=median)")
     else:
         rows = split_rows(table.rows, settings.test, settings.seed)[0]
-        if gaps := sum(int(missing_values(cells).sum()) for cells in values):
+        numbers = [cells for cells in values if cells.dtype.kind == "f"]
+        if gaps := sum(int(missing_values(cells).sum()) for cells in numbers):
             remarks += (f"{gaps:,} missing value{'s' * (gaps != 1)} filled in by {settings.fill}",)
-    columns = Encoding.fitted([names[i] for i in features], values, rows, settings.fill, shown(file))
-    encoding = Encoding(columns, table.header, label=names[place])
-    for column in columns:
-        if column.categories and settings.progress is not None:
-            settings.progress(
+    columns = Encoding.fitted(described, values, rows, settings.fill, shown(file))
+    encoding = Encoding(columns, table.header, label=names[place], missing=settings.cells.missing)
+    plain_columns = tuple(replace(column, date=False, unit=None) for column in columns)  # as values are read already
+    for i, column, cells in zip(features, columns, values, strict=True):
+        if column.categories:
+            gaps = int(missing_values(cells).sum())
+            settings.say(
                 f"one-hot encoding the text column '{shown(column.name)}' of {file.name}: {len(column.categories)} "
-                "different values"
+                "different values" + f", one of them for {gaps:,} missing" * bool(gaps)
             )
-    return _FileContent(encoding.encode(values, shown(file)), y, where, encoding=encoding, remarks=remarks)
+        _notice(column, cells, table.columns[i], file, settings)
+    X = replace(encoding, columns=plain_columns, missing=()).encode(values, shown(file))
+    return _FileContent(X, y, where, encoding=encoding, remarks=remarks)
+
+
+def _kinds(table: Table, file: Path, cells: Settings) -> dict[int, Kind]:
+    """Return how columns are to be read whose kind the user stated, by their places."""
+    kinds: dict[int, Kind] = {}
+    stated: tuple[tuple[str, Kind, Sequence[str]], ...] = (
+        ("numbers", "number", cells.numbers),
+        ("dates", "date", cells.dates),
+        ("text", "text", cells.text),
+    )
+    for setting, kind, wanted in stated:
+        for place in places_named(wanted, table.names, file, setting):
+            if place in kinds:
+                raise BadInput(f"column '{shown(table.names[place])}' is named by two of numbers, dates and text")
+            kinds[place] = kind
+    return kinds
+
+
+def _features(table: Table, file: Path, settings: _FileSettings, target: int) -> tuple[list[int], list[str]]:
+    """Return the places of the columns to learn from, and remarks on columns that are left out."""
+    names, remarks = table.names, list[str]()
+    dropped = places_named(settings.drop, names, file, "drop")
+    chosen = places_named(settings.columns or (), names, file, "columns")
+    for setting, places in (("drop", dropped), ("columns", chosen)):
+        if target in places:
+            raise BadInput(f"column '{shown(names[target])}' is the target; leave it out of {setting}")
+    if both := [names[i] for i in chosen if i in dropped]:
+        raise BadInput(f"column '{shown(both[0])}' is named by columns and by drop; leave one out")
+    if dropped:
+        remarks.append(f"without {listed([names[i] for i in dropped])}")
+    features = []
+    for i in chosen if settings.columns else range(len(names)):
+        if i == target or i in dropped:
+            continue
+        if table.header and i not in chosen and _UNNAMED.fullmatch(names[i]):
+            if not counts_rows(table.columns[i]):
+                raise BadInput(
+                    f"column {i} of {shown(file)} has no name, as pandas writes its index, but is not one number for "
+                    f"each row; drop={i} leaves it out, or give it a name"
+                )
+            remarks.append(f"row numbers in {'the first column' if i == 0 else f'column {i}'} left out")
+            continue
+        features.append(i)
+    if not features:
+        raise BadInput(f"{shown(file)} has no columns to learn from beside the target")
+    used = [names[i] for i in (*features, target)]
+    if repeated := next((name for name in used if used.count(name) > 1), None):
+        others = [i for i, name in enumerate(names) if name == repeated]
+        raise BadInput(
+            f"{shown(file)} has {len(others)} columns '{shown(repeated)}'; rename them, or leave all but one out by "
+            f"number (drop={others[-1]})"
+        )
+    return features, remarks
+
+
+def _target(y: Array, kind: Kind | None, name: str, where: str, settings: _FileSettings) -> Array:
+    """Return the targets as numbers, or as labels of text."""
+    if kind == "date":
+        y = read_dates(y, where)
+    elif kind == "number":
+        y = read_numbers(y, where)[0]
+    check_complete(y, where)
+    if y.dtype.kind != "O" or kind == "text":
+        return y
+    words = Counter(y.tolist())
+    if all(map(is_number, words)):
+        labels = np.array(list(map(float, words)))
+        classes = settings.task in ("binary", "multiclass") or (
+            settings.task == "auto" and len(words) <= max(2, min(MOST_CLASSES, len(y) / 2))
+        )
+        codes = any(map(is_code, words)) and settings.task != "regression"
+        if not codes and not (classes and merged(labels)):
+            return y.astype(float)
+    if settings.task not in ("binary", "multiclass"):
+        check_categories(words, where, name=name, row_of=_rows_of(y), target=True)
+    return y
+
+
+def _read_column(
+    table: Table, place: int, kind: Kind | None, file: Path, settings: _FileSettings
+) -> tuple[Column, Array]:
+    """Return the description of a column to learn from, and its values: numbers, or text with None if missing."""
+    name = table.names[place]
+    where = f"column '{shown(name)}' of {shown(file)}"
+    cells = without_missing(table.columns[place], settings.cells.missing)
+    if kind == "date":
+        return Column(name, date=True), read_dates(cells, where)
+    if kind == "number":
+        values, unit = read_numbers(cells, where)
+        return Column(name, unit=unit), values
+    if cells.dtype.kind == "f":
+        if kind == "text":
+            raise BadInput(f"{where} has numbers in the file, not text; save them as text")
+        return Column(name), cells
+    words = Counter(cell for cell in cells.tolist() if cell is not None)
+    if kind != "text":
+        values = truths_as_numbers(cells)
+        if values.dtype.kind == "f":
+            return Column(name), values
+        if all(map(is_number, words)) and not any(map(is_code, words)):
+            return Column(name), np.array([np.nan if cell is None else float(cell) for cell in cells])
+    if kind != "text":
+        check_categories(words, where, name=name, row_of=_rows_of(cells))
+    return Column(name), cells
+
+
+def _rows_of(cells: Array) -> Callable[[str], int]:
+    """Return a function that returns the number of the first row with a word, from 1 below the header."""
+    return lambda word: cells.tolist().index(word) + 1
+
+
+def _notice(column: Column, cells: Array, raw: Array, file: Path, settings: _FileSettings) -> None:
+    """Report a column that is read in a way which its values put in doubt; ``raw``: its cells in the file."""
+    name, remedy = shown(column.name), f"drop={shown(column.name)} leaves it out"
+    if column.categories and all(is_number(word) for word in column.categories if word):
+        code = next((word for word in column.categories if is_code(word)), None)
+        if code is not None:
+            settings.say(
+                f"column '{name}' of {file.name} has codes such as '{shown(code)}', so its values are categories; "
+                f"numbers={name} makes them numbers"
+            )
+    if column.date or column.unit is not None:
+        return
+    if like_dates_in_digits(cells):
+        settings.say(
+            f"a guess: column '{name}' of {file.name} is learned from as numbers, although they look like dates, such "
+            f"as {np.nanmax(cells):.0f}; dates={name} counts days, {remedy}"
+        )
+    elif like_an_identifier(cells) or (long_numbers(cells) and like_an_identifier(raw)):
+        settings.say(
+            f"a guess: column '{name}' of {file.name} is learned from, although nearly every row has another value, "
+            f"like an identifier; {remedy}"
+        )
+
+
+def places_named(wanted: Sequence[str], names: Sequence[str], file: Path | str, setting: str) -> list[int]:
+    """Return the places of columns that a setting names, or numbers from 0; raise BadInput for unknown ones."""
+    places = []
+    for one in wanted:
+        found = [i for i, name in enumerate(names) if name == one]
+        if len(found) > 1:
+            raise BadInput(
+                f"{shown(file)} has {len(found)} columns '{shown(one)}'; in {setting} give their numbers, "
+                f"{' or '.join(map(str, found))}"
+            )
+        if not found and one.lstrip("-").isdecimal() and -len(names) <= int(one) < len(names):
+            found = [int(one) % len(names)]
+        if not found:
+            raise BadInput(f"{shown(file)} has no column '{shown(one)}' for {setting}; {column_hint(one, names)}")
+        places += found
+    return list(dict.fromkeys(places))
 
 
 def target_column(names: Sequence[str], file: Path | str, target: str | None) -> tuple[int, str]:
@@ -293,6 +537,11 @@ def target_column(names: Sequence[str], file: Path | str, target: str | None) ->
     if target is None:
         for wanted in ("target", "label", "y"):
             if usual := [i for i, name in enumerate(names) if name.lower() == wanted]:
+                if len(usual) > 1:
+                    raise BadInput(
+                        f"{shown(file)} has {len(usual)} columns '{shown(names[usual[0]])}'; give target as a number, "
+                        f"{' or '.join(map(str, usual))}"
+                    )
                 return usual[0], ""
         return len(names) - 1, " (the last column; target= names another)"
     if target in names:

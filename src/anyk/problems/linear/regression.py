@@ -25,13 +25,15 @@ from anyk.problems.base import (
     problem_text,
     some_rows,
 )
+from anyk.problems.data.cells import merged
 from anyk.problems.data.dataset import Dirichlet, Task, build_split
-from anyk.problems.data.encoding import Encoding
+from anyk.problems.data.encoding import Encoding, check_sizes
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import NO_LOSS, SAMPLES, Stream
 from anyk.problems.linear.row_partitions import LinearPartitions, as_matrix, losses_of
 from anyk.problems.linear.scaling import (
     Scaling,
+    array_of,
     checked_l2,
     design_of,
     encode_labels,
@@ -44,6 +46,7 @@ from anyk.problems.linear.scaling import (
 from anyk.problems.linear.sharded import LinearBatches, ShardRows, StreamRows
 from anyk.problems.predicting import Predictor
 
+_SQUARED_IN_SINGLE = 1e12  # larger numbers may have squares whose sum is infinite in single precision
 _BOTH = "give X_test and y_test together, or neither"
 
 
@@ -128,7 +131,7 @@ class LinearProblem(ProblemAbilities):
             design = design_of(X, "X")
             self.samples = int(design.shape[0])
             self.classes = self._read_classes(classes)
-            self.y = self._targets(np.asarray(y), self.samples, "y")
+            self.y = self._targets(array_of(y, "y"), self.samples, "y")
             if weights is not None:
                 self.weights = row_weights(weights, self.samples)
             if standardize:
@@ -189,7 +192,7 @@ class LinearProblem(ProblemAbilities):
         held_out = design_of(X_test, "X_test")
         if held_out.shape[1] != columns:
             raise BadInput(f"X_test has {held_out.shape[1]} columns, {others} {columns}; they must agree")
-        self.y_test = self._targets(np.asarray(y_test), held_out.shape[0], "y_test")
+        self.y_test = self._targets(array_of(y_test, "y_test"), held_out.shape[0], "y_test")
         self.X_test = model_columns(held_out, self.scaling, self.intercept)
 
     def uneven_columns(self) -> str | None:
@@ -211,7 +214,14 @@ class LinearProblem(ProblemAbilities):
             raise BadInput(f"{name} must hold finite numbers")
         values = y.astype(float)
         if not self.labelled:
-            return values
+            check_sizes(values[:, None], name)
+        elif y.dtype.kind in "iu" and merged(values):
+            raise BadInput(
+                f"{name} holds labels such as {y[np.abs(values).argmax()]}, and numbers of that size cannot be told "
+                "apart; number the labels first (numpy.unique(y, return_inverse=True))"
+            )
+        if not self.labelled:
+            return values if self.scaling is None else values - self.scaling.target
         labels = np.unique(values)
         if self.classes is None:
             self.classes = self._classes_of(labels, name)
@@ -223,7 +233,7 @@ class LinearProblem(ProblemAbilities):
             return None
         if not self.labelled:
             raise BadInput("classes are of labels, and regression has numbers to predict; leave classes out")
-        return self._classes_of(np.unique(np.asarray(classes, dtype=float)), "classes")
+        return self._classes_of(np.unique(array_of(classes, "classes").astype(float)), "classes")
 
     def _classes_of(self, labels: Floats, name: str) -> Floats:
         """Return all classes, given the distinct labels in ``name``; raise BadInput if they are unsuitable."""
@@ -303,6 +313,7 @@ class LinearProblem(ProblemAbilities):
             encoding=self.encoding,
             center=() if scaling is None else tuple(scaling.center.tolist()),
             scale=() if scaling is None else tuple(scaling.scale.tolist()),
+            target=0.0 if scaling is None else scaling.target,
         )
 
     def metrics(self, w: Vector) -> dict[str, float]:
@@ -354,11 +365,13 @@ class LinearProblem(ProblemAbilities):
             )
         if isinstance(X, ShardRows):
             return self.curvature * X.curvature() + float(np.max(self.penalty))
+        if X.dtype == np.float32 and np.abs(X.data if is_sparse(X) else X).max(initial=0.0) > _SQUARED_IN_SINGLE:
+            X = X.astype(np.float64)
         if self.weights is not None:
-            roots = np.sqrt(self.weights).astype(self.dtype)[:, None]
+            roots = np.sqrt(self.weights).astype(X.dtype)[:, None]
             X = X.multiply(roots).tocsr() if is_sparse(X) else X * roots
         if min(X.shape) > 1:
-            start = keyed.generator(0, "smoothness").standard_normal(min(X.shape)).astype(self.dtype)
+            start = keyed.generator(0, "smoothness").standard_normal(min(X.shape)).astype(X.dtype)
             empty = not (X.count_nonzero() if is_sparse(X) else X.any())
             top = 0.0 if empty else float(svds(X, k=1, v0=start, return_singular_vectors=False, tol=tol)[0])
         else:
@@ -370,6 +383,11 @@ class LinearProblem(ProblemAbilities):
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:
         raise NotImplementedError("a linear problem has a metric")
+
+
+def _listed(numbers: Floats) -> str:
+    """Return the first five numbers for a message."""
+    return ", ".join(f"{number:.15g}" for number in numbers[:5]) + ", …" * (len(numbers) > 5)
 
 
 def _refuse(bring: str, **arguments: Any) -> None:
@@ -445,7 +463,8 @@ class LeastSquares(LinearProblem):
 class SoftmaxRegression(LinearProblem):
     """Softmax regression: cross-entropy over classes 0, …, C-1; metrics accuracy and the most frequent class's share.
 
-    The model is the (columns x classes) matrix, row by row, as one flat vector.
+    Labels with gaps, such as 10, 20 and 50, are refused unless ``classes`` says that rows lack some. The model is the
+    (columns x classes) matrix, row by row, as one flat vector.
     """
 
     kind = "softmax"
@@ -462,6 +481,11 @@ class SoftmaxRegression(LinearProblem):
             raise BadInput(f"classes of softmax regression must be 0, 1, 2, …, got {labels.tolist()}")
         if not np.isin(labels, classes).all():
             raise BadInput(f"{name} must hold classes 0, 1, 2, …; number the labels first")
+        if labels.size < classes.size:
+            raise BadInput(
+                f"{name} holds the labels {_listed(labels)} alone, and classes are 0, 1, 2, …; number the labels "
+                f"first (numpy.unique(y, return_inverse=True)), or give classes=range({classes.size}) if rows lack some"
+            )
         return classes
 
     def _metrics(self, y: Floats, scores: Floats) -> dict[str, float]:

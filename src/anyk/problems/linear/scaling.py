@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from anyk.arrays import Floats
 from anyk.checks import NonnegativeNumber, check
 from anyk.errors import BadInput
+from anyk.problems.data.encoding import check_sizes
 from anyk.tables import shown
 
 
@@ -25,7 +26,7 @@ def design_of(X: Any, name: str) -> Any:
         X.sum_duplicates()
         values = X.data
     else:
-        X = np.asarray(X)
+        X = array_of(X, name)
         if X.ndim != 2:
             raise BadInput(f"{name} must be a table (rows x columns), got shape {X.shape}")
         values = X
@@ -36,7 +37,17 @@ def design_of(X: Any, name: str) -> Any:
     bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))
     if bad:
         raise BadInput(f"{name} has {bad} values that are NaN or infinite; drop or fill those rows first")
+    check_sizes(X, name)
     return X if is_sparse else np.ascontiguousarray(X)
+
+
+def array_of(values: Any, name: str) -> Any:
+    """Return an array; raise :class:`~anyk.errors.BadInput` for rows of different lengths."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise BadInput(f"{name} must hold values in rows of equal length; NumPy says: {reason}") from None
 
 
 def checked_l2(l2: float) -> float:
@@ -46,7 +57,7 @@ def checked_l2(l2: float) -> float:
 
 def row_weights(weights: ArrayLike, rows: int, name: str = "weights") -> Floats:
     """Return weights of rows divided by their mean; raise :class:`~anyk.errors.BadInput` for invalid weights."""
-    values = np.asarray(weights)
+    values = array_of(weights, name)
     if values.shape != (rows,):
         raise BadInput(f"{name} must hold one number for each of the {rows} rows, got shape {values.shape}")
     if values.dtype.kind not in "biuf" or not np.isfinite(values).all() or (values < 0).any():
@@ -76,7 +87,8 @@ class Scaling:
 
     ``units``, of the same shape: the regulariser acts on the weights of ``x / units``, by default on the weights of
     ``x``. In sparse data only columns with entries in half of the rows or more have a center, so that they stay sparse.
-    A model converts exactly between both units: ``z.v + b = x.(v / scale) + (b - center.(v / scale))``.
+    A model converts exactly between both units: ``z.v + b = x.(v / scale) + (b - center.(v / scale))``. ``target`` is
+    subtracted from numbers to predict, so that the model learns how they differ from it.
 
     >>> scaling = Scaling.standard(np.array([[1.0, 5.0], [3.0, 5.0]]))
     >>> scaling.center.tolist(), scaling.scale.tolist()
@@ -86,6 +98,7 @@ class Scaling:
     center: Floats
     scale: Floats
     units: Floats | None = None
+    target: float = 0.0
 
     @classmethod
     def standard(
@@ -99,11 +112,18 @@ class Scaling:
         from sklearn.preprocessing import StandardScaler
 
         dense = isinstance(X, np.ndarray)
+        low, high = extremes(X)
         with np.errstate(over="ignore", invalid="ignore"):
             scaler = StandardScaler(with_mean=dense).fit(X.astype(float, copy=False), sample_weight=weights)
-        low, high = extremes(X)
+            mean, deviation = np.array(scaler.mean_), np.array(scaler.scale_)
+            # far from 0 compared with its spread, a column counts as constant there: consecutive identifiers, say
+            far = np.flatnonzero((low != high) & (deviation == 1.0))
+            if far.size:
+                columns = X[:, far] if dense else X[:, far].toarray()
+                near = StandardScaler().fit(columns - low[far], sample_weight=weights)
+                mean[far], deviation[far] = low[far] + near.mean_, near.scale_
         return cls.from_moments(
-            scaler.mean_, scaler.scale_, constant=low == high, full=_full(X), categories=categories, ridge=ridge
+            mean, deviation, constant=low == high, full=_full(X), categories=categories, ridge=ridge
         )
 
     @classmethod
@@ -126,7 +146,7 @@ class Scaling:
         regulariser's factor divided by the largest curvature of a sample's loss.
         """
         center = np.where(constant | ~full, 0.0, mean)
-        scale = np.where(constant | (deviation == 0.0), 1.0, deviation)
+        scale = np.where(constant | (deviation == 0.0), 1.0, _beyond_rounding(deviation, center, np.float64))
         if categories is None or not categories.any():
             return cls(center, scale, scale).checked()
         present = categories & (mean > 0.0)
@@ -137,7 +157,16 @@ class Scaling:
         ).checked()
 
     @classmethod
-    def curved(cls, X: Any, weights: Floats | None, *, curvature: float, l2: float, centered: bool) -> Scaling:
+    def curved(
+        cls,
+        X: Any,
+        weights: Floats | None,
+        *,
+        curvature: float,
+        l2: float,
+        centered: bool,
+        target: float = 0.0,
+    ) -> Scaling:
         """Return the scaling to columns in which the bound of the objective's Hessian has a diagonal of ones.
 
         ``scale^2 = curvature * mean of x^2 + l2`` for each column, whose mean is subtracted first if ``centered`` (an
@@ -149,9 +178,8 @@ class Scaling:
         with np.errstate(over="ignore", invalid="ignore"):
             squares = _mean_of_squares(X, center, shares)
         scale = np.sqrt(curvature * squares + l2)
-        # a constant column minus its center is rounding, which must not be amplified
-        rounding = 4 * np.finfo(X.dtype).eps * np.abs(center) * np.sqrt(curvature)
-        return cls(center, np.where(scale > rounding, scale, 1.0)).checked()
+        scale = _beyond_rounding(scale, center * np.sqrt(curvature), X.dtype)
+        return cls(center, np.where(scale == 0.0, 1.0, scale), target=target).checked()
 
     def checked(self) -> Scaling:
         """Return the scaling itself; raise :class:`~anyk.errors.BadInput` if it is not finite."""
@@ -179,12 +207,22 @@ class Scaling:
     def undone(self, weights: object, intercepts: object) -> tuple[Floats, Floats]:
         """Return a model in the units of the input: weights (columns x outputs) and intercepts (outputs,)."""
         W = np.asarray(weights, dtype=float) / self.scale[:, None]
-        return W, np.asarray(intercepts, dtype=float) - self.center @ W
+        return W, np.asarray(intercepts, dtype=float) - self.center @ W + self.target
 
     def done(self, weights: object, intercepts: object) -> tuple[Floats, Floats]:
         """Return a model in scaled columns, the inverse of :meth:`undone`."""
         W = np.asarray(weights, dtype=float)
-        return W * self.scale[:, None], np.asarray(intercepts, dtype=float) + self.center @ W
+        return W * self.scale[:, None], np.asarray(intercepts, dtype=float) + self.center @ W - self.target
+
+
+def _beyond_rounding(scale: Floats, center: Floats, dtype: Any) -> Floats:
+    """Return scales, replaced where columns differ from their center by rounding only.
+
+    Rounding must not be amplified, so that the scale is then at least 1. Nor may a column of large numbers dominate the
+    others, so that it is at least the size of the rounding.
+    """
+    rounding = 4 * np.finfo(dtype).eps * np.abs(center)
+    return np.where(scale > rounding, scale, np.where(rounding > 0.0, np.maximum(rounding, 1.0), scale))
 
 
 def extremes(X: Any) -> tuple[Floats, Floats]:

@@ -18,8 +18,9 @@ from anyk.arrays import Array, DType, Vector
 from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import Ends, Index, Tell, is_sparse
 from anyk.problems.batches import Batches
+from anyk.problems.data.cells import check_categories
 from anyk.problems.data.dataset import Task, read_target, sources
-from anyk.problems.data.encoding import Column, Encoding, check_categories, codes_of, rows_text
+from anyk.problems.data.encoding import Column, Encoding, codes_of, rows_text
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.sample_batches import Arrays, PartitionSamples, SampleBatch
 from anyk.problems.data.shards.shard_samples import BlockArrays, BlockSamples
@@ -208,7 +209,7 @@ def _encoding(shards: Shards, survey_result: Survey, fill: str | None, where: st
             words = None
         known_count = float(own.present[0]) if words is None else float(sum(words.values()))
         place_text = f"column '{shown(names[place])}' of {where}"
-        if known_count < rows and (fill is None or not known_count):
+        if not known_count or (known_count < rows and words is None and fill is None):
             raise BadInput(
                 f"{place_text} is missing or not finite in {int(rows - known_count):,} rows; remove or fill them "
                 "(fill=mean)"
@@ -221,10 +222,10 @@ def _encoding(shards: Shards, survey_result: Survey, fill: str | None, where: st
             parts.append(own._replace(present=np.array([rows]), nonzero=zero))
             continue
         check_categories(words, place_text)
-        kinds = tuple(sorted(words))
-        usual = None if fill is None else max(kinds, key=words.__getitem__)
-        columns.append(Column(names[place], kinds, usual))
-        parts.append(_of_counts([words[word] + (rows - known_count) * (word == usual) for word in kinds], rows))
+        counts = {**words, "": rows - known_count} if known_count < rows else words
+        kinds = tuple(sorted(counts))
+        columns.append(Column(names[place], kinds, "" if "" in counts or fill is not None else None))
+        parts.append(_of_counts([counts[word] for word in kinds], rows))
     encoding = Encoding(tuple(columns), bool(survey_result.header), label=names[target])
     return encoding, Moments(*(np.concatenate(part) for part in zip(*parts, strict=True))), encoding.width
 

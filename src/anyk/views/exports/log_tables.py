@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-from anyk.errors import as_bad_input
+from anyk.errors import as_bad_input, needing
 from anyk.runs import Run
 from anyk.runs.log.queries import TABLES
 
@@ -14,7 +15,7 @@ def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = 
     """Write a run's tables (:meth:`anyk.Run.to_frame`) into a folder, made if missing; return their numbers of rows.
 
     Raises :class:`~anyk.errors.BadInput` if the folder cannot be written, and :class:`~anyk.errors.MissingPackage`
-    without pandas and PyArrow (``anyk[data]``).
+    for Parquet without PyArrow (``anyk[data]``).
 
     >>> import anyk, tempfile
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -22,6 +23,9 @@ def save_tables(run: Run, folder: str | Path, kind: Literal["parquet", "csv"] = 
     >>> save_tables(run, tempfile.mkdtemp(), "csv")["chunks"]
     8
     """
+    if kind == "parquet":
+        with needing("pyarrow", "data", "writing Parquet files"):
+            import_module("pyarrow")
     target, counts = Path(folder), {}
     frames = {name: run.to_frame(name) for name in TABLES}  # before a folder is made
     with as_bad_input(f"the tables cannot be written to '{folder}'"):

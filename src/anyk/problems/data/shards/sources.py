@@ -5,7 +5,6 @@ A format describes how a file is divided into blocks, and how a block is read.
 
 from __future__ import annotations
 
-import csv
 import glob
 import hashlib
 import io
@@ -17,6 +16,7 @@ from typing import IO, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from anyk.arrays import Array
 from anyk.checks import PositiveNumber, value_class
 from anyk.errors import BadInput, as_bad_input, describe_error, needing
 from anyk.named import admit_address
@@ -25,13 +25,15 @@ from anyk.problems.base import is_sparse
 from anyk.problems.data.user_files import target_column
 from anyk.regular_files import open_plain
 from anyk.tables import (
+    CODES,
     Limit,
     Table,
+    cell_chunks,
     column_names,
     convert_columns,
-    csv_rows,
+    first_cells,
+    first_row,
     has_header,
-    lines,
     listed,
     read_parquet,
     reading,
@@ -216,6 +218,7 @@ def open_shard(address: str) -> IO[bytes]:
 
 _BLOCK = 4 << 20  # approximate bytes of a block of CSV; its cells take ten times the memory while they are read
 _UNLIMITED = 1 << 62
+_ROWS = 256  # rows of CSV that are split together
 HEAD = 32  # rows at the beginning of a file that every pass reads, to try a module and its loss on them
 
 
@@ -319,7 +322,7 @@ class _Parquet(Format):
 
 
 class _Csv(Format):
-    """Blocks are byte ranges of complete rows."""
+    """Blocks are byte ranges of complete rows; the first one has the header."""
 
     def __init__(self, address: str, text: set[int], header: bool | None) -> None:
         self._address, self._text, self.header = address, text, header
@@ -328,32 +331,48 @@ class _Csv(Format):
     def walk(self, deep: bool) -> Iterator[Piece]:
         with reading(self._address, "CSV"), open_shard(self._address) as file:
             position = _Position(file)
-            rows = csv_rows(position, self._address)
-            first = next(rows)
-            for begin, block in _blocks(rows, position):
+            begin, block = position.start, list[list[Array]]()
+            for columns in cell_chunks(position, self._address, rows=_ROWS):
                 if not self._names:
-                    if self.header is None:
-                        columns = convert_columns(block, self._text) or [np.empty(0) for _ in first]
-                        self.header = has_header(self._address, first, columns)
-                    self._names = column_names(first, self.header)
-                    if not self.header:
-                        begin, block = position.start, [first, *block]
-                if block:
-                    yield Piece(begin, position.at - begin, len(block), self._table(block))
+                    columns = self._after_header(columns)
+                block.append(columns)
+                if position.at - begin >= _BLOCK:
+                    yield self._piece(begin, position.at, block)
+                    begin, block = position.at, []
+            if sum(len(columns[0]) for columns in block):
+                yield self._piece(begin, position.at, block)
+
+    def _after_header(self, columns: list[Array]) -> list[Array]:
+        """Note the names of the columns; return the first rows without the header."""
+        first, others = first_row(columns), [column[1:] for column in columns]
+        if self.header is None:
+            self.header = has_header(self._address, first, convert_columns(others, self._text, CODES))
+        self._names = column_names(first, self.header)
+        return others if self.header else columns
 
     def read(self, at: int, size: int) -> Table:
         with reading(self._address, "CSV"), open_shard(self._address) as file:
-            if not self._names:
-                self._names = column_names(next(csv_rows(_Position(file), self._address)), bool(self.header))
-            file.seek(at)
-            block = lines(_Position(io.BytesIO(file.read(size))), self._address)
-            rows = [row for row in csv.reader(block, strict=True, skipinitialspace=True) if row]
-            if any(len(row) != len(self._names) for row in rows):
+            header_too = self.header and at == _Position(file).start
+            try:
+                if not self._names:
+                    file.seek(0)
+                    self._names = column_names(first_cells(_Position(file), self._address), bool(self.header))
+                file.seek(at)
+                block = list(cell_chunks(_Position(io.BytesIO(file.read(size))), self._address, rows=_ROWS))
+            except BadInput:  # would number rows from the start of the block
+                raise BadInput(f"{shown(self._address)} has rows that do not have equally many cells") from None
+            if any(len(columns) != len(self._names) for columns in block):
                 raise BadInput(f"{shown(self._address)} has rows that do not have {len(self._names)} cells")
-            return self._table(rows)
+            if header_too:
+                block[0] = [column[1:] for column in block[0]]
+            return self._table(block)
 
-    def _table(self, rows: list[list[str]]) -> Table:
-        return Table(self._names, tuple(convert_columns(rows, self._text)), bool(self.header))
+    def _piece(self, begin: int, end: int, block: list[list[Array]]) -> Piece:
+        return Piece(begin, end - begin, sum(len(columns[0]) for columns in block), self._table(block))
+
+    def _table(self, block: list[list[Array]]) -> Table:
+        columns = [np.concatenate(parts) for parts in zip(*block, strict=True)]
+        return Table(self._names, tuple(convert_columns(columns, self._text, CODES)), bool(self.header))
 
 
 class _Position:
@@ -369,14 +388,3 @@ class _Position:
         for line in self._file:
             self.at += len(line)
             yield line.decode("utf-8")
-
-
-def _blocks(rows: Iterator[list[str]], position: _Position) -> Iterator[tuple[int, list[list[str]]]]:
-    """Yield the first byte and the rows of each block; the last one, which may be the first, can be empty."""
-    begin, block = position.at, []
-    for row in rows:
-        block.append(row)
-        if position.at - begin >= _BLOCK:
-            yield begin, block
-            begin, block = position.at, []
-    yield begin, block

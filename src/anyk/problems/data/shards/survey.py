@@ -13,7 +13,8 @@ import numpy as np
 from anyk.arrays import Array, Floats
 from anyk.errors import BadInput
 from anyk.problems.base import is_sparse
-from anyk.problems.data.encoding import check_categories, check_complete, check_finite
+from anyk.problems.data.cells import check_categories
+from anyk.problems.data.encoding import check_complete, check_finite, check_sizes
 from anyk.problems.data.reader_processes import map_in_processes
 from anyk.problems.data.shards.sources import HEAD, Shards, format_of
 from anyk.problems.data.user_files import target_column
@@ -173,6 +174,7 @@ def _file_facts(shards: Shards, wanted: Wanted, text: set[int], number: int) -> 
                 check_finite(X, where)
             elif infinite := int(np.count_nonzero(np.isinf(X))):
                 raise BadInput(f"{where} has {infinite} values that are infinite; leave out those rows")
+            check_sizes(X, where, _names_of(shards, content, where))
             check_complete(y, f"the target of {where}")
             moments = moments.merged(Moments.of(X))
             if y.dtype.kind == "f" and facts.labels is not None:
@@ -192,6 +194,8 @@ def places_of(shards: Shards, names: Sequence[str], where: str) -> tuple[list[in
                 f"the first column of {where} has no name, as if it numbered the rows; say which columns to learn from "
                 "(columns=)"
             )
+        if repeated := next((name for name in names if list(names).count(name) > 1), None):
+            raise BadInput(f"{where} has {list(names).count(repeated)} columns '{shown(repeated)}'; rename one")
         return [i for i in range(len(names)) if i != target], target
     for name in shards.columns:
         if name not in names:
@@ -199,6 +203,13 @@ def places_of(shards: Shards, names: Sequence[str], where: str) -> tuple[list[in
         if names.index(name) == target:
             raise BadInput(f"column '{shown(name)}' is the target; leave it out of columns")
     return [names.index(name) for name in shards.columns], target
+
+
+def _names_of(shards: Shards, content: Table, where: str) -> list[str]:
+    """Return the names of the columns to learn from; none of arrays."""
+    if shards.read is not None:
+        return []
+    return [content.names[i] for i in places_of(shards, content.names, where)[0]]
 
 
 def plain(shards: Shards, content: Table, where: str) -> tuple[Any, Array]:

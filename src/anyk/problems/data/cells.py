@@ -1,0 +1,345 @@
+"""Rules by which the cells of a column are read: as numbers, dates, categories or missing values.
+
+A rule that would have to guess refuses the column, and the sentence names the setting that decides.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from calendar import day_abbr, day_name, month_abbr, month_name
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from anyk.arrays import Array, Floats
+from anyk.errors import BadInput
+from anyk.tables import is_code, is_missing, is_number, shown
+
+Kind: TypeAlias = Literal["number", "date", "text"]
+
+_FEW = 20  # different values up to which numbers with different units may well be categories, such as 1st, 2nd, 3rd
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LABEL = 2.0**53  # from here on neighbouring whole numbers can be one float64
+
+# ------------------------------------------------------------------------------------------- dates
+
+_TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?\s*(?:[ap]\.?m\.?)?\s*(?:z|utc|gmt|[+-]\d{2}:?\d{0,2})?"
+_DATES = re.compile(
+    rf"""
+    \d{{4}}(?P<a>[-/.])\d{{1,2}}(?:(?P=a)\d{{1,2}})?(?:[t\s]+{_TIME})?     # 2024-12-31 23:59, 2024/12/31, 2024-12
+    | \d{{8}}t\d{{4,6}}(?:\.\d+)?(?:z|[+-]\d{{2}}:?\d{{0,2}})?             # 20241231T235959Z
+    | \d{{1,2}}(?P<b>[-/.])\d{{1,2}}(?P=b)(?:\d{{4}}|\d{{2}})(?:[,t\s]+{_TIME})?  # 31/12/2024, 12-31-24
+    | \d{{1,2}}/\d{{4}}                                                    # 12/2024
+    | \d{{4}}[-\s]?q[1-4] | q[1-4][-\s]?\d{{4}} | \d{{4}}-?w\d{{2}}(?:-\d)?   # 2024-Q4, 2024-W52
+    | {_TIME}                                                              # 23:59:59
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_DAY, _YEAR, _WORD = r"(?:0?[1-9]|[12]\d|3[01])\.?", r"(?:19|20)\d{2}", r"[^\W\d_]{3,10}\.?"
+_IN_WORDS = re.compile(rf"{_DAY}[-\s]{_WORD}[-\s]{_YEAR}|{_WORD}\s{_DAY},?\s{_YEAR}")  # 31. Dezember 2024
+_MONTHS = {name.lower() for names in (month_name, month_abbr) for name in names[1:]} | {"sept"}
+_WEEKDAYS = {name.lower() for names in (day_name, day_abbr) for name in names}
+_WORDS_OF_DATES = _MONTHS | _WEEKDAYS | {"am", "pm", "utc", "gmt", "z", "t", "st", "nd", "rd", "th", "of"}
+
+
+def looks_like_a_date(cell: str) -> bool:
+    """Return whether a cell has the form of a date or a time of day.
+
+    >>> [looks_like_a_date(cell) for cell in ("2024-12-31", "31.12.24 8:00", "Dec 31, 2024", "10-20", "1.2.3", "Fri")]
+    [True, True, True, False, False, False]
+    """
+    text = cell.strip().lower()
+    if _DATES.fullmatch(text):
+        return True
+    if _IN_WORDS.fullmatch(text):
+        return True
+    words = re.findall(r"[^\W\d_]+", text)
+    return (
+        bool(words)
+        and all(word in _WORDS_OF_DATES for word in words)
+        and any(word in _MONTHS for word in words)
+        and any(sign.isdigit() for sign in text)
+    )
+
+
+def days(cell: str) -> float:
+    """Return the days from 1970-01-01 (UTC) to an ISO date, with or without a time; raise ValueError for other text.
+
+    >>> days("1970-01-02"), days("19700103T120000"), days("1970-01-02T02:00+02:00")
+    (1.0, 2.5, 1.0)
+    """
+    moment = datetime.fromisoformat(cell.strip())
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH).total_seconds() / 86_400
+
+
+# ------------------------------------------------------------------------------------------- numbers with a unit
+
+_SEPARATED = re.compile(r"\s*[+-]?(?:\d{1,3}(?:[.,'\u00a0\u202f ]\d{3})+(?:[.,]\d+)?|\d*,\d+)\s*")
+_CURRENCIES = set(re.findall("...", "USDEURGBPJPYCHFCNYINRAUDCADNZDSEKNOKDKKPLNCZKHUFBRLRUBKRWMXNZARTRYSGDHKD"))
+_MARKED = re.compile(
+    r"\s*(?P<sign>[+-]?)\s*(?P<before>[^\d\s+\-.,()]{0,3})\s*"
+    r"(?P<number>[+-]?(?:\d{1,3}(?:[,'\u00a0\u202f ]\d{3})+|\d+)(?:\.\d*)?(?:[eE][+-]?\d+)?|[+-]?\.\d+)"
+    r"\s*(?P<after>[^\d]{0,12}?)\s*"
+)
+
+
+def marked_number(cell: str) -> tuple[float, str] | None:
+    """Return a number and the sign or unit beside it, or None.
+
+    Commas, spaces and apostrophes may separate thousands, and a number in brackets is negative.
+
+    >>> [marked_number(cell) for cell in ("$1,200.50", "45 %", "-3kg", "12", "1,5", "A12")]
+    [(1200.5, '$'), (45.0, '%'), (-3.0, 'kg'), (12.0, ''), None, None]
+    """
+    text = cell.strip()
+    if text.startswith("(") and text.endswith(")"):  # as accounts write what is owed
+        inner = marked_number(text[1:-1])
+        return None if inner is None else (-inner[0], inner[1])
+    match = _MARKED.fullmatch(cell)
+    if match is None:
+        return None
+    before, after = match["before"], match["after"]
+    if before and before.upper() not in _CURRENCIES and not all(unicodedata.category(sign) == "Sc" for sign in before):
+        return None
+    if re.match(r"[-_#]", after) or "_" in after:
+        return None
+    if after and not any(sign.isalpha() or unicodedata.category(sign) in ("Sc", "So", "Po") for sign in after):
+        return None
+    value = float(match["sign"] + re.sub(r"[,'\u00a0\u202f ]", "", match["number"]).removeprefix("+"))
+    return value, before + after.strip()
+
+
+# ------------------------------------------------------------------------------------------- rules
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a source by which its columns are read; columns are named, or numbered from 0.
+
+    ``missing``: further words (or numbers) that stand for missing values. ``numbers``, ``dates``, ``text``: columns of
+    numbers, perhaps with a unit and separators of thousands, of ISO dates, and of categories.
+    """
+
+    missing: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    dates: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+
+
+def without_missing(cells: Array, missing: Iterable[str]) -> Array:
+    """Return cells with those that stand for missing values, also the words or numbers in ``missing``, as None or NaN.
+
+    >>> without_missing(np.array(["a", "NA", "?"], dtype=object), ["?"]).tolist()
+    ['a', None, None]
+    """
+    words = {word.strip().lower() for word in missing}
+    if cells.dtype.kind == "f":
+        numbers = [float(word) for word in words if is_number(word)]
+        return np.where(np.isin(cells, numbers), np.nan, cells) if numbers else cells
+    return _objects(
+        None if cell is None or is_missing(cell) or cell.strip().lower() in words else cell for cell in cells
+    )
+
+
+def read_dates(cells: Array, where: str) -> Floats:
+    """Return ISO dates as days since 1970-01-01, NaN if missing; raise BadInput for any other cell."""
+    values = np.full(len(cells), np.nan)
+    zones: dict[bool, str] = {}
+    for row, cell in enumerate(cells.tolist()):
+        if cell is None or cell != cell:
+            continue
+        text = f"{cell:.0f}" if isinstance(cell, float) else cell
+        try:
+            values[row] = days(text)
+            zones.setdefault(datetime.fromisoformat(text.strip()).tzinfo is not None, text)
+        except (ValueError, OverflowError):
+            raise BadInput(
+                f"{where} should hold dates, but '{shown(text)}' in row {row + 1} is no ISO date, such as 2024-12-31 "
+                "or 2024-12-31T23:59+01:00, whose day and month cannot be confused; write dates so, or leave the "
+                "column out"
+            ) from None
+    if len(zones) == 2:
+        raise BadInput(
+            f"{where} has dates with a time zone ('{shown(zones[True])}') and without ('{shown(zones[False])}'); give "
+            "all or none a time zone"
+        )
+    return values
+
+
+def read_numbers(cells: Array, where: str, unit: str | None = None) -> tuple[Floats, str]:
+    """Return numbers, NaN if missing, and the unit beside all of them; ``unit``: the one that they must have.
+
+    Raises BadInput for a cell that is no number, or has another unit.
+    """
+    if cells.dtype.kind == "f":
+        cells = _objects(None if np.isnan(cell) else repr(cell) for cell in cells.tolist())
+    values = np.full(len(cells), np.nan)
+    known: dict[str, float] = {}
+    for row, cell in enumerate(cells.tolist()):
+        if cell is None:
+            continue
+        if cell not in known:
+            found = (float(cell), "") if is_number(cell) else marked_number(cell)
+            if found is None:
+                raise BadInput(
+                    f"{where} should hold numbers, but '{shown(cell)}' in row {row + 1} is none; give "
+                    f"missing={shown(cell)} if it stands for a missing value"
+                )
+            if unit is None:
+                unit = found[1]
+            if found[1] != unit:
+                others = f"'{unit}'" if unit else "no unit"
+                raise BadInput(
+                    f"{where} has numbers with {others}, but '{shown(cell)}' in row {row + 1}; convert them to one unit"
+                )
+            known[cell] = found[0]
+        values[row] = known[cell]
+    return values, unit or ""
+
+
+def check_categories(
+    words: Mapping[str, int],
+    where: str,
+    *,
+    name: str | None = None,
+    row_of: Callable[[str], int] | None = None,
+    target: bool = False,
+) -> None:
+    """Raise BadInput if the values of a column, with their counts, may not be categories.
+
+    This holds if they are mostly dates, or numbers, perhaps with a unit, or if more than 50 values, and more than half
+    of all, are different. ``name``: the column's for a remedy, None if no setting reads it in another way; ``row_of``:
+    a function that returns the number of a word's first row; ``target``: whether it is the column to predict.
+    """
+    dates = [word for word in words if looks_like_a_date(word)]
+    if 2 * len(dates) > len(words):
+        other = next((word for word in words if word not in set(dates)), None)
+        also = "" if other is None else f" and other text, such as '{shown(other)}'{_in_row(other, row_of)}"
+        counted = "dates counts the days of ISO dates" if all(map(_is_iso, dates)) else ""
+        raise BadInput(
+            f"{where} holds dates or times, such as '{shown(dates[0])}'{_in_row(dates[0], row_of)}{also}, which are "
+            f"neither numbers nor categories; {_remedy(name, counted, target=target)}"
+        )
+    numbers = {word for word in words if is_number(word) and not is_code(word)}
+    marked = {word: found for word in words if word not in numbers and (found := marked_number(word)) is not None}
+    separated = next((word for word in words if "," in word or not is_number(word)), None)
+    if separated is not None and all(is_number(word) or _SEPARATED.fullmatch(word) for word in words):
+        commas = "commas" if "," in separated else "separators of thousands"
+        groups = name is not None and all(word in numbers or word in marked for word in words)
+        raise BadInput(
+            f"{where} holds numbers with {commas}, such as '{shown(separated)}', which would count as words; write "
+            "numbers with a decimal point and without separators of thousands"
+            + (f" (numbers={shown(name)} reads separators of thousands)" if name and groups else "")
+        )
+    units = Counter(unit for word, (_, unit) in marked.items() if not is_code(word))
+    one_unit = bool(units) and 2 * max(units.values()) >= sum(units.values())
+    few_units = len(words) > _FEW and len(units) <= 5
+    if units and 2 * (len(numbers) + sum(units.values())) > len(words) and (one_unit or few_units):
+        word = next(word for word in marked if not is_code(word))
+        raise BadInput(
+            f"{where} holds numbers with units or other signs, such as '{shown(word)}'{_in_row(word, row_of)}, which "
+            f"would count as words; {_remedy(name, 'numbers reads numbers that all have the same unit', target=target)}"
+        )
+    others = len(words) - len(numbers)
+    cells = sum(words[word] for word in numbers)
+    mixed = numbers and not all(map(is_number, words))  # of numbers alone, codes such as 007 make codes of all
+    if mixed and (len(numbers) > others or 2 * cells > sum(words.values())):
+        word = next(word for word in words if word not in numbers)
+        missing = f"give missing={shown(word)} if it stands for a missing value; " if name else ""
+        if target:
+            missing = "leave out its row if its target is unknown; "
+        raise BadInput(
+            f"{where} holds numbers, but '{shown(word)}'{_in_row(word, row_of)} is none; {missing}"
+            f"{_remedy(name, target=target)}"
+        )
+    rows = sum(words.values())
+    if len(words) > max(50, rows / 2):
+        plural = "1 row" if rows == 1 else f"{rows:,} rows"
+        codes = f"; numbers={shown(name)} reads numbers" if name and all(map(is_number, words)) else ""
+        raise BadInput(
+            f"{where} holds text with {len(words):,} different values in {plural}, such as "
+            f"'{shown(next(iter(words)))}', too many to be categories; replace it by numbers or leave it out"
+            + (f" (drop={shown(name)}){codes}" if name else "")
+        )
+
+
+def _remedy(name: str | None, setting: str = "", *, target: bool = False) -> str:
+    """Return the settings that decide how a column is read; ``setting``: one more, and what it does."""
+    if name is None:
+        return "convert the column, or leave it out"
+    key, _, effect = setting.partition(" ")
+    ways = [f"{key}={shown(name)} {effect}"] if setting else []
+    ways += [f"text={shown(name)} makes each value a {'class' if target else 'category'}"]
+    return ", ".join([*ways, "target= names another column" if target else f"drop={shown(name)} leaves the column out"])
+
+
+def _is_iso(cell: str) -> bool:
+    try:
+        days(cell)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def _in_row(word: str, row_of: Callable[[str], int] | None) -> str:
+    return "" if row_of is None else f" in row {row_of(word)}"
+
+
+def _objects(cells: Iterable[object]) -> Array:
+    values = list(cells)
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
+
+
+# ------------------------------------------------------------------------------------------- remarks
+
+
+def like_an_identifier(column: Array) -> bool:
+    """Return whether the values of a column, whole numbers or text, nearly all differ in 20 rows or more."""
+    if len(column) < 20:
+        return False
+    if column.dtype.kind == "f":
+        there = column[np.isfinite(column)]
+        if not len(there) or (there != np.floor(there)).any():
+            return False
+        different = len(np.unique(there))
+    else:
+        different = len({value for value in column.tolist() if value is not None})
+    return different >= 0.95 * len(column)
+
+
+def like_dates_in_digits(column: Array) -> bool:
+    """Return whether a column of numbers has the form 20241231 throughout."""
+    if column.dtype.kind != "f":
+        return False
+    there = np.unique(column[np.isfinite(column)])
+    if len(there) < 2 or there[0] < 19_000_101 or there[-1] > 21_001_231 or (there != np.floor(there)).any():
+        return False
+    try:
+        for value in there.tolist():
+            datetime.fromisoformat(f"{value:.0f}")
+    except ValueError:
+        return False
+    return True
+
+
+def counts_rows(column: Array) -> bool:
+    """Return whether a column has a different whole number in each row, as pandas' index has."""
+    numbers = column.dtype.kind == "f" and len(column) > 1 and bool((column == np.floor(column)).all())
+    return numbers and len(np.unique(column)) == len(column)
+
+
+def long_numbers(column: Array) -> bool:
+    """Return whether a column has numbers so large that different whole numbers can be one float64."""
+    return column.dtype.kind == "f" and bool(np.nanmax(np.abs(column), initial=0.0) >= _LABEL)
+
+
+def merged(labels: Array) -> bool:
+    """Return whether some labels are so large that different ones could be the same number."""
+    return bool(np.abs(labels).max(initial=0.0) >= _LABEL)
