@@ -90,12 +90,21 @@ def suggest(name: str, names: Iterable[str], otherwise: str, *, cutoff: float = 
     return f"did you mean '{near[0]}'?" if near else otherwise
 
 
+def printable(text: str) -> str:
+    """Return a text without the halves of characters that no encoding has, as in names of files: they are escaped.
+
+    >>> printable("a\\udcffb")
+    'a\\\\udcffb'
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def describe_error(error: BaseException, message: str | None = None) -> str:
     """Return the type and message of an exception in a user's code, with the last file and line of that code.
 
     ``message``: by default the exception's own. The message of an error of this package is returned unchanged.
     """
-    message = str(error) if message is None else message
+    message = printable(str(error) if message is None else message)
     if isinstance(error, (BadInput, RunFailed)):
         return message
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__

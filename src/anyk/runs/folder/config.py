@@ -162,7 +162,7 @@ def read_config(folder: Path) -> RunConfig:
         if any(folder.glob("checkpoint*.safetensors")):
             hint = ", though it has checkpoints; restore that file, or start again in another folder"
         elif (folder / LOCK).exists():
-            hint = ", because its run was killed before it began; remove the folder and start the run again"
+            hint = ", because its run was killed before it began; start the run again, which may be in this folder"
         raise BadInput(f"'{folder}' is not a run folder: it has no {NAME}{hint}")
     return read_sealed(file, RunConfig, f"the run '{folder}'")
 

@@ -1,4 +1,7 @@
-"""Verification of run folders, which reads and compares all contents, and neither runs nor writes anything."""
+"""Verification of run folders, which reads and compares all contents, and runs nothing.
+
+Nothing is written either; only what a killed process left of an unfinished checkpoint is removed.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from anyk.runs.engine import warm_start
 from anyk.runs.engine.counts import ENDINGS
 from anyk.runs.folder import checkpoints, config, predictors
 from anyk.runs.folder.digests import file_digest, traces_of
+from anyk.runs.folder.folders import tidy
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import LOST, RunLog
 from anyk.runs.log.schema import TABLES
@@ -71,7 +75,7 @@ def verify(path: str | Path) -> Verification:
     It checks the configuration, the log (SQLite's own check, the seal of every row, gaps between events, the ledger),
     the checkpoints (their digests, and whether the log lists them), the predictor, the models for other programs, code,
     traces and data. Nothing that the folder names is run or fetched, only regular files are read, and the folder may be
-    read-only. A mirror has only configuration and log. In the folder of a race all runs are checked.
+    read-only. What a killed process left of an unfinished checkpoint is removed, and nothing else. A mirror has only configuration and log. In the folder of a race all runs are checked.
     Raises :class:`~anyk.errors.BadInput` if it is not a run folder.
 
     >>> import tempfile
@@ -88,6 +92,7 @@ def verify(path: str | Path) -> Verification:
         return Verification(folder, tuple(_of_race(folder)))
     if not any((folder / name).is_file() for name in (config.NAME, _LOG, checkpoints.NAME)):
         raise BadInput(f"'{folder}' is not a run folder: it has neither {config.NAME} nor {_LOG} nor a checkpoint")
+    tidy(folder)
     return Verification(folder, tuple(_checks(folder)))
 
 
@@ -102,6 +107,7 @@ def _of_race(folder: Path) -> Iterator[Check]:
     started = [name for name in planned if (folder / name).is_dir()]
     yield Check("race", True, f"{race_folder.NAME}, {len(started)} of {len(planned)} runs begun")
     for name in started:
+        tidy(folder / name)
         for check in _checks(folder / name):
             yield check._replace(text=f"{name}: {check.text}")
 
