@@ -10,10 +10,9 @@ from typing import Self
 
 from anyk.checks import typed
 from anyk.errors import BadInput, as_bad_input
-from anyk.regular_files import LockedFolder
 from anyk.runs.folder.config import NAME, RunConfig, read_config
 from anyk.runs.log import queries
-from anyk.runs.log.copies import COPIES, LogCopy
+from anyk.runs.log.copies import LogCopy, place_for_copies
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.run import Run
 
@@ -39,7 +38,7 @@ class Following:
     @typed
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._place = LockedFolder(COPIES)
+        self._place = place_for_copies()
         self._copy = LogCopy(self.folder / LOG, Path(self._place.name))
         self._run: Run | None = None
         self._config: RunConfig | None = None

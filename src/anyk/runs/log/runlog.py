@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import msgspec
 
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, Surroundings, hindered
 from anyk.plain import ByName
 from anyk.protocol import Chunk, Event, Reply
 from anyk.runs.log.copies import INSTEAD, copied
@@ -145,7 +145,11 @@ class RunLog:
                 if self._db.execute(f"SELECT 1 FROM {name} WHERE {wrong_rows(name)} LIMIT 1").fetchone():
                     return f"{name} has a row that no run writes"
             msgspec.convert(self.summary(), Summary)
+        except Surroundings:
+            raise
         except (sqlite3.Error, OverflowError, ValueError, RecursionError) as error:
+            if hindered(error):
+                raise self._unreadable(error) from None
             return str(error)
         return None
 
@@ -195,6 +199,8 @@ class RunLog:
     def _unreadable(self, error: Exception) -> BadInput:
         if not self._closing.alive:
             return BadInput("the run is closed; open it again: anyk.Run.open(path)")
+        if hindered(error):
+            return Surroundings(f"the log '{self.path}' cannot be read ({error}); it may be whole")
         return BadInput(f"the log '{self.path}' cannot be read ({error}); it is damaged")
 
     # ------------------------------------------------------------------------------------------- writing
