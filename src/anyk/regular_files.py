@@ -67,7 +67,8 @@ def replacing(target: Path) -> Iterator[Path]:
     mode = _new_mode(part)
     try:
         yield part
-        _complete(part, mode)
+        _set_mode(part, mode)
+        synchronise(part)
         part.replace(target)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -88,13 +89,12 @@ def _new_mode(path: Path) -> int:
         path.unlink()
 
 
-def _complete(path: Path, mode: int) -> None:
-    """Give a file its permissions, as libraries write files for their owner only, and have it reach the disk."""
+def _set_mode(path: Path, mode: int) -> None:
+    """Give a file its permissions, as libraries write files for their owner only."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
             os.fchmod(descriptor, mode)
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
