@@ -8,6 +8,7 @@ folder with a valid digest, so code that a folder names is not run just for that
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -26,6 +27,8 @@ from anyk.runs.folder.promise import Promise, without_none
 from anyk.runs.limits import Limits
 
 FORMAT = 1
+_LONGEST = 1 << 22  # bytes of a file of settings
+_DEEP = re.compile(rb"""^[ \t\[]*(?:[ \t]*(?:"[^"\n]*"|'[^'\n]*'|[^=\n"'.,]*)[ \t]*\.){9}""", re.MULTILINE)  # a.b.c. …
 NAME = "run.toml"
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -174,6 +177,8 @@ def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
     """
     with as_bad_input(f"'{file}' cannot be read"):
         text = read_plain(file)
+    if len(text) > _LONGEST or _DEEP.search(text):  # TOML of a stranger's making can take hours to read
+        raise BadInput(f"'{file}' is not one that anyk writes: it is too long, or has keys of too many parts")
     with as_bad_input(f"'{file}' is damaged", ValueError, RecursionError):  # ValueError: also for a huge integer
         plain = tomllib.loads(text.decode())
     version = plain.get("format")

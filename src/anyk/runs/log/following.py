@@ -76,6 +76,13 @@ class Following:
             )
             db.execute("PRAGMA trusted_schema=OFF")
         log = RunLog(path, db=db)
+        try:
+            if not log.rows("SELECT 1 FROM sqlite_master LIMIT 1"):
+                raise BadInput(f"the run '{self.folder}' has not started: its log has no tables yet")
+            log.check_tables()
+        except BadInput:
+            log.close(write=False)
+            raise
         if before is not None and log.has_seal(before[0]):  # rows have only been added
             log.totals = before[1]
         written = (self.folder / NAME).stat().st_mtime_ns if (self.folder / NAME).is_file() else 0
