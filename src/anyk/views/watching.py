@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from anyk.checks import typed
-from anyk.errors import BadInput, as_bad_input
+from anyk.errors import BadInput, as_bad_input, printable
 from anyk.plain import ByName
 from anyk.regular_files import remove_abandoned
 from anyk.runs import Following, Run, is_race
@@ -332,7 +332,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, *answer)
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
-        body = text.encode()
+        body = printable(text).encode()
         self.send_response(status)
         for name, value in {
             "Content-Type": f"{kind}; charset=utf-8",

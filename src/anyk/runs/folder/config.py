@@ -18,7 +18,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from anyk.checks import AtLeastZero, Positive
-from anyk.errors import BadInput, as_bad_input
+from anyk.errors import BadInput, as_bad_input, printable
 from anyk.plain import ByName
 from anyk.problems.base import Problem
 from anyk.regular_files import read_plain, replacing
@@ -205,7 +205,11 @@ def write_plain(file: Path, plain: ByName) -> None:
     """Write plain settings with their digest, in the first line; a ``digest`` among the settings is replaced."""
     import tomli_w
 
-    digest = _digest(tomllib.loads(tomli_w.dumps(plain)))  # of the values as they will be read
+    texts = tomli_w.dumps(plain)
+    if printable(texts) != texts:
+        wrong = next(line for line in texts.splitlines() if printable(line) != line)
+        raise BadInput(f"the settings cannot be stored: {printable(wrong)[:200]} is not UTF-8; rename the file")
+    digest = _digest(tomllib.loads(texts))  # of the values as they will be read
     sentence = f"the folder '{file.parent}' cannot be written"
     with as_bad_input(sentence), replacing(file) as temporary, temporary.open("xb") as stream:
         stream.write(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}).encode())
