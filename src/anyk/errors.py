@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
+_ERRNO = {
+    errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.EROFS,
+    errno.EACCES, errno.EPERM,
+}  # fmt: skip
+_SQLITE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM}
 RAISED = "raised by "  # start of the note that names the callback which raised an exception
 _LIBRARIES = (f"{Path(__file__).parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}", "<frozen ", "<string>", "<__")
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -19,6 +26,10 @@ class BadInput(ValueError):
 
     The command line prints the sentence and exits with code 2.
     """
+
+
+class Surroundings(BadInput):
+    """What is asked cannot be done here and now: there is no room, no memory, no permission; the input may be whole."""
 
 
 class UnknownName(BadInput):
@@ -65,7 +76,15 @@ def as_bad_input(sentence: str, *kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise BadInput(f"{sentence} ({' '.join(reason.split())})") from None
+        kind = Surroundings if hindered(error) else BadInput
+        raise kind(f"{sentence} ({' '.join(reason.split())})") from None
+
+
+def hindered(error: BaseException) -> bool:
+    """Return whether an error is of the surroundings, and says nothing about the file that was read or written."""
+    if isinstance(error, sqlite3.Error):  # also of extended codes, whose last byte is the plain one
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF in _SQLITE
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _ERRNO)
 
 
 @contextmanager
@@ -90,12 +109,21 @@ def suggest(name: str, names: Iterable[str], otherwise: str, *, cutoff: float = 
     return f"did you mean '{near[0]}'?" if near else otherwise
 
 
+def printable(text: str) -> str:
+    """Return a text without the halves of characters that no encoding has, as in names of files: they are escaped.
+
+    >>> printable("a\\udcffb")
+    'a\\\\udcffb'
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def describe_error(error: BaseException, message: str | None = None) -> str:
     """Return the type and message of an exception in a user's code, with the last file and line of that code.
 
     ``message``: by default the exception's own. The message of an error of this package is returned unchanged.
     """
-    message = str(error) if message is None else message
+    message = printable(str(error) if message is None else message)
     if isinstance(error, (BadInput, RunFailed)):
         return message
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__

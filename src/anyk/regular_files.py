@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -18,6 +19,8 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
+PART = ".part"  # the end of the names of files that are being written
+_UNFINISHED = re.compile(rf".*\.safetensors{re.escape(PART)}|\.tmp\w{{6}}")
 _MOST = 1 << 26  # bytes that are read at once
 
 
@@ -59,16 +62,50 @@ def replacing(target: Path) -> Iterator[Path]:
     No file exists at that path yet, so creating it by mode ``x`` or by renaming follows no link. If writing fails, the
     new file is removed and ``target`` is unchanged; after a loss of power the old or the new file is there.
     """
-    part = target.with_name(f"{target.name}.part")
+    part = target.with_name(f"{target.name}{PART}")
     part.unlink(missing_ok=True)
+    mode = _new_mode(part)
     try:
         yield part
+        _set_mode(part, mode)
         synchronise(part)
         part.replace(target)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     synchronise(target.parent)
+
+
+def _new_mode(path: Path) -> int:
+    """Return the permissions of a new file at a path where there is none, which it leaves free.
+
+    Python cannot read the umask without changing it, for other threads as well.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    """Give a file its permissions, as libraries write files for their owner only."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
+            os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+
+
+def left(folder: Path) -> list[Path]:
+    """Return the unfinished files of models and checkpoints in a folder: those that killed processes have left.
+
+    If a process is writing to the folder, they are that process's. Safetensors writes under a name of its own.
+    """
+    names = (file for file in folder.iterdir() if _UNFINISHED.fullmatch(file.name))
+    return [file for file in names if stat.S_ISREG(file.lstat().st_mode)]
 
 
 def synchronise(path: Path) -> None:

@@ -26,6 +26,7 @@ T = TypeVar("T")
 Builder = TypeVar("Builder", bound=Callable[..., Any])
 
 _A_FILE = "a file's name"
+_DEEPEST = 16  # brackets of a spec in one another
 # the annotation of a key that names a file, by which with_files finds it; a key with a spec is annotated with the
 # registries of that spec, Annotated[str, registry, …], so that the files in it are found as well
 File = Annotated[str, _A_FILE]
@@ -47,6 +48,8 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     """
     if not isinstance(text, str) or not text.strip():
         raise BadInput(f"a spec looks like name:key=value,key=value, got {text!r}")
+    if max(bracket_depths(text)) > _DEEPEST:
+        raise BadInput(f"a spec may have {_DEEPEST} brackets in one another, more have '{text[:60]}…'")
     name, _, keys = text.strip().partition(":")
     values: dict[str, str] = {}
     for place, item in enumerate(_items(keys, text)):

@@ -154,6 +154,13 @@ def loopback() -> None:
             assert asked.returncode and "token" in asked.stderr, asked
 
 
+def ray_socket() -> str:
+    """The socket of the local raylet, through which all that Ray does can be had."""
+    from ray._private import worker
+
+    return str(worker._global_node.raylet_socket_name)
+
+
 def abandoned() -> None:
     """The folder of a Ray cluster whose driver was killed is removed by the next one, those in use are not."""
     script = (
@@ -167,6 +174,9 @@ def abandoned() -> None:
         cluster.prepare()
         assert cluster._folder is not None
         own = Path(cluster._folder.name)
+        raylet = Path(ray_socket())
+        assert raylet.is_socket() and raylet.is_relative_to(own) and len(str(raylet)) < 100
+        assert own.stat().st_mode & 0o777 == 0o700  # no other user reaches what is in it
         assert own.is_dir() and Path(other).is_dir()
         assert not left.exists()
     assert not own.exists()

@@ -118,3 +118,61 @@ def test_an_interrupt_ends_both_processes_and_the_run_can_be_resumed(tmp_path: P
     assert process.returncode == 130
     assert f"anyk resume {folder}" in errors
     assert len(children) == 1 and not children[0].is_running()
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """As under nohup, whose programs go on when their terminal is closed."""
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        ["nohup", *command(folder, "--data", "synthetic:rows=120,features=6", "--steps", "100000000")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not steps_logged(folder):
+            assert process.poll() is None
+            time.sleep(0.05)
+        trains = psutil.Process(process.pid).children()[0]
+        for _ in range(3):
+            process.send_signal(signal.SIGHUP)
+            trains.send_signal(signal.SIGHUP)
+            time.sleep(0.2)
+        assert process.poll() is None and trains.is_running()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+
+
+# as a library in C may fork, without Python's hooks
+LEAVES = """
+import ctypes, os, time
+import mortal
+
+def make():
+    problem = mortal.make()
+    count = [0]
+    kind = mortal.anyk.problems.LinearPartitions
+    plain = kind.partial_gradient
+
+    def partial_gradient(self, partition, w, rows=None):
+        count[0] += 1
+        if count[0] == 150 and int(mortal.LIVES.read_text()) > 0 and ctypes.CDLL(None).fork() == 0:
+            time.sleep(6)
+            os._exit(0)
+        return plain(self, partition, w) if rows is None else plain(self, partition, w, rows)
+
+    kind.partial_gradient = partial_gradient
+    return problem
+"""
+
+
+def test_a_process_left_behind_with_the_lock_is_waited_for(tmp_path: Path) -> None:
+    mortal(tmp_path, 1)
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    result = train(tmp_path / "run", "--problem", f"{tmp_path / 'leaves.py'}:make", "--steps", "150")
+    assert result.returncode == 0, result.stderr
+    assert "a process that the run has left behind still has" in result.stderr
+    assert anyk.verify(tmp_path / "run").whole

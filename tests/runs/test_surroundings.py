@@ -122,3 +122,52 @@ def test_a_folder_that_may_not_be_looked_into(read_only):
             assert "--out" not in command or "cannot be read" not in said, (command, said)
     os.seteuid(os.getuid())
     closed.chmod(0o755)
+
+
+NAME = os.fsdecode(b"ru\xffn")  # not UTF-8
+SHORT = ["train", "--data", "synthetic:rows=60,features=4", "--cluster", "simulated", "--workers", "3", "--steps", "3"]
+SHORT += ["--delays", "exp:mean=1", "--quiet"]
+
+
+def test_a_folder_whose_name_is_not_utf8_is_used_as_any_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command in (
+        [*SHORT, "--out", NAME],
+        ["verify", NAME],
+        ["show", NAME],
+        ["replay", NAME],
+        ["resume", NAME, "--steps", "5", "--quiet"],
+        ["report", NAME, "--out", "page.html"],
+        ["export", NAME, "--to", "csv", "-o", "tables"],
+        ["export", NAME, "--to", "perfetto", "-o", "trace.json"],
+    ):
+        done = subprocess.run([sys.executable, "-m", "anyk", *command], capture_output=True, timeout=100)
+        assert done.returncode == 0, (command[0], done.stderr[-2000:])
+
+
+def test_settings_that_are_not_utf8_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(f"{NAME}.csv").write_text("a,y\n" + "".join(f"{i},{i % 2}\n" for i in range(20)))
+    setting = ["--data", "file", "--data-file", f"{NAME}.csv", "--workers", "2", "--cluster", "simulated"]
+    done = run("train", *setting, "--delays", "exp:mean=1", "--steps", "2", "--lr", "0.1", "--out", "run")
+    assert done.exit_code == 2, done.output
+    assert "is not UTF-8; rename the file" in done.output and not Path("run").exists()
+
+
+@pytest.mark.parametrize("columns", ["0", "00", "1", "-5", "x"])
+def test_any_width_of_a_terminal(columns, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    for command in ([*SHORT, "--out", tmp_path / "run"], ["show", tmp_path / "run"], ["--help"], ["train", "--help"]):
+        done = run(*command)
+        assert done.exit_code == 0, done.exception
+
+
+def test_a_current_folder_that_is_gone_is_said(tmp_path):
+    (tmp_path / "gone").mkdir()
+    for command in (SHORT, ["train", "--data", "file", "--data-file", "x.csv"], ["show", "x"], ["data"]):
+        script = f"rmdir {tmp_path}/gone; exec {sys.executable} -m anyk {' '.join(command)}"
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path / "gone", capture_output=True, text=True, timeout=60
+        )
+        (tmp_path / "gone").mkdir()
+        assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr

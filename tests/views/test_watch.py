@@ -1,5 +1,6 @@
 """Pages that follow runs: they show what is in the log, write nothing, and answer this machine only."""
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -7,9 +8,12 @@ import os
 import re
 import shutil
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +25,7 @@ from anyk.runs.log.fates import tasks_of
 from anyk.runs.log.following import Following
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import TABLES
-from anyk.views import Watch
+from anyk.views import Watch, watching
 from anyk.views.page.figures import kinds
 
 pytestmark = pytest.mark.slow
@@ -255,3 +259,60 @@ def test_live_numbers_move(tmp_path, served, opened):
     assert stand(folder) == before
     assert shown.complaints == []
     assert all(url.startswith((served.url, "data:", "blob:")) for url in shown.requests)
+
+
+WRONG = [
+    "UPDATE updates SET time = 'x'",
+    "UPDATE updates SET version = 'x'",
+    "UPDATE summary SET value = 'x' WHERE name = 'loss'",
+    "UPDATE summary SET value = '{}'",
+    "UPDATE summary SET value = '\"a\"'",
+    "UPDATE notes SET text = x'00ff'",
+    "UPDATE evaluations SET loss = x'00'",
+    "DROP TABLE updates",
+]
+
+
+@pytest.mark.parametrize("sql", WRONG)
+def test_one_bad_run_does_not_take_the_list_away(sql, tmp_path):
+    for name in ("bad", "good"):
+        anyk.train(PROBLEM, "uncoded", anyk.cluster("simulated", workers=2), steps=1, out=tmp_path / name).close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "bad" / "log.sqlite")) as log:
+        log.execute(sql)
+        log.commit()
+    watch = Watch([tmp_path])
+    try:
+        for path in ("/", "/0/", "/1/", "/0/state", "/1/state"):
+            kind, text = watch._answer(path)
+            assert text
+            if path == "/":
+                assert ">good</a>" in text and ">bad</a>" in text
+    finally:
+        watch.close()
+
+
+def test_a_client_that_sends_byte_by_byte_keeps_nothing_alive(tmp_path):
+    watch = Watch([tmp_path])
+    thread = threading.Thread(target=watch.serve)
+    thread.start()
+    with socket.create_connection(("127.0.0.1", int(watch.url.rsplit(":")[-1].strip("/")))) as client:
+        client.sendall(b"GET / HTTP/1.0\r\nHos")
+        while not watch._server.asking:
+            time.sleep(0.01)
+        watch.close()  # returns although the request is not complete
+        thread.join()
+
+
+def test_a_request_that_takes_too_long_is_not_waited_for(tmp_path, served, monkeypatch):
+    monkeypatch.setattr(watching, "_REQUEST", 0.3)
+    with socket.create_connection(("127.0.0.1", int(served.url.rsplit(":")[-1].strip("/")))) as client:
+        client.settimeout(30)
+        with contextlib.suppress(ConnectionError):
+            while not served._server.asking:
+                time.sleep(0.01)
+            for _ in range(600):  # every byte comes in time
+                client.sendall(b"G")
+                time.sleep(0.05)
+                if not served._server.asking:
+                    break
+        assert not served._server.asking

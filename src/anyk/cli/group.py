@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from anyk.cli.output import drop_output, plain_where_needed, warn
 from anyk.errors import RAISED, BadInput, RunFailed, describe_error
 
 _PLACES = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # of a folder; files are checked earlier
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHORT = 20  # options that are listed without sections
 _OPTIONS = {
     "Strategy": ("strategy", "strategies", "plan_file", "models", "seeds"),
@@ -63,6 +65,15 @@ class Listing(click.Group):
 Listing.group_class = Listing
 
 
+def _here() -> bool:
+    """Return whether there still is a current folder."""
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
+
+
 _INTERRUPTED = "anyk: interrupted; start it again"
 
 
@@ -102,7 +113,10 @@ class _Group(Listing):
             if any(note.startswith(RAISED) for note in notes):
                 warn(f"{describe_error(error)}; {'; '.join(notes)}")
                 ctx.exit(1)
-            if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, *_PLACES):
+            if isinstance(error, FileNotFoundError) and not _here():
+                warn("the current folder does not exist any more; change to another")
+                ctx.exit(2)
+            if not isinstance(error, OSError) or error.errno not in (*_FULL, *_PLACES):
                 raise
             if error.errno in _PLACES:
                 reason = str(error.strerror).lower()

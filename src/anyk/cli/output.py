@@ -69,8 +69,10 @@ def people() -> Console:
     if _CONSOLE not in meta:
         to_errors = json_to_output()
         terminal = (sys.stderr if to_errors else sys.stdout).isatty()
-        fixed_width = os.environ.get("COLUMNS", "").isdigit()
-        width = None if terminal or fixed_width else _UNLIMITED
+        columns = os.environ.get("COLUMNS", "")
+        width = None if terminal or columns.isdecimal() else _UNLIMITED
+        if columns.isdecimal() and int(columns) == 0:  # unknown, as in some editors
+            width = shutil.get_terminal_size().columns if terminal else _UNLIMITED
         meta[_CONSOLE] = Console(stderr=to_errors, width=width)
     console: Console = meta[_CONSOLE]
     return console

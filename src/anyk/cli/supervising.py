@@ -16,10 +16,12 @@ import click
 
 from anyk.cli.output import warn
 from anyk.runs.folder import checkpoints
+from anyk.runs.folder.folders import is_locked
 
 _SUPERVISED = "ANYK_SUPERVISED"  # set for the process that trains, which must not supervise another
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _IN_VAIN = 4  # deaths without a new checkpoint after which the run is not resumed again
+_LONGEST, _LOOKS = 300.0, 0.2  # seconds to wait for processes that were left behind, and between two looks
 _PAUSE = 1.0  # seconds before the run is resumed, so that a machine without memory gets some back
 
 
@@ -56,6 +58,7 @@ def supervise(resume: click.Command, folder: Path) -> int:
             command = again if (folder / "run.toml").exists() or (folder / "auto.toml").exists() else command
             warn(f"the run was killed ({name}); {'resuming' if command is again else 'starting'} it again")
             time.sleep(_PAUSE)
+            forwarding.wait_for_lock(folder)
     return 130
 
 
@@ -68,6 +71,8 @@ class _Forwarding(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         for number in _FORWARDED:
+            if signal.getsignal(number) == signal.SIG_IGN:  # nohup ignores SIGHUP, for the process that trains as well
+                continue
             self.callback(signal.signal, number, signal.signal(number, self._forward))
 
     def wait(self, process: subprocess.Popen[bytes]) -> int:
@@ -76,6 +81,15 @@ class _Forwarding(ExitStack):
         if self.interrupted:  # before the process started
             process.terminate()
         return process.wait()
+
+    def wait_for_lock(self, folder: Path) -> None:
+        """Wait until no process has the folder locked: the one that was killed may have left some that still end."""
+        until, said = time.monotonic() + _LONGEST, False
+        while not self.interrupted and time.monotonic() < until and is_locked(folder):
+            if not said:
+                warn(f"a process that the run has left behind still has '{folder}' locked; waiting for its end")
+                said = True
+            time.sleep(_LOOKS)
 
     def _forward(self, number: int, _: FrameType | None) -> None:
         self.interrupted = True

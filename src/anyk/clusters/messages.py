@@ -17,6 +17,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.arrays import Floats, Vector
+from anyk.clusters.read_only import ADVICE, ReadOnly
 from anyk.errors import BadInput, describe_error
 from anyk.problems.base import Index, Partitions, partition_abilities, some_rows
 from anyk.problems.batches import Batches
@@ -90,7 +91,10 @@ class WrongLength(BadInput):
 def describe(error: Exception) -> str:
     """Return an exception of a gradient as one line: anyk's own messages unchanged, others with their type."""
     at_fault = isinstance(error, BadInput) and not isinstance(error, WrongLength)
-    return f"{type(error).__name__}: {error}" if at_fault else describe_error(error)
+    text = f"{type(error).__name__}: {error}" if at_fault else describe_error(error)
+    if isinstance(error, ValueError) and "read-only" in text:
+        text += f"; {ADVICE}"
+    return text
 
 
 def _real(partition: int, gradient: Vector) -> Vector:
@@ -147,6 +151,7 @@ class Messages:
         self._places: dict[tuple[tuple[int, ...], tuple[int, ...]], Index | None] = {}
         # for comparing replicas; 0: they are not compared
         self.tolerance: float = abilities.tolerance
+        self._data = ReadOnly(partitions)
         self._process = os.getpid()
 
     def support(self, ids: tuple[int, ...]) -> Index | None:
@@ -301,7 +306,8 @@ class Messages:
         if isinstance(parts, Batches):
             parts.key = keyed.integer(self._seed, "draws", version, 0 if chunk is None else chunk.repeat)
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # inspect_message() detects numbers that are not finite
+            # inspect_message() detects numbers that are not finite
+            with np.errstate(over="ignore", invalid="ignore"), self._data:
                 if rows is None:
                     gradient = _real(partition, parts.partial_gradient(partition, w))
                 elif not rows.size:
@@ -336,7 +342,7 @@ class Messages:
         chosen_rows = None if samples is None else rows_by_partition(tuple(self.partitions.sizes), samples)
         rows = (chosen_rows[partition],) if chosen_rows else ()
         try:
-            with np.errstate(over="ignore", invalid="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"), self._data:
                 return float(parts.partial_loss(partition, w, *rows))
         finally:
             self._stop_if_forked()

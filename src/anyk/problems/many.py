@@ -37,6 +37,11 @@ class ManyPartitions(PartitionAbilities):
         abilities = partition_abilities(first)
         self.penalty, self.least = abilities.penalty, abilities.least
 
+    @property
+    def each(self) -> list[Partitions]:
+        """The partitions of all slots."""
+        return list(self._parts.values())
+
     def of(self, slot: str) -> Partitions:
         """Return the partitions of a slot."""
         return self._parts[slot]

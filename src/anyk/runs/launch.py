@@ -514,9 +514,10 @@ def _patient_interrupts(driver: Driver, started: Callable[[], bool]) -> Iterator
             raise KeyboardInterrupt
         driver.interrupt()
 
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, note) for number in handled}
     try:
         yield
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set by a library in C

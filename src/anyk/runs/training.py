@@ -45,6 +45,7 @@ from anyk.specs import with_keys
 from anyk.strategies import strategy as build_strategy
 
 _AS_BEFORE = "as before"
+_MANY = 1000  # workers for each that was present at the start, from which the number is not believed
 
 
 @typed
@@ -174,6 +175,11 @@ def resume(
         raise BadInput(f"'{folder}' is a copy by a Mirror and has no checkpoint; resume the folder of the run itself")
     if evaluate != _AS_BEFORE:
         config = structs.replace(config, evaluate=spec_of(read_evaluate(evaluate)))
+    if config.workers > _MANY:  # a stranger's number, for which a code may be constructed for hours
+        with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
+            present = len(log.started()[1])
+        if config.workers > _MANY * max(1, present):
+            raise BadInput(f"{of} names {config.workers:,} workers, its log begins with {present:,}; restore its folder")
     previous, limits = config.steps, Limits(steps, seconds, target)
     if limits:
         if limits.endless:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyk import __version__
-from anyk.errors import as_bad_input
+from anyk.errors import as_bad_input, printable
 from anyk.views.columns import Columns
 
 if TYPE_CHECKING:
@@ -54,5 +54,5 @@ def chaos_page(result: ChaosResult, path: str | Path) -> Path:
     )
     target = Path(path)
     with as_bad_input(f"the page '{path}' cannot be written"):
-        target.write_text(text, encoding="utf-8")
+        target.write_text(printable(text), encoding="utf-8")
     return target

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from anyk.checks import typed
-from anyk.errors import BadInput, as_bad_input
+from anyk.errors import BadInput, as_bad_input, printable
 from anyk.plain import ByName
 from anyk.regular_files import remove_abandoned
 from anyk.runs import Following, Run, is_race
@@ -30,6 +31,7 @@ from anyk.views.result_tables import number
 
 _HOST = "127.0.0.1"
 _LEAST, _SHARE = 1.0, 0.1  # least seconds between two renderings of a page, and their largest share of time
+_REQUEST = 10.0  # seconds for a request to be sent
 _SILENT = 10.0  # seconds without news after which a run is shown as silent
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -83,8 +85,7 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
             answer = staticmethod(self._answer)
 
         with as_bad_input(f"the page cannot be served at {_HOST}:{port}; --port 0 takes a free port"):
-            self._server = ThreadingHTTPServer((_HOST, port), Handler)
-        self._server.daemon_threads = False  # closing waits for answers that are under way
+            self._server = _Server((_HOST, port), Handler)
         self.url = f"http://{_HOST}:{self._server.server_port}/"
         self._served = False
 
@@ -123,7 +124,7 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
             return "application/json", json.dumps(shown.state())
         try:
             return "text/html", shown.whole()
-        except BadInput as error:
+        except (BadInput, OSError) as error:
             return "text/html", render("list", title=shown.name, message=str(error), entries=[])
 
     def _find_runs(self) -> None:
@@ -195,31 +196,47 @@ class _Page:
             return runs, ("silent", f"no news for {duration(float(int(quiet)))}, after {words}")
         return runs, ("running", f"running: {words}")
 
+    @contextlib.contextmanager
+    def _in_one_sentence(self) -> Iterator[None]:
+        """Turn what values that no run writes make of their readers into :class:`~anyk.errors.BadInput`."""
+        try:
+            yield
+        except (BadInput, OSError):
+            raise
+        except Exception as error:  # one run must not take the others' page away
+            raise BadInput(
+                f"'{self._folder}' has values that no run writes ({type(error).__name__}); anyk verify tells what is damaged"
+            ) from None
+
     def line(self) -> ByName:
         """Return the line of the run or race in the list."""
         with self._lock:
             try:
-                folders, waiting = self._folders()
-                log_states: list[object] = [(folder, *log_state(folder / LOG)) for folder in folders]
-                if self._line is not None and self._line[0] == log_states:
-                    return self._line[1]
-                runs, state = self._read()
+                with self._in_one_sentence():
+                    return self._current_line()
             except (BadInput, OSError) as error:
                 return {"name": self.name, "state": ("silent", str(error)), "cells": [""] * 6}
-            last, planned = runs[-1], len(runs) + len(waiting)
-            what = f"race of {planned} runs" if planned > 1 else last.config.strategy
-            metric = (last.metric or {}).get("value")
-            named = "" if metric is None else f"{last.metric_name} {number(metric)}"
-            cells = [what, last.config.workers, f"{last.steps:,}", duration(last.seconds), number(last.loss), named]
-            line = {"name": self.name, "state": state, "cells": cells}
-            if state[0] == "ended":
-                self._line = log_states, line
-                self.close()  # copies are made again for the next request
-            return line
+
+    def _current_line(self) -> ByName:
+        folders, waiting = self._folders()
+        log_states: list[object] = [(folder, *log_state(folder / LOG)) for folder in folders]
+        if self._line is not None and self._line[0] == log_states:
+            return self._line[1]
+        runs, state = self._read()
+        last, planned = runs[-1], len(runs) + len(waiting)
+        what = f"race of {planned} runs" if planned > 1 else last.config.strategy
+        metric = (last.metric or {}).get("value")
+        named = "" if metric is None else f"{last.metric_name} {number(metric)}"
+        cells = [what, last.config.workers, f"{last.steps:,}", duration(last.seconds), number(last.loss), named]
+        line = {"name": self.name, "state": state, "cells": cells}
+        if state[0] == "ended":
+            self._line = log_states, line
+            self.close()  # copies are made again for the next request
+        return line
 
     def whole(self) -> str:
         """Return the page, rendered again if the logs have changed."""
-        with self._lock:
+        with self._lock, self._in_one_sentence():
             runs, _ = self._read()
             seals = _seals(runs)
             if self._text is None or self._text[0] != seals:
@@ -235,10 +252,11 @@ class _Page:
         """
         if self._lock.acquire(blocking=False):
             try:
-                runs, state = self._read()
-                due = state[0] == "ended" or time.monotonic() >= self._next
-                self._answer = {"state": state, "seals": _seals(runs), "due": due}
-            except BadInput as error:  # the folder is gone
+                with self._in_one_sentence():
+                    runs, state = self._read()
+                    due = state[0] == "ended" or time.monotonic() >= self._next
+                    self._answer = {"state": state, "seals": _seals(runs), "due": due}
+            except (BadInput, OSError) as error:  # the folder is gone
                 self._answer = {"state": ("silent", str(error)), "seals": "", "due": False}
             finally:
                 self._lock.release()
@@ -250,15 +268,54 @@ def _seals(runs: Sequence[Run]) -> str:
     return ",".join(queries.newest_seal(run.log) for run in runs)
 
 
+class _Server(ThreadingHTTPServer):
+    """Ends with the answers that are under way, and waits for no request that arrives byte by byte."""
+
+    daemon_threads = False
+
+    def __init__(self, *life: Any) -> None:
+        super().__init__(*life)
+        self.asking: dict[socket.socket, float] = {}  # connections whose request is not complete, since when
+
+    def service_actions(self) -> None:
+        """Hang up on requests that take too long; called ten times a second."""
+        late = time.monotonic() - _REQUEST
+        self._hang_up([asking for asking, since in list(self.asking.items()) if since < late])
+
+    def server_close(self) -> None:
+        """Hang up on incomplete requests, and wait for answers that are under way."""
+        self._hang_up(list(self.asking))
+        super().server_close()
+
+    def _hang_up(self, connections: Sequence[socket.socket]) -> None:
+        for connection in connections:
+            self.asking.pop(connection, None)
+            with contextlib.suppress(OSError):  # it has ended
+                connection.shutdown(socket.SHUT_RD)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Answers requests from this machine."""
 
+    server: _Server
     server_version = "anyk"
     sys_version = ""
-    timeout = 10  # seconds for a request to be sent
+    timeout = _REQUEST
     answer: Any
 
+    def setup(self) -> None:
+        """Note when the connection was made."""
+        super().setup()
+        self.server.asking[self.connection] = time.monotonic()
+
+    def finish(self) -> None:
+        """Forget the connection."""
+        self.server.asking.pop(self.connection, None)
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            super().finish()
+
     def do_GET(self) -> None:
+        self.server.asking.pop(self.connection, None)  # the request is complete
         port = self.connection.getsockname()[1]
         if self.headers.get("Host", "") not in (f"{_HOST}:{port}", f"localhost:{port}"):
             # another site's name may resolve to this address; a page of that site could then read the answer
@@ -275,7 +332,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, *answer)
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
-        body = text.encode()
+        body = printable(text).encode()
         self.send_response(status)
         for name, value in {
             "Content-Type": f"{kind}; charset=utf-8",

@@ -12,6 +12,7 @@ import numpy as np
 
 from anyk.arrays import Array
 from anyk.clusters.contract import Report
+from anyk.clusters.remote.wire import Form
 from anyk.errors import BadInput, MissingPackage
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ RECEIVED, BYE = 100, 101  # further kinds of reports: received an envelope; left
 TO_WORKER, WIRE, VECTOR = 1, 2, 3  # tags
 RUN, ORDERS, CLOSE, END = range(4)  # kinds of the driver's messages
 LONGEST, TEXT = 4096, 512  # the most bytes of a report, and characters of its text
-SentReport = tuple[int, Report, tuple[str, int] | None]  # as a line of JSON: run, report, type and size of its vector
+SentReport = tuple[int, Report, Form | None]  # as a line of JSON: run, report, type and size of its vector
 _SHORT = 5e-5  # seconds between two polls for messages, doubled while there are none
 LONG, LONG_DRIVER = 2e-3, 5e-4  # the longest such pauses, of workers and driver
 

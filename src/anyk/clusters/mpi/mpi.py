@@ -41,6 +41,7 @@ from anyk.clusters.mpi.rank_worker import serve
 from anyk.clusters.remote.handles import Died
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.shipping import parcels
+from anyk.clusters.remote.wire import refuse, vector_type
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions
@@ -74,12 +75,14 @@ class Rank:
             pending, self._pending = self._pending, None
             self.request = self._await_message()
             return pending
-        run, report, form = msgspec.json.decode(self._buffer.partition(b"\n")[0], type=SentReport)
-        if form is None:
+        try:
+            run, report, form = msgspec.json.decode(self._buffer.partition(b"\n")[0], type=SentReport)
+            vector = None if form is None else np.empty(form[1], dtype=vector_type(form))
+        except (ValueError, MemoryError) as error:
+            refuse(self.number - 1, error)
+        if vector is None:
             self.request = self._await_message()
             return run, report, None
-        dtype, size = form
-        vector = np.empty(size, dtype=np.dtype(dtype))
         self._pending = run, report, vector
         self.request = self._world.Irecv(vector, source=self.number, tag=VECTOR)
         return None

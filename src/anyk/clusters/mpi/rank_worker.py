@@ -25,6 +25,7 @@ from anyk.clusters.mpi.link import (
     take_parcel,
 )
 from anyk.clusters.remote.networked import NetworkedWorker
+from anyk.clusters.remote.wire import form_of
 from anyk.clusters.remote.worker import Disconnected, RunSetup
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ class _RankWorker(NetworkedWorker):
     def transmit(self, report: Report, vector: Array | None) -> None:
         if len(report.text) > TEXT:
             report = report._replace(text=f"{report.text[: TEXT - 1]}…")
-        form = None if vector is None else (vector.dtype.str, vector.size)
-        self._sends(0, WIRE, msgspec.json.encode((self._run, report, form)) + b"\n")
+        self._sends(0, WIRE, msgspec.json.encode((self._run, report, form_of(vector))) + b"\n")
         if vector is not None:
             self._sends(0, VECTOR, vector)
 
@@ -95,7 +95,7 @@ def serve(world: Intracomm) -> None:
             continue
         run, number, setup, assigned = values
         os.environ["ANYK_WORKER"] = str(number)
-        shipped = [part.data for part in vectors]
+        shipped = [part.data.toreadonly() for part in vectors]
         worker = _RankWorker(world, sends, run, number, msgspec.convert(setup, RunSetup), shipped, assigned)
         worker.run()
         worker.transmit(Report(BYE, 0), None)

@@ -13,7 +13,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -25,7 +24,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from anyk.clusters.processes.memory import MESSAGE
 from anyk.clusters.processes.shared_worker import Shared, SharedMemoryWorker
+from anyk.clusters.waiting import readable
 
 _PR_SET_PDEATHSIG = 1
 _FROM_OUTSIDE, OWN_DOING = 1, 4  # the blame for a death: by a signal from outside, or a crash
@@ -58,7 +59,7 @@ class ForkServer:
         try:
             while True:
                 link = self._link.fileno()
-                ready, _, _ = select.select([link, woken], [], [], max(0.0, due - time.monotonic()))
+                ready = readable([link, woken], max(0.0, due - time.monotonic()))
                 if time.monotonic() >= due:
                     self._count()
                     due = time.monotonic() + _EVERY
@@ -74,12 +75,20 @@ class ForkServer:
             self._end()
 
     def _obey(self) -> bool:
-        """Fork a worker on request, which includes its doorbell; return False if the driver has closed the socket."""
-        data, fds, _, _ = socket.recv_fds(self._link, 33, 1)
+        """Fork or end a worker on request; return False if the driver has closed the socket.
+
+        A request to fork includes the worker's doorbell.
+        """
+        data, fds, _, _ = socket.recv_fds(self._link, MESSAGE, 1)
         if not data:
             return False
         for line in data.splitlines():
-            worker, incarnation = json.loads(line)
+            worker, incarnation, ends = json.loads(line)
+            if ends:  # until it is reaped, nothing else has its number
+                for pid, life in self._children.items():
+                    if life == (worker, incarnation):
+                        os.kill(pid, signal.SIGKILL)
+                continue
             try:
                 pid = fork(partial(self._become, worker, incarnation, fds[0], os.getpid()))
             except OSError as error:  # forking may succeed later
@@ -119,14 +128,15 @@ class ForkServer:
     def _reap(self) -> None:
         while self._children:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
+            pid = ended.si_pid
             worker, incarnation = self._children.pop(pid, (-1, -1))
-            _end_sessions({pid})  # processes that it has started and left behind
-            code = os.waitstatus_to_exitcode(status)
+            _end_sessions({pid})  # processes that it has left behind; first, as its number is free once it is reaped
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             blame = _FROM_OUTSIDE if -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP) else OWN_DOING
             if pid in self._too_many:
@@ -172,8 +182,21 @@ def _end_sessions(sessions: Collection[int]) -> None:
             os.killpg(pid, signal.SIGKILL)
     for pid, session in _sessions():
         if session in sessions:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _end_in_session(pid, session)
+
+
+def _end_in_session(pid: int, session: int) -> None:
+    """End a process if it is in a session; where the system can, no other that gets its number in the meantime."""
+    with contextlib.suppress(OSError):  # it has ended
+        if not hasattr(os, "pidfd_open"):
+            os.kill(pid, signal.SIGKILL)
+            return
+        descriptor = os.pidfd_open(pid)
+        try:
+            if os.getsid(pid) == session:  # the descriptor's process, or one of its number that is of the session too
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
 
 
 def _sessions() -> Iterator[tuple[int, int]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import mmap
 import os
 import struct
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -48,7 +50,9 @@ class Segment:
         """Return a segment of ``size`` bytes; its pages are allocated when first written."""
         size = max(size, mmap.PAGESIZE)
         if sys.platform == "linux":
-            fd = os.memfd_create(f"anyk-{purpose}")
+            fd = os.memfd_create(f"anyk-{purpose}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            # to read what another process has cut off would end this one
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         else:
             with tempfile.TemporaryFile() as file:  # unlinked immediately: macOS has no memory files
                 fd = os.dup(file.fileno())
@@ -72,8 +76,9 @@ class Segment:
         return places
 
     def parts(self, places: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the buffers at some places, without copies."""
-        return [memoryview(self.memory)[start : start + length] for start, length in places]
+        """Return the buffers at some places, without copies; read-only, as all workers share them."""
+        view = memoryview(self.memory).toreadonly()
+        return [view[start : start + length] for start, length in places]
 
     def write(self, start: int, data: bytes | memoryview) -> None:
         """Write bytes at any place, without mapping it; the segment's length in other processes is unchanged."""
@@ -172,6 +177,21 @@ _BOX = struct.Struct("=qqqq")  # sequence number; offset, length and checksum of
 
 # A report to the driver, through a pipe that all workers share; shorter than PIPE_BUF, so writing it is atomic.
 RECORD = struct.Struct("=iiiiqiiddddq")  # worker, incarnation, buffer, and a Report without its text
+MESSAGE = 48  # bytes of a request to the helper program
+
+_order = threading.Lock()
+
+
+def order_memory() -> None:
+    """Have other processors see what was written before this call before what is written after it.
+
+    Processors of the ARM kind may otherwise show another process new orders before the model that they name. Python has
+    no fence; the end of one use of a lock and the start of the next are one for this purpose. Readers need none: the
+    place of a model comes from the orders, and no processor reads a place before it knows it.
+    """
+    for _ in range(2):
+        with _order:
+            pass
 
 
 class MailBox:
@@ -188,7 +208,8 @@ class MailBox:
         self.seen = -1  # the sequence number of the orders taken last
 
     def put(self, orders: bytes) -> None:
-        """Replace the orders."""
+        """Replace the orders; the models that they name have been written before."""
+        order_memory()
         if len(orders) > self._size:
             self._place, self._size = self._segment.size, 2 * len(orders)
             self._segment.grow(self._place + self._size)

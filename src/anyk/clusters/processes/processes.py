@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -22,7 +21,7 @@ from anyk.clusters.available import available_memory
 from anyk.clusters.contract import PINNED, Report
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
-from anyk.clusters.processes.memory import ERROR_BOX, RECORD, MailBox, MemoryLayout, Segment
+from anyk.clusters.processes.memory import ERROR_BOX, MESSAGE, RECORD, MailBox, MemoryLayout, Segment
 from anyk.clusters.processes.shared_store import SharedStore
 from anyk.clusters.processes.shared_worker import Briefing
 from anyk.clusters.remote.handles import Died, Notice, WorkerHandle
@@ -30,6 +29,7 @@ from anyk.clusters.remote.orders import NOTHING
 from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import ship
 from anyk.clusters.remote.worker import EVALUATED, FAILED, READY
+from anyk.clusters.waiting import readable
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed
 from anyk.problems.base import Partitions
@@ -255,7 +255,7 @@ class Processes(Remote[_ProcessHandle]):
         theirs, handle.doorbell = os.pipe()
         try:
             os.set_blocking(handle.doorbell, False)
-            self._tell_helper(json.dumps([worker, handle.incarnation]).ljust(32).encode() + b"\n", [theirs])
+            self._tell_helper(_to_helper([worker, handle.incarnation, False]), [theirs])
         finally:  # also on Ctrl-C
             os.close(theirs)
         while not self._read_helper():
@@ -321,7 +321,7 @@ class Processes(Remote[_ProcessHandle]):
     def poll(self, timeout: float) -> None:
         assert self._link is not None
         link = self._link.fileno()
-        ready, _, _ = select.select([self._pipe, link], [], [], timeout)
+        ready = readable([self._pipe, link], timeout)
         if self._pipe in ready:
             self._read_records()
         if link in ready or self._helper_gone:
@@ -334,13 +334,12 @@ class Processes(Remote[_ProcessHandle]):
             self._forkserver.kill()  # it is frozen, and would report no death
 
     def end_worker(self, worker: int) -> None:
-        if worker in self.pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pids[worker], signal.SIGKILL)
+        # only its parent knows whether the number still is this worker's: it may have ended, and another have its number
+        self._tell_helper(_to_helper([worker, self.handles[worker].incarnation, True]), [])
 
     def _drain_pipe(self) -> None:
         """Read all reports; those from before a worker's death still count."""
-        while select.select([self._pipe], [], [], 0)[0]:
+        while readable([self._pipe], 0.0):
             self._read_records()
 
     def _read_records(self) -> None:
@@ -400,15 +399,21 @@ class Processes(Remote[_ProcessHandle]):
         return self._mail.memory[at : at + ERROR_BOX].partition(b"\0")[0].decode(errors="replace")
 
 
+def _to_helper(request: list[object]) -> bytes:
+    """Return a request to the helper program, of a fixed length: worker, incarnation, and whether to end it."""
+    return json.dumps(request).ljust(MESSAGE - 1).encode() + b"\n"
+
+
 def _await_end(pid: int) -> None:
     """Wait until an orphaned worker has ended; on other systems than Linux, kill it."""
     if not hasattr(os, "pidfd_open"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == pid:  # a worker leads a session; another process that has its number now hardly does
+                os.kill(pid, signal.SIGKILL)
         return
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return
-    select.select([fd], [], [], 10.0)  # with a limit: it may be stuck in the kernel
+    readable([fd], 10.0)  # with a limit: it may be stuck in the kernel
     os.close(fd)

@@ -20,6 +20,7 @@ from anyk.clusters.processes.memory import (
     SharedStates,
     message_bytes,
     model_view,
+    order_memory,
 )
 from anyk.clusters.remote.handles import Notice
 from anyk.clusters.remote.remote_store import RemoteStore
@@ -170,6 +171,7 @@ class SharedStore(RemoteStore):
         if isinstance(buffer, _Moved):
             self._gaps[buffer.size].append(buffer.at)
             return
+        order_memory()  # what was read from it was read before the worker writes again
         HEADER.pack_into(self._replies.memory, self._plan.buffer_at(worker, buffer), FREE, -1, -1, 0)
         self._occupied[worker].discard(buffer)
 

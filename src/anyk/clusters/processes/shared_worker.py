@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Sequence
 
@@ -28,6 +27,7 @@ from anyk.clusters.processes.memory import (
 from anyk.clusters.remote.orders import Orders, unpack
 from anyk.clusters.remote.shipping import unship
 from anyk.clusters.remote.worker import Disconnected, RunSetup, Worker
+from anyk.clusters.waiting import readable
 
 
 class Briefing(msgspec.Struct):
@@ -78,7 +78,7 @@ class SharedMemoryWorker(Worker[int]):
         return unpack(self._box.take()) if self._box.changed() else None
 
     def listen(self, until: float | None) -> None:
-        ready = until is None or select.select([self._doorbell], [], [], max(0.0, until - time.monotonic()))[0]
+        ready = until is None or readable([self._doorbell], max(0.0, until - time.monotonic()))
         if ready and not os.read(self._doorbell, 4096):
             raise Disconnected
 
@@ -115,7 +115,7 @@ class SharedMemoryWorker(Worker[int]):
                 memory[at + HEADER.size : at + HEADER.size + vector.size] = vector.tobytes()
             HEADER.pack_into(memory, at, FULL, report.task, report.chunk, vector.size)
         if report.text:
-            text = report.text.encode()[: ERROR_BOX - 1] + b"\0"
+            text = report.text.encode(errors="replace")[: ERROR_BOX - 1] + b"\0"
             at = self._layout.box_at(self.worker) + self._layout.box
             self._shared.mail.memory[at : at + len(text)] = text
         # a record has no text

@@ -18,6 +18,7 @@ from anyk.clusters.contract import Envelope, Key, Report
 from anyk.clusters.ray.connection import ray_module
 from anyk.clusters.remote.networked import NetworkedWorker
 from anyk.clusters.remote.shipping import unship
+from anyk.clusters.remote.wire import pack_reports, unpack_reports
 from anyk.clusters.remote.worker import RunSetup
 from anyk.problems.base import partition_abilities
 
@@ -101,18 +102,23 @@ class Actor:
             traceback.print_exc()
             os._exit(1)  # otherwise Ray would consider the actor alive
 
-    def receive(self, packed: bytes, *objects: Any) -> None:
-        """Take in an envelope; each vector is an object itself, or at a place in a list of reports."""
+    def receive(self, packed: bytes, *objects: Any) -> bytes:
+        """Take in an envelope; each vector is an object itself, or at a place in another worker's packed reports."""
         envelope: Envelope
-        envelope, places = pickle.loads(packed)
-        vectors = {
-            key: object_ if place < 0 else object_[place][1]
-            for key, place, object_ in zip(envelope.fresh, places, objects, strict=True)
-        }
+        envelope, places = pickle.loads(packed)  # from the driver, which started this process
+        vectors: dict[Key, Vector] = {}
+        for key, place, object_ in zip(envelope.fresh, places, objects, strict=True):
+            vector = object_ if place < 0 else unpack_reports(object_)[place][1]
+            assert vector is not None
+            vectors[key] = vector
         self._worker.receive_and_wake(envelope, vectors)
+        return b""
 
-    def exchange(self, *packed: Any) -> list[tuple[Report, Array | None]]:
-        """Take in an envelope, if there is one; wait for reports and return them."""
+    def exchange(self, *packed: Any) -> bytes:
+        """Take in an envelope, if there is one; wait for reports and return them, packed.
+
+        Ray passes bytes on as they are, and pickles everything else, which the driver refuses.
+        """
         if packed:
             self.receive(*packed)
-        return self._worker.news()
+        return pack_reports(self._worker.news())

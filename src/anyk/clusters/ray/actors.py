@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from anyk.clusters.contract import Envelope, Key
 from anyk.clusters.injection import ClusterOptions
 from anyk.clusters.messages import Messages
 from anyk.clusters.ray.actor import Actor
+from anyk.clusters.ray.answers import Unanswered, answer
 from anyk.clusters.ray.connection import knock, loopback, machines_drained, one_line, ray_module, read_token
 from anyk.clusters.remote.handles import Departure, Died, Notice
 from anyk.clusters.remote.networked import Networked, NetworkedHandle
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.shipping import parcels, ship, single_parcels
+from anyk.clusters.remote.wire import refuse, unpack_reports
 from anyk.clusters.store import Message
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput, RunFailed, as_bad_input
@@ -176,6 +179,9 @@ class Ray(Networked[_ActorHandle]):
             return
         remove_abandoned(_FOLDERS, "/tmp")
         self._folder = LockedFolder(_FOLDERS, "/tmp")  # names of sockets must be short
+        # Ray lets all users write to its folder, so it has one inside a folder that only this user may enter
+        inside = Path(self._folder.name) / "r"
+        inside.mkdir()
         try:
             with loopback():
                 ray.init(
@@ -185,7 +191,7 @@ class Ray(Networked[_ActorHandle]):
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="ERROR",
-                    _temp_dir=self._folder.name,
+                    _temp_dir=str(inside),
                     _node_ip_address="127.0.0.1",
                     # with Ray's default, 15, workers would starve if other programs run
                     _system_config={"worker_niceness": 0},
@@ -347,13 +353,16 @@ class Ray(Networked[_ActorHandle]):
         if incarnation != handle.incarnation:
             return
         try:
-            value = ray.get(reference, timeout=self.patience_at_start)
-        except ray.exceptions.RayError as error:  # it died, its reports are lost, or Ray cannot place it
-            blame = 4 if getattr(error, "actor_init_failed", False) else 1  # other deaths have unknown causes
+            packed = answer(ray, reference, self.patience_at_start)
+            news = unpack_reports(packed) if packed else []  # receive returns nothing
+        except Unanswered as error:  # it died, its reports are lost, or Ray cannot place it
+            blame = 4 if error.at_start else 1  # other deaths have unknown causes
             self.news.append(Died(worker, incarnation, one_line(error), blame))
             return
+        except ValueError as error:
+            refuse(worker, error)
         handle.pending.remove(method)
-        for place, (report, vector) in enumerate(value or ()):  # receive returns None
+        for place, (report, vector) in enumerate(news):
             buffer = None if vector is None else (place, reference, vector)
             self.news.append(self.notice(worker, incarnation, report, buffer))
         if handle.owed:

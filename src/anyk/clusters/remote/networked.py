@@ -20,6 +20,7 @@ from anyk.clusters.remote.handles import Notice, WorkerHandle
 from anyk.clusters.remote.orders import NO_TASK, Orders, unpack
 from anyk.clusters.remote.remote import Remote
 from anyk.clusters.remote.shipping import unship
+from anyk.clusters.remote.wire import refuse
 from anyk.clusters.remote.worker import ASKED, READY, RunSetup, Worker
 from anyk.errors import RunFailed
 
@@ -92,7 +93,9 @@ class Networked(Remote[N]):
         """Return a worker's report as a notice, with times on the driver's clock; ``buffer``: its vector, if any."""
         handle = self.handles[worker]
         if report.kind == READY and not report.done:
-            where, pid = report.text.rsplit(" ", 1)
+            where, _, pid = report.text.rpartition(" ")
+            if not (pid.isascii() and pid.isdecimal() and len(pid) < 10):
+                refuse(worker, "it is ready, but its process has no number")
             self.pids[worker] = int(pid)
             handle.here = where == machine()
             handle.clock = 0.0 if handle.here else report.sent - time.monotonic()

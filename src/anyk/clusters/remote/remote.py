@@ -25,6 +25,7 @@ from anyk.clusters.remote.handles import Departure, Died, Notice, WorkerHandle, 
 from anyk.clusters.remote.losses import Losses
 from anyk.clusters.remote.remote_store import RemoteStore
 from anyk.clusters.remote.tasks import Comparisons, OpenTasks
+from anyk.clusters.remote.wire import refuse
 from anyk.clusters.remote.worker import COMPARED, EVALUATED, FAILED, LEAVING, PROGRESS, READY, REPLY, STOPPED, RunSetup
 from anyk.clusters.store import Message
 from anyk.errors import BadInput, RunFailed
@@ -53,6 +54,8 @@ _IDLE = 0.1  # seconds without events after which the driver gets a turn
 _OTHERS = 2.0  # seconds that a fleet which may be smaller waits for another worker before it starts
 NOTICE = 30.0  # seconds after which a worker that was asked to end is ended, whatever it does
 
+_ABOUT_TASKS = (REPLY, PROGRESS, STOPPED, FAILED, COMPARED)  # kinds of reports
+_FOREVER = 1e12  # seconds
 _AWAY = float("inf")  # a worker that is due then stays away until it is called back
 
 H = TypeVar("H", bound=WorkerHandle)
@@ -313,7 +316,26 @@ class Remote(Cluster, Generic[H]):
             handle = self.handles[news.worker]
             if news.incarnation != handle.incarnation or handle.gone or handle.due is not None:
                 return None
+        if isinstance(news, Notice):
+            self._check(news)
         return self._news_types[type(news)](news)
+
+    def _check(self, notice: Notice) -> None:
+        """Raise :class:`~anyk.errors.RunFailed` for a report that no worker sends, damaged or made up."""
+        worker, report = notice.worker, notice.report
+        kind, task, chunk, done, *times, bits, _ = report
+        if kind not in self._kinds:
+            refuse(worker, f"a report of kind {kind}")
+        numbers_fit = all(-1 <= number < 1 << 62 for number in (task, chunk, done)) and -(1 << 63) <= bits < 1 << 63
+        if not (numbers_fit and all(abs(time_) < _FOREVER for time_ in times)):  # also NaN is no time
+            refuse(worker, "numbers out of range")
+        if kind == READY and self.handles[worker].present:
+            refuse(worker, "it is ready a second time")
+        entry = self._tasks.in_flight.get(task) if kind in _ABOUT_TASKS else None
+        if entry is not None and (entry.worker != worker or not 0 <= chunk < len(entry.chunks)):
+            refuse(worker, f"a report about chunk {chunk} of task {task}, which it was not given")
+        if (kind == REPLY) != (notice.buffer not in (None, -1)):
+            refuse(worker, "a message without its numbers, or numbers without a message")
 
     def _project(self, order: ProjectMessage) -> MessageProjected | None:
         value = self.store.project(order.task, order.chunk, order.key)

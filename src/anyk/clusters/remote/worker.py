@@ -127,9 +127,9 @@ class Worker(ABC, Generic[R]):
 
         An error of this gradient is ignored; it recurs in the first task, where it is reported.
         """
-        partitions.load(list(assigned))
         setup = self._setup
         self._messages = Messages(partitions, setup.blocks, setup.seed, together=setup.together, epochs=setup.epochs)
+        partitions.load(list(assigned))
         self._local = None if setup.local is None else LocalStepper(self._messages, setup.local)
         self._messages.places(tuple(assigned))
         if assigned:

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from anyk import keyed
 from anyk.arrays import Vector, Vectors
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, Surroundings, hindered
 from anyk.plain import ByName
 from anyk.regular_files import open_plain, replacing, synchronise
 from anyk.runs.log import queries
@@ -113,13 +114,14 @@ def load(folder: Path, name: str = NAME) -> Saved | None:
 
     path = folder / name
     try:
-        open_plain(path).close()
+        opened = open_plain(path)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BadInput(f"the checkpoint '{path}' cannot be read ({error.strerror})") from None
+        kind = Surroundings if hindered(error) else BadInput
+        raise kind(f"the checkpoint '{path}' cannot be read ({error.strerror})") from None
     try:
-        with safe_open(path, framework="np") as file:
+        with opened, safe_open(_same(opened), framework="np") as file:
             metadata = file.metadata() or {}
             arrays = {key: np.array(file.get_tensor(key)) for key in file.keys()}  # noqa: SIM118  # the file itself is no mapping
         text, digest = metadata["state"], metadata["digest"]
@@ -128,10 +130,18 @@ def load(folder: Path, name: str = NAME) -> Saved | None:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # whatever a damaged file makes of the reader; a panic of Rust's is no Exception
+        if hindered(error):
+            raise Surroundings(f"the checkpoint '{path}' cannot be read ({error or 'there is no memory'})") from None
         raise BadInput(f"the checkpoint '{path}' is damaged ({' '.join(str(error).split())})") from None
     if not whole:
         raise BadInput(f"the checkpoint '{path}' is damaged (its contents do not match their digest)")
     return Saved(state, arrays, digest, name)
+
+
+def _same(opened: BufferedReader) -> str:
+    """Return a path by which the library opens this very file, whatever has its name meanwhile; its name elsewhere."""
+    path = f"/dev/fd/{opened.fileno()}"
+    return path if Path(path).exists() else str(opened.name)
 
 
 def seal_of(folder: Path) -> str:
@@ -139,8 +149,7 @@ def seal_of(folder: Path) -> str:
     from safetensors import safe_open
 
     try:
-        open_plain(folder / NAME).close()
-        with safe_open(folder / NAME, framework="np") as file:
+        with open_plain(folder / NAME) as opened, safe_open(_same(opened), framework="np") as file:
             return str(json.loads(file.metadata()["state"])["seal"])
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -190,6 +199,8 @@ def newest(folder: Path, log: RunLog, *, or_older: bool = False) -> Saved | None
     for name in (NAME, OLDER):
         try:
             saved = fitting(folder, log, name)
+        except Surroundings:  # another checkpoint could not be read, either
+            raise
         except BadInput as error:
             damage = str(error)
             wrong.append(damage)

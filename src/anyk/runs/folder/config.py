@@ -8,6 +8,7 @@ folder with a valid digest, so code that a folder names is not run just for that
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -17,7 +18,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from anyk.checks import AtLeastZero, Positive
-from anyk.errors import BadInput, as_bad_input
+from anyk.errors import BadInput, as_bad_input, printable
 from anyk.plain import ByName
 from anyk.problems.base import Problem
 from anyk.regular_files import read_plain, replacing
@@ -26,6 +27,8 @@ from anyk.runs.folder.promise import Promise, without_none
 from anyk.runs.limits import Limits
 
 FORMAT = 1
+_LONGEST = 1 << 22  # bytes of a file of settings
+_DEEP = re.compile(rb"""^[ \t\[]*(?:[ \t]*(?:"[^"\n]*"|'[^'\n]*'|[^=\n"'.,]*)[ \t]*\.){9}""", re.MULTILINE)  # a.b.c. …
 NAME = "run.toml"
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -162,7 +165,7 @@ def read_config(folder: Path) -> RunConfig:
         if any(folder.glob("checkpoint*.safetensors")):
             hint = ", though it has checkpoints; restore that file, or start again in another folder"
         elif (folder / LOCK).exists():
-            hint = ", because its run was killed before it began; remove the folder and start the run again"
+            hint = ", because its run was killed before it began; start the run again, which may be in this folder"
         raise BadInput(f"'{folder}' is not a run folder: it has no {NAME}{hint}")
     return read_sealed(file, RunConfig, f"the run '{folder}'")
 
@@ -174,6 +177,8 @@ def read_sealed(file: Path, kind: type[Config], of: str) -> Config:
     """
     with as_bad_input(f"'{file}' cannot be read"):
         text = read_plain(file)
+    if len(text) > _LONGEST or _DEEP.search(text):  # TOML of a stranger's making can take hours to read
+        raise BadInput(f"'{file}' is not one that anyk writes: it is too long, or has keys of too many parts")
     with as_bad_input(f"'{file}' is damaged", ValueError, RecursionError):  # ValueError: also for a huge integer
         plain = tomllib.loads(text.decode())
     version = plain.get("format")
@@ -200,7 +205,11 @@ def write_plain(file: Path, plain: ByName) -> None:
     """Write plain settings with their digest, in the first line; a ``digest`` among the settings is replaced."""
     import tomli_w
 
-    digest = _digest(tomllib.loads(tomli_w.dumps(plain)))  # of the values as they will be read
+    texts = tomli_w.dumps(plain)
+    if printable(texts) != texts:
+        wrong = next(line for line in texts.splitlines() if printable(line) != line)
+        raise BadInput(f"the settings cannot be stored: {printable(wrong)[:200]} is not UTF-8; rename the file")
+    digest = _digest(tomllib.loads(texts))  # of the values as they will be read
     sentence = f"the folder '{file.parent}' cannot be written"
     with as_bad_input(sentence), replacing(file) as temporary, temporary.open("xb") as stream:
         stream.write(tomli_w.dumps({"digest": digest} | plain | {"digest": digest}).encode())

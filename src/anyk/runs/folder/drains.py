@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from anyk.checks import check_range, typed
 from anyk.errors import BadInput, as_bad_input
 from anyk.regular_files import read_plain, replacing
 from anyk.runs.folder.config import RunConfig, read_config
-from anyk.runs.folder.folders import check_plain, locked
+from anyk.runs.folder.folders import WRITTEN, check_plain, locked
 from anyk.specs import parse, read
 
 NAME = "drained.json"
+_LOCK = f"{NAME}.lock"  # locked by the call that changes the file
+_PATIENCE = 10.0  # seconds
 _MOST = 1 << 20  # bytes of the file
 
 
@@ -39,11 +42,12 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
         raise BadInput(f"cluster '{config.cluster}' cannot drain workers; processes and ray can")
     if not _is_going_on(folder):
         raise BadInput(f"the run '{folder}' is not going on; resume it first")
-    check_plain(folder / NAME)
+    check_plain(folder / NAME, folder / _LOCK)
     with as_bad_input(f"'{folder / NAME}' cannot be written"):
-        descriptor = os.open(folder, os.O_RDONLY)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(folder / _LOCK, flags, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # other calls wait
+            _wait_for(descriptor, folder)
             away = set(read_drained(folder))
             away = away.difference(workers) if back else away.union(workers)
             with replacing(folder / NAME) as part, part.open("xb") as new:
@@ -51,6 +55,22 @@ def drain(run: str | Path, workers: Collection[int] = (), *, back: bool = False)
         finally:
             os.close(descriptor)
     return sorted(away)
+
+
+def _wait_for(descriptor: int, folder: Path) -> None:
+    """Lock a file against other calls; raise :class:`~anyk.errors.BadInput` if another process keeps it locked."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise BadInput(
+                    f"another process has had '{folder / _LOCK}' locked for {_PATIENCE:.0f} s; end it, or try again"
+                ) from None
+            time.sleep(0.05)
+        else:
+            return
 
 
 def describe_shortage(config: RunConfig, away: Collection[int]) -> str | None:
@@ -70,7 +90,7 @@ def _is_going_on(folder: Path) -> bool:
         with locked(folder):
             return False
     except BadInput as error:
-        if "another process" in str(error):
+        if str(error).startswith(WRITTEN.format(folder)):
             return True
         raise
 

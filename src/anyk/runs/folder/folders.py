@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from anyk.errors import BadInput, as_bad_input
+from anyk.regular_files import PART, left
 
 LOCK = "lock"
+WRITTEN = "the run '{}' is being written by another process"
+_BEFORE = {"predictor.json", "predictor.msgpack", "begin.safetensors"}  # files that may be written before the settings
+_EVENTS = {"events", "chunks", "updates", "evaluations", "checkpoints"}  # tables that only a run which started has
 
 
 def check_plain(*paths: Path) -> None:
@@ -27,7 +32,16 @@ def check_plain(*paths: Path) -> None:
 
 
 def new_folder(folder: Path, *, known: str) -> None:
-    """Create a folder for a run or race; an empty one (but for a lock) may exist. ``known``: its settings file."""
+    """Create a folder for a run or race; an empty one (but for a lock) may exist. ``known``: its settings file.
+
+    What a process that was killed at its start has left there is removed.
+    """
+    if unstarted(folder):
+        with locked(folder):
+            if unstarted(folder):  # and nobody else has started there in the meantime
+                for file in folder.iterdir():
+                    if file.name != LOCK:
+                        file.unlink()
     if folder.exists() and (not folder.is_dir() or any(one.name != LOCK for one in folder.iterdir())):
         hint = f"choose another, or go on with it: anyk resume {folder}"
         if not (folder / known).exists():
@@ -37,9 +51,54 @@ def new_folder(folder: Path, *, known: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
+def unstarted(folder: Path) -> bool:
+    """Return whether a folder has only what a process that was killed at its start may leave, and no event of a run."""
+    if not folder.is_dir() or folder.is_symlink():
+        return False
+    files = [file for file in folder.iterdir() if file.name != LOCK]
+    log = folder / "log.sqlite"
+    if not files or any(file.is_symlink() or not file.is_file() or not _early(file.name) for file in files):
+        return False
+    if not log.exists():
+        return True
+    if log.stat().st_size and log.read_bytes()[:16] != b"SQLite format 3\0":
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(f"{log.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+            return not any(db.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone() for name in tables & _EVENTS)
+    except sqlite3.Error:
+        return False
+
+
+def _early(name: str) -> bool:
+    """Return whether a file is one of those that are written before the settings."""
+    return name.startswith("log.sqlite") or name in _BEFORE or name.endswith(PART) or name.startswith(".tmp")
+
+
+_held: set[int] = set()  # descriptors of locks
+
+
+def _let_go() -> None:
+    """Let a forked process not keep the locks of the process that it was forked from, which may end before it."""
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            os.dup2(nothing, descriptor, inheritable=False)
+            os.close(nothing)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 @contextlib.contextmanager
 def locked(folder: Path | None) -> Iterator[None]:
-    """Lock a run folder against other writers; raise if another process has locked it, or if it has links."""
+    """Lock a run folder against other writers; raise if another process has locked it, or if it has links.
+
+    The folder itself is locked as well as a file in it, as anybody who may write to the folder could replace the file.
+    What killed writers have left of unfinished files is removed.
+    """
     if folder is None:
         yield
         return
@@ -47,12 +106,54 @@ def locked(folder: Path | None) -> Iterator[None]:
     lock: IO[str]
     with as_bad_input(f"the run folder '{folder}' cannot be written"):
         lock = os.fdopen(os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "w")
-    with lock:
+    whole = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptors = {lock.fileno(), whole}
+    _held.update(descriptors)
+    try:
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with _where_folders_can_be_locked():
+                    fcntl.flock(whole, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadInput(f"{WRITTEN.format(folder)}; wait for it or stop it") from None
+            for file in left(folder):
+                file.unlink(missing_ok=True)
+            yield
+    finally:
+        _held.difference_update(descriptors)
+        os.close(whole)
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether another process writes the run of a folder, or one of the runs in it."""
+    for place in {folder, *(lock.parent for lock in folder.glob(f"*/{LOCK}"))} if folder.is_dir() else ():
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"the run '{folder}' is being written by another process; wait for it or stop it") from None
+            with locked(place):
+                pass
+        except BadInput as error:
+            if str(error).startswith(WRITTEN.format(place)):
+                return True
+    return False
+
+
+def tidy(folder: Path) -> None:
+    """Remove unfinished files of models and checkpoints, unless a process is writing them or the folder is read-only."""
+    with contextlib.suppress(BadInput, OSError):
+        if left(folder):
+            with locked(folder):
+                pass
+
+
+@contextlib.contextmanager
+def _where_folders_can_be_locked() -> Iterator[None]:
+    """Ignore that a file system has no locks of folders, as some of other machines."""
+    try:
         yield
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass
 
 
 @contextlib.contextmanager

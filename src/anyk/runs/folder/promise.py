@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from anyk.checks import AtLeastOne, Nonnegative, Positive, PositiveShare, typed
-from anyk.errors import BadInput, as_bad_input
+from anyk.errors import BadInput, as_bad_input, printable
 from anyk.plain import ByName
 from anyk.regular_files import read_plain
 
@@ -108,7 +108,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if target.suffix != ".toml":
             raise BadInput(f"a plan is written as .toml, got '{path}'")
         with as_bad_input(f"the plan '{path}' cannot be written"):
-            target.write_text(tomli_w.dumps(self.plain(), multiline_strings=False), encoding="utf-8")
+            target.write_text(printable(tomli_w.dumps(self.plain(), multiline_strings=False)), encoding="utf-8")
 
     @classmethod
     @typed

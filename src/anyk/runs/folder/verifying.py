@@ -1,4 +1,7 @@
-"""Verification of run folders, which reads and compares all contents, and neither runs nor writes anything."""
+"""Verification of run folders, which reads and compares all contents, and runs nothing.
+
+Nothing is written either; only what a killed process left of an unfinished checkpoint is removed.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from typing import Any, NamedTuple
 
 from anyk.checks import typed
 from anyk.delays import communication, parse
-from anyk.errors import BadInput
+from anyk.errors import BadInput, Surroundings
 from anyk.named import names_in_folder, sha256_of
 from anyk.problems import data_digest, from_recipe
 from anyk.runs.engine import warm_start
 from anyk.runs.engine.counts import ENDINGS
 from anyk.runs.folder import checkpoints, config, predictors
 from anyk.runs.folder.digests import file_digest, traces_of
+from anyk.runs.folder.folders import tidy
 from anyk.runs.log import queries
 from anyk.runs.log.runlog import LOST, RunLog
 from anyk.runs.log.schema import TABLES
@@ -71,8 +75,9 @@ def verify(path: str | Path) -> Verification:
     It checks the configuration, the log (SQLite's own check, the seal of every row, gaps between events, the ledger),
     the checkpoints (their digests, and whether the log lists them), the predictor, the models for other programs, code,
     traces and data. Nothing that the folder names is run or fetched, only regular files are read, and the folder may be
-    read-only. A mirror has only configuration and log. In the folder of a race all runs are checked.
-    Raises :class:`~anyk.errors.BadInput` if it is not a run folder.
+    read-only. What a killed process left of an unfinished checkpoint is removed, and nothing else. A mirror has only configuration and log. In the folder of a race all runs are checked.
+    Raises :class:`~anyk.errors.BadInput` if it is not a run folder, or if it cannot be looked at for want of room, memory
+    or permission, which says nothing about the folder.
 
     >>> import tempfile
     >>> import anyk
@@ -88,6 +93,7 @@ def verify(path: str | Path) -> Verification:
         return Verification(folder, tuple(_of_race(folder)))
     if not any((folder / name).is_file() for name in (config.NAME, _LOG, checkpoints.NAME)):
         raise BadInput(f"'{folder}' is not a run folder: it has neither {config.NAME} nor {_LOG} nor a checkpoint")
+    tidy(folder)
     return Verification(folder, tuple(_checks(folder)))
 
 
@@ -95,6 +101,8 @@ def _of_race(folder: Path) -> Iterator[Check]:
     """Yield the checks of every run that has begun."""
     try:
         race = race_folder.read_race(folder)
+    except Surroundings:
+        raise
     except BadInput as error:
         yield Check("race", False, str(error))
         return
@@ -102,6 +110,7 @@ def _of_race(folder: Path) -> Iterator[Check]:
     started = [name for name in planned if (folder / name).is_dir()]
     yield Check("race", True, f"{race_folder.NAME}, {len(started)} of {len(planned)} runs begun")
     for name in started:
+        tidy(folder / name)
         for check in _checks(folder / name):
             yield check._replace(text=f"{name}: {check.text}")
 
@@ -111,6 +120,8 @@ def _checks(folder: Path) -> Iterator[Check]:
     try:
         settings = config.read_config(folder)
         yield Check("configuration", True, f"{config.NAME}, format {settings.format}")
+    except Surroundings:
+        raise
     except BadInput as error:
         yield Check("configuration", False, str(error))
     try:
@@ -119,6 +130,8 @@ def _checks(folder: Path) -> Iterator[Check]:
             if settings is None or not settings.mirror:
                 yield from _of_checkpoints(folder, log)
                 yield from _of_models(folder, log)
+    except Surroundings:
+        raise
     except BadInput as error:
         yield Check("log", False, str(error))
     if settings is None:
@@ -152,6 +165,8 @@ def _of_log(log: RunLog) -> Iterator[Check]:
 def _checked(name: str, look: Callable[[], str]) -> Check:
     try:
         return Check(name, True, look())
+    except Surroundings:
+        raise
     except BadInput as error:
         return Check(name, False, str(error))
     except (KeyError, TypeError, ValueError) as error:  # of values that nobody would write
@@ -201,6 +216,8 @@ def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
         for name, label in ((checkpoints.NAME, "checkpoint"), (checkpoints.OLDER, "the one before")):
             try:
                 saved = checkpoints.fitting(folder, log, name)
+            except Surroundings:
+                raise
             except BadInput as error:
                 yield Check(label, False, str(error))
                 continue
@@ -213,6 +230,8 @@ def _of_checkpoints(folder: Path, log: RunLog) -> Iterator[Check]:
                 yield Check(label, False, f"{name} is gone, though the log says that it was written")
             elif name == checkpoints.NAME:
                 yield Check(label, True, "none was written yet")
+    except Surroundings:
+        raise
     except (BadInput, KeyError, ValueError, TypeError) as error:
         yield Check("checkpoints", None, f"not compared with a damaged log ({error})")
 
@@ -230,6 +249,8 @@ def _of_models(folder: Path, log: RunLog) -> Iterator[Check]:
                 yield Check("model", digest == recorded[slot], lost if digest is None else same)
             elif digest is not None:
                 yield Check("model", None, f"{name} is not compared: the log has no digest of it before the run ends")
+    except Surroundings:
+        raise
     except (BadInput, TypeError, ValueError) as error:
         yield Check("model", None, f"not compared with a damaged log ({error})")
 
@@ -241,6 +262,8 @@ def _of_digests(folder: Path, settings: config.RunConfig) -> Iterator[Check]:
             yield _compared(kind, name, digest_of(name), recorded)
     try:
         traces = dict(traces_of((parse(settings.delays), communication(settings.communication))))
+    except Surroundings:
+        raise
     except BadInput as error:
         traces = {}
         if digests.traces:
@@ -265,6 +288,8 @@ def _data(recipe: config.Recipe | None, recorded: str | None) -> Check:
         return Check("data", None, "not looked at: code makes the problem, and nothing is run here")
     try:
         digest = str(data_digest(from_recipe(recipe.plain())))
+    except Surroundings:
+        raise
     except BadInput as error:
         return Check("data", None, str(error))
     return _compared("data", recipe.each[0].file or recipe.each[0].data, digest, recorded)

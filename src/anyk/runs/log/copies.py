@@ -7,10 +7,11 @@ import errno
 import os
 import shutil
 import sqlite3
+import tempfile
 import time
 from pathlib import Path
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, Surroundings, hindered
 from anyk.regular_files import LockedFolder, open_plain
 
 _DIRECT = 10  # attempts to copy a log that is being written
@@ -60,7 +61,7 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
         with open_plain(path) as file:
             if file.read(16) != b"SQLite format 3\0":
                 raise BadInput(f"the log '{path}' is damaged: it is not an SQLite file")
-        with LockedFolder(COPIES) as folder, contextlib.ExitStack() as closing:
+        with place_for_copies() as folder, contextlib.ExitStack() as closing:
             copy = LogCopy(path, Path(folder))
             copy.refresh()
             db = sqlite3.connect(copy.path, isolation_level=None, check_same_thread=False)
@@ -74,18 +75,43 @@ def copied(path: Path) -> tuple[sqlite3.Connection, bool]:
             closing.pop_all()
             return db, frames is None or frames > pages
     except sqlite3.Error as error:
+        if hindered(error):  # the copy could be written, but not changed
+            raise _no_copy(path.name, error) from None
         raise BadInput(f"the log '{path}' is damaged ({error}); {INSTEAD}") from None
     except FileNotFoundError:
         raise BadInput(f"the run folder '{path.parent}' has no {path.name}") from None
     except OSError as error:
-        raise BadInput(f"the log '{path}' cannot be copied to be read ({error.strerror})") from None
+        kind = Surroundings if hindered(error) else BadInput
+        raise kind(f"the log '{path}' cannot be read ({error.strerror})") from None
+
+
+def place_for_copies() -> LockedFolder:
+    """Return a new temporary folder; raise :class:`~anyk.errors.Surroundings` if none can be made."""
+    try:
+        return LockedFolder(COPIES)
+    except OSError as error:
+        raise _no_copy("log", error) from None
+
+
+def _no_copy(name: str, error: Exception) -> Surroundings:
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    place = os.environ.get("TMPDIR") or tempfile.tempdir or "the folder for temporary files"
+    return Surroundings(
+        f"the {name} is read from a copy, which cannot be written to {place} ({reason}); make room there, or name another "
+        "folder: TMPDIR=… anyk …"
+    )
 
 
 def _copy(source: Path, target: Path) -> None:
-    with open_plain(source) as old, target.open("wb") as new:
-        if os.fstat(old.fileno()).st_size > shutil.disk_usage(target.parent).free:
-            raise OSError(errno.ENOSPC, "there is no room for it")
-        shutil.copyfileobj(old, new, 1 << 20)
+    with open_plain(source) as old:
+        try:
+            with target.open("wb") as new:
+                if os.fstat(old.fileno()).st_size > shutil.disk_usage(target.parent).free:
+                    raise OSError(errno.ENOSPC, "there is no room for it")
+                while block := old.read(1 << 20):
+                    new.write(block)
+        except OSError as error:
+            raise _no_copy(source.name, error) from None
 
 
 def _ahead(path: Path) -> Path:

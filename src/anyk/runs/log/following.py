@@ -10,10 +10,9 @@ from typing import Self
 
 from anyk.checks import typed
 from anyk.errors import BadInput, as_bad_input
-from anyk.regular_files import LockedFolder
 from anyk.runs.folder.config import NAME, RunConfig, read_config
 from anyk.runs.log import queries
-from anyk.runs.log.copies import COPIES, LogCopy
+from anyk.runs.log.copies import LogCopy, place_for_copies
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.run import Run
 
@@ -39,7 +38,7 @@ class Following:
     @typed
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._place = LockedFolder(COPIES)
+        self._place = place_for_copies()
         self._copy = LogCopy(self.folder / LOG, Path(self._place.name))
         self._run: Run | None = None
         self._config: RunConfig | None = None
@@ -77,6 +76,13 @@ class Following:
             )
             db.execute("PRAGMA trusted_schema=OFF")
         log = RunLog(path, db=db)
+        try:
+            if not log.rows("SELECT 1 FROM sqlite_master LIMIT 1"):
+                raise BadInput(f"the run '{self.folder}' has not started: its log has no tables yet")
+            log.check_tables()
+        except BadInput:
+            log.close(write=False)
+            raise
         if before is not None and log.has_seal(before[0]):  # rows have only been added
             log.totals = before[1]
         written = (self.folder / NAME).stat().st_mtime_ns if (self.folder / NAME).is_file() else 0

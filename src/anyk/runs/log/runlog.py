@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import msgspec
 
-from anyk.errors import BadInput, RunFailed
+from anyk.errors import BadInput, RunFailed, Surroundings, hindered
 from anyk.plain import ByName
 from anyk.protocol import Chunk, Event, Reply
 from anyk.runs.log.copies import INSTEAD, copied
@@ -41,6 +41,7 @@ from anyk.runs.log.schema import (
     wrong_rows,
 )
 
+_NO_TABLES = "its tables are not those of a run log"
 _EVERY = 0.15  # seconds between commits
 _CACHED_CHUNKS, _CACHED_PASSING = 20_000, 1_000
 _LISTS = ("partitions", "coefficients", "mix")  # of a chunk, stored as JSON
@@ -98,6 +99,7 @@ class RunLog:
         log = cls(path, db=db)
         log.lost = lost
         try:
+            log.check_tables()
             if checked:
                 log.check(prefix=prefix)
         except BaseException:
@@ -132,22 +134,39 @@ class RunLog:
         if (defect := self.check_file() or lost or self.check_seals()) is not None:
             raise BadInput(f"the log '{self.path}' is damaged ({defect}); {INSTEAD}")
 
+    def check_tables(self) -> None:
+        """Raise :class:`~anyk.errors.BadInput` unless the log has the tables of a run and nothing else."""
+        try:
+            whole = self._has_tables()
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from None
+        if not whole:
+            raise BadInput(f"the log '{self.path}' is damaged ({_NO_TABLES}); {INSTEAD}")
+
     def check_file(self) -> str | None:
         """Return the defect of the SQLite file or its tables; None if there is none."""
         try:
+            if not self._has_tables():
+                return _NO_TABLES
             lines = [str(row[0]) for row in self._db.execute("PRAGMA quick_check(1)")]
-            tables = dict(self._db.execute("SELECT name, sql FROM sqlite_master").fetchall())
             if lines != ["ok"]:
                 return " ".join(lines[0].split())
-            if tables != SCHEMA:
-                return "its tables are not those of a run log"
             for name in TABLES:
                 if self._db.execute(f"SELECT 1 FROM {name} WHERE {wrong_rows(name)} LIMIT 1").fetchone():
                     return f"{name} has a row that no run writes"
             msgspec.convert(self.summary(), Summary)
+        except Surroundings:
+            raise
         except (sqlite3.Error, OverflowError, ValueError, RecursionError) as error:
+            if hindered(error):
+                raise self._unreadable(error) from None
             return str(error)
         return None
+
+    def _has_tables(self) -> bool:
+        """Return whether the log has the tables of a run and nothing else: conditions and views may compute for ever."""
+        found = self._db.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        return sorted(map(repr, found)) == sorted(repr(("table", *table)) for table in SCHEMA.items())
 
     def check_seals(self) -> str | None:
         """Return a sentence on rows that differ from their seals; None if there are none."""
@@ -195,6 +214,8 @@ class RunLog:
     def _unreadable(self, error: Exception) -> BadInput:
         if not self._closing.alive:
             return BadInput("the run is closed; open it again: anyk.Run.open(path)")
+        if hindered(error):
+            return Surroundings(f"the log '{self.path}' cannot be read ({error}); it may be whole")
         return BadInput(f"the log '{self.path}' cannot be read ({error}); it is damaged")
 
     # ------------------------------------------------------------------------------------------- writing

@@ -25,7 +25,7 @@ from anyk.runs.defaults import usual_optimizer, with_usual_batch
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check_evaluation, read_evaluate
 from anyk.runs.folder.config import write_sealed
 from anyk.runs.folder.digests import digests_of, files_of, with_callbacks, with_plugins
-from anyk.runs.folder.folders import check_plain, new_folder
+from anyk.runs.folder.folders import check_plain, new_folder, unstarted
 from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
 from anyk.runs.limits import Limits, check_launcher, check_rows
 from anyk.runs.live_progress import showing
@@ -265,7 +265,7 @@ def _run_entries(
     runs = []
     for entry in config.entries:
         place = None if folder is None else folder / entry.folder
-        if place is not None and resumed is not None and place.is_dir():
+        if place is not None and resumed is not None and place.is_dir() and not unstarted(place):
             run = Run.open(place)
             if _finished(run) and "steps" not in resumed:
                 runs.append(run)

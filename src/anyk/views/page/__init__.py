@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from anyk.errors import BadInput, MissingPackage, as_bad_input
+from anyk.errors import BadInput, MissingPackage, as_bad_input, printable
 from anyk.fleet.explanation.sentences import percent
 from anyk.runs import Race, Run
 from anyk.views.prose import duration
@@ -45,7 +45,7 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
         raise BadInput(f"a report is written as .html, got '{path}'")
     text = page(runs, [title for item in items if isinstance(item, Race) for title in item.waiting])
     with as_bad_input(f"the report '{path}' cannot be written"):
-        target.write_text(text, encoding="utf-8")
+        target.write_text(printable(text), encoding="utf-8")
     return target
 
 
