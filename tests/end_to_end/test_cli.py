@@ -601,7 +601,7 @@ def settings(*words):
 
 @pytest.mark.parametrize("words", [
     ("--strategy", "k-sync", "--delays", "exp:mean=1"),
-    ("--delays", "constant:1", "--optimizer", "adam", "--communication", "constant:0.5"),
+    ("--delays", "constant:1", "--optimizer", "adam:lr=0.1", "--communication", "constant:0.5"),
     ("--delays", "constant:1", "--lr", "0.25", "--cluster", "simulated:partition=0.1"),
     ("--optimizer", "gd", "--lr", "exponential:start=1,decay=0.9", "--target", "0.5"),
 ])  # fmt: skip

@@ -308,13 +308,13 @@ class ProblemOptions:
     l2: float | None = option(type=float, help="L2 regularisation; default: 1 / training rows.")
     optimizer: str | None = option(
         metavar="SPEC",
-        help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or clip:of=adam,norm=1; "
-        "default: nesterov (on the papers' data sets: accelerated).",
+        help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or clip:of=adam,norm=1, with "
+        "its learning rate or without, as adam:lr=0.01; default: nesterov (on the papers' data sets: accelerated).",
     )
     lr: str | None = option(
         metavar="NUMBER|SPEC",
-        help="Learning rate, or exponential:start=…,decay=… or inverse:…; default: 1 / smoothness (on the papers' data "
-        "sets: theirs).",
+        help="Learning rate, or exponential:start=…,decay=… or inverse:…; default, for gradient descent with or "
+        "without momentum: 1 / smoothness (on the papers' data sets: theirs).",
     )
     evaluate: str | None = as_field(evaluate_option)
 

@@ -81,6 +81,7 @@ def train(options: TrainOptions) -> None:
         show_settings(options)
         return
     from anyk.clusters import cluster
+    from anyk.optimizers import split_rate
     from anyk.runs import train as train_one
     from anyk.runs import train_many
     from anyk.specs import with_keys
@@ -98,10 +99,13 @@ def train(options: TrainOptions) -> None:
     build(spec, workers=options.workers)  # complain before anything is loaded
     fleet = cluster(options.cluster, **values_of(options, *FLEET))
     folder = new_folder(options, "train")
-    continues = options.begin is not None and options.optimizer is None and options.lr is None
+    continues = options.begin is not None and options.optimizer is None
     if promise is not None:
-        lr = options.lr if promise.learning_rate is None or options.lr is not None else str(promise.learning_rate)
-        options = replace(options, optimizer=options.optimizer or promise.optimizer, lr=lr)
+        optimizer = options.optimizer or promise.optimizer
+        _, lr = (None, options.lr) if optimizer is None else split_rate(optimizer, options.lr)
+        if lr is None and promise.learning_rate is not None:
+            options = replace(options, lr=str(promise.learning_rate))
+        options = replace(options, optimizer=optimizer)
     with training_arguments(folder, options) as (problems, arguments):
         training: Any = train_many if models > 1 else train_one
         run: Run = training(
@@ -109,6 +113,7 @@ def train(options: TrainOptions) -> None:
             promise or options.strategy,
             fleet,
             optimizer=None if continues else options.make_optimizer(problems[0]),
+            lr=options.lr if continues else None,
             begin=options.begin,
             **arguments,
         )
