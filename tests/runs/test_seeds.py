@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from statistics import median
 from typing import Any
@@ -105,8 +106,29 @@ def test_a_target_that_some_seeds_miss_is_reported_and_counts():
     assert table.rows[3][-1] == f"> {median(bounds):.1f}x" and table.rows[1][-1] == "–"
     text = f"uncoded reached 0.99 with 2 of 4 seeds, not with {missed[0]}, {missed[1]}; "
     assert any(line.startswith(text) for line in race_notes(result.runs))
-    (legend,) = anyk.views.plot(result.runs).legends
-    assert any("target reached with 2 of 4 seeds" in words.get_text() for words in legend.get_texts())
+    (axes,) = anyk.views.plot(result.runs).axes
+    assert any("target reached with 2 of 4 seeds" in words.get_text() for words in axes.texts)
+
+
+@pytest.mark.parametrize("target", [None, 0.9])
+def test_labels_and_table_have_the_same_medians(target):
+    terms = {"workers": 6, "cluster": "simulated", "delays": "exp:mean=1", "seeds": 3, "steps": 30, "target": target}
+    runs = anyk.race(PROBLEM, BOTH, **terms).runs
+    (axes,) = anyk.views.plot(runs).axes
+    table = race_table(runs)
+    for row in table.rows[::3]:
+        (label,) = [words.get_text() for words in axes.texts if words.get_text().startswith(f"{row[0]}   ")]
+        cells = dict(zip(table.titles, row, strict=True))
+        if target is None:
+            seconds, name = re.search(r"(\S+) after", label), runs[0].metric_name
+            assert float(seconds[1]) == pytest.approx(float(cells[name]), rel=5e-3)
+            column = "seconds"
+        else:
+            column = f"s to\n{target:g}"
+        assert float(re.search(r"(\S+) s\b", label)[1]) == pytest.approx(float(cells[column]), rel=5e-3)
+        times = re.search(r"(\S+) times as fast", label)
+        shown = cells[next(title for title in table.titles if title.startswith("speed-up"))]
+        assert (f"{times[1]}x" if times else "1.0x") == shown
 
 
 def test_the_picture_draws_medians_in_bands(raced, tmp_path):

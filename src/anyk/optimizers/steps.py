@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -381,10 +381,11 @@ registry: Registry[Optimizer] = Registry("optimizer", supplied=("lr",))
 register = registry.register
 
 
+Rate = TypeVar("Rate", bound=float | str | Schedule)
 _OTHER_WORDS = ("learning_rate", "rate", "step_size", "alpha", "eta")  # for the key lr
 
 
-def split_rate(spec: str, lr: float | str | Schedule | None = None) -> tuple[str, float | str | Schedule | None]:
+def split_rate(spec: str, lr: Rate | None = None) -> tuple[str, Rate | str | None]:
     """Return an optimiser's spec without its learning rate, and the rate: the spec's own, or ``lr``.
 
     Raises :class:`~anyk.errors.BadInput` if both are given.

@@ -379,8 +379,7 @@ def _goal(
         raise BadInput(
             "a plan makes hundreds of short runs, each with its own process to evaluate; leave where=aside out"
         )
-    if optimizer is not None:
-        optimizer, lr = split_rate(optimizer, lr)
-    goal = Goal(problem, target, optimizer, lr, runs, evaluate)
+    plain, rate = (None, lr) if optimizer is None else split_rate(optimizer, lr)
+    goal = Goal(problem, target, plain, rate, runs, evaluate)
     _ = goal.start  # raises BadInput without a learning rate
     return goal

@@ -15,7 +15,7 @@ from anyk.clusters import Simulated
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.candidates import Timed, batch_of, build_candidate, count_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Optimizer, Schedule
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, Tell
 from anyk.runs import train
@@ -47,7 +47,7 @@ class Goal:
     problem: Problem
     target: float
     optimizer: str | None
-    lr: float | str | None
+    lr: float | str | Schedule | None
     runs: int
     evaluate: Evaluate | str | None
 
