@@ -20,7 +20,7 @@ _OPTIONS = {
     "Workers": ("workers", "partitions", "cluster", "delays", "communication", "seed", "supervise"),
     "Optimisation": ("optimizer", "lr", "steps", "seconds", "target"),
     "Evaluation and callbacks": ("evaluate", "callbacks", "metrics", "mirror"),
-    "Results": ("out", "picture", "page", "curve", "json_file", "quiet"),
+    "Results": ("out", "picture", "page", "table", "curve", "json_file", "quiet"),
     "Settings": ("config", "plugin", "settings", "help"),
 }
 

@@ -15,7 +15,15 @@ import click
 
 from anyk.checks import check
 from anyk.cli.fields import LIMITS, Command, as_field, is_given, option, option_name, options_class
-from anyk.cli.output import JSON_FILE, check_file, check_picture, claimed_folder, exit_interrupted, people
+from anyk.cli.output import (
+    JSON_FILE,
+    check_file,
+    check_picture,
+    check_table,
+    claimed_folder,
+    exit_interrupted,
+    people,
+)
 from anyk.errors import BadInput, as_bad_input, explaining, suggest
 from anyk.named import names_in_folder, plugged_in
 from anyk.plain import ByName, values_of
@@ -172,7 +180,8 @@ _CREATE_FOLDERS = ("train", "race")  # output files may lie in the folder that t
 
 def writable(what: str) -> Callable[..., str | None]:
     """Return the callback of an option that checks an output file before the command starts."""
-    check_output = check_picture if what == "picture" else partial(check_file, what=what)
+    own = {"picture": check_picture, "table": check_table}
+    check_output = own.get(what) or partial(check_file, what=what)
 
     def callback(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
         if ctx.command.name not in _CREATE_FOLDERS:
@@ -207,6 +216,14 @@ def workers_option(default: int) -> Callable[[Command], Command]:
 def picture_option(text: str) -> Callable[[Command], Command]:
     """Return the option ``--picture``, which refuses a file that cannot be written before the work starts."""
     return click.option("--picture", metavar="FILE", callback=writable("picture"), help=text)
+
+
+table_option = click.option(
+    "--table",
+    metavar="FILE.tex|.csv",
+    callback=writable("table"),
+    help="Write the results, for LaTeX or as CSV: with several seeds, means and 95 % confidence intervals.",
+)
 
 
 @contextlib.contextmanager

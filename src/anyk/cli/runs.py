@@ -23,6 +23,7 @@ from anyk.cli.options import (
     plugin_option,
     problem_option,
     resume_arguments,
+    table_option,
     training_arguments,
     trust_option,
     workers_or_range,
@@ -275,12 +276,15 @@ _SHOWN = (
 @click.option("--staleness", is_flag=True, help="Show how stale the messages were that it used.")
 @picture_option("Draw the metric against seconds or, with --staleness, its histogram.")
 @click.option("--dark", is_flag=True, help="Draw the picture for a dark page.")
+@table_option
 @curve_option
 @json_option
-def show(run: str, step: int | None, staleness: bool, picture: str | None, dark: bool, curve: Any) -> None:
+def show(
+    run: str, step: int | None, staleness: bool, picture: str | None, dark: bool, table: str | None, curve: Any
+) -> None:
     """Show a run (settings, result, how its chunks ended, the receipt of a step, staleness) or a race."""
     from anyk.runs import Race, Run, is_race
-    from anyk.views import plot, plot_staleness, race_notes, race_table
+    from anyk.views import plot, plot_staleness, race_notes, race_table, save_race_table
 
     if is_race(run):
         if step is not None or staleness:
@@ -295,7 +299,7 @@ def show(run: str, step: int | None, staleness: bool, picture: str | None, dark:
         if race.waiting or race.unfinished:
             unfinished = [*map(race.title, race.unfinished), *race.waiting]
             say(f"not finished: {', '.join(unfinished)}; go on with: anyk resume {run}")
-        tell_race(race, None if picture is None else Path(picture), curve, dark=dark)
+        tell_race(race, None if picture is None else Path(picture), curve, dark=dark, table=table)
         write_json(race.report())
         return
     opened = Run.open(run)
@@ -322,6 +326,9 @@ def show(run: str, step: int | None, staleness: bool, picture: str | None, dark:
         else:
             plot(opened, picture, of=curve, dark=dark)
         say(f"picture: {picture}")
+    if table is not None:
+        save_race_table([opened], table)
+        say(f"table: {table}")
     write_json(report)
 
 
