@@ -237,7 +237,7 @@ RUNS |= {
     ),
     "race, resumed": _raced,
     "race of commands": commanded(
-        "race --data digits --strategy uncoded --strategy frc:load=2 --strategy slowmo:tau=2 --steps 8 --seed 3 --report "
+        "race --data digits --strategy uncoded --strategy frc:load=2 --strategy slowmo:tau=2 --steps 8 --seed 3 --page "
         f"none --out {{}}/race {COMMON}",
         "resume {}/race --seeds 2 --quiet",
     ),

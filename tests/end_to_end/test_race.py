@@ -337,9 +337,9 @@ def test_models_are_for_all_strategies_or_for_none(tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ("race", *SMALL), ("train", *SMALL), ("show", "RUN"), ("resume", "RUN"), ("codes",), ("codes", "show", "bibd"),
-        ("codes", "compare", "uncoded"), ("graphs",), ("graphs", "show", "ring"), ("strategies", "show", "async"),
-        ("delays",), ("compression",), ("data",), ("cluster",), ("cluster", "check", "processes"),
+        ("race", *SMALL), ("train", *SMALL), ("show", "RUN"), ("resume", "RUN"), ("list", "codes"), ("codes", "show", "bibd"),
+        ("codes", "compare", "uncoded"), ("list", "graphs"), ("graphs", "show", "ring"), ("strategies", "show", "async"),
+        ("list", "delays"), ("list",), ("cluster", "check", "processes"),
         ("trace", "show", "t.npz"), ("decompile", "math:sin"),
     ],
     ids=lambda words: " ".join(words[:2]),

@@ -286,7 +286,7 @@ class RunOptions:
         "--callback",
         multiple=True,
         metavar="SPEC",
-        help="early-stopping:patience=5, checkpoint:folder=…,best=loss, log, …, see 'anyk callbacks'; or "
+        help="early-stopping:patience=5, checkpoint:folder=…,best=loss, log, …, see 'anyk list callbacks'; or "
         "FILE.py:FUNCTION, which returns your own. May be repeated.",
     )
     metrics: str | None = option(
@@ -306,7 +306,7 @@ class RunOptions:
 class ProblemOptions:
     """The options that specify the problem, its optimiser and its evaluation."""
 
-    data: str | None = option(metavar="SPEC", help="Data set; see 'anyk data'.")
+    data: str | None = option(metavar="SPEC", help="Data set; see 'anyk list data'.")
     data_file: str | None = option(metavar="PATH", help="Local file for the data set.")
     problem: str | None = option(
         metavar="FILE.py:FUNCTION",
@@ -360,7 +360,7 @@ class ProblemOptions:
 class TrainingOptions(ProblemOptions, RunOptions):
     """The options of ``train`` and ``race``."""
 
-    data: str = option(default="digits", metavar="SPEC", help="Data set; see 'anyk data'.")
+    data: str = option(default="digits", metavar="SPEC", help="Data set; see 'anyk list data'.")
     models: int = option(
         default=1, help="Number of models trained in turn (two-layer networks start from different weights)."
     )
@@ -374,7 +374,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
         type=int,
         help="Number of partitions of the data for any number of workers.  [default for a range: 4 each]",
     )
-    delays: str = option(metavar="SPEC", default="none", help="Injected delays; see 'anyk delays'.")
+    delays: str = option(metavar="SPEC", default="none", help="Injected delays; see 'anyk list delays'.")
     communication: str = option(
         metavar="SPEC",
         default="none",
@@ -386,13 +386,15 @@ class TrainingOptions(ProblemOptions, RunOptions):
         default="processes",
         is_eager=True,
         callback=lambda _, __, spec: join_cluster(spec),
-        help="processes, simulated, ray or mpi; see 'anyk cluster'.",
+        help="processes, simulated, ray or mpi; see 'anyk list clusters'.",
     )
     steps: int | None = option(type=int, help="Stop after this many steps.")
     seconds: float | None = option(type=float, help="Stop after this many seconds of the run's clock.")
     target: float | None = option(type=float, help="Stop when the metric reaches this value.")
     seed: int = option(default=0, help="Seed of the delays.")
-    out: str | None = option(metavar="FOLDER", help="Folder for the run; default: a new one under runs/.")
+    out: str | None = option(
+        "-o", "--out", metavar="FOLDER", help="Folder for the run; default: a new one under runs/."
+    )
     settings: bool = option(is_flag=True, help="Show every setting and where it comes from, and exit.")
 
     @property

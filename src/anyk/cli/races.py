@@ -53,8 +53,6 @@ class _Strategies:
     )
     picture: str | None = as_field(picture_option("Picture of the race; race.png in the race's folder if left out."))
     page: str | None = option(
-        "-o",
-        "--report",
         metavar="FILE.html|none",
         help="Page about the race; report.html in the race's folder if left out; none: no page.",
     )
