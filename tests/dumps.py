@@ -203,7 +203,7 @@ RUNS |= {
     "partial, bimodal delays": simulated("partial:stragglers=1,load=3", delays="bimodal:fast=0.1,slow=1,probability=0.2"),
     "comm-efficient": simulated("comm-efficient:stragglers=1", on="classes"),
     "draco, a byzantine worker": simulated("draco:byzantine=1,stragglers=1", workers=8, cluster={"byzantine": (1,)}),
-    "tree": simulated("tree:children=2,stragglers=1", optimizer="adam"),
+    "tree": simulated("tree:children=2,stragglers=1", optimizer="adam:lr=3.04"),
     "bgc on classes": simulated("bgc:load=2,decoder=one-step", on="classes", callbacks=["checkpoint:folder={0}/kept,every=10,best=loss"]),
     "hetero": simulated("hetero:probability=0.2,relearn=3", delays="hetero:means=0.1/0.2/0.6"),
     "balance": simulated("uncoded:balance=auto", delays="hetero:means=0.1/0.2/0.6"),
@@ -237,7 +237,7 @@ RUNS |= {
     ),
     "race, resumed": _raced,
     "race of commands": commanded(
-        "race --data digits --strategy uncoded --strategy frc:load=2 --strategy slowmo:tau=2 --steps 8 --seed 3 --report "
+        "race --data digits --strategy uncoded --strategy frc:load=2 --strategy slowmo:tau=2 --steps 8 --seed 3 --page "
         f"none --out {{}}/race {COMMON}",
         "resume {}/race --seeds 2 --quiet",
     ),

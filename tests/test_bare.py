@@ -19,7 +19,7 @@ def test_every_command_runs_or_names_the_missing_extra(extra):
     done = subprocess.run([sys.executable, SCRIPT, "--only", extra], capture_output=True, text=True)
     assert json.loads(done.stdout.splitlines()[-1]) == [], done.stderr
     missing = {needed for needed in bare.COMMANDS.values() if needed not in ("", extra)}
-    assert all(f"run: pip install 'anyk[{needed}]'" in done.stderr for needed in missing)
+    assert all(f"run: pip install '.[{needed}]'" in done.stderr for needed in missing)
     assert "Traceback" not in done.stderr
 
 

@@ -325,7 +325,7 @@ def test_what_partial_fit_refuses() -> None:
     assert begun.predict_proba(X).shape == (150, 3)
     fail(r"classes must be those of the first call, \[0, 1, 2\]", begun, X, y, classes=[0, 1])
     fail("sample_weight must hold one number for each of the 150 rows", begun, X, y, sample_weight=[1.0])
-    fail("was optimised by 'nesterov:momentum=0.9'", begun.set_params(optimizer="adam"), X, y)
+    fail("was optimised by 'nesterov:momentum=0.9'", begun.set_params(optimizer="adam:lr=0.1"), X, y)
 
 
 class TestTolerance:

@@ -56,7 +56,10 @@ class MissingPackage(BadInput):
     """An optional package is missing; the sentence gives the line that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed; run: pip install 'anyk[{extra}]'")
+        super().__init__(
+            f"{purpose} needs {package}, which is not installed; in the folder of anyk's source, run: "
+            f"pip install '.[{extra}]'"
+        )
 
 
 @contextmanager

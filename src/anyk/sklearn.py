@@ -25,6 +25,7 @@ from anyk.arrays import Array, Floats, Vector
 from anyk.checks import AtLeastOne, NonnegativeNumber, check
 from anyk.delays import DelayModel
 from anyk.errors import BadInput
+from anyk.optimizers import Optimizer, split_rate
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.plain import ByName
 from anyk.problems import LeastSquares, LogisticRegression, SoftmaxRegression
@@ -32,6 +33,7 @@ from anyk.problems.linear.regression import LinearProblem
 from anyk.problems.linear.scaling import Scaling, array_of, checked_l2, row_weights
 from anyk.problems.predicting import likeliest_class
 from anyk.runs.callbacks import Callback, StepInfo, StopRun, check_callbacks
+from anyk.runs.defaults import check_has_default
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate
 from anyk.runs.run import Run
 from anyk.runs.training import train
@@ -207,6 +209,13 @@ class _Linear(BaseEstimator):
             start=(np.atleast_2d(self.coef_).T, np.ravel(self.intercept_)) if warm and "coef_" in vars(self) else None,
         )
 
+    def _optimizer(self, usual_rate: float) -> Optimizer:
+        """Return the optimiser, with its own learning rate, ``lr`` or the usual one."""
+        name, lr = split_rate(self.optimizer, self.lr)
+        if lr is None:
+            check_has_default(name)
+        return build_optimizer(name, lr=usual_rate if lr is None else lr)
+
     def _train(
         self, problem: LinearProblem, rate: float, steps: int, settled: _Settled | None, *, begin: Run | None = None
     ) -> None:
@@ -219,7 +228,7 @@ class _Linear(BaseEstimator):
             workers=self.workers,
             delays=self.delays,
             seed=int(check_random_state(self.random_state).randint(2**31)),
-            optimizer=build_optimizer(self.optimizer, lr=rate if self.lr is None else self.lr),
+            optimizer=self._optimizer(rate),
             steps=total,
             # without callbacks only the first and the last evaluation are read
             evaluate=USUAL if self.callbacks else Evaluate(every=total),

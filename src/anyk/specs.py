@@ -79,6 +79,20 @@ def with_keys(spec: str, values: Mapping[str, Any]) -> str:
     return head + (("," if present else ":") + ",".join(added) if added else "")
 
 
+def take_key(spec: str, key: str) -> tuple[str, str | None]:
+    """Return a spec without a key, and the value of the key; None if the spec does not have it.
+
+    >>> take_key("adam:beta1=0.8,lr=0.1", "lr")
+    ('adam:beta1=0.8', '0.1')
+    """
+    value = parse(spec)[1].get(key)
+    if value is None:
+        return spec, None
+    name, _, keys = spec.strip().partition(":")
+    others = [item for item in _items(keys, spec) if item.partition("=")[0].strip() != key]
+    return name + (":" + ",".join(others) if others else ""), value
+
+
 def bracketed(spec: str | None) -> str | None:
     """Return a spec in the form of a value of another spec's key.
 

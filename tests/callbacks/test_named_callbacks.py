@@ -77,7 +77,7 @@ def test_callbacks_are_kept_and_made_again_by_who_trusts_the_folder(tmp_path, mo
 
 def test_a_place_that_a_folder_names_is_not_written_to(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    race = "race --strategy uncoded --data synthetic:rows=60,features=3 --cluster simulated --workers 3 --quiet --steps 2 --report none"
+    race = "race --strategy uncoded --data synthetic:rows=60,features=3 --cluster simulated --workers 3 --quiet --steps 2 --page none"
     assert run(race, "--out race --callback checkpoint:models,every=1").exit_code == 0
     refused = run("resume race --quiet --steps 4")
     assert refused.exit_code == 2 and "which writes to a place that somebody else may have chosen" in refused.output

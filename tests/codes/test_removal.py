@@ -54,6 +54,6 @@ def test_facts_of_large_codes_are_found_without_an_iterative_solve(monkeypatch: 
 
 
 def test_the_table_of_codes_tells_how_far_it_is() -> None:
-    done = CliRunner().invoke(main, ["codes", "--workers", "4", "--json", "-"])
+    done = CliRunner().invoke(main, ["list", "codes", "--workers", "4", "--json", "-"])
     assert done.exit_code == 0
     assert done.stdout.startswith("[") and "looking at codes for 4 workers" in done.stderr

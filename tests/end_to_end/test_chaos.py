@@ -19,12 +19,13 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
+import anyk
 from anyk.cli import main
 from anyk.clusters.messages import inspect_message, spoil
 from anyk.errors import BadInput, RunFailed
 from anyk.testing import FaultPlan, chaos, chaos_outcome
 from anyk.testing.chaos_faults import PROMISES, per_second, slowness
-from anyk.testing.chaos_training import MARK
+from anyk.testing.chaos_training import MARK, DisturbedTraining
 
 SMALL = ("--data", "synthetic:rows=120,features=6", "--delays", "exp:mean=0.01", "--optimizer", "gd", "--lr", "0.01")
 
@@ -306,6 +307,40 @@ def test_every_window_must_be_fast_and_a_rollback_is_no_progress() -> None:
     assert "at most 40.0 s without one" in finding.text
     resumed = [(t, updates - 400 * (t > 50)) for t, updates in steady]
     assert chaos_outcome._fast_enough(resumed, [], 9.0, 100.0).holds, "updates that were repeated do not count"
+
+
+@pytest.mark.in_process
+def test_progress_never_counts_backwards(tmp_path: Path) -> None:
+    """The log loses updates when a run is resumed; what was taken stays counted."""
+    training = disturbed(tmp_path)
+    samples = [(0.0, 1), (5.0, 300), (6.0, 21), (9.0, 121), (12.0, 50), (14.0, 60)]
+    counts = []
+    for number in range(1, len(samples) + 1):
+        training.samples = samples[:number]
+        counts.append(int(re.search(r"(\d+) updates", training.progress(samples[number - 1][0]))[1]))
+    assert counts == sorted(counts) == [1, 300, 300, 400, 400, 410]
+    assert training.progress(5.0).startswith("5 of 30 s: ")
+
+
+@pytest.mark.in_process
+def test_a_resumed_training_has_the_rest_of_the_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock is that of the checkpoint: with the old limit it would train longer by all that it lost."""
+    training = disturbed(tmp_path)
+    monkeypatch.setattr(training, "_now", lambda: 20.0)
+    assert training._resuming() == ["resume", "--seconds", "10.000"]  # without a checkpoint: from the start
+    problem = anyk.problems.from_data("synthetic:rows=30,features=3")
+    with anyk.train(
+        problem, "uncoded", "simulated", workers=2, delays="exp:mean=1", steps=3, out=tmp_path / "run"
+    ) as run:
+        clock = run.seconds
+    assert training._resuming() == ["resume", "--seconds", f"{clock + 10.0:.3f}"]
+    monkeypatch.setattr(training, "_now", lambda: 29.5)
+    assert float(training._resuming()[-1]) == pytest.approx(clock + 2.0, abs=1e-3)
+
+
+def disturbed(tmp_path: Path) -> DisturbedTraining:
+    faults = FaultPlan(kill="1/s", seconds=30.0)
+    return DisturbedTraining(["train"], ["resume"], tmp_path / "run", "processes", faults, tmp_path, lambda _: None)
 
 
 @pytest.mark.in_process

@@ -79,14 +79,76 @@ def test_train_show_resume_replay(tmp_path):
     assert "the same decisions and the same bits of model" in replayed.output
 
 
-@pytest.mark.parametrize("command", ["codes", "strategies", "delays", "data"])
-def test_lists_say_what_there_is(command):
-    assert run(command).exit_code == 0
-    listed = json.loads(run(command, "--json", "-").stdout)
-    assert all(entry["summary"] for entry in listed)
-    assert {"codes": "frc", "strategies": "async", "delays": "pareto", "data": "amazon"}[command] in {
-        entry["name"] for entry in listed
-    }
+LISTED = {
+    "strategies": "async", "codes": "frc", "delays": "pareto", "data": "amazon", "models": "two-layer",
+    "optimizers": "adamw", "schedules": "inverse", "clusters": "ray", "compressors": "top-k",
+    "callbacks": "early-stopping", "graphs": "one-peer",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LISTED)
+def test_lists_say_what_there_is(kind):
+    shown = run("list", kind)
+    assert shown.exit_code == 0
+    listed = json.loads(run("list", kind, "--json", "-").stdout)
+    assert all(entry["summary"] and entry["usage"] in shown.output for entry in listed)
+    assert LISTED[kind] in {entry["name"] for entry in listed}
+
+
+def test_all_kinds_are_listed_and_others_are_refused_by_name():
+    assert {entry["name"] for entry in json.loads(run("list", "--json", "-").stdout)} == set(LISTED)
+    for words, why in (
+        (["cluster"], "no kind 'cluster'; did you mean 'clusters'?"),
+        (["things"], "kinds: strategies, codes, "),
+        (["delays", "--workers", "3"], "are for 'anyk list codes'"),
+        (["codes", "--stragglers", "3"], "--stragglers 3 needs --workers"),
+    ):
+        failed = run("list", *words)
+        assert failed.exit_code == 2 and failed.output.startswith("anyk: ") and why in failed.output
+
+
+WRONG_WORDS = {
+    ("--foo",): "'anyk' has no option '--foo'; see 'anyk --help'",
+    ("trian",): "'anyk' has no command 'trian'; did you mean 'train'?",
+    ("delays",): "'anyk' has no command 'delays'; 'anyk list delays' lists them",
+    ("codes", "shwo"): "'anyk codes' has no command 'shwo'; did you mean 'show'?",
+    ("train", "--stepz", "4"): "'anyk train' has no option '--stepz'; did you mean '--steps'?",
+    ("train", "--steps", "x"): "--steps should be a whole number, got 'x'",
+    ("train", "--target", "high"): "--target should be a number, got 'high'",
+    ("train", "--steps"): "--steps needs a value",
+    ("train", "--quiet=1"): "--quiet takes no value",
+    ("train", "extra"): "'anyk train' takes no further argument, got 'extra'; see 'anyk train --help'",
+    ("show",): "'anyk show' needs RUN; see 'anyk show --help'",
+    ("trace", "record", "x"): "'anyk trace record' needs --out; see 'anyk trace record --help'",
+    ("race", "--curve", "los"): "--curve should be one of metric, loss, got 'los'; did you mean 'loss'?",
+    ("plan", "x", "--unit", "h"): "--unit should be one of s, ms, us, got 'h'",
+    (
+        "resume",
+        "r",
+        "--lr",
+        "1",
+    ): "'anyk resume' has no option '--lr'; a run keeps what it began with: 'anyk train --from "
+    "RUN --lr …' goes on from it in a new folder",
+}
+
+
+@pytest.mark.parametrize("words", WRONG_WORDS, ids=" ".join)
+def test_words_that_are_not_understood_are_one_sentence(words):
+    done = run(*words)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"anyk: {WRONG_WORDS[words]}\n")
+
+
+def test_every_result_has_the_same_option():
+    """-o and --out name what a command makes; --picture, --page, --table and --json what comes beside it."""
+    for command in every_command(main):
+        for option in command.params:
+            if "--out" in option.opts or "-o" in option.opts:
+                assert option.opts == ["-o", "--out"], command.name
+
+
+def every_command(group):
+    for command in group.commands.values():
+        yield from every_command(command) if hasattr(command, "commands") else [command]
 
 
 def test_the_shell_completes_commands_and_options():
@@ -96,12 +158,12 @@ def test_the_shell_completes_commands_and_options():
 
 
 def test_codes_side_by_side_say_which_exist_and_why_others_do_not():
-    shown = run("codes", "--workers", "12", "--stragglers", "2")
+    shown = run("list", "codes", "--workers", "12", "--stragglers", "2")
     assert "12 workers, 2 of them stragglers" in shown.output
     assert "no block design is known for 12 workers; nearest: 11 or 13 workers" in shown.output
     rows = {
         row["name"]: row
-        for row in json.loads(run("codes", "--workers", "12", "--stragglers", "2", "--json", "-").stdout)
+        for row in json.loads(run("list", "codes", "--workers", "12", "--stragglers", "2", "--json", "-").stdout)
     }
     assert set(rows) == {entry.name for entry in anyk.codes.registry}
     assert rows["bibd"]["error"].startswith("no block design")
@@ -111,9 +173,9 @@ def test_codes_side_by_side_say_which_exist_and_why_others_do_not():
     assert rows["bgc"]["worst_known"]  # all pairs of workers were compared
     for bad, why in (
         (["--workers", "0"], "workers must be"),
-        (["--stragglers", "30"], "stragglers must be 0 to 29, below workers, got 30"),
+        (["--workers", "30", "--stragglers", "30"], "stragglers must be 0 to 29, below workers, got 30"),
     ):
-        failed = run("codes", *bad)
+        failed = run("list", "codes", *bad)
         assert failed.exit_code == 2 and why in failed.output
 
 
@@ -255,7 +317,7 @@ def test_a_script_that_ends_itself_when_it_is_imported_is_named(option, tmp_path
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-@pytest.mark.parametrize("arguments", [["delays"], ["codes", "show", "bibd", "--workers", "7"]])
+@pytest.mark.parametrize("arguments", [["list", "delays"], ["codes", "show", "bibd", "--workers", "7"]])
 def test_output_that_cannot_be_written_is_said_in_a_sentence(arguments):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -265,7 +327,7 @@ def test_output_that_cannot_be_written_is_said_in_a_sentence(arguments):
     assert done.stderr == "anyk: the output cannot be written (No space left on device)\n"
 
 
-@pytest.mark.parametrize("arguments", [["delays"], ["codes", "show", "bibd", "--workers", "7"]])
+@pytest.mark.parametrize("arguments", [["list", "delays"], ["codes", "show", "bibd", "--workers", "7"]])
 def test_a_closed_output_is_no_error(arguments):
     command = [sys.executable, "-m", "anyk", *arguments]
     done = subprocess.run(["sh", "-c", 'exec "$0" "$@" >&-', *command], stderr=subprocess.PIPE, text=True)
@@ -513,7 +575,7 @@ def test_a_graph_is_shown(tmp_path):
     assert "zeta 0.666667" in result.output and "waits for its neighbours" in result.output
     assert json.loads((tmp_path / "g.json").read_text())["zeta"] == pytest.approx(2 / 3)
     assert (tmp_path / "g.png").read_bytes()[:4] == b"\x89PNG"
-    for command, word in ((["graphs"], "one-peer"), (["compression"], "top-k:share=0.01")):
+    for command, word in ((["list", "graphs"], "one-peer"), (["list", "compressors"], "top-k:share=0.01")):
         assert word in run(*command).output
     wrong = run("graphs", "show", "rign")
     assert wrong.exit_code == 2 and "did you mean 'ring'" in wrong.output
@@ -576,7 +638,7 @@ def test_a_config_file_is_read_strictly_and_names_options_as_they_are(tmp_path):
     config.write_text(base + "strategy = ['uncoded', 'k-sync']\nlr = 0.5\n")
     shown = run("race", "--config", str(config), "--settings").output
     assert "strategy       uncoded, k-sync:k=2 " in shown and "lr             0.5 " in shown
-    assert "report         report.html in the folder " in shown
+    assert "page           report.html in the folder " in shown
 
 
 def test_settings_are_what_will_be_used(tmp_path, monkeypatch):
@@ -601,7 +663,7 @@ def settings(*words):
 
 @pytest.mark.parametrize("words", [
     ("--strategy", "k-sync", "--delays", "exp:mean=1"),
-    ("--delays", "constant:1", "--optimizer", "adam", "--communication", "constant:0.5"),
+    ("--delays", "constant:1", "--optimizer", "adam:lr=0.1", "--communication", "constant:0.5"),
     ("--delays", "constant:1", "--lr", "0.25", "--cluster", "simulated:partition=0.1"),
     ("--optimizer", "gd", "--lr", "exponential:start=1,decay=0.9", "--target", "0.5"),
 ])  # fmt: skip

@@ -42,7 +42,7 @@ def test_the_options_of_train_are_in_sections():
                       "Settings:"]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [["strategies"], ["data"], ["codes", "--workers", "4"]])
+@pytest.mark.parametrize("command", [["list", "strategies"], ["list", "data"], ["list", "codes", "--workers", "4"]])
 def test_lists_break_lines_between_words_only(command):
     wide = CliRunner().invoke(main, command).stdout
     narrow = CliRunner().invoke(main, command, env={"COLUMNS": "80"}).stdout

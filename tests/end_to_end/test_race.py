@@ -337,9 +337,9 @@ def test_models_are_for_all_strategies_or_for_none(tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
-        ("race", *SMALL), ("train", *SMALL), ("show", "RUN"), ("resume", "RUN"), ("codes",), ("codes", "show", "bibd"),
-        ("codes", "compare", "uncoded"), ("graphs",), ("graphs", "show", "ring"), ("strategies", "show", "async"),
-        ("delays",), ("compression",), ("data",), ("cluster",), ("cluster", "check", "processes"),
+        ("race", *SMALL), ("train", *SMALL), ("show", "RUN"), ("resume", "RUN"), ("list", "codes"), ("codes", "show", "bibd"),
+        ("codes", "compare", "uncoded"), ("list", "graphs"), ("graphs", "show", "ring"), ("strategies", "show", "async"),
+        ("list", "delays"), ("list",), ("cluster", "check", "processes"),
         ("trace", "show", "t.npz"), ("decompile", "math:sin"),
     ],
     ids=lambda words: " ".join(words[:2]),
@@ -461,24 +461,54 @@ def test_a_screen_without_our_signs_gets_plain_ones(tmp_path):
 # ------------------------------------------------------------------------------------------------ the picture
 
 
+def labels(axes):
+    """The labels of a picture's lines, by strategy."""
+    return {text.get_text().split("   ")[0]: text for text in axes.texts if "   " in text.get_text()}
+
+
 @pytest.mark.parametrize("of", ["metric", "loss"])
 def test_the_picture_names_each_strategy_with_its_result(of, tmp_path):
     runs = raced("uncoded", "frc:load=3", "async:lr_scale=0.1", "dpsgd", "bgc:load=2", target=0.9).runs
     figure = anyk.views.plot(runs, tmp_path / "a.png", of=of)
     (axes,) = figure.axes
     assert axes.get_xscale() == "log"  # the slowest takes several times as long as the fastest
-    (legend,) = figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    words = [*names, *(text.get_text() for text in axes.texts)]
-    for part in ("uncoded", "async:lr_scale=0.1", "injected delay, exp:mean=1", "speed compared with uncoded"):
+    assert not figure.legends and axes.get_legend() is None
+    words = [text.get_text() for text in axes.texts]
+    for part in ("injected delay, exp:mean=1", "speed compared with uncoded"):
         assert any(part in text for text in words), part
-    frc = next(text for text in words if text.startswith("frc:load=3"))
+    found = labels(axes)
+    assert set(found) == {run.config.strategy for run in runs}
+    frc = found["frc:load=3"].get_text()
     assert "times as fast" in frc and ("loss" in frc) == (of == "loss")
     figure.draw_without_rendering()
-    assert not legend.get_window_extent().overlaps(axes.get_tightbbox())
-    for text in (*axes.texts, legend):
+    boxes = [text.get_window_extent() for text in found.values()]
+    assert not any(box.overlaps(other) for i, box in enumerate(boxes) for other in boxes[:i])
+    assert all(box.y0 >= axes.bbox.y1 for box in boxes)  # above the curves
+    for text in axes.texts:
         box = text.get_window_extent()
         assert box.x0 >= 0 and box.x1 <= figure.bbox.x1, text
+
+
+def test_lines_differ_by_more_than_their_colours():
+    specs = ["uncoded", "frc:load=3", "frc:load=2", "async:lr_scale=0.1", "dpsgd", "bgc:load=2", "uncoded:wait=3"]
+    (axes,) = anyk.views.plot(raced(*specs, target=0.9).runs).axes
+    curves = [line for line in axes.lines if line.get_marker() != "None" and line.get_transform() == axes.transData]
+    assert len({line.get_marker() for line in curves}) == len(curves) == len(specs)
+    dashes = [line.get_linestyle() for line in curves]
+    assert all(one != other for one, other in zip(dashes, dashes[1:], strict=False))
+
+
+@pytest.mark.parametrize("delay", ["exp:mean=1", "exp:mean=1e-7", "exp:mean=1e7", "constant:1"])
+@pytest.mark.parametrize("of", ["metric", "loss"])
+def test_no_half_of_the_picture_is_empty(of, delay):
+    runs = raced("uncoded", "frc:load=3", "async:lr_scale=0.1", delays=delay, steps=40).runs
+    (axes,) = anyk.views.plot(runs, of=of).axes
+    places = [axes.transAxes.inverted().transform(axes.transData.transform(line.get_xydata()))
+              for line in axes.lines if line.get_transform() == axes.transData]  # fmt: skip
+    x, y = np.concatenate(places).T
+    shown = (x >= 0.0) & (x <= 1.0) & (y >= 0.0) & (y <= 1.0)
+    for along in (x[shown], y[shown]):
+        assert along.min() < 0.35 and along.max() > 0.65
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -505,5 +535,5 @@ def test_many_runs_can_be_told_apart_and_alike_ones_get_a_linear_axis(tmp_path):
     runs = raced("uncoded", delays="constant:1").runs
     assert anyk.views.plot(runs).axes[0].get_xscale() == "linear"
     figure = anyk.views.plot(list(runs) * 17, tmp_path / "a.png")
-    handles = figure.legends[0].legend_handles
-    assert len({(line.get_color(), line.get_linestyle()) for line in handles}) == 17
+    samples = [line for line in figure.axes[0].lines if line.get_markevery() == [1]]
+    assert len({(line.get_color(), line.get_linestyle()) for line in samples}) == 17

@@ -45,8 +45,8 @@ PARAMETERS = {
     "reads": "run runs sources source folders file record config from plan data data-file data-dir other",
     "spec": "spec specs strategy add today delays communication cluster optimizer lr model evaluate decoder",
     "code": "plugin problem callback function",
-    "writes": "out json picture report mirror page",
-    "names": "name split args workers kill stop slow corrupt nan driver",
+    "writes": "out json picture table mirror page",
+    "names": "name kind split args workers kill stop slow corrupt nan driver",
     "address": "metrics",
 }
 KINDS = {name: kind for kind, names in PARAMETERS.items() for name in names.split()}
@@ -107,7 +107,7 @@ ARGUMENTS |= {
 }
 INSTEAD = {
     "delays": ["--data"], "data": ["--data"], "data-file": ["--data"], "cluster": ["--cluster"],
-    "strategy": ["--strategy"], "report": ["-o"], "out": ["-o", "--out"],
+    "strategy": ["--strategy"], "out": ["-o", "--out"],
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import anyk
 from anyk.errors import BadInput
 from anyk.optimizers import GD, ConstantRate, ExponentialRate, InverseTimeRate, learning_rate
 
@@ -86,3 +88,74 @@ def test_what_is_no_learning_rate(lr: Any, sentence: str) -> None:
     with pytest.raises(BadInput) as caught:
         GD(lr)
     assert str(caught.value) == sentence
+
+
+# ------------------------------------------------------------------------------------------- where a rate is given
+
+PLACES = {
+    "argument": {"optimizer": "adam", "lr": 0.25},
+    "spec": {"optimizer": "adam:lr=0.25"},
+    "spec of torch": {"optimizer": "torch:SGD,lr=0.25"},
+    "inside clip": {"optimizer": "clip:of=(adam:beta1=0.8,lr=0.25),norm=1"},
+    "around clip": {"optimizer": "clip:of=adam,norm=1,lr=0.25"},
+    "without an optimiser": {"lr": 0.25},
+    "object": {"lr": ConstantRate(0.25)},
+}
+
+
+def trained(**given: Any) -> anyk.Run:
+    problem = anyk.problems.from_data("synthetic:rows=30,features=3")
+    return anyk.train(problem, "uncoded", "simulated", **{"workers": 2, "steps": 2} | given)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rate_may_be_given_in_any_place(place: str) -> None:
+    assert trained(**PLACES[place]).config.lr == "0.25"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"optimizer": "adam:lr=0.1", "lr": 0.2},
+        {"optimizer": "clip:of=(gd:lr=0.1),norm=1,lr=0.2"},
+        {"optimizer": "clip:of=(gd:lr=0.1),norm=1", "lr": 0.2},
+    ],
+)
+def test_two_rates_are_refused_with_both(given: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=r"given twice, as '.*lr=0\.1.*' and as lr=0\.2; keep one"):
+        trained(**given)
+
+
+def test_a_rate_beside_an_optimiser_object_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"the optimizer gd has its learning rate, 0\.1, and lr is given as well"):
+        trained(optimizer=GD(0.1), lr=0.2)
+    with pytest.raises(BadInput, match="given twice, as 0.3 and as 0.1"):
+        anyk.optimizers.Clip(lr=0.3, of=GD(0.1))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "torch:AdamW", "clip:of=adam,norm=1"])
+def test_one_over_smoothness_is_for_descent_only(name: str) -> None:
+    sentence = (
+        rf"the optimizer '{re.escape(name)}' has no default learning rate .*lr=0\.001', lr=0\.001, or --lr 0\.001"
+    )
+    with pytest.raises(BadInput, match=sentence):
+        trained(optimizer=name)
+    assert trained(optimizer="clip:of=momentum,norm=1").config.lr == trained().config.lr
+
+
+def test_another_word_for_the_rate_is_corrected() -> None:
+    with pytest.raises(BadInput, match="is called lr, not learning_rate, as in adam:lr=0.1"):
+        trained(optimizer="adam:learning-rate=0.1")
+
+
+def test_a_run_goes_on_at_another_rate() -> None:
+    first = trained(optimizer="adam:lr=0.1")
+    further = trained(begin=first, lr=0.05, steps=4)
+    assert (further.config.optimizer, further.config.lr) == (first.config.optimizer, "0.05")
+
+
+def test_adam_has_no_rate_of_its_own() -> None:
+    with pytest.raises(TypeError, match="lr"):
+        anyk.optimizers.AdamW()  # type: ignore[call-arg]
+    with pytest.raises(BadInput, match="needs a learning rate"):
+        anyk.optimizers.Clip(of="adam")

@@ -212,7 +212,7 @@ def test_all_converge_on_a_quadratic(make: Callable[[Any], Optimizer]) -> None:
         ("adam:beta2=inf", "beta2 must be a number of at least 0 and below 1, got inf"),
         ("adam:epsilon=-1", "epsilon"),
         ("gd:momentum=0.5", "optimizer 'gd' has no key 'momentum'; its keys: none"),
-        ("gd:lr=0.5", "optimizer 'gd' has no key 'lr'; its keys: none"),
+        ("gd:lr=0.5", "the learning rate is given twice, as 'gd:lr=0.5' and as lr=0.1; keep one"),
     ],
 )
 def test_parameters_out_of_range(spec: str, sentence: str) -> None:

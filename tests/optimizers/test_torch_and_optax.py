@@ -451,8 +451,8 @@ def test_what_an_optimiser_keeps_elsewhere_is_refused_not_lost(where, sentence):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: anyk.optimizers.optimizer("torch:AdamW,lr=3", lr=0.1), "lr of optimizer 'torch' is an argument of its own, not a key"),
-        (lambda: anyk.optimizers.optimizer("optax:adam,lr=3", lr=0.1), "lr of optimizer 'optax' is an argument of its own, not a key"),
+        (lambda: anyk.optimizers.optimizer("torch:AdamW,lr=3", lr=0.1), "given twice, as 'torch:AdamW,lr=3' and as lr=0.1; keep one"),
+        (lambda: anyk.optimizers.optimizer("optax:adam,lr=3", lr=0.1), "given twice, as 'optax:adam,lr=3' and as lr=0.1; keep one"),
         (lambda: TorchOptimizer("SGD", lr=1.0, schedule="MultiStepLR:milestones=3;6"), "numbers as in 3/6"),
         (lambda: TorchOptimizer("SGD", lr=1.0, schedule="MultiStepLR:milestones=(3,6)"), "numbers as in 3/6"),
         (lambda: anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Simulated(2), optimizer=0.1, steps=1),

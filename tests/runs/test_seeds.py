@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 import sys
 from statistics import median
 from typing import Any
@@ -16,9 +18,9 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk.cli import main
-from anyk.runs import compare, compare_seeds, spread
+from anyk.runs import compare, compare_seeds, mean_over, spread
 from anyk.runs.callbacks import Watching
-from anyk.views import race_notes, race_table
+from anyk.views import mean_table, race_notes, race_table, save_race_table
 
 PROBLEM = anyk.problems.from_data("synthetic:rows=200,features=5")
 SETTING: dict[str, Any] = {"workers": 6, "cluster": "simulated", "delays": "exp:mean=1", "steps": 8}
@@ -105,8 +107,29 @@ def test_a_target_that_some_seeds_miss_is_reported_and_counts():
     assert table.rows[3][-1] == f"> {median(bounds):.1f}x" and table.rows[1][-1] == "–"
     text = f"uncoded reached 0.99 with 2 of 4 seeds, not with {missed[0]}, {missed[1]}; "
     assert any(line.startswith(text) for line in race_notes(result.runs))
-    (legend,) = anyk.views.plot(result.runs).legends
-    assert any("target reached with 2 of 4 seeds" in words.get_text() for words in legend.get_texts())
+    (axes,) = anyk.views.plot(result.runs).axes
+    assert any("target reached with 2 of 4 seeds" in words.get_text() for words in axes.texts)
+
+
+@pytest.mark.parametrize("target", [None, 0.9])
+def test_labels_and_table_have_the_same_medians(target):
+    terms = {"workers": 6, "cluster": "simulated", "delays": "exp:mean=1", "seeds": 3, "steps": 30, "target": target}
+    runs = anyk.race(PROBLEM, BOTH, **terms).runs
+    (axes,) = anyk.views.plot(runs).axes
+    table = race_table(runs)
+    for row in table.rows[::3]:
+        (label,) = [words.get_text() for words in axes.texts if words.get_text().startswith(f"{row[0]}   ")]
+        cells = dict(zip(table.titles, row, strict=True))
+        if target is None:
+            seconds, name = re.search(r"(\S+) after", label), runs[0].metric_name
+            assert float(seconds[1]) == pytest.approx(float(cells[name]), rel=5e-3)
+            column = "seconds"
+        else:
+            column = f"s to\n{target:g}"
+        assert float(re.search(r"(\S+) s\b", label)[1]) == pytest.approx(float(cells[column]), rel=5e-3)
+        times = re.search(r"(\S+) times as fast", label)
+        shown = cells[next(title for title in table.titles if title.startswith("speed-up"))]
+        assert (f"{times[1]}x" if times else "1.0x") == shown
 
 
 def test_the_picture_draws_medians_in_bands(raced, tmp_path):
@@ -121,6 +144,51 @@ def test_the_picture_draws_medians_in_bands(raced, tmp_path):
     assert edges.max() == pytest.approx(each.max()) and edges.min() == pytest.approx(each.min())
     words = " ".join(text.get_text() for text in axes.texts)
     assert "seeds 3 to 5" in words and "bands: least to largest" in words
+
+
+# ------------------------------------------------------------------------------------------- means and their tables
+
+
+def test_the_interval_of_a_mean_is_that_of_students_t():
+    """The quantile 4.302653 of two degrees of freedom is in every printed table."""
+    half = 4.302653 / math.sqrt(3)
+    assert mean_over([3.0, 1.0, 2.0]) == pytest.approx((2.0, 2.0 - half, 2.0 + half), rel=1e-6)
+    assert mean_over([2.0] * 5) == (2.0, 2.0, 2.0)
+    assert mean_over([2.0]) == (2.0, None, None)
+    assert mean_over([2.0, None, 3.0]) == mean_over([]) == mean_over([math.inf]) == (None, None, None)
+
+
+def test_a_race_of_several_seeds_is_a_table_of_numbers(raced, tmp_path):
+    save_race_table(raced.runs, tmp_path / "a.csv")
+    with (tmp_path / "a.csv").open() as file:
+        coded, uncoded = csv.DictReader(file)
+    losses = [one.loss for one in raced.runs[::2]]
+    found = [float(coded[f"loss_{part}"]) for part in ("mean", "low", "high", "median", "least", "most")]
+    assert found == pytest.approx([*mean_over(losses), median(losses), min(losses), max(losses)])
+    ups = [compare(raced.runs[i : i + 2]).speed_ups[0].times for i in (0, 2, 4)]
+    assert float(coded["speed_up_mean"]) == pytest.approx(np.mean(ups)) and float(uncoded["speed_up_mean"]) == 1.0
+    report = raced.report()["strategies"][0]
+    assert report["loss"]["mean"] == pytest.approx(found[0]) and report["seconds"]["low"] < report["seconds"]["high"]
+
+
+def test_a_race_of_several_seeds_is_a_table_for_latex(tmp_path):
+    specs = ["uncoded", "uncoded:wait=4,scaling=marginal", "async:lr_scale=0.1"]
+    result = anyk.race(PROBLEM, specs, workers=6, cluster="simulated", delays="exp:mean=1", steps=5, seeds=2)
+    save_race_table(result.runs, tmp_path / "a.tex")
+    text = (tmp_path / "a.tex").read_text()
+    rows = [line.split(" & ") for line in text.splitlines() if line.endswith(r"\\")]
+    assert [row[0] for row in rows[1:]] == ["uncoded", "uncoded:wait=4,scaling=marginal", r"async:lr\_scale=0.1"]
+    assert len({len(row) for row in rows}) == 1 and r"$\pm$" in rows[1][3] and "Student's t" in text
+    shown = mean_table(result.runs).rows[0]
+    assert [cell.replace("±", r"$\pm$") for cell in shown[:-1]] == rows[1][:-1]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a", "missing/a.csv", "."])
+def test_a_table_that_cannot_be_written_is_refused_first(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["race", "--seeds", "2", "--cluster", "simulated", "--steps", "2", "--table", name]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2 and done.stderr.startswith("anyk: ") and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -170,6 +238,6 @@ def test_seeds_from_the_command_line(tmp_path, monkeypatch):
     assert "cannot become 2; give a larger number" in run("resume", folder, "--seeds", 2).output
     assert "--seeds is for the folder of a race" in run("resume", folder / "uncoded", "--seeds", 2).output
     narrow = CliRunner(env={"COLUMNS": "30"}).invoke(main, ["show", str(folder)]).output
-    assert "medians over the seeds" in narrow and len([line for line in narrow.splitlines() if "  seeds " in line]) == 3
+    assert "medians over the seeds" in narrow and len([line for line in narrow.splitlines() if "  seeds " in line]) == 6
     assert "seeds must be a whole number of at least 1, got 0" in run("race", *SMALL, "--seeds", 0).output
     assert "seeds          3 " in run("race", *SMALL, "--seeds", 3, "--settings").output

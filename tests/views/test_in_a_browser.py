@@ -108,11 +108,21 @@ def test_curves_switch_to_steps_and_to_logarithms(page):
     assert page.complaints == []
 
 
+CUT_OFF = """() => [...document.querySelectorAll("main *")].filter((one) =>
+    (one.scrollWidth > one.clientWidth + 1 && ["auto", "scroll", "hidden"].includes(getComputedStyle(one).overflowX))
+    || (["TD", "TH", "P", "LI"].includes(one.tagName) && one.checkVisibility()
+        && one.getBoundingClientRect().right > window.innerWidth + 0.5)).map((one) => one.textContent)"""
+
+
 def test_it_fits_a_narrow_window_and_follows_the_dark(race, opened):
     narrow = opened(race[1], color_scheme="dark")
     narrow.page.set_viewport_size({"width": 390, "height": 800})
     narrow.page.wait_for_timeout(300)
     assert narrow.page.evaluate("document.documentElement.scrollWidth") <= 390
+    narrow.page.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
+    narrow.page.click("#run0-ask button")
+    assert narrow.page.evaluate(CUT_OFF) == []
+    assert narrow.page.locator("td[data-title^='speed-up']").first.is_visible()
     assert narrow.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 25, 31)"
     dark = narrow.model("run0 timeline", "figure.below[0].major_label_text_color")
     narrow.page.click("#theme")

@@ -231,6 +231,29 @@ def test_on_the_command_line(tmp_path):
     assert wrong.exit_code == 2 and "is not a run folder" in wrong.output
 
 
+def test_a_page_belongs_into_the_folder_of_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fleet = anyk.cluster("simulated", workers=3)
+    anyk.train(PROBLEM, "uncoded", fleet, steps=2, out="run").close()
+    mine = tmp_path / "report.html"
+    mine.write_text("mine")
+    ask = CliRunner()
+    said = ask.invoke(main, ["report", "run"])
+    assert said.exit_code == 0 and said.output.startswith("report: run/report.html ("), said.output
+    assert "in place of" not in said.output and "in place of" in ask.invoke(main, ["report", "run"]).output
+    assert ask.invoke(main, ["verify", "run"]).exit_code == 0
+    several = ask.invoke(main, ["report", "run", "run"])
+    assert several.exit_code == 2 and "name its file, as in -o both.html" in several.output
+    (tmp_path / "run" / "report.html").unlink()
+    (tmp_path / "run" / "report.html").symlink_to(mine)
+    forged = ask.invoke(main, ["report", "run"])
+    assert forged.exit_code == 2 and mine.read_text() == "mine", forged.output
+    with anyk.Run.open("run") as run, pytest.raises(anyk.BadInput, match="needs the name of its file"):
+        report([run, run])
+    with trained("uncoded", 3) as run, pytest.raises(anyk.BadInput, match="needs the name of its file"):
+        report(run)
+
+
 def test_waiting_for_the_deadline_is_not_computing():
     """With 10 ms a partition and delays of 20 ms a worker is idle for most of a deadline of 0.5 s that one never meets."""
     law = "hetero:means=0.02/0.02/0.02/9"

@@ -82,7 +82,7 @@ class MLflow(Callback):
     ``sqlite:////shared/mlflow.db``, by default MLflow's own setting or else the database ``mlflow.db`` in the current
     folder. Every ``every``-th step is logged. Each run of a race, and each part of a resumed run, is a run of MLflow's,
     named by its strategy; it ends as FINISHED, FAILED or KILLED. Needs the package ``mlflow``, or ``mlflow-skinny``
-    with the packages for its database: ``pip install 'anyk[mlflow]'``.
+    with the packages for its database: ``pip install '.[mlflow]'``.
 
     Raises :class:`~anyk.errors.BadInput` for an address that MLflow refuses.
     """
@@ -143,7 +143,7 @@ class TensorBoard(Callback):
     ``train/residual``, ``train/staleness``, ``train/workers`` and ``train/seconds`` (of the run's clock) for every
     ``every``-th step, ``loss`` and the metric for every evaluation, ``workers lost`` if any were lost. Each run
     of a race has a folder of its own in ``folder``. Needs the package ``tensorboard``: ``pip install
-    'anyk[tensorboard]'``.
+    '.[tensorboard]'``.
     """
 
     def __init__(self, folder: Folder, *, every: AtLeastOne = 1) -> None:

@@ -29,12 +29,12 @@ def _rate(text: str) -> Any:
 class ChaosOptions(ProblemOptions):
     """The options of ``chaos``."""
 
-    strategy: str = option(default="frc:load=2", metavar="SPEC", help="Strategy; see 'anyk strategies'.")
+    strategy: str = option(default="frc:load=2", metavar="SPEC", help="Strategy; see 'anyk list strategies'.")
     cluster: str = option(default="processes", metavar="SPEC", help="processes or ray.")
     workers: int = option(
         default="6", metavar="N|RANGE", callback=read_workers, help="Number of workers, n, or a range such as 3..6."
     )
-    delays: str = option(default="exp:mean=0.01", metavar="SPEC", help="Injected delays; see 'anyk delays'.")
+    delays: str = option(default="exp:mean=0.01", metavar="SPEC", help="Injected delays; see 'anyk list delays'.")
     optimizer: str | None = option(default="gd", metavar="SPEC", help="Optimiser, as for train; gd forgets no error.")
     kill: str = _rate("Kill a random worker at this rate (SIGKILL)")
     stop: str = _rate("Stop a random worker for up to 2 seconds at this rate (SIGSTOP)")
@@ -44,10 +44,12 @@ class ChaosOptions(ProblemOptions):
     nan: str = _rate("Have a worker send a message that is not a number at this rate")
     driver: str = _rate("Kill the process that trains at this rate, and resume the run")
     disk_full: bool = option(is_flag=True, help="Once, let nothing more be written to files; then resume the run.")
-    seconds: float = option(default=60.0, help="Seconds of training under faults.")
+    seconds: float = option(
+        default=60.0, help="Seconds of training under faults; the start and the checks afterwards take more."
+    )
     seed: int = option(default=0, help="Seed of the times and victims of the faults.")
     least: float = option(default=1.0, metavar="NUMBER", help="Least updates per second, in every 30 seconds.")
-    out: str | None = option(metavar="FOLDER", help="New folder for the run; default: it is not kept.")
+    out: str | None = option("-o", "--out", metavar="FOLDER", help="New folder for the run; default: it is not kept.")
     page: str | None = option(metavar="FILE.html", help="Write a self-contained page about the result.")
 
 

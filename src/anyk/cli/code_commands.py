@@ -29,26 +29,19 @@ def _counting(label: str, number: int) -> Iterator[Callable[[str], None]]:
         yield lambda name: bar.update(1, name)
 
 
-@main.group(invoke_without_command=True)
-@workers_option(30)
-@click.option("--stragglers", type=int, help="Number of stragglers to design for; default: a tenth of the workers.")
-@json_option
-@plugin_option
-def codes(workers: int, stragglers: int | None) -> None:
-    """Compare all gradient codes that exist for a number of workers.
-
-    load: partitions that a worker computes, of how many; copies: holders of a partition; tolerates: the number of
-    stragglers with which the sum is exact, whoever they are. residual: root mean square over random sets of that many
-    stragglers (~: measured on 200 sets or 40, else a closed form); worst: the largest (≥: a lower bound, found by a
-    search). gain: amplification of the rounding of replies. decode ms: time to find the weights for a new set.
+@main.group()
+def codes() -> None:
+    """Show or compare gradient codes. 'anyk list codes' lists them.
 
     \b
     anyk codes show SPEC --workers 12           one code: its matrix, its theory
     anyk codes compare SPEC SPEC --workers 30   residual against stragglers
     anyk codes threshold SPEC --workers 30      how many stragglers do harm
     """
-    if click.get_current_context().invoked_subcommand is not None:
-        return
+
+
+def survey_codes(workers: int, stragglers: int | None) -> None:
+    """Compare all gradient codes that exist for a number of workers."""
     from anyk.codes import registry
     from anyk.fleet import survey
     from anyk.fleet.theory.code_curves import MissingCode

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import click
 
@@ -22,7 +22,7 @@ _OPTIONS = {
     "Workers": ("workers", "partitions", "cluster", "delays", "communication", "seed", "supervise"),
     "Optimisation": ("optimizer", "lr", "steps", "seconds", "target"),
     "Evaluation and callbacks": ("evaluate", "callbacks", "metrics", "mirror"),
-    "Results": ("out", "picture", "page", "curve", "json_file", "quiet"),
+    "Results": ("out", "picture", "page", "table", "curve", "json_file", "quiet"),
     "Settings": ("config", "plugin", "settings", "help"),
 }
 
@@ -84,14 +84,23 @@ class _Group(Listing):
         "Train": ("race", "train", "resume", "drain"),
         "Runs": ("show", "report", "watch", "predict", "coefficients", "export", "replay", "verify", "chaos"),
         "Measured fleets": ("record", "explain", "plan", "check", "trace"),
-        "Codes, graphs and papers": ("codes", "graphs", "reproduce", "decompile"),
-        "Lists": ("strategies", "delays", "data", "compression", "callbacks", "cluster"),
+        "Building blocks": ("list", "strategies", "codes", "graphs", "cluster"),
+        "Papers and sources": ("reproduce", "decompile"),
     }
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words before the command's name."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            _refuse(ctx, error)
 
     def invoke(self, ctx: click.Context) -> object:
         plain_where_needed()
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            _refuse(ctx, error)
         except BadInput as error:
             warn(str(error))
             ctx.exit(2)
@@ -125,6 +134,17 @@ class _Group(Listing):
             drop_output()
             warn(f"the output cannot be written ({error.strerror})")
             ctx.exit(2)
+
+
+def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:
+    """Print what is wrong with a command line, and exit; of a command without any words, its help."""
+    from anyk.cli.usage import sentence
+
+    if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
+        error.show()
+    else:
+        warn(sentence(error))
+    ctx.exit(2)
 
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "ANYK", "show_default": True}

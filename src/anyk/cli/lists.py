@@ -1,61 +1,139 @@
-"""Commands that list the entries of a registry, such as strategies or data sets, and that show or check one."""
+"""The command that lists the entries of registries, such as strategies or data sets, and commands that show one."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import NamedTuple
 
 import click
 
+from anyk.cli.code_commands import survey_codes
 from anyk.cli.group import main
 from anyk.cli.options import PLUGINS, join_cluster, json_option, picture_option, plugin_option, workers_option
 from anyk.cli.output import json_to_output, say_result, text_width, write_json
-from anyk.errors import BadInput
+from anyk.errors import BadInput, suggest
 from anyk.plain import ByName, values_of
 
-if TYPE_CHECKING:
-    from anyk.specs import Registry
+_STRATEGIES = (
+    "CODE:…,wait=…,scaling=…,cancel=preempt,decoder=own,batch=0,snapshot=0,balance=…\n"
+    "    Rounds of any code (anyk list codes).\n"
+    "wait: a number of replies, 'decodable' (default), 'all', a residual such as 5%, a deadline such as 0.5s "
+    "or 3mad, joined by | or &\nscaling: none, marginal or conditional      cancel: preempt or discard\n"
+    "decoder: own, exact, least-squares, one-step or algorithmic      batch: samples of each partition, 0 for "
+    "all\n"
+    "snapshot: every so many rounds an exact one, whose messages correct the others (repetition codes; 0: "
+    "never)\n"
+    "balance: auto cuts the data of uncoded and frc by the workers' measured speed; shares=3/1/1/… gives it\n"
+    "'anyk strategies show SPEC' explains one."
+)
 
 
-def list_entries(registry: Registry[Any], *, also: str = "") -> None:
-    """Print the entries of a registry, and write them as JSON, unless the running command is one of a group's."""
-    if click.get_current_context().invoked_subcommand is not None:
+class _Kind(NamedTuple):
+    """What `anyk list KIND` lists: the place of its registry, a summary, and a text below the list."""
+
+    module: str
+    registry: str
+    summary: str
+    also: str = ""
+
+
+KINDS = {
+    "strategies": _Kind("anyk.strategies", "registry", "What a step waits for, and how it uses replies.", _STRATEGIES),
+    "codes": _Kind(
+        "anyk.codes",
+        "registry",
+        "Who computes what, so that some replies give the sum; with --workers: compared.",
+        "'anyk list codes --workers 30' compares them, 'anyk codes show SPEC' shows one.",
+    ),
+    "delays": _Kind("anyk.delays", "registry", "Laws of the delays that are injected."),
+    "data": _Kind(
+        "anyk.problems", "sources", "Data sets.", "--data-file takes a local file in place of a data set's own."
+    ),
+    "models": _Kind("anyk.problems", "models", "Models for a data set, as --model takes them."),
+    "optimizers": _Kind(
+        "anyk.optimizers",
+        "registry",
+        "Optimisers.",
+        "All take their learning rate as lr=…, as in adam:lr=0.01, or from --lr.",
+    ),
+    "schedules": _Kind("anyk.optimizers", "schedules", "Learning rates that change, as --lr takes them."),
+    "clusters": _Kind(
+        "anyk.clusters",
+        "registry",
+        "Where workers run.",
+        "'anyk cluster check SPEC --workers 8' measures one.",
+    ),
+    "compressors": _Kind(
+        "anyk.compression",
+        "registry",
+        "Compressors of messages, and what they compose with.",
+        "as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); how they compose with strategies:\n"
+        "linear: exactly with every code; unbiased: on average; contractive: where messages are one worker's own",
+    ),
+    "callbacks": _Kind(
+        "anyk.callbacks",
+        "registry",
+        "Callbacks, as --callback takes them.",
+        "FILE.py:FUNCTION\n    One of yours, made by a function without arguments.",
+    ),
+    "graphs": _Kind(
+        "anyk.graphs",
+        "registry",
+        "Graphs for decentralised averaging.",
+        "'anyk graphs show SPEC --workers 16' shows one.",
+    ),
+}
+
+
+@main.command("list")
+@click.argument("kind", required=False)
+@click.option("--workers", type=int, help="Of codes: compare those that exist for this number of workers.")
+@click.option("--stragglers", type=int, help="With --workers: the number of stragglers; default: a tenth of them.")
+@json_option
+@plugin_option
+def list_kind(kind: str | None, workers: int | None, stragglers: int | None) -> None:
+    """List what can be named in a SPEC, with all keys: strategies, codes, delays, … Without KIND: the kinds.
+
+    The table of codes for a number of workers has these columns. load: partitions that a worker computes, of how many;
+    copies: holders of a partition; tolerates: the number of stragglers with which the sum is exact, whoever they are.
+    residual: root mean square over random sets of that many stragglers (~: measured on 200 sets or 40, else a closed
+    form); worst: the largest (≥: a lower bound, found by a search). gain: amplification of the rounding of replies.
+    decode ms: time to find the weights for a new set.
+
+    \b
+    anyk list strategies
+    anyk list codes --workers 30 --stragglers 2
+    """
+    if kind is None:
+        say_result(*(f"{name:<12} {each.summary}" for name, each in KINDS.items()), "", "'anyk list KIND' lists them.")
+        write_json([{"name": name, "summary": each.summary} for name, each in KINDS.items()])
         return
-    entries = list(registry)
-    say_result(*(f"{entry.usage()}\n    {entry.summary}" for entry in entries), *[also] * bool(also))
+    if kind not in KINDS:
+        raise BadInput(f"no kind '{kind}'; {suggest(kind, KINDS, 'kinds: ' + ', '.join(KINDS))}")
+    if kind != "codes" and (workers is not None or stragglers is not None):
+        raise BadInput(f"--workers and --stragglers are for 'anyk list codes', got them with '{kind}'")
+    if workers is not None:
+        survey_codes(workers, stragglers)
+        return
+    if stragglers is not None:
+        raise BadInput(f"--stragglers {stragglers} needs --workers, the number of workers")
+    listed = KINDS[kind]
+    entries = list(getattr(import_module(listed.module), listed.registry))
+    below = [listed.also] * bool(listed.also)
+    say_result(*(f"{entry.usage()}\n    {entry.summary}" for entry in entries), *below)
     write_json([{"name": e.name, "usage": e.usage(), "summary": e.summary} for e in entries])
 
 
-@main.group(invoke_without_command=True)
-@json_option
-@plugin_option
+@main.group()
 def strategies() -> None:
-    """List the strategies; every code is one, too. 'anyk strategies show SPEC' explains one."""
-    from anyk.codes import registry as codes_registry
-    from anyk.strategies import registry
-
-    names = ", ".join(entry.name for entry in codes_registry)
-    list_entries(
-        registry,
-        also=(
-            f"CODE:…,wait=…,scaling=…,cancel=preempt,decoder=own,batch=0,snapshot=0,balance=…\n"
-            f"    Rounds of any code ({names}).\n"
-            "wait: a number of replies, 'decodable' (default), 'all', a residual such as 5%, a deadline such as 0.5s "
-            "or 3mad, joined by | or &\nscaling: none, marginal or conditional      cancel: preempt or discard\n"
-            "decoder: own, exact, least-squares, one-step or algorithmic      batch: samples of each partition, 0 for "
-            "all\n"
-            "snapshot: every so many rounds an exact one, whose messages correct the others (repetition codes; 0: "
-            "never)\n"
-            "balance: auto cuts the data of uncoded and frc by the workers' measured speed; shares=3/1/1/… gives it\n"
-            "'anyk strategies show SPEC' explains one."
-        ),
-    )
+    """Explain or test a strategy; every code is one, too. 'anyk list strategies' lists them."""
 
 
 @strategies.command()
 @click.argument("spec")
 @workers_option(30)
-@click.option("--delays", metavar="SPEC", default="exp:mean=1", help="Delays; see 'anyk delays'.")
+@click.option("--delays", metavar="SPEC", default="exp:mean=1", help="Delays; see 'anyk list delays'.")
 @json_option
 @plugin_option
 def show(spec: str, workers: int, delays: str) -> None:
@@ -125,43 +203,9 @@ def check(spec: str, workers: int, schedules: int, seed: int, steps: int, outage
     click.echo(f"{spec}, {workers} workers: {schedules} schedules passed")
 
 
-@main.command()
-@json_option
-@plugin_option
-def delays() -> None:
-    """List the delay models."""
-    from anyk.delays import registry
-
-    list_entries(registry)
-
-
-@main.command()
-@json_option
-def callbacks() -> None:
-    """List the callbacks, which train, race and resume take as --callback SPEC."""
-    from anyk.callbacks import registry
-
-    list_entries(registry, also="FILE.py:FUNCTION\n    One of yours, made by a function without arguments.")
-
-
-@main.command()
-@json_option
-@plugin_option
-def data() -> None:
-    """List the data sets; --data-file takes a local file instead of fetching."""
-    from anyk.problems import sources
-
-    list_entries(sources)
-
-
-@main.group(invoke_without_command=True)
-@json_option
-@plugin_option
+@main.group()
 def cluster() -> None:
-    """List the kinds of clusters. 'anyk cluster check SPEC' measures one."""
-    from anyk.clusters import registry
-
-    list_entries(registry, also="'anyk cluster check SPEC --workers 8' measures one.")
+    """Measure a cluster. 'anyk list clusters' lists the kinds."""
 
 
 @cluster.command("check")
@@ -190,14 +234,9 @@ def check_cluster(spec: str, workers: int, steps: int) -> None:
     write_json(speed._asdict() | {"speeds": rows})
 
 
-@main.group(invoke_without_command=True)
-@json_option
-@plugin_option
+@main.group()
 def graphs() -> None:
-    """List the graphs for decentralised averaging. 'anyk graphs show SPEC' shows one."""
-    from anyk.graphs import registry
-
-    list_entries(registry, also="'anyk graphs show SPEC --workers 16' shows one.")
+    """Show a graph for decentralised averaging. 'anyk list graphs' lists them."""
 
 
 @graphs.command("show")
@@ -250,20 +289,4 @@ def show_graph(spec: str, workers: int, delays: str, communication: str, picture
             "seconds": rounds,
             "matrices": [matrix.tolist() for matrix in mixing.rounds],
         }
-    )
-
-
-@main.command()
-@json_option
-@plugin_option
-def compression() -> None:
-    """List the compressors of messages and what they compose with."""
-    from anyk.compression import registry
-
-    list_entries(
-        registry,
-        also=(
-            "as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); how they compose with strategies:\n"
-            "linear: exactly with every code; unbiased: on average; contractive: where messages are one worker's own"
-        ),
     )

@@ -15,7 +15,15 @@ import click
 
 from anyk.checks import check
 from anyk.cli.fields import LIMITS, Command, as_field, is_given, option, option_name, options_class
-from anyk.cli.output import JSON_FILE, check_file, check_picture, claimed_folder, exit_interrupted, people
+from anyk.cli.output import (
+    JSON_FILE,
+    check_file,
+    check_picture,
+    check_table,
+    claimed_folder,
+    exit_interrupted,
+    people,
+)
 from anyk.errors import BadInput, as_bad_input, explaining, suggest
 from anyk.named import names_in_folder, plugged_in
 from anyk.plain import ByName, values_of
@@ -172,7 +180,8 @@ _CREATE_FOLDERS = ("train", "race")  # output files may lie in the folder that t
 
 def writable(what: str) -> Callable[..., str | None]:
     """Return the callback of an option that checks an output file before the command starts."""
-    check_output = check_picture if what == "picture" else partial(check_file, what=what)
+    own = {"picture": check_picture, "table": check_table}
+    check_output = own.get(what) or partial(check_file, what=what)
 
     def callback(ctx: click.Context, _: click.Parameter, file: str | None) -> str | None:
         if ctx.command.name not in _CREATE_FOLDERS:
@@ -207,6 +216,14 @@ def workers_option(default: int) -> Callable[[Command], Command]:
 def picture_option(text: str) -> Callable[[Command], Command]:
     """Return the option ``--picture``, which refuses a file that cannot be written before the work starts."""
     return click.option("--picture", metavar="FILE", callback=writable("picture"), help=text)
+
+
+table_option = click.option(
+    "--table",
+    metavar="FILE.tex|.csv",
+    callback=writable("table"),
+    help="Write the results, for LaTeX or as CSV: with several seeds, means and 95 % confidence intervals.",
+)
 
 
 @contextlib.contextmanager
@@ -269,7 +286,7 @@ class RunOptions:
         "--callback",
         multiple=True,
         metavar="SPEC",
-        help="early-stopping:patience=5, checkpoint:folder=…,best=loss, log, …, see 'anyk callbacks'; or "
+        help="early-stopping:patience=5, checkpoint:folder=…,best=loss, log, …, see 'anyk list callbacks'; or "
         "FILE.py:FUNCTION, which returns your own. May be repeated.",
     )
     metrics: str | None = option(
@@ -289,7 +306,7 @@ class RunOptions:
 class ProblemOptions:
     """The options that specify the problem, its optimiser and its evaluation."""
 
-    data: str | None = option(metavar="SPEC", help="Data set; see 'anyk data'.")
+    data: str | None = option(metavar="SPEC", help="Data set; see 'anyk list data'.")
     data_file: str | None = option(metavar="PATH", help="Local file for the data set.")
     problem: str | None = option(
         metavar="FILE.py:FUNCTION",
@@ -308,13 +325,13 @@ class ProblemOptions:
     l2: float | None = option(type=float, help="L2 regularisation; default: 1 / training rows.")
     optimizer: str | None = option(
         metavar="SPEC",
-        help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or clip:of=adam,norm=1; "
-        "default: nesterov (on the papers' data sets: accelerated).",
+        help="gd, momentum, nesterov, accelerated, adam, adamw, torch:AdamW, optax:adam or clip:of=adam,norm=1, with "
+        "its learning rate or without, as adam:lr=0.01; default: nesterov (on the papers' data sets: accelerated).",
     )
     lr: str | None = option(
         metavar="NUMBER|SPEC",
-        help="Learning rate, or exponential:start=…,decay=… or inverse:…; default: 1 / smoothness (on the papers' data "
-        "sets: theirs).",
+        help="Learning rate, or exponential:start=…,decay=… or inverse:…; default, for gradient descent with or "
+        "without momentum: 1 / smoothness (on the papers' data sets: theirs).",
     )
     evaluate: str | None = as_field(evaluate_option)
 
@@ -343,7 +360,7 @@ class ProblemOptions:
 class TrainingOptions(ProblemOptions, RunOptions):
     """The options of ``train`` and ``race``."""
 
-    data: str = option(default="digits", metavar="SPEC", help="Data set; see 'anyk data'.")
+    data: str = option(default="digits", metavar="SPEC", help="Data set; see 'anyk list data'.")
     models: int = option(
         default=1, help="Number of models trained in turn (two-layer networks start from different weights)."
     )
@@ -357,7 +374,7 @@ class TrainingOptions(ProblemOptions, RunOptions):
         type=int,
         help="Number of partitions of the data for any number of workers.  [default for a range: 4 each]",
     )
-    delays: str = option(metavar="SPEC", default="none", help="Injected delays; see 'anyk delays'.")
+    delays: str = option(metavar="SPEC", default="none", help="Injected delays; see 'anyk list delays'.")
     communication: str = option(
         metavar="SPEC",
         default="none",
@@ -369,13 +386,15 @@ class TrainingOptions(ProblemOptions, RunOptions):
         default="processes",
         is_eager=True,
         callback=lambda _, __, spec: join_cluster(spec),
-        help="processes, simulated, ray or mpi; see 'anyk cluster'.",
+        help="processes, simulated, ray or mpi; see 'anyk list clusters'.",
     )
     steps: int | None = option(type=int, help="Stop after this many steps.")
     seconds: float | None = option(type=float, help="Stop after this many seconds of the run's clock.")
     target: float | None = option(type=float, help="Stop when the metric reaches this value.")
     seed: int = option(default=0, help="Seed of the delays.")
-    out: str | None = option(metavar="FOLDER", help="Folder for the run; default: a new one under runs/.")
+    out: str | None = option(
+        "-o", "--out", metavar="FOLDER", help="Folder for the run; default: a new one under runs/."
+    )
     settings: bool = option(is_flag=True, help="Show every setting and where it comes from, and exit.")
 
     @property

@@ -147,6 +147,16 @@ def check_picture(file: str | None, *, folder: Path | None = None) -> None:
         raise BadInput(f"the picture '{file}' should end in .png, .pdf or .svg (known: {', '.join(kinds)})")
 
 
+def check_table(file: str | None, *, folder: Path | None = None) -> None:
+    """Raise BadInput, before the work begins, if a table of a race cannot be made or written."""
+    if file is None:
+        return
+    from anyk.views import check_table_packages
+
+    check_table_packages(file)
+    check_file(file, "table", folder=folder)
+
+
 def check_page(file: str | None, *, folder: Path) -> None:
     """Raise BadInput, before the work begins, if a report cannot be made or written."""
     if file is None or file == "none":

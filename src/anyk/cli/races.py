@@ -19,9 +19,10 @@ from anyk.cli.options import (
     picture_option,
     plugin_option,
     resume_arguments,
+    table_option,
     training_arguments,
 )
-from anyk.cli.output import check_page, check_picture, say, warn, write_json
+from anyk.cli.output import check_page, check_picture, check_table, say, warn, write_json
 from anyk.cli.settings_report import show_settings
 from anyk.plain import values_of
 from anyk.problems.base import rows_of
@@ -52,11 +53,10 @@ class _Strategies:
     )
     picture: str | None = as_field(picture_option("Picture of the race; race.png in the race's folder if left out."))
     page: str | None = option(
-        "-o",
-        "--report",
         metavar="FILE.html|none",
         help="Page about the race; report.html in the race's folder if left out; none: no page.",
     )
+    table: str | None = as_field(table_option)
     curve: Literal["metric", "loss"] = as_field(curve_option)
 
 
@@ -100,6 +100,7 @@ def race(options: RaceOptions) -> None:
     folder = new_folder(options, "race")
     check_picture(options.picture, folder=folder)
     check_page(options.page, folder=folder)
+    check_table(options.table, folder=folder)
     with training_arguments(folder, options) as (problems, arguments):
         optimizer = options.make_optimizer(problems[0])
         cluster = options.cluster if changed else charged(options.cluster, problems[0], workers=options.workers)
@@ -115,7 +116,7 @@ def race(options: RaceOptions) -> None:
         )
     page = None if options.page == "none" else Path(options.page or folder / PAGE)
     picture = Path(options.picture) if options.picture else folder / "race.png"
-    tell_race(result, picture, options.curve, page=page)
+    tell_race(result, picture, options.curve, page=page, table=options.table)
     write_json(result.report())
     if result.failures:
         sys.exit(1)
@@ -141,15 +142,25 @@ def _announce(quiet: bool, head: list[str]) -> Callable[[str], None]:
     return tell
 
 
-def tell_race(result: Race, picture: Path | None, curve: Any, *, dark: bool = False, page: Path | None = None) -> None:
+def tell_race(
+    result: Race,
+    picture: Path | None,
+    curve: Any,
+    *,
+    dark: bool = False,
+    page: Path | None = None,
+    table: str | None = None,
+) -> None:
     """Print a race's table and remarks, and make picture and page, or print how to install a missing package."""
     from anyk.errors import MissingPackage
-    from anyk.views import NothingToDraw, plot, race_notes, race_table, report
+    from anyk.views import MEAN_NOTE, NothingToDraw, mean_table, plot, race_notes, race_table, report, save_race_table
 
     if not result.runs:
         say("nothing has begun")
         return
     say(race_table(result.runs), *race_notes(result.runs))
+    if result.seeds > 1:
+        say("", mean_table(result.runs), MEAN_NOTE)
     for title, why in result.failures.items():
         say(f"{title} failed: {why}")
     if picture is not None:
@@ -159,6 +170,9 @@ def tell_race(result: Race, picture: Path | None, curve: Any, *, dark: bool = Fa
             say(f"no picture: {error}")
         else:
             say(f"picture: {picture}")
+    if table is not None:
+        save_race_table(result.runs, table)
+        say(f"table: {table}")
     if page is not None:
         try:
             report(result, page)

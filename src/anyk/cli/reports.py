@@ -18,25 +18,29 @@ from anyk.errors import BadInput
 @click.option(
     "-o",
     "--out",
-    default="report.html",
     metavar="FILE.html",
     callback=writable("report"),
-    help="The page to write.",
+    help="The page to write; default: report.html in the folder of the run or race.",
 )
 @plugin_option
-def report(runs: tuple[str, ...], out: str) -> None:
+def report(runs: tuple[str, ...], out: str | None) -> None:
     """Write one self-contained HTML page about runs and races, which opens without a network.
 
     It shows settings and results, metric and loss, every task on a timeline, seconds by worker and step, the workers
     that were used or cut off, where the time went, and the receipt of each step. Several runs are compared.
 
     \b
-    anyk report runs/train-1 -o report.html
-    anyk report runs/race-1
-    anyk report runs/train-1 runs/train-2
+    anyk report runs/train-1                             runs/train-1/report.html
+    anyk report runs/race-1 -o page.html
+    anyk report runs/train-1 runs/train-2 -o both.html
     """
     from anyk.runs import Race, Run, is_race
     from anyk.views import report as write
+    from anyk.views.page import PAGE, check_packages
+
+    check_packages()
+    if out is None and len(runs) > 1:
+        raise BadInput(f"a report on {len(runs)} runs belongs to no folder; name its file, as in -o both.html")
 
     opened: list[Run | Race] = []
     with contextlib.ExitStack() as stack:
@@ -45,8 +49,20 @@ def report(runs: tuple[str, ...], out: str) -> None:
             stack.enter_context(opened[-1])
         if not any(isinstance(each, Run) or each.runs for each in opened):
             raise BadInput(f"'{runs[0]}' has no run that has begun; there is nothing to report on")
+        if out is None:
+            out = check_page_of(Path(runs[0]) / PAGE)
+        replaced = ", in place of the one that was there" if Path(out).exists() else ""
         written = write(opened, out)
-    click.echo(f"report: {written} ({Path(written).stat().st_size / 1e6:.1f} MB); open it in a browser")
+    click.echo(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB{replaced}); open it in a browser")
+
+
+def check_page_of(path: Path) -> str:
+    """Return the path of a page in the folder of a run; raise BadInput if it cannot be written there."""
+    try:
+        check_file(str(path), "report")
+    except BadInput as error:
+        raise BadInput(f"{error}; name another file with -o") from None
+    return str(path)
 
 
 @main.command()

@@ -32,7 +32,7 @@ class ReproductionOptions:
     data_folder: str | None = option(
         "--data-dir", metavar="FOLDER", envvar="ANYK_DATA", help="Folder with data sets (or ANYK_DATA)."
     )
-    out: str = option(metavar="FOLDER", default="runs/gallery", help="Folder for the results.")
+    out: str = option("-o", "--out", metavar="FOLDER", default="runs/gallery", help="Folder for the results.")
     quiet: bool = as_field(quiet_option)
 
 

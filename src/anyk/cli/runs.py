@@ -23,6 +23,7 @@ from anyk.cli.options import (
     plugin_option,
     problem_option,
     resume_arguments,
+    table_option,
     training_arguments,
     trust_option,
     workers_or_range,
@@ -45,8 +46,8 @@ class _Strategy:
     strategy: str = option(
         default="uncoded",
         metavar="SPEC",
-        help="Strategy; see 'anyk strategies'. auto:measure=30,every=100: measure, plan, switch, and check every so "
-        "often; also record=, slope=, max_load=.",
+        help="Strategy; see 'anyk list strategies'. auto:measure=30,every=100: measure, plan, switch, and check every "
+        "so often; also record=, slope=, max_load=.",
     )
     begin: str | None = option(
         "--from",
@@ -81,6 +82,7 @@ def train(options: TrainOptions) -> None:
         show_settings(options)
         return
     from anyk.clusters import cluster
+    from anyk.optimizers import split_rate
     from anyk.runs import train as train_one
     from anyk.runs import train_many
     from anyk.specs import with_keys
@@ -98,10 +100,13 @@ def train(options: TrainOptions) -> None:
     build(spec, workers=options.workers)  # complain before anything is loaded
     fleet = cluster(options.cluster, **values_of(options, *FLEET))
     folder = new_folder(options, "train")
-    continues = options.begin is not None and options.optimizer is None and options.lr is None
+    continues = options.begin is not None and options.optimizer is None
     if promise is not None:
-        lr = options.lr if promise.learning_rate is None or options.lr is not None else str(promise.learning_rate)
-        options = replace(options, optimizer=options.optimizer or promise.optimizer, lr=lr)
+        optimizer = options.optimizer or promise.optimizer
+        _, lr = (None, options.lr) if optimizer is None else split_rate(optimizer, options.lr)
+        if lr is None and promise.learning_rate is not None:
+            options = replace(options, lr=str(promise.learning_rate))
+        options = replace(options, optimizer=optimizer)
     with training_arguments(folder, options) as (problems, arguments):
         training: Any = train_many if models > 1 else train_one
         run: Run = training(
@@ -109,6 +114,7 @@ def train(options: TrainOptions) -> None:
             promise or options.strategy,
             fleet,
             optimizer=None if continues else options.make_optimizer(problems[0]),
+            lr=options.lr if continues else None,
             begin=options.begin,
             **arguments,
         )
@@ -270,12 +276,15 @@ _SHOWN = (
 @click.option("--staleness", is_flag=True, help="Show how stale the messages were that it used.")
 @picture_option("Draw the metric against seconds or, with --staleness, its histogram.")
 @click.option("--dark", is_flag=True, help="Draw the picture for a dark page.")
+@table_option
 @curve_option
 @json_option
-def show(run: str, step: int | None, staleness: bool, picture: str | None, dark: bool, curve: Any) -> None:
+def show(
+    run: str, step: int | None, staleness: bool, picture: str | None, dark: bool, table: str | None, curve: Any
+) -> None:
     """Show a run (settings, result, how its chunks ended, the receipt of a step, staleness) or a race."""
     from anyk.runs import Race, Run, is_race
-    from anyk.views import plot, plot_staleness, race_notes, race_table
+    from anyk.views import plot, plot_staleness, race_notes, race_table, save_race_table
 
     if is_race(run):
         if step is not None or staleness:
@@ -290,7 +299,7 @@ def show(run: str, step: int | None, staleness: bool, picture: str | None, dark:
         if race.waiting or race.unfinished:
             unfinished = [*map(race.title, race.unfinished), *race.waiting]
             say(f"not finished: {', '.join(unfinished)}; go on with: anyk resume {run}")
-        tell_race(race, None if picture is None else Path(picture), curve, dark=dark)
+        tell_race(race, None if picture is None else Path(picture), curve, dark=dark, table=table)
         write_json(race.report())
         return
     opened = Run.open(run)
@@ -317,6 +326,9 @@ def show(run: str, step: int | None, staleness: bool, picture: str | None, dark:
         else:
             plot(opened, picture, of=curve, dark=dark)
         say(f"picture: {picture}")
+    if table is not None:
+        save_race_table([opened], table)
+        say(f"table: {table}")
     write_json(report)
 
 

@@ -39,18 +39,20 @@ def _resolved(options: TrainingOptions, command: str) -> dict[str, str]:
     """Return the values of options that are omitted or abbreviated, as ``run.toml`` stores them."""
     from anyk.clusters import cluster
     from anyk.optimizers import optimizer as build
+    from anyk.optimizers import split_rate
     from anyk.runs import Run, usual_rule
     from anyk.runs.limits import LIMIT, STEPS
 
     values = vars(options)
     fleet = cluster(options.cluster, **values_of(options, *FLEET))
     resolved = {"cluster": fleet.spec, "delays": fleet.delays.spec, "communication": fleet.communication.spec}
-    method, rate = usual_rule("" if options.problem else options.data, options.optimizer)
-    rate = rate if options.lr is None else options.lr
+    own, given = (None, options.lr) if options.optimizer is None else split_rate(options.optimizer, options.lr)
+    method, rate = usual_rule("" if options.problem else options.data, own)
+    rate = rate if given is None else given
     l2 = "the problem's own" if options.problem else "1 / training rows"
-    if (begin := values.get("begin")) and options.optimizer is None and options.lr is None:
+    if (begin := values.get("begin")) and options.optimizer is None:
         with Run.open(begin) as earlier:
-            resolved |= {"optimizer": earlier.config.optimizer, "lr": earlier.config.lr}
+            resolved |= {"optimizer": earlier.config.optimizer, "lr": options.lr or earlier.config.lr}
     else:
         if rate is None:  # it follows from the data
             problem = options.make_problem()

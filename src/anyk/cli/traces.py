@@ -54,6 +54,7 @@ def show(file: str, unit: Any, max_gb: float | None, mu: float, picture: str | N
 @trace.command()
 @click.argument("run")
 @click.option(
+    "-o",
     "--out",
     metavar="FILE.npz",
     required=True,

@@ -22,6 +22,8 @@ from anyk.optimizers.steps import (
     register,
     registry,
     schedules,
+    split_rate,
+    suits_smoothness,
 )
 from anyk.optimizers.torch_optimizers import TorchOptimizer
 
@@ -65,4 +67,6 @@ __all__ = [
     "register",
     "registry",
     "schedules",
+    "split_rate",
+    "suits_smoothness",
 ]

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from anyk.arrays import Vector
 from anyk.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check, value_class
 from anyk.errors import BadInput
-from anyk.specs import Registry, bracketed, show
+from anyk.specs import Registry, bracketed, parse, show, take_key, with_keys
 
 State = dict[str, Vector]
 Stepper = Callable[[slice, Vector], None]
@@ -130,12 +130,14 @@ class Optimizer(ABC):
     """A way to step; ``lr`` is a number, a schedule's spec or a schedule.
 
     ``by_coordinate = True`` in a class states that it steps each coordinate separately, in ``out`` and in the state's
-    vectors, all of length d, so that a model can be stepped in slices. Subclasses do not inherit the statement.
+    vectors, all of length d, so that a model can be stepped in slices. ``by_smoothness = True`` states that steps are
+    in proportion to the gradient, so that 1 / smoothness of the problem is a learning rate. Subclasses inherit neither.
     """
 
     lr: float | str | Schedule = 1.0
     name: ClassVar[str] = ""
     by_coordinate: ClassVar[bool] = False
+    by_smoothness: ClassVar[bool] = False
     rate: Schedule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -242,6 +244,7 @@ class GD(_Descent):
 
     name = "gd"
     by_coordinate = True
+    by_smoothness = True
 
 
 @value_class
@@ -251,6 +254,7 @@ class Momentum(_Descent):
     momentum: Decay = 0.9
     name = "momentum"
     by_coordinate = True
+    by_smoothness = True
 
     def start(self, w: Vector) -> State:
         return {"velocity": np.zeros_like(w)}
@@ -268,6 +272,7 @@ class Nesterov(Momentum):
 
     name = "nesterov"
     by_coordinate = True
+    by_smoothness = True
 
     def _direction(self, gradient: Vector, state: State, scale: float, out: Vector | None) -> Vector:
         out = np.multiply(super()._direction(gradient, state, scale, out), self.momentum, out=out)
@@ -287,6 +292,7 @@ class Accelerated(Optimizer):
 
     name = "accelerated"
     by_coordinate = True
+    by_smoothness = True
 
     def start(self, w: Vector) -> State:
         return {"x": w.copy()}
@@ -308,6 +314,7 @@ class Accelerated(Optimizer):
 class Adam(Optimizer):
     """Adam with bias correction (Kingma and Ba 2015, Algorithm 1)."""
 
+    lr: float | str | Schedule = field()  # steps do not grow with the gradient: no default suits every problem
     beta1: Decay = 0.9
     beta2: Decay = 0.999
     epsilon: PositiveNumber = 1e-8
@@ -374,18 +381,65 @@ registry: Registry[Optimizer] = Registry("optimizer", supplied=("lr",))
 register = registry.register
 
 
-def optimizer(spec: str, *, lr: float | str | Schedule) -> Optimizer:
+Rate = TypeVar("Rate", bound=float | str | Schedule)
+_OTHER_WORDS = ("learning_rate", "rate", "step_size", "alpha", "eta")  # for the key lr
+
+
+def split_rate(spec: str, lr: Rate | None = None) -> tuple[str, Rate | str | None]:
+    """Return an optimiser's spec without its learning rate, and the rate: the spec's own, or ``lr``.
+
+    Raises :class:`~anyk.errors.BadInput` if both are given.
+
+    >>> split_rate("adam:beta1=0.8,lr=0.1"), split_rate("clip:of=(gd:lr=0.1),norm=5")
+    (('adam:beta1=0.8', '0.1'), ('clip:norm=5,of=gd', '0.1'))
+    """
+    name, values = parse(spec)
+    if word := next((word for word in _OTHER_WORDS if word in values), None):
+        raise BadInput(f"the learning rate in '{spec}' is called lr, not {word}, as in {name}:lr={values[word]}")
+    plain, own = take_key(spec, "lr")
+    outer, inner = take_key(plain, "of")
+    if inner is not None:
+        inner, inner_rate = split_rate(inner, own)
+        if inner_rate is not None and own is None:
+            plain, own = with_keys(outer, {"of": bracketed(inner)}), str(inner_rate)
+    if own is not None and lr is not None:
+        shown = lr if isinstance(lr, (int, float, str)) else lr.spec
+        raise BadInput(f"the learning rate is given twice, as '{spec}' and as lr={shown}; keep one")
+    return plain, lr if own is None else own
+
+
+def suits_smoothness(spec: str) -> bool:
+    """Return whether 1 / smoothness of the problem is a learning rate for an optimiser.
+
+    >>> suits_smoothness("nesterov"), suits_smoothness("clip:of=momentum"), suits_smoothness("adamw")
+    (True, True, False)
+    """
+    name, values = parse(spec)
+    if name == Clip.name:
+        return suits_smoothness(values.get("of", GD.name))
+    return bool(vars(registry.entry(name).build).get("by_smoothness", False))
+
+
+def optimizer(spec: str, *, lr: float | str | Schedule | None = None) -> Optimizer:
     """Build an optimiser from its spec and a learning rate (a number, a schedule's spec or a schedule).
 
-    >>> optimizer("nesterov:momentum=0.8", lr=0.1).spec
-    'nesterov:momentum=0.8'
+    The rate may be in the spec instead. Raises :class:`~anyk.errors.BadInput` if it is in neither place or in both.
+
+    >>> optimizer("nesterov:momentum=0.8", lr=0.1).spec, optimizer("adam:lr=0.1").rate.spec
+    ('nesterov:momentum=0.8', '0.1')
     """
     if spec == STEPPED:
         raise BadInput(
             "the steps were taken by the user's loop (anyk.rounds, anyk.torch.Optimizer): continue with its script, "
             "with go_on=True, or give an optimizer"
         )
-    return registry.build(spec, lr=number_in(lr) if isinstance(lr, str) else lr)
+    plain, rate = split_rate(spec, lr)
+    if rate is None:
+        registry.entry(parse(plain)[0])
+        raise BadInput(
+            f"the optimizer '{spec}' needs a learning rate: lr=…, or as in '{with_keys(plain, {'lr': 0.01})}'"
+        )
+    return registry.build(plain, lr=number_in(rate) if isinstance(rate, str) else rate)
 
 
 _PART = 1 << 16  # numbers squared together
@@ -404,6 +458,7 @@ class Clip(Optimizer):
     array([-3., -4.])
     """
 
+    lr: Any = None  # by default the inner optimiser's
     of: str | Optimizer = "gd"
     norm: PositiveNumber = 1.0
     name = "clip"
@@ -411,6 +466,10 @@ class Clip(Optimizer):
     def __post_init__(self) -> None:
         if isinstance(self.of, str):
             object.__setattr__(self, "of", optimizer(self.of, lr=self.lr))
+        elif self.lr is not None and self.lr != self._inner.lr:
+            raise BadInput(
+                f"the learning rate is given twice, as {self.lr} and as {self._inner.lr} of {self.of}; keep one"
+            )
         object.__setattr__(self, "lr", self._inner.lr)
         object.__setattr__(self, "rate", self._inner.rate)
 

@@ -87,7 +87,7 @@ def from_data(
 ) -> LinearProblem:
     """Return a model of a data set, by default linear: logistic, softmax or least-squares regression.
 
-    ``data`` is a source's spec (``anyk data`` lists them) or the pattern of files that stay in their place
+    ``data`` is a source's spec (``anyk list data`` lists them) or the pattern of files that stay in their place
     (``train-*.parquet``, :class:`~anyk.data.Shards`), ``file`` a local file for it, ``l2`` the regulariser (default:
     1 / training rows), ``model`` ``linear`` or ``two-layer:hidden=32``. Linear models of your own tables are trained in
     standardised columns, on whose weights ``l2`` acts (for categories of text, on the original weights), unless

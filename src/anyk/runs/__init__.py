@@ -29,6 +29,7 @@ from anyk.runs.races.speedups import (
     compare,
     compare_seeds,
     grouped,
+    mean_over,
     spread,
 )
 from anyk.runs.run import Run
@@ -73,6 +74,7 @@ __all__ = [
     "rounds",
     "save_trace",
     "session",
+    "mean_over",
     "spread",
     "tasks_of",
     "train",

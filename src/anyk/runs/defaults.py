@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from anyk.clusters import Cluster
 from anyk.errors import BadInput
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Optimizer, Schedule, split_rate, suits_smoothness
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, abilities_of
 from anyk.problems.many import each_of
 from anyk.protocol import Strategy
-from anyk.specs import parse
+from anyk.specs import parse, with_keys
 from anyk.strategies import Rounds
 
 WORKERS = 30
@@ -24,12 +24,13 @@ _FROM_PAPERS = {
 
 
 def usual_optimizer(
-    problem: Problem, optimizer: Optimizer | str | None = None, lr: float | str | None = None
+    problem: Problem, optimizer: Optimizer | str | None = None, lr: float | str | Schedule | None = None
 ) -> Optimizer:
     """Return ``optimizer``, with defaults for itself and its learning rate that suit the problem.
 
     The defaults are Nesterov momentum and 1 / smoothness, or the papers' settings on their data. Raises
-    :class:`~anyk.errors.BadInput` if the problem has no smoothness.
+    :class:`~anyk.errors.BadInput` if two learning rates are given, or none and there is no default: if the problem has
+    no smoothness, or the optimiser's steps are not in proportion to the gradient, as those of Adam.
 
     >>> import anyk
     >>> optimizer = usual_optimizer(anyk.problems.from_data("synthetic:rows=60,features=4"))
@@ -37,19 +38,36 @@ def usual_optimizer(
     ('nesterov', True)
     """
     if isinstance(optimizer, Optimizer):
+        if lr is not None:
+            raise BadInput(
+                f"the optimizer {optimizer.spec} has its learning rate, {optimizer.rate.spec}, and lr is given as "
+                "well; keep one"
+            )
         return optimizer
-    name, rate = usual_rule(str((problem.recipe() or {}).get("data", "")), optimizer)
-    learning_rate = lr if lr is not None else rate
-    if learning_rate is None:
+    own, given = (None, lr) if optimizer is None else split_rate(optimizer, lr)
+    name, rate = usual_rule(str((problem.recipe() or {}).get("data", "")), own)
+    if given is None and rate is None:
+        check_has_default(name)
         smoothness = _smoothness(problem)
         if smoothness is None:
-            example = f"{type(build_optimizer(name, lr=1.0)).__name__}({'…, ' if ':' in name else ''}lr=…)"
             raise BadInput(
-                "no default learning rate is known for this problem; give it a smoothness(), or a rate: --lr, or in "
-                f"Python optimizer=anyk.optimizers.{example}"
+                f"no default learning rate is known for this problem, which has no smoothness(); {_give(name)}"
             )
-        learning_rate = f"{1.0 / (smoothness or 1.0):.3g}"
-    return build_optimizer(name, lr=learning_rate)
+        rate = f"{1.0 / (smoothness or 1.0):.3g}"
+    return build_optimizer(name, lr=rate if given is None else given)
+
+
+def check_has_default(optimizer: str) -> None:
+    """Raise BadInput if an optimiser has no default learning rate; its spec has none."""
+    if not suits_smoothness(optimizer):
+        raise BadInput(
+            f"the optimizer '{optimizer}' has no default learning rate (1 / smoothness is one for gradient descent "
+            f"only); {_give(optimizer)}"
+        )
+
+
+def _give(optimizer: str) -> str:
+    return f"give one, as in '{with_keys(optimizer, {'lr': 0.001})}', lr=0.001, or --lr 0.001 on the command line"
 
 
 def usual_rule(data: str, optimizer: str | None = None) -> tuple[str, str | None]:

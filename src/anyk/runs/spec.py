@@ -15,7 +15,7 @@ from anyk.codes import Code
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.named import names_in_folder
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Optimizer, Schedule, split_rate
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.plain import values_of
 from anyk.problems.base import Problem, Tell, ensure_problem
@@ -73,6 +73,7 @@ class RunSpec:
     checkpoint_every: Nonnegative = 10.0
     callbacks: Sequence[Any] = ()
     partitions: AtLeastOne | None = None
+    lr: float | str | Schedule | None = None
 
     @contextlib.contextmanager
     def prepare(self) -> Iterator[Preparation]:
@@ -182,13 +183,18 @@ class RunSpec:
         """Return the optimiser (by default the earlier run's), the warm start and its origin."""
         begin, optimizer = self.begin, self.optimizer
         if begin is None or isinstance(begin, WarmStart):
-            rate = None if promise is None else promise.learning_rate
+            rate, names_rate = self.lr, isinstance(optimizer, str) and split_rate(optimizer)[1] is not None
+            if promise is not None and rate is None and not names_rate and not isinstance(optimizer, Optimizer):
+                rate = promise.learning_rate
             return usual_optimizer(self.problem, optimizer, rate), begin, None
         with contextlib.nullcontext(begin) if isinstance(begin, Run) else Run.open(begin) as earlier:
             if optimizer is None:
                 with names_in_folder(earlier.path or Path(), {}, trust=False):
-                    optimizer = build_optimizer(earlier.config.optimizer, lr=earlier.config.lr)
-            taken_over, warm_start = usual_optimizer(self.problem, optimizer), earlier.warm_start()
+                    rate = earlier.config.lr if self.lr is None else self.lr
+                    taken_over = build_optimizer(earlier.config.optimizer, lr=rate)
+            else:
+                taken_over = usual_optimizer(self.problem, optimizer, self.lr)
+            warm_start = earlier.warm_start()
             warm_start.check(strategy, self.problem, taken_over, earlier.config.optimizer)
             run = str(earlier.path or "a run in memory")
             return taken_over, warm_start, Origin(run, earlier.config.strategy, warm_start.step)

@@ -16,7 +16,7 @@ from anyk.codes import Code
 from anyk.delays import Communication, DelayModel
 from anyk.errors import BadInput
 from anyk.named import names_in_folder
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Optimizer, Schedule
 from anyk.plain import from_plain
 from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.problems.many import ManyProblems
@@ -60,6 +60,7 @@ def train(
     seed: int | None = None,
     communication: Communication | DelayModel | str | None = None,
     optimizer: Optimizer | str | None = None,
+    lr: float | str | Schedule | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
@@ -80,11 +81,13 @@ def train(
     ``cluster``: a cluster or a spec, to which ``workers`` (by default the strategy's, or 30), ``delays``, ``seed`` and
     ``communication`` belong. ``workers=(4, 16)``: workers join and leave, and the run continues with 4 to 16; the data
     have a fixed number of ``partitions``, by default 4 for each of the most workers, so that the gradient does not
-    depend on who is there. ``optimizer``: an optimiser or a spec, with learning rate 1 / smoothness of the problem; by
-    default as in ``begin``, or Nesterov momentum. ``out``: a new folder, in which a checkpoint is written every
-    ``checkpoint_every`` seconds; by default the log is in memory. ``evaluate``: when and on which data loss and metric
-    are evaluated (:class:`anyk.Evaluate` or its spec; None: never). ``callbacks`` are called at steps, evaluations and
-    losses of workers (:class:`anyk.Callback`). ``progress`` shows the state of the run on standard error.
+    depend on who is there. ``optimizer``: an optimiser or a spec, by default as in ``begin``, or Nesterov momentum.
+    ``lr``: the learning rate, unless the optimiser has it, as ``"adam:lr=0.1"``; by default as in ``begin`` or, for
+    gradient descent with or without momentum, 1 / smoothness of the problem. ``out``: a new folder, in which a
+    checkpoint is written every ``checkpoint_every`` seconds; by default the log is in memory. ``evaluate``: when and on
+    which data loss and metric are evaluated (:class:`anyk.Evaluate` or its spec; None: never). ``callbacks`` are called
+    at steps, evaluations and losses of workers (:class:`anyk.Callback`). ``progress`` shows the state of the run on
+    standard error.
 
     ``begin``: a run, or its folder, that this run continues, with any strategy and cluster. It takes over the models,
     the states of the optimiser (which must be the same; its learning rate may differ) and the version numbers. So
@@ -107,7 +110,7 @@ def train(
     limits = Limits(steps, seconds, target)
     fleet = workers, delays, seed, communication
     options = evaluate, checkpoint_every, callbacks, partitions
-    spec = RunSpec(problem, strategy, cluster, *fleet, optimizer, limits, begin, *options)
+    spec = RunSpec(problem, strategy, cluster, *fleet, optimizer, limits, begin, *options, lr=lr)
     with spec.prepare() as prepared:
         return _start(prepared, None if out is None else Path(out), progress=progress)
 
@@ -179,7 +182,9 @@ def resume(
         with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
             present = len(log.started()[1])
         if config.workers > _MANY * max(1, present):
-            raise BadInput(f"{of} names {config.workers:,} workers, its log begins with {present:,}; restore its folder")
+            raise BadInput(
+                f"{of} names {config.workers:,} workers, its log begins with {present:,}; restore its folder"
+            )
     previous, limits = config.steps, Limits(steps, seconds, target)
     if limits:
         if limits.endless:

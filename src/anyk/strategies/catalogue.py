@@ -394,5 +394,5 @@ register("m-sgc", grid=lambda workers: _bursty("m-sgc", workers))(Multiplexed)
 
 @register("compressed", grid=lambda workers: ())  # needs another strategy
 def _compressed(workers: int, *, of: StrategySpec = "sync", by: str = "qsgd") -> Strategy:
-    """A strategy whose messages are compressed: of=(SPEC), by=(SPEC of 'anyk compression')."""
+    """A strategy whose messages are compressed: of=(SPEC), by=(SPEC of 'anyk list compressors')."""
     return Compressed(from_spec(of, workers=workers), by)

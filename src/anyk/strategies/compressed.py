@@ -45,7 +45,7 @@ class CompressedState:
 @typed
 @dataclass(frozen=True, repr=False)
 class Compressed(Strategy):
-    """A strategy whose messages are compressed by a compressor (``anyk compression`` lists them).
+    """A strategy whose messages are compressed by a compressor (``anyk list compressors`` lists them).
 
     It takes the decisions of the strategy inside. Local work is compressed as the change from its initial version. With
     error feedback a worker adds to each message the part omitted from the last one. If a message arrived and was

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -135,7 +136,8 @@ def chaos(
     folder = scratch / "run" if out is None else Path(out)
     shared = ["--cluster", cluster, "--workers", str(workers), "--seconds", str(faults.seconds), *options]
     problem = [word for pair in pairwise(options) if pair[0] == "--problem" for word in pair]
-    descriptors = _descriptors()
+    descriptors, report = _descriptors(), tell or (lambda _: None)
+    report(f"{faults.seconds:g} s of training under faults, after the start of {workers} workers and before the checks")
     training = DisturbedTraining(
         ["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
         ["resume", str(folder), "--trust", "--quiet", *problem],
@@ -143,11 +145,12 @@ def chaos(
         parse(cluster)[0],
         faults,
         scratch,
-        tell or (lambda _: None),
+        report,
     )
     try:
         training.run()
-        (tell or str)("comparing the model, replaying and verifying the run")
+        trained = time.monotonic()
+        report(f"{training.length}; now comparing the model, replaying and verifying the run")
         effects = tuple(_effect(kind, amount, training, plan) for kind, amount in faults.amounts.items() if amount)
         steps, environment, of_run = _of_run(folder, plan)
         findings = (
@@ -157,6 +160,7 @@ def chaos(
             *of_run,
             _nothing_left(descriptors, training, folder),
         )
+        report(f"checked in {time.monotonic() - trained:.0f} s")
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return ChaosResult(

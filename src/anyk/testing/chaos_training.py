@@ -14,11 +14,13 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from anyk import keyed
 from anyk.clusters.remote.handles import is_stopped
 from anyk.errors import BadInput, RunFailed
+from anyk.runs.folder import checkpoints
 from anyk.testing.chaos_faults import FaultPlan, slowness
 
 MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, which names the folder for requests
@@ -27,6 +29,7 @@ _STOPPED = 0.1, 2.0  # the least and the most seconds for which a worker is stop
 _CYCLE = 0.2  # seconds of which a slowed worker spends a part stopped
 _VANISH = 20.0  # seconds after which all processes must have ended with the driver
 _NAMED = re.compile(rb"/dev/shm/[^\s\0]+|/tmp/anykray-\w+")
+_LEAST = 2.0  # seconds that a resumed training has at the least, so that it takes steps
 _END = 120.0  # seconds that a training may take beyond twice its own
 
 
@@ -50,6 +53,7 @@ class DisturbedTraining:
         tell: Callable[[str], None],
     ) -> None:
         self._arguments, self._resume, self._faults, self._tell = train, resume, faults, tell
+        self._folder = folder
         self._log, self._find = folder / "log.sqlite", FINDERS[cluster]
         self._requests, self.temporary = scratch / "requests", scratch / "temporary"
         self._mark = str(self._requests)  # in the environment of all processes
@@ -59,7 +63,7 @@ class DisturbedTraining:
         self.outages: list[tuple[float, float]] = []
         self.named: set[str] = set()
         self.defects: list[str] = []
-        self._first = 0.0  # time of the first step
+        self._first = self._starting = 0.0  # time of the first step, and seconds until then
         self._workers: list[int] = []
         self._held: dict[int, tuple[str, float]] = {}  # stopped workers: the fault, and when they continue
         self._slow, self._slow_next = 0, 0.0  # the worker that is slowed, and when it is stopped again
@@ -73,7 +77,7 @@ class DisturbedTraining:
         """Train under faults until the training has ended; in any case end all its processes."""
         for folder in (self._requests, self.temporary):
             folder.mkdir()
-        self._process = self._start()
+        self._process, began = self._start(), time.monotonic()
         due, waiting = deque(self._faults.schedule()), set[str]()
         looked = reported = 0.0
         try:
@@ -85,6 +89,7 @@ class DisturbedTraining:
                     error = BadInput if code == 2 else RunFailed
                     raise error(f"the training took no step: {self._last_words().removeprefix('anyk: ')}")
                 time.sleep(_TICK)
+            self._starting = self._first - began
             while self._running():
                 now = self._now()
                 if now >= looked + _LOOK:
@@ -94,8 +99,7 @@ class DisturbedTraining:
                 if now >= reported + _TELL:
                     reported = now
                     self.named |= named_files(self._mark)
-                    counts = ", ".join(f"{self.injected[kind]} {kind}" for kind in self._faults.kinds)
-                    self._tell(f"{now:.0f} s: {self.samples[-1][1]:,} updates; {counts}")
+                    self._tell(self.progress(now))
                 while due and due[0][0] <= now < self._faults.seconds:
                     waiting.add(due.popleft()[1])
                 waiting = {kind for kind in waiting if not self._inject(kind)}
@@ -110,6 +114,40 @@ class DisturbedTraining:
             self._read_log()
         finally:
             self._stop_all()
+
+    def progress(self, now: float) -> str:
+        """Return a line on the progress: the time, the updates taken (repeated ones count again), and the faults."""
+        taken = self.samples[0][1] + sum(max(new - old, 0) for (_, old), (_, new) in pairwise(self.samples))
+        counts = ", ".join(f"{self.injected[kind]} {kind}" for kind in self._faults.kinds)
+        state = ""
+        if self._resumed:
+            state = "; the training is being resumed from its checkpoint"
+        elif now > self._faults.seconds + _TELL:
+            state = "; no more faults: the training is about to end"
+        return f"{now:.0f} of {self._faults.seconds:g} s: {taken:,} updates; {counts}{state}"
+
+    @property
+    def length(self) -> str:
+        """The seconds of training in words, with the reason if they are more than were asked for."""
+        seconds, asked = self._now(), self._faults.seconds
+        text = f"trained for {seconds:.0f} s"
+        if seconds > asked + _TELL and self.outages:
+            lost = sum(end - start for start, end in self.outages)
+            text += f" instead of {asked:g}, as the training needed {lost:.0f} s to take steps again after it had ended"
+        return text
+
+    def _resuming(self) -> list[str]:
+        """Return the arguments that resume the run for the rest of the seconds.
+
+        Its clock goes back to the checkpoint with it; with the old limit it would train again for what it has lost.
+        """
+        try:
+            saved = checkpoints.load(self._folder)
+        except BadInput:  # the resumed run reports it
+            return list(self._resume)
+        clock = 0.0 if saved is None else float(saved.state["time"])
+        left = max(self._faults.seconds - self._now() - self._starting, _LEAST)
+        return [*self._resume, "--seconds", f"{clock + left:.3f}"]
 
     def _now(self) -> float:
         return time.monotonic() - self._first
@@ -144,8 +182,9 @@ class DisturbedTraining:
             return False
         if code != -signal.SIGKILL if fault == "driver" else code != 1 or "free some space" not in words:
             self.defects.append(f"after {fault} the driver ended with status {code}: {words}")
-        self._died, self._resumed, self._arguments = self._now(), fault, self._resume
+        self._died, self._resumed = self._now(), fault
         self._await_vanishing()
+        self._arguments = self._resuming()
         self._process = self._start()
         return True
 

@@ -20,13 +20,17 @@ from anyk.views.page import report
 from anyk.views.page.panels import Panel, report_figures
 from anyk.views.plots import NothingToDraw, plot
 from anyk.views.result_tables import (
+    MEAN_NOTE,
+    check_table_packages,
     coefficients_report,
     coefficients_table,
     mean_staleness,
+    mean_table,
     plot_staleness,
     race_notes,
     race_table,
     ratio_to_floor,
+    save_race_table,
     speed_table,
     staleness_table,
 )
@@ -50,7 +54,11 @@ __all__ = [
     "curves_table",
     "holders_text",
     "matrix_text",
+    "check_table_packages",
+    "MEAN_NOTE",
     "mean_staleness",
+    "mean_table",
+    "save_race_table",
     "plot",
     "plot_code",
     "plot_codes",

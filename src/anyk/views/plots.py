@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,10 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDE = 4.0  # ratio of the longest to the shortest run from which on the axis is logarithmic
-_ROW, _HEIGHT = 0.23, 4.6  # heights in inches: a line of the legend, the rest of the picture
-_DASHES = ("-", "--", ":", "-.")  # for curves that share a colour
-_LONG = 115  # characters of the subtitle's first line
-_FEW = 40  # versions that are shown as points
+_WIDTH, _HEIGHT = 8.6, 5.0  # inches: of the picture, and without its labels
+_ROW, _SUBTITLE = 16.0, 30.0  # points: heights of a label and of the subtitle
+_SAMPLE = 24.0  # points: length of the sample of a line that begins its label
+_DASHES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
+_MARKS = 12  # markers on a line, about
+_LONG, _SHORTEST = 115, 12  # characters of a line of the subtitle, and of a spec in it at the least
+_DIVERGED = 3.0  # a loss that exceeds the first one so many times runs out of the picture
+_STILL = 0.03  # share of the visible range that a line moves before the picture begins
 
 
 class NothingToDraw(BadInput):
@@ -40,10 +46,12 @@ def plot(
 ) -> Figure:
     """Draw the metric (or the loss, on request or without held-out data) against the seconds of each version.
 
-    There is one line for each run, with a ring where it reached the target or ended; the legend has its result. With
-    several seeds there is one line for each strategy, the median, in a band from the least to the largest value; a run
-    that has ended counts with its last value. The axis of seconds is logarithmic if runs took very different times.
-    ``path`` saves the picture; its ending chooses the format. ``dark``: for a dark page.
+    There is one line for each run, with a large marker where it reached the target or ended, from which a thin line
+    leads to its label above the axes: the strategy, its result and its speed-up, as in the table
+    (:func:`~anyk.views.race_table`). With several seeds the line of a strategy is the median, in a band from the least
+    to the largest value, and its label has medians; a run that has ended counts with its last value. Colours, dashes
+    and markers differ. The axis of seconds is logarithmic if runs took very different times. The picture begins where
+    lines begin to move. ``path`` saves it; its ending chooses the format. ``dark``: for a dark page.
 
     Raises :class:`~anyk.errors.MissingPackage` without matplotlib and :class:`NothingToDraw` if nothing was evaluated.
     """
@@ -54,46 +62,183 @@ def plot(
     metric = next((run.metric_name for group in groups for run in group if run.metric), None)
     name = metric if metric and of == "metric" else "loss"
     falls = name == "loss" or first[0].config.better == "lower"
-    curves = [_curve(group, name, of) for group in groups]
+    target = first[0].config.target if of == "metric" else None
+    faster = _faster(groups)
+    curves = [_curve(group, name, target, speed) for group, speed in zip(groups, faster, strict=True)]
     if not any(curve.times.size for curve in curves):
         raise NothingToDraw(f"no version has a {name}: there is no curve to draw; train with evaluation")
     ends = [curve.end for curve in curves if curve.end > 0.0]
     wide = len(ends) > 1 and max(ends) > _WIDE * min(ends)
-    target = first[0].config.target if of == "metric" else None
     look = DARK if dark else LIGHT
-    with picture(path, (8.6, _HEIGHT + _ROW * len(groups)), look=look) as (figure, axes):
-        faster = _faster(groups)
-        for i, curve in enumerate(curves):
-            shown = curve.times > 0.0 if wide else curve.times >= 0.0
-            dash, place = divmod(i, len(COLOURS))
-            colour, dashes = look[f"curve-{place}"], _DASHES[dash % len(_DASHES)]
-            times, mark = curve.times[shown], "o" if shown.sum() < _FEW else None
-            spec = shortened(first[i].config.strategy, _LONG // 2)
-            label = f"{spec}   {_result(groups[i], curve, name, target)}{faster[i]}" if shown.any() else None
-            axes.plot(times, curve.values[shown], color=colour, lw=2.0, ls=dashes, marker=mark, ms=3, label=label)
-            axes.plot(curve.end, curve.height, "o", ms=8, mfc=look["paper"], mec=colour, mew=2, zorder=4, clip_on=False)
-            if curve.band is not None:
-                low, high = curve.band
-                axes.fill_between(times, low[shown], high[shown], color=colour, alpha=0.18, lw=0)
-        lowest = None if falls else lower_end([(curve.times, curve.values) for curve in curves])
-        if lowest is not None:
-            axes.set_ylim(bottom=lowest)
-        axes.set(xscale="log" if wide else "linear", yscale="log" if falls else "linear")
-        if not wide:
-            axes.set_xlim(left=0)
-        if target is not None:
-            axes.axhline(target, color=look["dim"], lw=0.9, ls="--", zorder=0, label=f"target {target:g}")
-        figure.legend(loc="outside lower left")
+    drawn = [i for i, curve in enumerate(curves) if curve.times.size]
+    with picture(path, (_WIDTH, _HEIGHT + _ROW * len(drawn) / 72.0), look=look) as (figure, axes):
+        axes.set(xscale="log" if wide else "linear", yscale=_scale(curves, falls=falls))
+        for place, i in enumerate(drawn):
+            _draw(axes, curves[i], look, i, place / len(drawn), wide=wide)
+        _crop(axes, [curves[i] for i in drawn], target, falls=falls, wide=wide)
         clock = "virtual seconds" if on_virtual_clock(first[0]) else "wall-clock seconds"
         label = {"auc": "AUC on held-out rows", "accuracy": "accuracy on held-out rows"}.get(name, name)
         axes.set(xlabel=clock + ", logarithmic" * wide, ylabel=label)
-        for axis, logarithmic in ((axes.xaxis, wide), (axes.yaxis, falls)):
-            if logarithmic:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
                 name_ticks(axis)
-        axes.set_title(_title(first, name, target) + "\n" * 2, fontsize=13, fontweight="bold")
-        below = axes.text(0.0, 1.015, _subtitle(groups), transform=axes.transAxes, fontsize=9, color=look["dim"])
+        above = _ROW * len(drawn) + 4.0
+        axes.set_title(_title(first, name, target), fontsize=13, fontweight="bold", pad=above + _SUBTITLE)
+        below = axes.annotate(
+            _subtitle(groups),
+            (0.0, 1.0),
+            (0.0, above),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=9,
+            color=look["dim"],
+        )
         below.set_in_layout(False)  # the title leaves room for it; long names must not squeeze the curves
+        figure.draw_without_rendering()  # the labels need the places of the axes
+        figure.set_layout_engine("none")
+        if target is not None:
+            _draw_target(axes, target, look)
+        _draw_labels(figure, axes, [(i, curves[i]) for i in drawn], look)
     return figure
+
+
+def _scale(curves: Sequence[_Curve], *, falls: bool) -> str:
+    """Return the scale of the values: logarithmic for those that fall, if they are all above 0."""
+    positive = all(curve.values.min(initial=np.inf) > 0.0 for curve in curves)
+    return "log" if falls and positive else "linear"
+
+
+def _style(look: Mapping[str, str], i: int) -> dict[str, Any]:
+    """Return colour, dashes and marker of a line; neighbours differ in each."""
+    turn, place = divmod(i, len(COLOURS))
+    return {
+        "color": look[f"curve-{place}"],
+        "ls": _DASHES[(i + turn) % len(_DASHES)],
+        "marker": _MARKERS[i % len(_MARKERS)],
+        "mec": look[f"curve-{place}"],
+    }
+
+
+def _draw(axes: Any, curve: _Curve, look: Mapping[str, str], i: int, place: float, *, wide: bool) -> None:
+    """Draw a line, and its band over several seeds; ``place``: from 0 for the first line to below 1.
+
+    Earlier lines are wider, and have their markers elsewhere, so that lines that coincide can all be seen.
+    """
+    shown = curve.times > 0.0 if wide else curve.times >= 0.0
+    times, style = curve.times[shown], _style(look, i)
+    every = max(1, len(times) // _MARKS)
+    marks = (int(place * every), every)
+    axes.plot(times, curve.values[shown], lw=3.2 - 1.8 * place, ms=4, markevery=marks, zorder=3, **style)
+    if curve.band is not None:
+        low, high = curve.band
+        axes.fill_between(times, low[shown], high[shown], color=style["color"], alpha=0.18, lw=0)
+
+
+def _crop(axes: Any, curves: Sequence[_Curve], target: float | None, *, falls: bool, wide: bool) -> None:
+    """Limit the axes to where lines move: without a steep rise at the start, and without a diverged end."""
+    every = np.concatenate([curve.values for curve in curves])
+    if not falls:
+        low = _lowest([curve.values for curve in curves])
+        high = float(every.max())
+        axes.set_ylim(low, high + 0.06 * (high - low) if high > low else None)
+    top = _DIVERGED * max(float(curve.values[0]) for curve in curves)
+    if falls and 0.0 < _DIVERGED * top < float(every.max()):
+        axes.set_ylim(top=top)
+    if target is not None:
+        low, high = axes.get_ylim()
+        edge = 0.0 if axes.get_yscale() == "log" else 0.06 * (high - low)
+        axes.set_ylim(min(low, target - edge), max(high, target + edge))
+    begins = [_first_move(axes, curve, wide=wide) for curve in curves]
+    begin, end = min(begins), max(float(curve.times[-1]) for curve in curves)
+    if wide:
+        axes.set_xlim(left=begin / (end / begin) ** 0.03)
+    else:
+        axes.set_xlim(left=begin if begin > end / 3.0 else 0.0)
+
+
+def _lowest(lines: Sequence[Floats]) -> float:
+    """Return the lower end of the axis of a rising value, above a steep rise at the start."""
+    lowest = lower_end([(line, line) for line in lines])
+    if lowest is None and len(lines) == 1:  # a single line is shown but for the first tenth of its points
+        tenth, top = float(np.quantile(lines[0], 0.1)), float(lines[0].max())
+        lowest = tenth - 0.5 * (top - tenth)
+    least, top = (float(end(np.concatenate(lines))) for end in (np.min, np.max))
+    return least - 0.04 * (top - least) if lowest is None or lowest < least else lowest
+
+
+def _first_move(axes: Any, curve: _Curve, *, wide: bool) -> float:
+    """Return the last time before a line is visible and leaves its first value."""
+    shown = curve.times > 0.0 if wide else curve.times >= 0.0
+    times, values = curve.times[shown], curve.values[shown]
+    if not times.size:
+        return math.inf
+    heights = axes.transAxes.inverted().transform(axes.transData.transform(np.column_stack([times, values])))[:, 1]
+    moved = (heights > 0.0) & (np.abs(heights - heights[0]) > _STILL)
+    return float(times[max(int(np.argmax(moved)) - 1, 0)])
+
+
+def _draw_target(axes: Any, target: float, look: Mapping[str, str]) -> None:
+    """Draw the target as a line with its name."""
+    axes.axhline(target, color=look["dim"], lw=0.9, ls=(0, (1, 2)), zorder=1)
+    axes.annotate(
+        f"target {target:g}",
+        (0.0, target),
+        (4.0, 3.0),
+        xycoords=axes.get_yaxis_transform(),
+        textcoords="offset points",
+        fontsize=9,
+        color=look["dim"],
+    )
+
+
+def _draw_labels(figure: Figure, axes: Any, curves: Sequence[tuple[int, _Curve]], look: Mapping[str, str]) -> None:
+    """Draw the labels above the axes, the first to end at the top, each with a line to the end of its curve.
+
+    Labels have a sample of their line. They begin above the end of the curve, or further left where they would leave
+    the picture.
+    """
+    from matplotlib.transforms import blended_transform_factory
+
+    points = figure.dpi / 72.0
+    height = axes.bbox.height / points
+    for row, (i, curve) in enumerate(sorted(curves, key=lambda each: -each[1].end)):
+        style, level = _style(look, i), 1.0 + (_ROW * (row + 0.5)) / height
+        at_x, at_y = axes.transData.transform((max(curve.end, axes.get_xlim()[0]), curve.height))
+        x, y = axes.transAxes.inverted().transform((at_x, at_y))
+        y = min(max(y, 0.0), 1.0)  # of a loss that runs out of the picture
+        text = axes.text(0.0, level, curve.label, transform=axes.transAxes, fontsize=9, va="center", color=look["ink"])
+        text.set_in_layout(False)
+        text.set_bbox({"facecolor": look["paper"], "edgecolor": "none", "pad": 1.0})
+        room = text.get_window_extent().width + (_SAMPLE + 8.0) * points
+        left = max(min(at_x, figure.bbox.x1 - 4.0 * points - room), 4.0 * points)
+        begin, end = axes.transAxes.inverted().transform([(left, 0.0), (left + _SAMPLE * points, 0.0)])[:, 0]
+        text.set_x(end + 5.0 * points / axes.bbox.width)
+        stalk = blended_transform_factory(axes.transAxes, axes.transAxes)
+        axes.plot([x, x], [y, level], transform=stalk, color=style["color"], lw=0.8, zorder=2, clip_on=False)
+        sample = [begin, (begin + end) / 2.0, end]
+        axes.plot(
+            sample,
+            [level] * 3,
+            transform=axes.transAxes,
+            lw=1.8,
+            ms=5,
+            markevery=[1],
+            mfc=look["paper"],
+            clip_on=False,
+            zorder=5,
+            **style,
+        )
+        axes.plot(
+            x,
+            y,
+            transform=axes.transAxes,
+            ms=8,
+            mfc=look["paper"],
+            mew=1.8,
+            zorder=6,
+            clip_on=False,
+            **style | {"ls": ""},
+        )
 
 
 def on_virtual_clock(run: Run) -> bool:
@@ -102,28 +247,29 @@ def on_virtual_clock(run: Run) -> bool:
 
 
 class _Curve(NamedTuple):
-    """Times and values of evaluated versions, and the point to label: the target reached, or the last.
+    """Times and values of evaluated versions, and the end, which is marked: the target reached, or the last version.
 
-    With several seeds: medians at all their times, and the ``band`` from least to largest.
+    With several seeds: medians at all their times, the ``band`` from least to largest, and the median of the ends.
     """
 
     times: Floats
     values: Floats
     end: float
     height: float
-    reached: Spread | None = None
+    label: str
     band: tuple[Floats, Floats] | None = None
 
 
-def _curve(group: Sequence[Run], name: str, of: str) -> _Curve:
+def _curve(group: Sequence[Run], name: str, target: float | None, faster: str) -> _Curve:
     times, values, band = banded([finite_values(run, name) for run in group])
     if not times.size:
-        return _Curve(times, values, 0.0, float("nan"))
-    at = len(times) - 1
-    reached = spread(run.time_to_target for run in group)
-    if of == "metric" and reached.median is not None:
-        at = min(int(np.searchsorted(times, reached.median)), at)
-    return _Curve(times, values, float(times[at]), float(values[at]), reached if of == "metric" else None, band)
+        return _Curve(times, values, 0.0, float("nan"), "")
+    reached = spread(run.time_to_target for run in group) if target is not None else Spread(None, None, None)
+    end = spread(run.seconds for run in group).median if reached.median is None else reached.median
+    end = min(float(times[-1] if end is None else end), float(times[-1]))
+    height = float(np.interp(end, times, values))
+    spec = shortened(group[0].config.strategy, _LONG // 2)
+    return _Curve(times, values, end, height, f"{spec}   {_result(group, name, reached)}{faster}", band)
 
 
 def banded(lines: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, tuple[Floats, Floats] | None]:
@@ -170,19 +316,25 @@ def _faster(groups: Sequence[Sequence[Run]]) -> list[str]:
     return texts
 
 
-def _result(group: Sequence[Run], curve: _Curve, name: str, target: float | None) -> str:
-    """Return the result of a strategy and its time as text."""
-    seconds = curve.reached or Spread(None, None, None)
-    if target is None or seconds.least is None:
-        return f"{name} {curve.height:.3g} after {curve.end:.3g} s"
-    if len(group) == 1:
-        return f"{curve.end:.3g} s"
-    if seconds.most is not None:
-        return f"{seconds.median:.3g} s ({seconds.least:.3g} to {seconds.most:.3g})"
-    with_seeds = f"target reached with {sum(run.time_to_target is not None for run in group)} of {len(group)} seeds"
-    if seconds.median is None:
-        return f"{name} {curve.height:.3g} after {curve.end:.3g} s, {with_seeds}"
-    return f"{seconds.median:.3g} s, {with_seeds}"
+def _result(group: Sequence[Run], name: str, reached: Spread) -> str:
+    """Return the result of a strategy and its time as text; over several seeds the medians of the table."""
+    with_seeds = ""
+    if len(group) > 1 and reached.least is not None and reached.most is None:
+        with_seeds = (
+            f", target reached with {sum(run.time_to_target is not None for run in group)} of {len(group)} seeds"
+        )
+    if reached.median is not None:
+        span = f" ({reached.least:.3g} to {reached.most:.3g})" if len(group) > 1 and reached.most is not None else ""
+        return f"{reached.median:.3g} s{span}{with_seeds}"
+    worst = -math.inf if group[0].config.better == "higher" and name != "loss" else math.inf
+    last = spread((float(values[-1]) if values.size else None for _, values in _values(group, name)), missing=worst)
+    seconds = spread(run.seconds for run in group).median
+    shown = "–" if last.median is None else f"{last.median:.3g}"
+    return f"{name} {shown} after {seconds:.3g} s{with_seeds}"
+
+
+def _values(group: Sequence[Run], name: str) -> list[tuple[Floats, Floats]]:
+    return [finite_values(run, name) for run in group]
 
 
 def _title(runs: Sequence[Run], name: str, target: float | None) -> str:
@@ -212,7 +364,8 @@ def _subtitle(groups: Sequence[Sequence[Run]]) -> str:
         return f"{setting}\n{bands}"
     over, by, _ = compare([group[0] for group in groups])
     how = {"target": "to the target", "loss": "to the lowest loss that both reached", "job": "by seconds a job"}[by]
-    return f"{setting}\nspeed compared with {over}, {how}{'; ' * bool(bands)}{bands}"
+    rest = f", {how}{'; ' * bool(bands)}{bands}"
+    return f"{setting}\nspeed compared with {shortened(over, max(_LONG - len(rest) - 10, _SHORTEST))}{rest}"
 
 
 def purpose(run: Run) -> str:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from anyk.errors import BadInput
+from anyk.errors import BadInput, as_bad_input, needing
 from anyk.problems import Coefficients
-from anyk.runs import Run, SeedsComparison, compare, compare_seeds, grouped, spread
+from anyk.runs import OverSeeds, Run, SeedsComparison, compare, compare_seeds, grouped, mean_over, spread
 from anyk.runs.cluster_speed import ClusterSpeed
 from anyk.runs.floor import SHOWN_FROM
 from anyk.runs.limits import LIMIT
@@ -130,6 +130,99 @@ def _seeds_table(comparison: SeedsComparison) -> Columns:
             cells.append(tuple(map(text, strategy.speed_up or (None, None, None))))
         rows += [list(row) for row in zip((strategy.strategy, "  least", "  largest"), *cells, strict=True)]
     return Columns(titles, rows, dim=[i for i in range(len(rows)) if i % 3])
+
+
+def _mean_texts(strategy: OverSeeds, plus_minus: str = "±") -> dict[str, str]:
+    """Return the mean of each value over the seeds as text, with half of its interval; a dash without a mean."""
+    texts = {}
+    for name, values in strategy.values().items():
+        mean, low, high = mean_over(values)
+        half = "" if low is None or high is None else f" {plus_minus} {(high - low) / 2.0:.2g}"
+        texts[name] = "–" if mean is None else f"{mean:.4g}{half}"
+    return texts
+
+
+def _mean_titles(strategies: Sequence[OverSeeds], over: str) -> dict[str, str]:
+    """Return the titles of the values that some strategy has."""
+    run = strategies[0].runs[0]
+    titles = {"steps": "steps", "seconds": "seconds", "loss": "loss", "metric": run.metric_name}
+    if run.config.target is not None:
+        titles["time_to_target"] = f"s to {run.config.target:g}"
+    if len(strategies) > 1:
+        titles["speed_up"] = f"speed-up vs {shortened(over, _WIDEST)}"
+    known = {name for each in strategies for name, values in each.values().items() if set(values) != {None}}
+    return {name: title for name, title in titles.items() if name in known}
+
+
+MEAN_NOTE = "means over the seeds, with 95 % confidence intervals by Student's t; none where a seed has no value"
+
+
+def mean_table(runs: Sequence[Run]) -> Columns:
+    """Return a row for each strategy of a race with several seeds: means and 95 % confidence intervals (Student's t).
+
+    A value that some seed does not have, such as the seconds to a target that it missed, has no mean.
+    """
+    over, _, strategies, _ = compare_seeds(runs)
+    titles = _mean_titles(strategies, over)
+    rows = []
+    for strategy in strategies:
+        texts = _mean_texts(strategy)
+        rows.append([strategy.strategy, str(len(strategy.runs)), *(texts[name] for name in titles)])
+    return Columns(["strategy,\nmean ± 95 %", "seeds", *titles.values()], rows)
+
+
+TABLE_ENDINGS = (".tex", ".csv")
+
+
+def check_table_packages(path: str | Path) -> None:
+    """Raise BadInput if a race's table cannot be written in the format of its file name, or a package is missing."""
+    ending = Path(path).suffix.lower()
+    if ending not in TABLE_ENDINGS:
+        raise BadInput(f"a table is written as {' or '.join(TABLE_ENDINGS)}, got '{path}'")
+    with needing("pandas", "data", "a table as a file"):
+        import pandas  # noqa: F401
+    if ending == ".tex":
+        with needing("Jinja2", "report", "a table for LaTeX"):
+            import jinja2  # noqa: F401
+
+
+def save_race_table(runs: Sequence[Run], path: str | Path) -> None:
+    """Write a row for each strategy into a file for LaTeX (.tex, with booktabs) or other programs (.csv).
+
+    ``.tex``: means and 95 % confidence intervals over the seeds (Student's t), as in :func:`mean_table`. ``.csv``: of
+    each value ``_mean``, ``_low`` and ``_high`` (ends of the interval), ``_median``, ``_least`` and ``_most``.
+
+    Raises :class:`~anyk.errors.BadInput` for other endings and files that cannot be written, and
+    :class:`~anyk.errors.MissingPackage` without pandas and, for LaTeX, Jinja2.
+    """
+    check_table_packages(path)
+    import pandas
+
+    over, _, strategies, _ = compare_seeds(runs)
+    titles = _mean_titles(strategies, over)
+    with as_bad_input(f"the table '{path}' cannot be written"):
+        if Path(path).suffix.lower() == ".csv":
+            pandas.DataFrame([_csv_row(strategy, titles) for strategy in strategies]).to_csv(path, index=False)
+            return
+        rows = []
+        for strategy in strategies:
+            texts = _mean_texts(strategy, r"$\pm$")
+            rows.append([strategy.strategy, len(strategy.runs), *(texts[name].replace("–", "--") for name in titles)])
+        frame = pandas.DataFrame(rows, columns=["strategy", "seeds", *titles.values()])
+        styled = frame.style.format(escape="latex", subset=["strategy"]).format_index(escape="latex", axis=1)
+        table = styled.hide(axis="index").to_latex(hrules=True, column_format="l" + "r" * (len(titles) + 1))
+        Path(path).write_text(f"% {MEAN_NOTE}; needs \\usepackage{{booktabs}}\n{table}", encoding="utf-8")
+
+
+def _csv_row(strategy: OverSeeds, titles: Mapping[str, str]) -> dict[str, Any]:
+    """Return the numbers of a strategy by column."""
+    row: dict[str, Any] = {"strategy": strategy.strategy, "seeds": len(strategy.runs), "reached": strategy.reached}
+    result = strategy.result()
+    for name in titles:
+        column = strategy.runs[0].metric_name if name == "metric" else name
+        for part in ("mean", "low", "high", "median", "least", "most"):
+            row[f"{column}_{part}"] = (result[name] or {}).get(part)
+    return row
 
 
 def _speed_up_text(value: float | None, at_least: bool = False) -> str:

@@ -23,7 +23,7 @@ from anyk.fleet.plans.candidates import build_candidate, ignore, specs_for
 from anyk.fleet.plans.plan import LEAST_ROUNDS
 from anyk.fleet.records import read
 from anyk.fleet.records.record_sources import Readable
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Optimizer, Schedule
 from anyk.plain import values_of
 from anyk.problems.base import Problem, Tell
 from anyk.runs import Run, usual_optimizer
@@ -140,6 +140,7 @@ def train_auto(
     seconds: float | None = None,
     target: float | None = None,
     optimizer: Optimizer | str | None = None,
+    lr: float | str | Schedule | None = None,
     out: str | Path | None = None,
     evaluate: Evaluate | str | None = USUAL,
     checkpoint_every: float = 10.0,
@@ -177,7 +178,7 @@ def train_auto(
     fleet = build_cluster(cluster, workers=workers, delays=delays, seed=seed, communication=communication)
     if fleet.delays.silent and fleet.virtual:
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
-    rebuilt, hooks = Rebuilt(trained, usual_optimizer(trained, optimizer), fleet), check_callbacks(callbacks)
+    rebuilt, hooks = Rebuilt(trained, usual_optimizer(trained, optimizer, lr), fleet), check_callbacks(callbacks)
     limits = Limits(steps, seconds, target).within(STEPS if target is None else LIMIT)
     own = {"cluster": cluster, "models": models, "uncoded": uncoded, "measure": measure, "every": every, "slope": slope}
     own |= {"max_load": max_load, "record": record is not None}

@@ -24,6 +24,7 @@ from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, sample_reco
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
 from anyk.fleet.records.record_sources import Readable
+from anyk.optimizers import split_rate
 from anyk.plain import ByName, to_plain, values_of
 from anyk.problems.base import Problem, Tell, ensure_problem
 from anyk.protocol import Strategy, models_trained
@@ -378,6 +379,7 @@ def _goal(
         raise BadInput(
             "a plan makes hundreds of short runs, each with its own process to evaluate; leave where=aside out"
         )
-    goal = Goal(problem, target, optimizer, lr, runs, evaluate)
+    plain, rate = (None, lr) if optimizer is None else split_rate(optimizer, lr)
+    goal = Goal(problem, target, plain, rate, runs, evaluate)
     _ = goal.start  # raises BadInput without a learning rate
     return goal

@@ -15,7 +15,8 @@ from anyk.clusters import Simulated
 from anyk.errors import BadInput, RunFailed
 from anyk.fleet.plans.candidates import Timed, batch_of, build_candidate, count_strategies
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, VectorSize
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Optimizer, Schedule
+from anyk.optimizers import optimizer as build_optimizer
 from anyk.problems.base import Problem, Tell
 from anyk.runs import train
 from anyk.runs.defaults import usual_optimizer
@@ -46,7 +47,7 @@ class Goal:
     problem: Problem
     target: float
     optimizer: str | None
-    lr: float | str | None
+    lr: float | str | Schedule | None
     runs: int
     evaluate: Evaluate | str | None
 
@@ -248,7 +249,7 @@ class Contest:
             return former if former.kind != _REACHED or former.value <= seconds else _Outcome(_RUNNING, math.inf)
         self._runs -= 1
         rate = self._learning_rate(exponent)
-        optimizer = self._optimizer if rate is None else replace(self._optimizer, lr=rate)
+        optimizer = self._optimizer if rate is None else build_optimizer(self._optimizer.spec, lr=rate)
         outcome = self._train(spec, optimizer, seed, seconds)
         if outcome.kind == _DIVERGED:
             outcome = _Outcome(_DIVERGED, float(exponent))

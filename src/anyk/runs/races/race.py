@@ -17,7 +17,7 @@ from anyk.checks import AtLeastOne, typed
 from anyk.clusters import cluster as build_cluster
 from anyk.delays import Communication, DelayModel, parse
 from anyk.errors import BadInput, RunFailed
-from anyk.optimizers import Optimizer
+from anyk.optimizers import Optimizer, Schedule
 from anyk.plain import ByName
 from anyk.problems.base import Problem, Tell
 from anyk.runs.callbacks import Callbacks, check_callbacks
@@ -150,6 +150,7 @@ def race(
     seeds: AtLeastOne = 1,
     communication: str | DelayModel | Communication = "none",
     optimizer: Optimizer | str | None = None,
+    lr: float | str | Schedule | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
@@ -166,8 +167,8 @@ def race(
     for each problem simultaneously. Every run ends at the first of ``steps``, ``seconds`` and ``target`` that it
     reaches. ``out``: a folder for ``race.toml`` and the run folders, which :func:`resume_race` continues; a run that
     fails there does not end the race (:attr:`Race.failures`). ``before`` is called with the title of each run
-    (:meth:`Race.title`) before it starts; ``evaluate``, ``callbacks`` (the same for all runs) and ``progress`` are as
-    for :func:`train`.
+    (:meth:`Race.title`) before it starts; ``optimizer``, ``lr``, ``evaluate``, ``callbacks`` (the same for all runs)
+    and ``progress`` are as for :func:`train`.
 
     Raises :class:`~anyk.errors.BadInput` for arguments that cannot work and, without ``out``,
     :class:`~anyk.errors.RunFailed` when a run cannot continue.
@@ -189,7 +190,7 @@ def race(
     names = name_folders(specs, {})
     fleet = build_cluster(cluster, workers=workers, delays=parse(delays), seed=seed, communication=communication)
     limits, evaluate = Limits(steps, seconds, target), read_evaluate(evaluate)
-    optimizer, checked_callbacks = usual_optimizer(trained, optimizer), check_callbacks(callbacks)
+    optimizer, checked_callbacks = usual_optimizer(trained, optimizer, lr), check_callbacks(callbacks)
     check_evaluation(trained, evaluate, limits)
     for spec in specs:
         strategy = with_usual_batch(trained, build_strategy(spec, workers=workers), spec)

@@ -130,6 +130,39 @@ def spread(values: Iterable[float | None], *, missing: float = math.inf) -> Spre
     return Spread(*(value if math.isfinite(value) else None for value in (median(ordered), ordered[0], ordered[-1])))
 
 
+CONFIDENCE = 0.95
+
+
+class Mean(NamedTuple):
+    """The mean over seeds, with the ends of its 95 % confidence interval; None stands for a missing value."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+def mean_over(values: Iterable[float | None]) -> Mean:
+    """Return the mean of at least one value with its 95 % confidence interval, by Student's t (Student 1908).
+
+    There is no mean if a value is missing, as the mean of the others would favour whoever missed a target; and no
+    interval of a single value.
+
+    >>> mean_over([3.0, 1.0, 2.0]), mean_over([3.0, None]).mean, mean_over([3.0]).low
+    (Mean(mean=2.0, low=-0.4841..., high=4.4841...), None, None)
+    """
+    every = list(values)
+    known = [value for value in every if value is not None and math.isfinite(value)]
+    if not known or len(known) < len(every):
+        return Mean(None, None, None)
+    mean = float(np.mean(known))
+    if len(known) == 1:
+        return Mean(mean, None, None)
+    from scipy.stats import t
+
+    half = float(t.ppf(0.5 + CONFIDENCE / 2.0, len(known) - 1) * np.std(known, ddof=1) / math.sqrt(len(known)))
+    return Mean(mean, mean - half, mean + half)
+
+
 @dataclass(frozen=True)
 class OverSeeds:
     """The runs of a strategy by seed, and the speed-up of each over the reference's run with the same seed.
@@ -172,8 +205,23 @@ class OverSeeds:
             return None
         return sum(run.time_to_target is not None for run in self.runs)
 
+    def values(self) -> dict[str, list[float | None]]:
+        """Return steps, seconds, loss, metric, time to the target and speed-up of each run.
+
+        A speed-up that is only a lower bound, as the reference missed the target, is missing.
+        """
+        ups = [None if by is None or by.at_least else by.times for by in self.speed_ups]
+        return {
+            "steps": [float(run.steps) for run in self.runs],
+            "seconds": [run.seconds for run in self.runs],
+            "loss": [run.loss for run in self.runs],
+            "metric": [(run.metric or {}).get("value") for run in self.runs],
+            "time_to_target": [run.time_to_target for run in self.runs],
+            "speed_up": ups,
+        }
+
     def result(self) -> dict[str, Any]:
-        """Return the strategy's results in the form that ``--json`` writes."""
+        """Return the strategy's results in the form that ``--json`` writes: medians, ranges, and means."""
         spreads = {
             "steps": self.spread(lambda run: run.steps),
             "seconds": self.spread(lambda run: run.seconds),
@@ -182,7 +230,8 @@ class OverSeeds:
             "time_to_target": self.spread(lambda run: run.time_to_target),
             "speed_up": self.speed_up,
         }
-        plain = {name: value and value._asdict() for name, value in spreads.items()}
+        means = {name: mean_over(values)._asdict() for name, values in self.values().items()}
+        plain = {name: value and value._asdict() | means[name] for name, value in spreads.items()}
         return {"strategy": self.strategy, "seeds": len(self.runs), "reached": self.reached} | plain
 
 

@@ -221,7 +221,7 @@ class Neighbours(Gossip):
 class DecentralisedSGD(Neighbours):
     """D-PSGD (Lian et al. 2017): every node averages with its neighbours in a ``graph`` after ``tau`` local steps.
 
-    ``graph`` is a spec (``anyk graphs`` lists them): ring, torus, exp, one-peer, complete, star, regular:degree=4,
+    ``graph`` is a spec (``anyk list graphs`` lists them): ring, torus, exp, one-peer, complete, star, regular:degree=4,
     file:file=W.csv. As in :class:`Gossip`, the local steps precede the mixing.
 
     >>> DecentralisedSGD(8, graph="ring").spec

@@ -16,16 +16,20 @@ from anyk.views.style import css
 _HERE = Path(__file__).parent
 
 
-def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
+PAGE = "report.html"  # in the folder of a run or race
+
+
+def report(of: Run | Race | Sequence[Run | Race], path: str | Path | None = None) -> Path:
     """Write an HTML page about runs and races, and return its path.
 
-    The page is self-contained and opens without a network. It describes the settings and the result; draws metric and
-    loss against seconds or steps, every task on a timeline, seconds by worker and step, the endings of each worker's
-    tasks, residual, staleness and the use of time; and shows the receipt of any step. Several runs are compared by
-    :func:`anyk.runs.compare`. With several seeds, only the first seed's run is described on its own.
+    ``path``: by default report.html in the folder of the run or race, if there is only one. The page is self-contained
+    and opens without a network. It describes the settings and the result; draws metric and loss against seconds or
+    steps, every task on a timeline, seconds by worker and step, the endings of each worker's tasks, residual, staleness
+    and the use of time; and shows the receipt of any step. Several runs are compared by :func:`anyk.runs.compare`. With
+    several seeds, only the first seed's run is described on its own.
 
-    Raises :class:`~anyk.errors.BadInput` if there is no run or the file cannot be written, and
-    :class:`~anyk.errors.MissingPackage` without Bokeh and Jinja2 (``anyk[report]``).
+    Raises :class:`~anyk.errors.BadInput` if there is no run, if several or one in memory have no path, or if the file
+    cannot be written, and :class:`~anyk.errors.MissingPackage` without Bokeh and Jinja2 (``anyk[report]``).
 
     >>> import anyk, tempfile
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
@@ -40,6 +44,13 @@ def report(of: Run | Race | Sequence[Run | Race], path: str | Path) -> Path:
     runs = [run for item in items for run in (item.runs if isinstance(item, Race) else [item])]
     if not runs:
         raise BadInput("there is no run to report on")
+    if path is None:
+        folder = items[0].path if len(items) == 1 else None
+        if folder is None:
+            raise BadInput(
+                "a report on several runs, or on one in memory, needs the name of its file, such as report.html"
+            )
+        path = folder / PAGE
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"a report is written as .html, got '{path}'")
