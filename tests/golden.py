@@ -94,7 +94,7 @@ STEADY: tuple[tuple[str, tuple[float, ...]], ...] = (  # with the seconds that e
     ("pasgd:tau=2,balance=auto", (0.6, 0.1, 0.2, 0.1)),
 )
 ROUNDS = 70  # of a steady fleet
-CHANGE = 35  # the round before which the first two workers exchange their speeds, and the last worker is lost and returns
+CHANGE = 35  # the round after which the first two workers exchange their speeds; the last is lost and returns
 
 
 # ------------------------------------------------------------------------------------------------------- text
@@ -266,7 +266,8 @@ class SteadyFleet:
     def _obey(self, commands: Sequence[Any], now: float) -> None:
         for command in commands:
             if isinstance(command, Dispatch):
-                for task, (worker, chunks) in enumerate(zip(command.workers, command.chunks, strict=True), command.task):
+                given = zip(command.workers, command.chunks, strict=True)
+                for task, (worker, chunks) in enumerate(given, command.task):
                     share = sum(len(chunk.partitions) for chunk in chunks) * len(self.seconds) / self.layout.partitions
                     jitter = float(self.random.uniform(0.99, 1.01))
                     end = now + self.seconds[worker] * share * jitter
