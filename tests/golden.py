@@ -6,7 +6,9 @@
 
 A strategy is played a hostile schedule (:mod:`anyk.testing.hostile`) beside a twin that is saved as plain data and
 restored after every tenth event, and must decide the same. A code is asked for its encoding matrix and for decodings of random replies.
-The texts of both would fill megabytes, so a line of the golden file has, of each case:
+Further cases are layouts; strategies of changing fleets, of checked messages and of ordered mini-batches, with their
+notes; and fleets of steady but unequal speed, in which shares are balanced. Of a note, the kind and the numbers count.
+The texts of all would fill megabytes, so a line of the golden file has, of each case:
 
 - ``digest``: of the text, with numbers to 12 significant digits;
 - ``form`` and ``sum``: the digest of the text without fractional numbers, and a weighted sum of these. Linear algebra
@@ -23,11 +25,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import heapq
 import math
+import re
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -37,7 +42,7 @@ import numpy as np
 import anyk
 from anyk import keyed
 from anyk.codes import registry as codes
-from anyk.protocol import Combine, Failed, Lost, Note, Stop
+from anyk.protocol import Cancel, Combine, Dispatch, Failed, Fleet, Joined, Lost, Note, Reply, Running, SetAlarm, Stop
 from anyk.specs import parse, show
 from anyk.strategies import registry as strategies
 from anyk.testing.hostile import Play
@@ -53,6 +58,43 @@ TOLERANCE = 1e-9  # of a sum, relative to the sum of absolute values
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 RENAMED: dict[str, str] = {}  # events and commands by their present class names: their names in the golden file
 TEXTS = {Failed: ("reason",), Lost: ("reason",), Stop: ("reason",)}  # fields for readers, which no decision depends on
+NUMBER = re.compile(r"-?[0-9]+(?:[.][0-9]+)?(?:e[-+]?[0-9]+)?")
+NOTED: tuple[tuple[str, int], ...] = (  # played with their notes
+    ("uncoded:fewest=3", 6),
+    ("uncoded:fewest=2,models=2", 5),
+    ("uncoded:batch=2,order=epoch,fewest=3,partitions=12", 6),
+    ("uncoded:wait=0.75n,fewest=3", 6),
+    ("uncoded:wait=2|0.5s,fewest=3", 5),
+    ("frc:stragglers=1,fewest=3", 6),
+    ("frc:stragglers=2,fewest=4,partitions=24,check=0.5", 8),
+    ("bgc:load=3,fewest=3", 6),
+    ("pasgd:tau=3,fewest=2", 5),
+    ("frc:load=2,check=1", 6),
+    ("frc:load=3,batch=4,check=0.5", 6),
+    ("frc:load=2,batch=4,order=epoch,check=0.3", 6),
+    ("cyclic:stragglers=2,check=1", 6),
+    ("uncoded:batch=4,order=epoch", 4),
+    ("uncoded:balance=auto", 4),
+    ("frc:stragglers=1,balance=auto", 6),
+    ("uncoded:wait=3mad", 5),
+    ("uncoded:wait=2&1mad", 4),
+    ("anytime:parts=2", 6),
+    ("adasync:base=k-sync,k=2,interval=0.5,rule=delays", 5),
+    ("gradual:base=k-sync,k=1,every=3", 4),
+    ("adacomm:tau=5,interval=0.5", 4),
+    ("adacomm:tau=5,interval=0.5,probe=1/2/5", 4),
+)
+STEADY: tuple[tuple[str, tuple[float, ...]], ...] = (  # with the seconds that each worker needs for an even share
+    ("uncoded:balance=auto", (1.0, 0.1, 0.1, 0.1)),
+    ("uncoded:balance=auto", (0.3, 0.2)),
+    ("uncoded:balance=auto", (0.2, 0.2, 0.2, 0.2)),
+    ("uncoded:batch=8,balance=auto", (0.1, 0.1, 0.4, 0.1)),
+    ("uncoded:wait=3,balance=auto", (1.0, 0.1, 0.1, 0.1)),
+    ("frc:stragglers=1,balance=auto", (0.5, 0.4, 0.1, 0.1, 0.1, 0.2)),
+    ("pasgd:tau=2,balance=auto", (0.6, 0.1, 0.2, 0.1)),
+)
+ROUNDS = 70  # of a steady fleet
+CHANGE = 35  # the round after which the first two workers exchange their speeds; the last is lost and returns
 
 
 # ------------------------------------------------------------------------------------------------------- text
@@ -91,6 +133,11 @@ def without_unused(command: Any) -> Any:
     pairs = zip(command.messages, command.weights, strict=True)
     used = [(message, weight) for message, weight in pairs if np.abs(weight).max() >= NOISE]
     return command._replace(messages=[message for message, _ in used], weights=[weight for _, weight in used])
+
+
+def numbers_of(note: Note) -> list[Any]:
+    """The kind of a note and the numbers in its text, which readers may find in other words."""
+    return ["Note", note.kind, *map(float, NUMBER.findall(note.text))]
 
 
 def digest(text: str) -> str:
@@ -149,19 +196,87 @@ def transcript(strategy: Any, seed: int, name: str) -> list[tuple[Any, Sequence[
     return list(zip(entries[::2], entries[1::2], strict=True))
 
 
-def strategy_case(spec: str, workers: int, seed: int) -> Case:
+def strategy_case(spec: str, workers: int, seed: int, *, notes: bool = False) -> Case:
     """The decisions of a strategy in the schedule of a seed."""
     with_file, folder = "FILE" in spec, tempfile.TemporaryDirectory()
     with folder:
         strategy = anyk.strategy(spec.replace("FILE", matrix_file(folder.name)) if with_file else spec, workers=workers)
         entries = transcript(strategy, seed, spec)
+    return decisions(entries, notes=notes)
+
+
+def decisions(entries: Sequence[tuple[Any, Sequence[Any]]], *, notes: bool) -> Case:
+    """The case of events, each with the commands that answer it."""
     lines, counts = [], Counter[str]()
     for event, commands in entries:
-        given = [without_unused(command) for command in commands if not isinstance(command, Note)]
+        given = [without_unused(command) for command in commands if notes or not isinstance(command, Note)]
         counts.update(RENAMED.get(type(command).__name__, type(command).__name__) for command in given)
-        lines.append(("", [event, *given]))
+        lines.append(("", [event, *(numbers_of(one) if isinstance(one, Note) else one for one in given)]))
     shown = ",".join(f"{name}:{count}" for name, count in sorted(counts.items()))
     return Case(f"events={len(entries)} commands={shown}", lines)
+
+
+def layout_case(spec: str, workers: int) -> Case:
+    """The layout of a strategy."""
+    with tempfile.TemporaryDirectory() as folder:
+        layout = anyk.strategy(spec.replace("FILE", matrix_file(folder)), workers=workers).layout
+    lines = [(field.name, [getattr(layout, field.name)]) for field in fields(layout)]
+    derived = ("unit", "trained", "shares_assigned")
+    return Case(f"partitions={layout.partitions}", [*lines, *((name, [getattr(layout, name)]) for name in derived)])
+
+
+class SteadyFleet:
+    """Workers that take the same seconds for a share of the data whenever they are asked, within a hundredth.
+
+    A task that is cancelled takes no more time. Half-way the first two workers exchange their speeds; then the last
+    worker is lost and returns.
+    """
+
+    def __init__(self, spec: str, seconds: tuple[float, ...]) -> None:
+        strategy = anyk.strategy(spec, workers=len(seconds))
+        self.layout, self.seconds = strategy.layout, list(seconds)
+        self.random = keyed.generator(0, "steady", spec, len(seconds))
+        self.running = Running(strategy)
+        self.events: list[tuple[float, int, Any]] = []
+        self.ended: set[int] = set()
+        self.rounds = 0
+
+    def play(self) -> list[tuple[Any, Sequence[Any]]]:
+        """The events, each with the commands that answer it."""
+        fleet = Fleet(len(self.seconds), tuple(range(len(self.seconds))))
+        entries: list[tuple[Any, Sequence[Any]]] = [(fleet, list(self.running.start(fleet)))]
+        self._obey(entries[0][1], 0.0)
+        while self.rounds < ROUNDS:
+            now, _, event = heapq.heappop(self.events)
+            if isinstance(event, Reply) and event.task in self.ended:
+                continue
+            rounds = self.rounds
+            entries.append((event, list(self.running.on(event))))
+            self._obey(entries[-1][1], now)
+            if rounds < CHANGE <= self.rounds:
+                self.seconds[:2] = self.seconds[1::-1]
+                last = len(self.seconds) - 1
+                self._at(now, Lost(now, last, "lost on purpose"))
+                self._at(now + 1e-3, Joined(now + 1e-3, last))
+        return entries
+
+    def _at(self, time: float, event: Any) -> None:
+        heapq.heappush(self.events, (time, len(self.events), event))
+
+    def _obey(self, commands: Sequence[Any], now: float) -> None:
+        for command in commands:
+            if isinstance(command, Dispatch):
+                given = zip(command.workers, command.chunks, strict=True)
+                for task, (worker, chunks) in enumerate(given, command.task):
+                    share = sum(len(chunk.partitions) for chunk in chunks) * len(self.seconds) / self.layout.partitions
+                    jitter = float(self.random.uniform(0.99, 1.01))
+                    end = now + self.seconds[worker] * share * jitter
+                    self._at(end, Reply(end, worker, task, 0))
+            elif isinstance(command, Cancel):
+                self.ended.update(command.tasks)
+                self.rounds += 1
+            else:
+                assert not isinstance(command, (SetAlarm, Stop)), command
 
 
 def code_case(spec: str, workers: int) -> Case:
@@ -250,6 +365,19 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
                 f"strategy {spec} workers={workers} seed={seed}",
                 lambda spec=spec, workers=workers, seed=seed: strategy_case(spec, workers, seed),
             )
+    for spec, workers in NOTED:
+        for seed in SEEDS:
+            yield (
+                f"noted {spec} workers={workers} seed={seed}",
+                lambda spec=spec, workers=workers, seed=seed: strategy_case(spec, workers, seed, notes=True),
+            )
+    for spec, workers in dict.fromkeys([*strategy_specs(), *NOTED]):
+        yield f"layout {spec} workers={workers}", lambda spec=spec, workers=workers: layout_case(spec, workers)
+    for spec, seconds in STEADY:
+        yield (
+            f"steady {spec} seconds={'/'.join(map(str, seconds))}",
+            lambda spec=spec, seconds=seconds: decisions(SteadyFleet(spec, seconds).play(), notes=True),
+        )
 
 
 # ------------------------------------------------------------------------------------------------- comparison

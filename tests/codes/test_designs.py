@@ -74,6 +74,14 @@ def test_any_two_workers_share_equally_many_partitions(n: int, design: codes.des
     assert codes.code(code.spec, workers=n) == code
 
 
+@pytest.mark.parametrize(("n", "load", "shared"), [(16, 6, 2), (25, 9, 3), (45, 12, 3), (56, 11, 2), (96, 20, 4)])
+def test_symmetric_designs_of_the_handbook_are_built(n: int, load: int, shared: int) -> None:
+    """Colbourn and Dinitz, Handbook of Combinatorial Designs, table of symmetric designs: (n, load, shared)."""
+    B = dense(codes.code(f"bibd:load={load}", workers=n))
+    for incidence in (B, B.T):  # any two workers share, and any two partitions are shared by, as many
+        assert np.array_equal(incidence @ incidence.T, (load - shared) * np.eye(n) + shared)
+
+
 def test_the_numbers_of_workers_for_which_there_are_projective_planes() -> None:
     there = [n for n in range(1, 151) if any(d.family == "projective" for d in designs_for(n))]
     assert there == [7, 13, 21, 31, 57, 73, 91, 133]

@@ -12,10 +12,15 @@ import pytest
 from anyk.codes import decoders, repetition
 from anyk.codes.base import Code
 from anyk.codes.decoders import Decoding, Selection
+from anyk.codes.heterogeneous import HeterogeneousCode
 from anyk.errors import RunFailed
-from anyk.papers import Lab, items
-from anyk.papers.items import coop_bound, coop_easgd
-from anyk.strategies.averaging import gossip
+from anyk.fleet.theory import adversaries
+from anyk.papers import Lab, Table, items
+from anyk.papers.item_table import cases
+from anyk.papers.items import adacomm_tau, coop_bound, coop_easgd, erasurehead_theory, hetero_codes, random_codes
+from anyk.papers.items import sgc_converse as converse
+from anyk.strategies import StragglerModel
+from anyk.strategies.averaging import adapting, gossip
 from anyk.strategies.kfamily.kfamily import KFamily
 from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.sequential.sequential_rounds import SequentialRounds
@@ -179,3 +184,85 @@ def test_a_broken_anyk_changes_a_verdict(
             assert not isinstance(error, RunFailed) or "add up to a residual of" in str(error)
             return
     assert changed != words(name, data)
+
+
+# ----------------------------------------------------------------------------------- one claim and one wrong function
+
+
+def no_adapting(patch: Patch) -> None:
+    """AdaComm keeps the number of local steps with which it begins."""
+    patch.setattr(adapting, "adapted_tau", lambda first_tau, first_loss, loss, tau, **options: tau)
+
+
+def halved_bound(patch: Patch) -> None:
+    bound = StragglerModel.load_bound
+    patch.setattr(StragglerModel, "load_bound", lambda self, workers: 0.5 * (bound(self, workers) or 0.0))
+
+
+def blind_adversary(patch: Patch) -> None:
+    """Who sees overlaps chooses at random."""
+    patch.setattr(
+        adversaries,
+        "_community",
+        lambda code, size: np.sort(np.random.default_rng(size).permutation(code.workers)[:size]),
+    )
+
+
+def neighbours_in_place_of_allocation(patch: Patch) -> None:
+    """Partition j lies on workers j, j + 1 and j + 2, whatever their chances."""
+
+    def allocation(code: HeterogeneousCode) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(sorted((j + i) % code.workers for i in range(3))) for j in range(code.partitions))
+
+    patch.setattr(HeterogeneousCode, "allocation", property(allocation))
+
+
+def scaled_weights(patch: Patch) -> None:
+    """The heterogeneous code's weights are 0.9 of the right ones."""
+    matrix = HeterogeneousCode._matrix
+    patch.setattr(HeterogeneousCode, "_matrix", lambda code: 0.9 * matrix(code))
+
+
+def waiting_for_all(patch: Patch) -> None:
+    """Rounds wait for all replies, unless they decode, whatever their rule."""
+    patch.setattr(Rounds, "_count_of", lambda self, expected: expected)
+
+
+def unlike_workers(lab: Lab) -> Table:
+    return lab.measure(adacomm_tau.measure_unlike, cases(workers=["unlike"], tau=[1, 5, 20, 50, "adacomm"]))
+
+
+def attacks(lab: Lab) -> Table:
+    return lab.measure(random_codes.attacked, cases(code=["FRC", "SBC"], knows=["code", "overlaps", "nothing"]))
+
+
+def unequal_chances(lab: Lab) -> Table:
+    return hetero_codes.table(lab)
+
+
+def growing_fleets(lab: Lab) -> Table:
+    return lab.measure(erasurehead_theory.speed_up, cases(workers=[12, 48, 192]))
+
+
+@pytest.mark.parametrize(
+    ("name", "claim", "table", "broken"),
+    [
+        ("adacomm-tau", "ends at the floor of the best", unlike_workers, no_adapting),
+        ("sgc-converse", "the work of a round over the workers", converse.table, halved_bound),
+        ("sgc-converse", "the gap to the bound vanishes", converse.table, halved_bound),
+        ("random-codes", "an adversary that must find communities", attacks, blind_adversary),
+        ("hetero-codes", "least error of unbiased fixed weights", unequal_chances, neighbours_in_place_of_allocation),
+        ("hetero-codes", "least error of unbiased fixed weights", unequal_chances, scaled_weights),
+        ("hetero-codes", "the sum is unbiased", unequal_chances, scaled_weights),
+        ("erasurehead-theory", "by a factor that grows as log n", growing_fleets, waiting_for_all),
+    ],
+)
+def test_a_claim_is_false_for_the_function_it_is_about_if_wrong(
+    name: str, claim: str, table: Callable[[Lab], Table], broken: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    [judged] = [one for one in items()[name].claims if claim in one.text]
+    lab = SmallLab(name, 1, True)
+    assert judged.judge(table(lab)).word == "holds"
+    with monkeypatch.context() as patch:
+        broken(patch)
+        assert judged.judge(table(SmallLab(name, 1, True))).word == "does not hold"

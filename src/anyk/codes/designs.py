@@ -89,6 +89,9 @@ Family = Literal[
     "twin-prime",
     "twin-prime-complement",
     "biquadratic",
+    "mcfarland",
+    "gewirtz",
+    "threefold",
 ]
 Incidence = NDArray[np.bool_]  # whether a worker holds a partition, shape (workers, partitions)
 
@@ -198,6 +201,66 @@ def hadamard(order: int) -> Incidence:
     return np.asarray(linalg.hadamard(order)[1:, 1:] == 1)
 
 
+def mcfarland(q: int) -> Incidence:
+    """Return the design of the q + 1 lines through the origin of GF(q)^2, one in each coset but one (McFarland 1973).
+
+    Its difference set is in GF(q)^2 x Z_(q + 2): the points of line i at i, for ``a x = y`` (i = a) and ``x = 0``.
+    """
+    F = field(q)
+    x, y, coset = (digit.ravel() for digit in np.meshgrid(range(q), range(q), range(q + 2), indexing="ij"))
+    slope = np.minimum(coset, q - 1)
+    member = np.where(coset < q, F.times[slope, x] == y, (coset == q) & (x == 0))
+    sums = F.plus[np.ix_(x, x)], F.plus[np.ix_(y, y)], (coset[:, None] + coset[None, :]) % (q + 2)
+    return _developed(member, (sums[0] * q + sums[1]) * (q + 2) + sums[2])
+
+
+def gewirtz() -> Incidence:
+    """Return the biplane of 56 workers: those that are adjacent or the same in the graph of Gewirtz (1969).
+
+    Its vertices are 56 of the hyperovals (six points, no three in a line) of PG(2, 4), any two of which have an even
+    number of points in common; those with none are adjacent, and two vertices have 0 or 2 common neighbours.
+    """
+    lines = hyperplanes(4, 2).astype(np.int64)
+    ovals: list[tuple[int, ...]] = []
+    grow: list[tuple[int, ...]] = [(point,) for point in range(len(lines))]
+    while grow:
+        oval = grow.pop()
+        if len(oval) == 6:
+            ovals.append(oval)
+            continue
+        free = (lines[:, list(oval)].sum(axis=1) == 2) @ lines == 0  # on no line through two points
+        grow += [(*oval, point) for point in range(oval[-1] + 1, len(lines)) if free[point]]
+    points = np.array([np.isin(np.arange(len(lines)), oval) for oval in ovals], dtype=np.int64)
+    common = points @ points.T
+    alike = np.flatnonzero(common[0] % 2 == 0)
+    return (common[np.ix_(alike, alike)] == 0) | np.eye(len(alike), dtype=bool)
+
+
+def threefold() -> Incidence:
+    """Return a design of 25 workers that hold 9 partitions and share 3, found by a search among those of order 3.
+
+    The rotation takes points 0, 1, 2 of each of eight triples on to the next, and leaves point 24 in place. Worker 24
+    holds the first three triples; the others are the rotations of eight blocks.
+    """
+    blocks = (
+        (0, 1, 7, 10, 11, 17, 18, 23, 24),
+        (3, 6, 7, 12, 15, 17, 20, 21, 24),
+        (0, 4, 5, 9, 12, 14, 18, 21, 24),
+        (2, 6, 7, 11, 12, 14, 18, 19, 22),
+        (1, 2, 5, 12, 15, 16, 18, 20, 23),
+        (2, 4, 8, 10, 12, 17, 21, 22, 23),
+        (1, 4, 6, 9, 11, 12, 13, 16, 17),
+        (4, 5, 7, 10, 11, 16, 19, 20, 21),
+    )
+    incident = np.zeros((25, 25), dtype=bool)
+    incident[24, :9] = True
+    for worker in range(24):
+        number, turns = divmod(worker, 3)
+        for point in blocks[number]:
+            incident[worker, point if point == 24 else point - point % 3 + (point + turns) % 3] = True
+    return incident
+
+
 def _halves(family: Family, complement: Family, n: int, build: Callable[[], Incidence]) -> Iterator[Buildable]:
     """Yield a design whose workers hold (n - 1) / 2 of the partitions, and its complement."""
     yield BlockDesign(family, n, n, (n - 1) // 2, (n - 3) // 4), build
@@ -227,6 +290,13 @@ def _buildable_designs(n: int) -> Iterator[Buildable]:
     if fourth and n > 5:
         load = (n - 1) // 4 + (fourth == "with 0")
         yield BlockDesign("biquadratic", n, n, load, load * (load - 1) // (n - 1)), lambda: biquadratic(n)
+    third = next((q for q in filter(prime_power, range(2, _LARGEST + 1)) if q * q * (q + 2) == n), 0)
+    if third:
+        yield BlockDesign("mcfarland", n, n, third * (third + 1), third), lambda: mcfarland(third)
+    if n == 25:
+        yield BlockDesign("threefold", n, n, 9, 3), threefold
+    if n == 56:
+        yield BlockDesign("gewirtz", n, n, 11, 2), gewirtz
 
 
 def designs_for(workers: int) -> list[BlockDesign]:
@@ -249,8 +319,10 @@ class BlockDesignCode(MatrixCode):
     ``family``: projective planes PG(2, q) (n = q^2 + q + 1: 7, 13, 21, 31, 57, …), affine planes (n = q^2), Paley (n =
     3 mod 4, a prime power), Hadamard (n = 2^k - 1), twin prime powers (n = q (q + 2): 15, 35, 63, 99, …), and the
     complements of the last three; hyperplanes of PG(d, q) (``singer``: 15, 31, 40, 63, 85, …); fourth powers
-    (``biquadratic``: 13, 37, 101, …). The default is the family of smallest load that exists for n workers, or the
-    family with this ``load``. Raises :class:`~anyk.errors.BadInput` if there is none.
+    (``biquadratic``: 13, 37, 101, …); lines of GF(q)^2 in cosets (``mcfarland``, n = q^2 (q + 2): 16, 45, 96, …); the
+    graph of Gewirtz (``gewirtz``: 56) and a design with a rotation of order 3 (``threefold``: 25). The default is the
+    family of smallest load that exists for n workers, or the family with this ``load``. Raises
+    :class:`~anyk.errors.BadInput` if there is none.
 
     >>> code = BlockDesignCode(7)
     >>> code.family, code.load, [round(7 * code.decode(range(r)).residual ** 2, 3) for r in (7, 6, 5, 4)]

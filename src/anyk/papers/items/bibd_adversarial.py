@@ -137,7 +137,7 @@ ITEM = Item(
         _beats(8),
         _beats(10),
         _beats(15),
-        Criterion("it takes more chosen stragglers to do harm than with repetition", "more", _harm),
+        Criterion("it takes more chosen stragglers to cause an error of 0.1 than with repetition", "more", _harm),
         Criterion("the number that it takes has a lower bound", "lower bound", _bounded),
         Criterion("symmetric designs have the largest of these bounds among regular codes", "largest", _largest),
         Order(

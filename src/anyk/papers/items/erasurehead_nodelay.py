@@ -31,15 +31,16 @@ def _strategy(case: Case) -> str:
     return str(case["strategy"])
 
 
-def _no_worse(data: str) -> Criterion:
+def _no_worse(data: str, load: int) -> Criterion:
     def here(t: Table) -> tuple[bool, str]:
-        seconds = {name: t.mean("seconds a step", data=data, strategy=name) for name in STRATEGIES}
-        best = min(value for name, value in seconds.items() if name.startswith("AGC"))
-        other = min(value for name, value in seconds.items() if not name.startswith("AGC"))
-        shown = f"AGC {1000 * best:.1f} ms a step, the best other {1000 * other:.1f} ms (test: within 5 %)"
-        return best <= 1.05 * other, shown
+        names = (f"AGC, load {load}, 11 replies", "uncoded", f"exact, load {load}")
+        agc, *others = (1000 * t.mean("seconds a step", data=data, strategy=name) for name in names)
+        slower = 100.0 * (agc / min(others) - 1.0)
+        shown = f"{agc:.1f} ms a step; uncoded {others[0]:.1f}, exact {others[1]:.1f}: {slower:+.0f} % (test: 5 %)"
+        return slower <= 5.0, shown
 
-    return Criterion(f"AGC is at least as good as uncoded and exact codes, {data}", "no slower", here)
+    what = f"{data}: AGC on 11 replies, load {load}, is no slower a step than uncoded and the exact code of this load"
+    return Criterion(what, "no slower", here)
 
 
 ITEM = Item(
@@ -49,7 +50,7 @@ ITEM = Item(
     minutes=4.0,
     clock="processes",
     table=table,
-    claims=tuple(_no_worse(data) for data in RATES),
+    claims=tuple(_no_worse(data, load) for data in RATES for load in (2, 3)),
     panels=(
         *(Bars("seconds a step", "seconds an iteration", data, label=_strategy, of={"data": data}) for data in RATES),
         Curves("auc", "wall-clock seconds", "AUC on held-out rows", "amazon", label=_strategy, of={"data": "amazon"}),
@@ -64,5 +65,6 @@ ITEM = Item(
         ),
     ),
     columns=("data", "strategy", "seconds a step", "auc", "mse"),
-    differs="one machine whose few cores all processes share, in place of 30 instances: load costs more than there",
+    differs="one machine whose few cores all processes share, in place of 30 instances: load costs more than there; "
+    "AGC on 15 replies is added, and judged nowhere",
 )

@@ -106,7 +106,11 @@ ITEM = Item(
             ("async (K = 1)", "4-batch-async", "sync (K = 8)"),
             lambda t: [t.mean("floor", variant=name) for name in ("async (K = 1)", "4-batch-async", "sync (K = 8)")],
         ),
-        Criterion("a K that grows follows the best fixed variant of each time", "lower envelope", _envelope),
+        Criterion(
+            "the excess of a K that grows is on average below 1.5 times the least of the six at each time",
+            "lower envelope",
+            _envelope,
+        ),
         Criterion("mean staleness is (P - K) / K, in batches (P - 1) / K", "formula", _staleness),
     ),
     panels=(

@@ -16,6 +16,16 @@ KNOWLEDGE = ("code", "overlaps", "nothing")
 FLAT = 0.084  # the chance at which blocks are hardly denser than the rest (LOAD / N)
 
 
+def detectable_from() -> float:
+    """Return the chance inside blocks from which they can be detected in large graphs (Kesten and Stigum's bound).
+
+    With chances p inside and q outside, the blocks' singular value ``BLOCK (p - q)`` exceeds that of the noise,
+    ``sqrt(LOAD)``; a worker holds LOAD partitions on average, whatever p is.
+    """
+    outside = N - BLOCK
+    return (LOAD**0.5 / BLOCK + LOAD / outside) / (1.0 + BLOCK / outside)
+
+
 def measure(lab: Lab, case: Case, seed: int) -> Results:
     """Lose as many workers as one block contains. ``in one block``: the largest share of these from one block."""
     block_code = code(f"sbc:load={LOAD},block={BLOCK},inside={case['inside']},seed={seed}", workers=N)
@@ -82,6 +92,7 @@ ITEM = Item(
             "error per partition",
             "the adversary knows (code: at least)",
             by="knows",
+            marks=((detectable_from(), "detectable from here (large graphs)"),),
         ),
         Lines(
             "inside",
@@ -90,9 +101,10 @@ ITEM = Item(
             "share of those chosen",
             "chosen from one block",
             by="knows",
+            marks=((detectable_from(), "detectable from here (large graphs)"),),
         ),
     ),
     columns=("inside", "knows", "error", "in one block"),
     differs="the paper proves this for large graphs; here one greedy rule looks for communities, better ones may find "
-    "more; who knows the code searches, a lower bound",
+    "more; who knows the code searches, a lower bound; the dashed line is Kesten and Stigum's bound for large graphs",
 )

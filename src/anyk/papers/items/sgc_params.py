@@ -48,7 +48,7 @@ def _ahead(t: Table) -> tuple[bool, str]:
     shown, ahead = [], True
     for jobs in PROBES:
         seconds = {kind: t.mean("seconds", slope="the authors'", jobs=jobs, kind=kind) for kind in KINDS.values()}
-        ahead &= seconds["M-SGC"] < seconds["no coding"] and seconds["GC"] < seconds["no coding"]
+        ahead &= all(seconds[kind] < seconds["no coding"] for kind in ("GC", "SR-SGC", "M-SGC"))
         shown.append(f"J = {jobs}: " + ", ".join(f"{kind} {value:.4g}" for kind, value in seconds.items()))
     return ahead, "; ".join(shown)
 
@@ -66,7 +66,7 @@ def _replayed(t: Table) -> tuple[bool, str]:
 
 def _low(t: Table) -> tuple[bool, str]:
     loads = [t.mean("load", slope="the authors'", jobs=20, kind=kind) for kind in ("M-SGC", "SR-SGC", "GC")]
-    return loads == sorted(loads), ", ".join(f"{load:.4f}" for load in loads)
+    return loads[0] < loads[1] < loads[2], ", ".join(f"{load:.4f}" for load in loads)
 
 
 ITEM = Item(
@@ -78,7 +78,7 @@ ITEM = Item(
     table=table,
     claims=(
         Criterion(
-            "the best of each kind is sooner than no coding",
+            "the best GC, SR-SGC and M-SGC are sooner than no coding",
             "J = 10: none 14.67, GC 12.69, SR-SGC 12.36, M-SGC 12.99",
             _ahead,
         ),
