@@ -283,7 +283,7 @@ def test_one_bad_run_does_not_take_the_list_away(sql, tmp_path):
     watch = Watch([tmp_path])
     try:
         for path in ("/", "/0/", "/1/", "/0/state", "/1/state"):
-            kind, text = watch._answer(path)
+            _, text = watch._answer(path)
             assert text
             if path == "/":
                 assert ">good</a>" in text and ">bad</a>" in text

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import click
@@ -68,7 +68,7 @@ Listing.group_class = Listing
 def _here() -> bool:
     """Return whether there still is a current folder."""
     try:
-        os.getcwd()
+        Path.cwd()
     except OSError:
         return False
     return True

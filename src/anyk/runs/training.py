@@ -179,7 +179,9 @@ def resume(
         with RunLog.reading(folder / "log.sqlite", prefix=True) as log:
             present = len(log.started()[1])
         if config.workers > _MANY * max(1, present):
-            raise BadInput(f"{of} names {config.workers:,} workers, its log begins with {present:,}; restore its folder")
+            raise BadInput(
+                f"{of} names {config.workers:,} workers, its log begins with {present:,}; restore its folder"
+            )
     previous, limits = config.steps, Limits(steps, seconds, target)
     if limits:
         if limits.endless:

@@ -48,8 +48,10 @@ def answer(ray: Any, reference: Any, seconds: float) -> memoryview:
 
 def _error(ray: Any, number: int, data: Any) -> Unanswered:
     """Return an error that Ray reports, from its texts; the pickled exception in it stays closed."""
-    from ray.core.generated.common_pb2 import ErrorType, RayErrorInfo, RayException
+    from ray.core.generated import common_pb2
 
+    kinds: Any = common_pb2
+    ErrorType, RayErrorInfo, RayException = kinds.ErrorType, kinds.RayErrorInfo, kinds.RayException  # noqa: N806
     name = "unknown error"
     with contextlib.suppress(ValueError):
         name = ErrorType.Name(number).lower().replace("_", " ")

@@ -73,7 +73,7 @@ def unstarted(folder: Path) -> bool:
 
 def _early(name: str) -> bool:
     """Return whether a file is one of those that are written before the settings."""
-    return name.startswith("log.sqlite") or name in _BEFORE or name.endswith(PART) or name.startswith(".tmp")
+    return name.startswith(("log.sqlite", ".tmp")) or name in _BEFORE or name.endswith(PART)
 
 
 _held: set[int] = set()  # descriptors of locks
@@ -138,7 +138,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def tidy(folder: Path) -> None:
-    """Remove unfinished files of models and checkpoints, unless a process is writing them or the folder is read-only."""
+    """Remove unfinished files of models and checkpoints, unless a process writes them or the folder is read-only."""
     with contextlib.suppress(BadInput, OSError):
         if left(folder):
             with locked(folder):

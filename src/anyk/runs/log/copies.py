@@ -97,8 +97,8 @@ def _no_copy(name: str, error: Exception) -> Surroundings:
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     place = os.environ.get("TMPDIR") or tempfile.tempdir or "the folder for temporary files"
     return Surroundings(
-        f"the {name} is read from a copy, which cannot be written to {place} ({reason}); make room there, or name another "
-        "folder: TMPDIR=… anyk …"
+        f"the {name} is read from a copy, which cannot be written to {place} ({reason}); make room there, or name "
+        "another folder: TMPDIR=… anyk …"
     )
 
 
