@@ -51,7 +51,7 @@ def _error(ray: Any, number: int, data: Any) -> Unanswered:
     from ray.core.generated import common_pb2
 
     kinds: Any = common_pb2
-    ErrorType, RayErrorInfo, RayException = kinds.ErrorType, kinds.RayErrorInfo, kinds.RayException  # noqa: N806
+    ErrorType, RayErrorInfo, RayException = kinds.ErrorType, kinds.RayErrorInfo, kinds.RayException
     name = "unknown error"
     with contextlib.suppress(ValueError):
         name = ErrorType.Name(number).lower().replace("_", " ")
