@@ -15,6 +15,7 @@ import numpy as np
 
 from anyk.clusters.ray import actor as ray_actor
 from anyk.clusters.ray import actors
+from anyk.clusters.ray.answers import Unanswered
 from anyk.clusters.remote import networked
 
 from .kernel import Kernel, Process
@@ -108,7 +109,7 @@ class _Actor:
             self._kernel.call(method)
             self._kernel.wait(lambda: False, at - self._kernel.now)
             value = getattr(self._instance, method)(*[self._ray.value(argument) for argument in arguments])
-            self._ray.answer(self, reference, _frozen(value))
+            self._ray.answer(self, reference, value)
 
     def call(self, group: str, method: str, arguments: Sequence[Any]) -> Reference:
         reference = Reference()
@@ -125,13 +126,6 @@ class _Actor:
             return SimpleNamespace(remote=lambda *arguments: self.call(concurrency_group, method, arguments))
 
         return SimpleNamespace(options=options)
-
-
-def _frozen(value: Any) -> Any:
-    """Return a copy of a method's result, as Ray's store has it."""
-    if isinstance(value, list):
-        return [(report, None if vector is None else _read_only(vector)) for report, vector in value]
-    return value
 
 
 def _read_only(vector: Any) -> Any:
@@ -222,6 +216,15 @@ class FakeRay:
         self.kernel.wait(lambda: sum(call.done for call in calls) >= num_returns, timeout)
         return [call for call in calls if call.done][:num_returns], None
 
+    @staticmethod
+    def answered(ray: FakeRay, reference: Reference, seconds: float) -> memoryview:
+        """Return the bytes of a call, in place of :func:`anyk.clusters.ray.answers.answer`."""
+        del seconds
+        try:
+            return memoryview(ray.get(reference))
+        except RayError as error:
+            raise Unanswered(str(error)) from None
+
     def get(self, reference: Reference | list[Reference], timeout: float = 0.0) -> Any:
         if isinstance(reference, list):
             return [self.get(each) for each in reference]
@@ -255,6 +258,7 @@ def installed(kernel: Kernel, time: Any, os: Any, crashed: Callable[[], None]) -
             {
                 "time": time,
                 "ray_module": lambda: ray,
+                "answer": ray.answered,
                 "machines_drained": lambda actors: {},
                 "sys": SimpleNamespace(modules={**sys.modules, "ray": ray}),
             },

@@ -232,10 +232,19 @@ class FolderWorld(World):
         )
 
         def handle(number: int, handler: Any) -> Any:
-            previous, self._handlers[number] = self._handlers.get(number), handler
+            previous = self._handlers.pop(number, None)
+            if callable(handler) and not isinstance(handler, signal.Handlers):
+                self._handlers[number] = handler
             return previous
 
-        signals = SimpleNamespace(SIGINT=signal.SIGINT, SIGTERM=signal.SIGTERM, signal=handle)
+        signals = SimpleNamespace(
+            SIGINT=signal.SIGINT,
+            SIGTERM=signal.SIGTERM,
+            SIG_IGN=signal.SIG_IGN,
+            SIG_DFL=signal.SIG_DFL,
+            signal=handle,
+            getsignal=self._handlers.get,
+        )
         system = SimpleNamespace(getswitchinterval=lambda: 0.005, setswitchinterval=lambda _: None)
         save = checkpoints.save
 

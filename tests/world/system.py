@@ -150,14 +150,26 @@ class _Os:
                 return child.pid, child.status
         return 0, 0
 
+    def waitid(self, kind: int, number: int, options: int) -> Any:
+        """Return a child that has ended and stays to be reaped, or None."""
+        del kind, number, options
+        kernel = self._kernel
+        kernel.call("waitid")
+        children = [each for each in kernel.processes.values() if each.parent is kernel.current and not each.reaped]
+        if not children:
+            raise ChildProcessError(errno.ECHILD, "No child processes")
+        return next((SimpleNamespace(si_pid=each.pid) for each in children if each.ended), None)
+
     def pidfd_open(self, pid: int) -> int:
         process = self._kernel.processes.get(pid)
         if process is None or process.reaped:
             raise ProcessLookupError(errno.ESRCH, "No such process")
         return self._kernel.current.descriptor(EndOf(process))
 
-    def memfd_create(self, name: str) -> int:
-        del name
+    MFD_CLOEXEC = MFD_ALLOW_SEALING = P_ALL = WEXITED = WNOWAIT = 0
+
+    def memfd_create(self, name: str, flags: int) -> int:
+        del name, flags
         return self._kernel.current.descriptor(MemoryFile())
 
     def _memory(self, number: int) -> int:
@@ -198,12 +210,12 @@ class _Select:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
 
-    def select(self, read: Sequence[Any], write: Any, errors: Any, timeout: float | None = None) -> Any:
+    def readable(self, descriptors: Sequence[int], seconds: float | None = None) -> set[int]:
         kernel = self._kernel
         kernel.call("select")
-        files = [(item, kernel.file(item if isinstance(item, int) else item.fileno())) for item in read]
-        kernel.wait(lambda: any(file.readable() for _, file in files), timeout)
-        return [item for item, file in files if file.readable()], [], []
+        files = [(number, kernel.file(number)) for number in descriptors]
+        kernel.wait(lambda: any(file.readable() for _, file in files), seconds)
+        return {number for number, file in files if file.readable()}
 
 
 class _Socket:
@@ -341,7 +353,7 @@ class _Popen:
 @contextlib.contextmanager
 def installed(kernel: Kernel) -> Iterator[_Os]:
     """Let the kernel carry out the calls of the ``processes`` cluster while the context lasts; yield its ``os``."""
-    time, os, select = Time(kernel), _Os(kernel), _Select(kernel)
+    time, os, readable = Time(kernel), _Os(kernel), _Select(kernel).readable
     sockets = _SocketModule(kernel)
     subprocess = SimpleNamespace(
         Popen=type("Popen", (_Popen,), {"kernel": kernel}),
@@ -399,14 +411,16 @@ def installed(kernel: Kernel) -> Iterator[_Os]:
         kernel.current.dies_with_parent = True
 
     replaced: list[tuple[Any, dict[str, Any]]] = [
-        (processes, {"time": time, "os": os, "select": select, "socket": sockets, "subprocess": subprocess, "signal": signal}),
-        (forkserver, {"time": time, "os": os, "select": select, "socket": sockets, "signal": signal, "fork": fork,
+        (processes, {"time": time, "os": os, "readable": readable, "socket": sockets, "subprocess": subprocess, "signal": signal}),
+        (forkserver, {"time": time, "os": os, "readable": readable, "socket": sockets, "signal": signal, "fork": fork,
+                      "_end_in_session": lambda pid, _: os.kill(pid, 9),
                       "traceback": SimpleNamespace(print_exc=crashed),
                       "gc": SimpleNamespace(collect=lambda: None, freeze=lambda: None),
                       "ctypes": SimpleNamespace(CDLL=lambda _: SimpleNamespace(prctl=prctl)),
                       "_sessions": lambda: [(each.pid, each.session) for each in kernel.processes.values() if not each.ended]}),
-        (memory, {"os": os, "mmap": maps, "time": time}),
-        (shared_worker, {"time": time, "os": os, "select": select}),
+        (memory, {"os": os, "mmap": maps, "time": time,
+                  "fcntl": SimpleNamespace(fcntl=lambda *_: 0, F_ADD_SEALS=0, F_SEAL_SHRINK=0)}),
+        (shared_worker, {"time": time, "os": os, "readable": readable}),
         (remote, {"time": time}),
         (handles, {"time": time}),
         (losses, {"time": time}),

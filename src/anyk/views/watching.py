@@ -205,8 +205,7 @@ class _Page:
             raise
         except Exception as error:  # one run must not take the others' page away
             raise BadInput(
-                f"'{self._folder}' has values that no run writes ({type(error).__name__}); anyk verify tells what is "
-                "damaged"
+                f"'{self._folder}' has values that no run writes ({type(error).__name__}); anyk verify tells more"
             ) from None
 
     def line(self) -> ByName:

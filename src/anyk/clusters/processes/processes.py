@@ -334,7 +334,7 @@ class Processes(Remote[_ProcessHandle]):
             self._forkserver.kill()  # it is frozen, and would report no death
 
     def end_worker(self, worker: int) -> None:
-        # only its parent knows whether the number still is this worker's: it may have ended, and another may have it
+        # by its parent, which alone knows whether the number is still this worker's
         self._tell_helper(_to_helper([worker, self.handles[worker].incarnation, True]), [])
 
     def _drain_pipe(self) -> None:

@@ -8,7 +8,6 @@ function that reads only those; what is used here instead is what ``ray.get`` it
 from __future__ import annotations
 
 import contextlib
-from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -49,18 +48,20 @@ def answer(ray: Any, reference: Any, seconds: float) -> memoryview:
 
 def _error(ray: Any, number: int, data: Any) -> Unanswered:
     """Return an error that Ray reports, from its texts; the pickled exception in it stays closed."""
-    generated: Any = import_module("ray.core.generated.common_pb2")  # its types have no annotations
+    from ray.core.generated import common_pb2
 
+    kinds: Any = common_pb2
+    ErrorType, RayErrorInfo, RayException = kinds.ErrorType, kinds.RayErrorInfo, kinds.RayException
     name = "unknown error"
     with contextlib.suppress(ValueError):
-        name = generated.ErrorType.Name(number).lower().replace("_", " ")
+        name = ErrorType.Name(number).lower().replace("_", " ")
     message = _message(ray, data)
     if name == "task execution exception":
-        failed = generated.RayException()
+        failed = RayException()
         with contextlib.suppress(Exception):  # whatever protobuf makes of damaged bytes
             failed.ParseFromString(message)
         return Unanswered(_last_line(failed.formatted_exception_string) or name)
-    info = generated.RayErrorInfo()
+    info = RayErrorInfo()
     with contextlib.suppress(Exception):
         info.ParseFromString(message)
     died = info.actor_died_error

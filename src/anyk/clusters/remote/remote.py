@@ -334,7 +334,8 @@ class Remote(Cluster, Generic[H]):
         entry = self._tasks.in_flight.get(task) if kind in _ABOUT_TASKS else None
         if entry is not None and (entry.worker != worker or not 0 <= chunk < len(entry.chunks)):
             refuse(worker, f"a report about chunk {chunk} of task {task}, which it was not given")
-        if (kind == REPLY) != (notice.buffer not in (None, -1)):
+        empty = notice.buffer is None or (isinstance(notice.buffer, int) and notice.buffer < 0)
+        if (kind == REPLY) == empty:
             refuse(worker, "a message without its numbers, or numbers without a message")
 
     def _project(self, order: ProjectMessage) -> MessageProjected | None:

@@ -76,9 +76,9 @@ def verify(path: str | Path) -> Verification:
     the checkpoints (their digests, and whether the log lists them), the predictor, the models for other programs, code,
     traces and data. Nothing that the folder names is run or fetched, only regular files are read, and the folder may be
     read-only. What a killed process left of an unfinished checkpoint is removed, and nothing else. A mirror has only
-    configuration and log. In the folder of a race all runs are checked. Raises :class:`~anyk.errors.BadInput` if it is
-    not a run folder, or if it cannot be looked at for want of room, memory or permission, which says nothing about the
-    folder.
+    configuration and log. In the folder of a race all runs are checked.
+    Raises :class:`~anyk.errors.BadInput` if it is not a run folder, or if it cannot be looked at for want of room,
+    memory or permission, which says nothing about the folder.
 
     >>> import tempfile
     >>> import anyk

@@ -164,7 +164,7 @@ class RunLog:
         return None
 
     def _has_tables(self) -> bool:
-        """Return whether the log has the tables of a run and nothing else: views and conditions may compute forever."""
+        """Return whether the log has the tables of a run and nothing else, such as views that compute for ever."""
         found = self._db.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
         return sorted(map(repr, found)) == sorted(repr(("table", *table)) for table in SCHEMA.items())
 
