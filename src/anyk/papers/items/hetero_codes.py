@@ -112,7 +112,7 @@ ITEM = Item(
     title="Workers that straggle with chances 5, 20 and 60 %: error, bias and what gradient descent ends at",
     source="Heterogeneous gradient coding, abstract: closed form, unbiased, faster convergence",
     minutes=1.5,
-    seeds=10,
+    seeds=5,
     table=table,
     claims=(
         Criterion("the coefficients have a closed form for their error", "closed form", _closed),
