@@ -23,7 +23,7 @@ def detectable_from() -> float:
     ``sqrt(LOAD)``; a worker holds LOAD partitions on average, whatever p is.
     """
     outside = N - BLOCK
-    return (LOAD**0.5 / BLOCK + LOAD / outside) / (1.0 + BLOCK / outside)
+    return float((LOAD**0.5 / BLOCK + LOAD / outside) / (1.0 + BLOCK / outside))
 
 
 def measure(lab: Lab, case: Case, seed: int) -> Results:
