@@ -247,7 +247,7 @@ def growing_fleets(lab: Lab) -> Table:
 @pytest.mark.parametrize(
     ("name", "claim", "table", "broken"),
     [
-        ("adacomm-tau", "ends at the floor of the best", unlike_workers, no_adapting),
+        ("adacomm-tau", "ends below 1.5 times the lowest floor", unlike_workers, no_adapting),
         ("sgc-converse", "the work of a round over the workers", converse.table, halved_bound),
         ("sgc-converse", "the gap to the bound vanishes", converse.table, halved_bound),
         ("random-codes", "an adversary that must find communities", attacks, blind_adversary),

@@ -184,7 +184,7 @@ def test_every_item_says_what_it_is() -> None:
 def test_an_item_into_a_folder(tmp_path: Path) -> None:
     made = reproduce("erasurehead-theory", out=tmp_path, quick=True, seeds=2)
     words = [verdict.word for verdict in made.verdicts]
-    assert [claim for claim, word in enumerate(words) if word != "holds"] == [1, 6] and len(words) == 8
+    assert [claim for claim, word in enumerate(words) if word != "holds"] == [1, 6] and len(words) == 9
     row = made.table.row(scheme="exact", load=3)
     assert row.mean("corrected") == pytest.approx(0.3929, abs=5e-5) == pytest.approx(row.mean("simulated"), rel=0.04)
     assert row.mean("printed") == pytest.approx(0.3162, abs=5e-5)
@@ -193,6 +193,17 @@ def test_an_item_into_a_folder(tmp_path: Path) -> None:
     assert plain["verdict"] == "holds in part" and plain["claims"][1]["verdict"] == "does not hold"
     page = (tmp_path / "erasurehead-theory.md").read_text()
     assert page.startswith("## erasurehead-theory: holds in part") and "](erasurehead-theory.png)" in page
+
+
+def test_a_quick_look_says_its_own_size_and_not_the_full_one() -> None:
+    from anyk.papers.items import hetero_codes
+
+    lab = Lab("hetero-codes", seeds=1, quick=True)
+    table = lab.measure(hetero_codes.measure, [{"code": "heterogeneous"}, {"code": "FRC"}])
+    [unbiased] = [claim for claim in items()["hetero-codes"].claims if claim.text == "the sum is unbiased"]
+    assert "over 1000 sets of replies" in unbiased.judge(table).here
+    setting = reproduce("sgc-converse", quick=True, seeds=1).setting
+    assert setting.endswith("quick: smaller than the paper, and than the title and the differences say")
 
 
 def test_values_of_the_gallery_at_small_size() -> None:

@@ -233,8 +233,7 @@ def gewirtz() -> Incidence:
     points = np.array([np.isin(np.arange(len(lines)), oval) for oval in ovals], dtype=np.int64)
     common = points @ points.T
     alike = np.flatnonzero(common[0] % 2 == 0)
-    disjoint: Incidence = common[np.ix_(alike, alike)] == 0
-    return disjoint | np.eye(len(alike), dtype=bool)
+    return np.asarray((common[np.ix_(alike, alike)] == 0) | np.eye(len(alike), dtype=bool))
 
 
 def threefold() -> Incidence:

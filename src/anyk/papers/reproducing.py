@@ -17,6 +17,7 @@ from anyk.papers.lab import Lab, Progress
 from anyk.papers.pictures import draw
 from anyk.runs.folder.folders import check_plain
 
+QUICK = "; quick: smaller than the paper, and than the title and the differences say"
 _HEADER = ("claim", "paper", "here", "verdict")
 
 
@@ -47,7 +48,7 @@ class Reproduction:
         clock_text = {"none": "closed forms", "simulated": "virtual clock"}.get(
             self.cluster, f"real clock, {self.cluster}"
         )
-        return f"{clock_text}; {seeds}{'; quick: smaller than the paper' if self.quick else ''}"
+        return f"{clock_text}; {seeds}{QUICK if self.quick else ''}"
 
     def plain(self) -> dict[str, Any]:
         """Return the result as plain data, for JSON."""

@@ -122,7 +122,7 @@ def table(lab: Lab) -> Table:
     rows = lab.measure(measure, [*exact, *agc, *other]).rows
     sets = [{"partitions": n, "load": c, "set of": REPLIES} for n, c in ((60, 4), (60, 6), (120, 8), (10, 1))]
     totals = [{"total": scheme, "load": LOAD} for scheme in STRATEGIES]
-    scales = cases(workers=[12, 48, 192] if lab.quick else [12, 48, 192, 768])
+    scales = cases(workers=[12, 48] if lab.quick else [12, 48, 192, 768])
     measured = lab.measure(lacking, sets).rows + lab.measure(run, totals).rows
     return Table(rows + measured + lab.measure(speed_up, scales).rows)
 

@@ -88,7 +88,7 @@ def _unbiased(t: Table) -> tuple[bool, str]:
 
 def _least_fixed(t: Table) -> tuple[bool, str]:
     error = t.mean("error", code="heterogeneous")
-    others = {name: t.row(code=name).spread("fixed")[0] for name in CODES if name not in ("heterogeneous", SAME)}
+    others = {name: t.row(code=name).spread("fixed")[0] for name in ("FRC", "biregular", "uncoded")}
     shown = ", ".join(f"{name} {value:.3f}" for name, value in others.items())
     best = min(others.values())
     unbiased = t.mean("bias", code="heterogeneous") < LARGEST_BIAS
@@ -112,7 +112,7 @@ ITEM = Item(
     title="Workers that straggle with chances 5, 20 and 60 %: error, bias and what gradient descent ends at",
     source="Heterogeneous gradient coding, abstract: closed form, unbiased, faster convergence",
     minutes=1.5,
-    seeds=10,
+    seeds=5,
     table=table,
     claims=(
         Criterion("the coefficients have a closed form for their error", "closed form", _closed),
@@ -128,5 +128,5 @@ ITEM = Item(
     ),
     columns=("code", "error", "fixed", "bias", "excess loss"),
     differs="least squares on drawn data; plain gradient descent without rescaling; 'fixed' is the least error of "
-    "unbiased fixed weights on a code's placement",
+    "unbiased fixed weights on a code's placement, which is not compared for BGC: its workers may hold more than 3",
 )
