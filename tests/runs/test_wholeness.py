@@ -11,7 +11,7 @@ import pytest
 
 import anyk
 from anyk.clusters import Simulated
-from anyk.runs import launch
+from anyk.runs import launch, training
 from anyk.runs.callbacks import Watching
 from anyk.runs.folder import checkpoints
 from anyk.runs.log.runlog import RunLog
@@ -79,6 +79,7 @@ def test_a_checkpoint_that_the_log_does_not_list_and_one_at_the_same_event_are_b
             run()
 
     monkeypatch.setattr(launch, "changes", lambda began: ["numpy 3 (was 2)"])  # a note, so that checkpoints differ
+    monkeypatch.setattr(training, "_reached", lambda *_: "")  # as if its result had not been written
     killed_at_its_end(lambda: trained(tmp_path / "run"))
     resume()
     assert anyk.verify(tmp_path / "run").whole
@@ -257,3 +258,24 @@ def test_the_next_checkpoint_is_whole_after_any_that_was_not_taken(tmp_path):
         checkpoints.save(tmp_path / "run", "{}", {"x": np.array([object()])})
     after = checkpoints.load(tmp_path / "run")
     assert before[0] == after[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "again", "reached"),
+    [
+        ({"steps": 6}, {}, "steps = 6"),
+        ({"steps": 6}, {"steps": 4}, "steps = 4"),
+        ({"steps": 6}, {"steps": 6, "seconds": 9e9}, "steps = 6"),
+        ({"seconds": 9.0}, {}, "seconds = 9"),
+        ({"target": 0.6}, {}, "target = 0.6"),
+    ],
+)
+def test_a_complete_run_is_resumed_without_workers(limits, again, reached, tmp_path, monkeypatch):
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    anyk.train(problem, "uncoded", "simulated", workers=3, delays="exp:mean=1", out=tmp_path / "run", **limits).close()
+    before = (tmp_path / "run" / "run.toml").read_bytes()
+    monkeypatch.setattr("anyk.runs.training.Launch", None)
+    told = []
+    with anyk.resume(tmp_path / "run", problem=problem, tell=told.append, **again) as run:
+        assert len(told) == 1 and f"it has reached its limit ({reached})" in told[0]
+        assert f"at step {run.steps}: " in told[0] and (tmp_path / "run" / "run.toml").read_bytes() == before

@@ -192,9 +192,7 @@ class Launch:
         reached = " or ".join(f"{name} = {value:g}" for name, value in limits.items() if value is not None)
         reason = driver.stopped.reason if driver.stopped is not None else f"it has reached its limit ({reached})"
         if self._prepared.tell is not None:
-            self._prepared.tell(
-                f"nothing was left to do at step {driver.step}: {reason}; to continue, give more steps or seconds"
-            )
+            self._prepared.tell(nothing_left(driver.step, reason))
 
     def _tell_memory(self, memory: str) -> None:
         """Report the required memory before workers start."""
@@ -493,6 +491,11 @@ class Launch:
             }
         )
         return divergence(evaluations, self._config.lr, self._config.metric, self._config.better)
+
+
+def nothing_left(step: int, reason: str) -> str:
+    """Return the sentence for the user who resumes a run that is complete."""
+    return f"nothing was left to do at step {step}: {reason}; to continue, give more steps or seconds"
 
 
 def lost_on_resume(saved: checkpoints.Saved, strategy: Strategy, cluster: Cluster, log: RunLog) -> str | None:

@@ -26,7 +26,7 @@ from anyk.runs.defaults import workers_of
 from anyk.runs.engine.warm_start import WarmStart
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, read_evaluate, spec_of
 from anyk.runs.folder import checkpoints
-from anyk.runs.folder.config import NAME, read_config, write_sealed
+from anyk.runs.folder.config import NAME, RunConfig, read_config, write_sealed
 from anyk.runs.folder.digests import digests_of, with_callbacks, with_plugins
 from anyk.runs.folder.drains import describe_shortage, read_drained
 from anyk.runs.folder.environment import environment, new_major
@@ -34,7 +34,7 @@ from anyk.runs.folder.folders import empty, empty_if_it_fails, locked, new_folde
 from anyk.runs.folder.predictors import save_predictor
 from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.rebuilding import rebuild
-from anyk.runs.launch import Launch, lost_on_resume
+from anyk.runs.launch import Launch, lost_on_resume, nothing_left
 from anyk.runs.limits import LIMIT, Limits
 from anyk.runs.live_progress import showing
 from anyk.runs.log.queries import newest
@@ -221,6 +221,11 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
             saved = checkpoints.newest(folder, complete, or_older=True)
             if saved is not None and (lost := lost_on_resume(saved, strategy, prepared.cluster, complete)):
                 _tell(prepared, lost)
+        if saved is not None and (reached := _reached(saved, config, folder)):
+            if prepared.tell is not None:
+                step = min(saved.state["versions"].values())
+                prepared.tell(nothing_left(step, f"it has reached its limit ({reached})"))
+            return Run.open(folder)
         check_further = strategy.facts.check_further
         if check_further and saved and previous and steps != previous:
             state = from_plain(strategy.State, saved.state["strategy"], strategy)
@@ -235,6 +240,24 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
         log = RunLog(folder / "log.sqlite")
         write_sealed(folder / NAME, config)
         return Launch(prepared, log, folder, saved).run()
+
+
+def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
+    """Return the limit that a complete run has reached, as text; empty if there is something left to do."""
+    versions: dict[str, int] = saved.state["versions"]
+    with Run.open(folder) as run:
+        ended = bool(run.summary) and not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])
+        kept = (run.config.evaluate, run.config.callbacks) == (config.evaluate, config.callbacks)
+        if saved.instead or not ended or not kept or newest(run.log) != versions:
+            return ""
+        if config.target is not None and config.target == run.config.target and run.time_to_target is not None:
+            return f"target = {config.target:g}"
+    steps = min(version for slot, version in versions.items() if slot not in config.auxiliary)
+    if config.steps is not None and steps >= config.steps:
+        return f"steps = {config.steps}"
+    if config.seconds is not None and saved.state["now"] >= config.seconds:
+        return f"seconds = {config.seconds:g}"
+    return ""
 
 
 def _tell(prepared: Preparation, text: str) -> None:

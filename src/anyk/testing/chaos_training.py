@@ -145,7 +145,7 @@ class DisturbedTraining:
             saved = checkpoints.load(self._folder)
         except BadInput:  # the resumed run reports it
             return list(self._resume)
-        clock = 0.0 if saved is None else float(saved.state["time"])
+        clock = 0.0 if saved is None else float(saved.state["now"])
         left = max(self._faults.seconds - self._now() - self._starting, _LEAST)
         return [*self._resume, "--seconds", f"{clock + left:.3f}"]
 
