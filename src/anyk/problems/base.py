@@ -184,7 +184,6 @@ class ProblemAbilities:
     - ``watch_code()``: returns an object that notices if a user's code computes something else than at the start
       (:class:`~anyk.problems.watch.Watch`); None: no user's code computes.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
-      ``norms_in(module)``: returns the batch norms of a module whose running statistics change in training.
     """
 
     penalty: float | Vector | None = None
@@ -200,7 +199,6 @@ class ProblemAbilities:
     predictor: Callable[[], Any] | None = None
     write_model: Callable[[Any, Path], None] | None = None
     module_at: Callable[[Any], Any] | None = None
-    norms_in: Callable[[Any], Any] | None = None
     changing_values: Values | None = None
     with_values: Callable[[Leaves], Any] | None = None
     watch_code: Callable[[], Any] | None = None

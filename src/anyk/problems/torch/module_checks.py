@@ -23,7 +23,7 @@ from anyk.problems.base import Better, Index
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.generators import seeded_generators
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
-from anyk.problems.torch.network import Network, batch_norms, trainable_parameters
+from anyk.problems.torch.network import Network, norms_of, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -230,13 +230,17 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
             )
         return np.asarray(flat * (batch_terms if network.mean else 1.0))
 
+    training = network.module.training
+    network.module.eval()
     try:
-        with network.evaluating(), warnings.catch_warnings(action="ignore"), torch.enable_grad():
+        with warnings.catch_warnings(action="ignore"), torch.enable_grad():
             correct = adds_up(measure, count, tolerance=_tolerance(network))
     except BadInput:
         raise
     except Exception:  # the run reports what fails
         return
+    finally:
+        network.module.train(training)
     if not np.isnan(terms[1]) and terms[1] != terms[0]:
         raise BadInput(
             f"count returns {terms[0]:g} terms for {samples} together and {terms[1]:g} for them one by one; it must "
@@ -244,40 +248,6 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
         )
     if not correct:
         raise not_a_sum(samples, _SAMPLES_ADVICE, mean=network.mean)
-
-
-def check_module_sums(network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str) -> None:
-    """Refuse a module whose gradient of several samples is not the sum of their gradients, although the loss is.
-
-    The gradients are compared in evaluation mode. Nothing is compared if the module fails on a single sample.
-    """
-    import torch
-
-    if count < 2:
-        return
-
-    def measure(places: Index, nudge: int | None) -> Floats:
-        batch = batch_of(places)
-        factor = network.loss_factor(batch, len(places))
-        inputs = trainable_parameters(network.module)
-        with _nudged_parameters(network, nudge):
-            loss = network.loss_of(batch)
-            gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
-        parts = [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradients, strict=True)]
-        flat = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)])
-        return np.asarray(flat.double().cpu().numpy() * factor)
-
-    try:
-        with network.evaluating(), warnings.catch_warnings(action="ignore"), torch.enable_grad():
-            correct = adds_up(measure, count, tolerance=_tolerance(network))
-    except Exception:  # shapes may not suit a single sample
-        return
-    if not correct:
-        raise BadInput(
-            f"the gradient of {samples} together is not the sum of their gradients, although the loss is: the module "
-            "looks at several samples at once, or scales gradients by their number, as "
-            "Embedding(scale_grad_by_freq=True) does; partial gradients of such a module cannot be added up"
-        )
 
 
 @contextmanager
@@ -368,7 +338,7 @@ def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
 
     own = copy.deepcopy(network)
     own.device = "cpu"
-    own.train()
+    own.module.train()
     for parameter in own.module.parameters():
         if parameter.requires_grad:
             parameter.data = moved(parameter)
@@ -402,7 +372,7 @@ def _state_of(network: Network) -> State:
     attributes: ByName = {}
     internal = vars(torch.nn.Module())
     for place, root in _roots(network):
-        norms = batch_norms(root)
+        norms = norms_of(root)
         for path, part in root.named_modules():
             name = f"{path}.{{}}'{place}" if path else f"{{}}'{place}"
             if part not in norms:

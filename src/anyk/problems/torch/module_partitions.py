@@ -21,7 +21,7 @@ from anyk.problems.generators import cuda_generators, preserved_generators, seed
 from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.module_checks import check_loss, check_samples
-from anyk.problems.torch.network import Network, map_tensors, put_kept, tensors_in, trainable_parameters
+from anyk.problems.torch.network import Network, map_tensors, norms_of, put_kept, tensors_in, trainable_parameters
 from anyk.problems.torch.tensor_samples import tensor_over
 from anyk.problems.values import Leaves, Values
 
@@ -64,15 +64,14 @@ class TorchPartitions(Batches):
     ) -> None:
         self._network = copy.deepcopy(network)
         self._values = values
-        self._network.train()
-        parameters = trainable_parameters(self._network.module)
+        parameters = trainable_parameters(self._network.module.train())
         dimension = sum(parameter.numel() for parameter in parameters)
         super().__init__(data, ends, dimension=dimension, dtype=dtype_of(parameters), most=microbatch)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self._scales = scales_of([parameter.detach().numpy() for parameter in parameters])
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's parameters are views of the model
-        if self._network.norms:
+        if norms_of(self._network.module):
             self.least, self._stateful = 2, "a module with batch norm"
         self._trial: Trial | None = None
         self._gradients: Counter[int] = Counter()  # computed so far, by partition
@@ -196,25 +195,17 @@ class TorchPartitions(Batches):
         self._gradients[chosen.partition] = number
         return total.cpu().numpy()
 
-    def differentiates(self, batch: Batch) -> bool:
-        """Return whether the module needs gradients in its own forward pass, at its present parameters."""
-        import torch
-
-        network = self._network
-        with network.evaluating(), preserved_buffers(network.module), preserved_generators([]), torch.no_grad():
-            try:
-                network.loss_of(batch)
-            except RuntimeError as error:
-                return "grad" in str(error)
-        return False
-
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
         """Return the sum of the losses in evaluation mode."""
         network = self._network
         self._set_parameters(w)
         evaluated = chosen._replace(data=chosen.data.evaluated)
-        with network.evaluating(), _threads(network.threads), preserved_buffers(network.module):
-            return network.loss_sum(evaluated.parts(self.most or DEFAULT_MICROBATCH))
+        network.module.eval()
+        try:
+            with _threads(network.threads), preserved_buffers(network.module):
+                return network.loss_sum(evaluated.parts(self.most or DEFAULT_MICROBATCH))
+        finally:
+            network.module.train()
 
     def _set_parameters(self, w: Vector) -> list[torch.nn.Parameter]:
         """Move the module to its device, if it is not there, and return its parameters, which are set to ``w``."""

@@ -36,7 +36,6 @@ from anyk.problems.torch.module_checks import (
     check_forward,
     check_loss,
     check_module,
-    check_module_sums,
     check_options,
     check_samples,
     has_entries,
@@ -57,13 +56,12 @@ from anyk.problems.torch.module_partitions import (
 )
 from anyk.problems.torch.network import (
     Network,
-    batch_norms,
     count_terms,
     kept_tensors,
     map_tensors,
+    norms_of,
     tensors_in,
     trainable_parameters,
-    training_modes,
 )
 from anyk.problems.torch.tensor_samples import (
     CannotCombine,
@@ -214,9 +212,7 @@ class TorchProblem(NetworkProblem):
         self._network = Network(
             twin, loss, device=device, precision=precision, mean=mean, takes_module=takes, count=count, threads=threads
         )
-        self._network.modes = training_modes(twin)
-        self._network.train()
-        self.changing_values: Values = Values(values or {}, Values.plain(kept_tensors(twin, self._network.norms)))
+        self.changing_values: Values = Values(values or {}, Values.plain(kept_tensors(twin)))
         self._network.take_values(self.changing_values.names)
         self._network.set_values(self.changing_values.build(self.changing_values.initial))
         self.module, self._given = module, list(module.parameters())
@@ -290,8 +286,6 @@ class TorchProblem(NetworkProblem):
             batch = map_tensors(head.batch(slice(0, size)), lambda tensor: tensor.clone())
             partitions = TorchPartitions(network, DeviceSamples(batch, size), cut(size, 1))
             partitions.partial_gradient(0, self.initial())
-            self._network.differentiates = partitions.differentiates(batch)
-            network.differentiates = partitions._network.differentiates = self._network.differentiates
         check_forward(self._network, [batch, *self._second_batch(batch, size)])
         self._try_loss(partitions._network)
 
@@ -319,11 +313,7 @@ class TorchProblem(NetworkProblem):
                 return head.batch(rows[places])
 
             try:
-                with (
-                    seeded_generators(0, torch.device("cpu")),
-                    preserved_buffers(network.module),
-                    network.without_gradients(),
-                ):
+                with seeded_generators(0, torch.device("cpu")), preserved_buffers(network.module), torch.no_grad():
                     if not network.opaque:
                         batch = head.batch(rows)
                         network.loss_factor(batch, len(rows))
@@ -331,7 +321,6 @@ class TorchProblem(NetworkProblem):
                         network.loss_at(outputs, batch[-1])
                         if has_entries(outputs, len(rows)):
                             check_loss(network, outputs, batch[-1], samples)
-                            check_module_sums(network, batch_of, len(rows), samples)
                             continue
                     check_samples(network, batch_of, len(rows), samples)
             except BadInput:
@@ -384,13 +373,14 @@ class TorchProblem(NetworkProblem):
 
     def _check_held_out(self, data: Samples) -> None:
         """Refuse a metric that does not suit the module's outputs, before the run instead of after it."""
+        import torch
 
         network = copy.deepcopy(self._network)
         network.module.eval()
         size = min(1 if network.alone else _TRIED, len(data))
         try:
             rows = slice(0, size)
-            with network.without_gradients():
+            with torch.no_grad():
                 check_on_trial(network, self._metrics, data.batch(rows), size, data.weights_of(rows))
         except BadInput:
             raise
@@ -440,13 +430,6 @@ class TorchProblem(NetworkProblem):
         limit = rounding if live.kind == "cpu" and live.precision is None else partitions.rounding()
         return Watch(lambda: variables_of({**roots, **self._data.code}), gradient, limit)
 
-    def norms_in(self, module: torch.nn.Module) -> list[Any]:
-        """Return the batch norms of a module like the given one whose running statistics change in training."""
-        moving = set(map(id, self._network.norms))
-        places = [place for place, norm in enumerate(batch_norms(self._network.module)) if id(norm) in moving]
-        norms = batch_norms(module)
-        return [norms[place] for place in places] if len(norms) > max(places, default=-1) else norms
-
     def initial(self) -> Vector:
         """Return the parameters of the given module, as one vector."""
         import torch
@@ -459,11 +442,12 @@ class TorchProblem(NetworkProblem):
         return self._network_at(w).loss_sum(self._parts(self._data.evaluated)) / self.samples
 
     def metrics(self, w: Vector) -> dict[str, float]:
+        import torch
 
         if self._held_out is None:
             return {}
         network = self._network_at(w)
-        with network.without_gradients():
+        with torch.no_grad():
             return compute_metrics(network, self._metrics, self._parts(self._held_out))
 
     def module_at(self, w: Vector) -> torch.nn.Module:
@@ -525,7 +509,7 @@ class TorchProblem(NetworkProblem):
 
         self._check_model(w)
         data = self._data
-        if self._network.norms and (data.endless or not (all_items or data.in_memory)):
+        if norms_of(self._network.module) and (data.endless or not (all_items or data.in_memory)):
             data = data.some(_STATISTICS_ITEMS, "statistics")
         data = data.head
         last, self._last = self._last, None
@@ -550,17 +534,18 @@ class TorchProblem(NetworkProblem):
 
     def _renew_statistics(self, network: Network, data: Samples) -> None:
         """Compute running means and variances over some data, as ``update_bn`` does."""
+        import torch
 
-        norms = network.norms
+        norms = norms_of(network.module)
         if not norms:
             return
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # the plain mean over all batches
-        network.train()
+        network.module.train()
         forward = network.loss_of if network.takes_module else network.outputs
-        with network.without_gradients(), seeded_generators(0, network.move()):
+        with torch.no_grad(), seeded_generators(0, network.move()):
             for part in self._parts(data):
                 forward(network.on_device(part.batch))
         for norm, momentum in zip(norms, momenta, strict=True):

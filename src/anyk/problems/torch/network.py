@@ -6,7 +6,6 @@ import copy
 import copyreg
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from anyk.problems.values import arguments, check_taken, taken_by
 
 if TYPE_CHECKING:
     import torch
-    from torch.nn.modules.batchnorm import _BatchNorm
 
 
 _SETTINGS = "settings of torch"
@@ -66,8 +64,6 @@ class Network:
     - ``threads``: the number of threads with which a worker computes gradients.
     - ``values``: the current values of the problem, by name (:class:`~anyk.problems.values.Values`). ``for_module``,
       ``for_loss``: those that the module and the loss take.
-    - ``differentiates``: whether the module differentiates in its forward pass, so that it needs gradients to evaluate.
-    - ``modes``: whether each part of the module trains, in the order of ``modules()``; others stay in evaluation mode.
     - ``place``: the device on which module and loss are; None: not moved to ``device`` yet.
     """
 
@@ -85,40 +81,10 @@ class Network:
     unknown: int | None = None
     alone: bool = False
     place: torch.device | None = None
-    differentiates: bool = False
-    modes: tuple[bool, ...] = ()
     values: ByName = field(default_factory=dict)
     for_module: tuple[str, ...] = ()
     for_loss: tuple[str, ...] = ()
     initial_kept: dict[str, torch.Tensor] = field(default_factory=dict)  # of those that have been replaced
-
-    def train(self) -> None:
-        """Set each part of the module to the mode in which it trains."""
-        for part, mode in zip(self.module.modules(), self.modes, strict=True):
-            part.training = mode
-
-    def without_gradients(self) -> Any:
-        """Return a context in which gradients are not recorded, unless the module needs them."""
-        import torch
-
-        return torch.set_grad_enabled(self.differentiates)
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Set the module to evaluation mode for a while."""
-        modes = [(part, part.training) for part in self.module.modules()]
-        self.module.eval()
-        try:
-            yield
-        finally:
-            for part, training in modes:
-                part.training = training
-
-    @property
-    def norms(self) -> list[_BatchNorm]:
-        """The layers of batch norm whose running statistics change in training."""
-        modes = dict(zip(map(id, self.module.modules()), self.modes, strict=True))
-        return [norm for norm in batch_norms(self.module) if modes[id(norm)] and norm.momentum != 0.0]
 
     def take_values(self, names: Sequence[str]) -> None:
         """Find out which of the values the module and the loss take; raise if there are any that nothing takes."""
@@ -244,9 +210,12 @@ class Network:
         import torch
 
         self.alone = self.opaque
+        module = self.module
+        training = module.training
+        module.eval()
         try:
             if not self.alone:
-                with self.evaluating(), self.without_gradients(), seeded_generators(0, torch.device("cpu")):
+                with torch.no_grad(), seeded_generators(0, torch.device("cpu")):
                     batch = batch_of(slice(0, samples))
                     losses = self._sample_losses(self.outputs(batch), batch[-1])
                     singles = [self.loss_of(batch_of(slice(i, i + 1))) for i in range(samples)]
@@ -254,7 +223,9 @@ class Network:
                 self.alone = not torch.allclose(losses.double(), torch.stack(singles).double(), rtol=near, atol=1e-6)
         except Exception:  # outputs that have no entry for each sample
             self.alone = True
-        if self.alone and self.norms:
+        finally:
+            module.train(training)
+        if self.alone and norms_of(module):
             raise BadInput(
                 "the losses of weighted samples are computed one by one here, and a module with batch norm needs "
                 "several samples together; give a loss of (outputs, targets) without count, with an output for each "
@@ -278,12 +249,14 @@ class Network:
 
     def loss_sum(self, parts: Iterator[SampleBatch]) -> float:
         """Return the sum of the losses of several batches, in evaluation mode."""
+        import torch
+
         total = 0.0
-        with self.without_gradients():
+        with torch.no_grad():
             for part in parts:
                 batch = self.on_device(part.batch)
                 if factor := self.loss_factor(batch, part.size, part.weights):
-                    total += float(self.loss_of(batch, part.weights).detach()) * factor
+                    total += float(self.loss_of(batch, part.weights)) * factor
         return total
 
     def loss_and_terms(self, batch: Batch, outputs: Any, part: SampleBatch) -> tuple[float, float]:
@@ -297,7 +270,7 @@ class Network:
             if not terms * weight:
                 return 0.0, 0.0
             loss = self.loss_at(self.module, batch) if self.takes_module else self.loss_at(outputs, batch[-1])
-            return weight * float(loss.detach()) * (terms if self.mean else 1.0), weight * terms
+            return weight * float(loss) * (terms if self.mean else 1.0), weight * terms
         self.loss_factor(batch, 1)
         terms = float(weights.sum())
         if self.ignored is not None and not batch[-1].is_floating_point():
@@ -366,9 +339,9 @@ def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) ->
     return pytree.tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
-def kept_tensors(module: torch.nn.Module, norms: Sequence[_BatchNorm]) -> dict[str, torch.Tensor]:
-    """Return the frozen parameters and the buffers of a module, without the statistics of these norms, by name."""
-    statistics = {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
+def kept_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the frozen parameters and the buffers of a module, without the statistics of batch norm, by name."""
+    statistics = {id(buffer) for norm in norms_of(module) for buffer in norm.buffers(recurse=False)}
     frozen = {
         f"parameter '{name}'": parameter for name, parameter in module.named_parameters() if not parameter.requires_grad
     }
@@ -380,7 +353,7 @@ def put_kept(network: Network, arrays: Mapping[str, Array]) -> None:
     """Set frozen parameters and buffers, named as by :func:`kept_tensors`; others get their initial numbers again."""
     if not arrays and not network.initial_kept:
         return
-    tensors, initial = kept_tensors(network.module, network.norms), network.initial_kept
+    tensors, initial = kept_tensors(network.module), network.initial_kept
     for name, array in arrays.items():
         initial.setdefault(name, tensors[name].clone())
         copy_array(array, tensors[name])
@@ -396,19 +369,7 @@ def copy_array(array: Array, tensor: torch.Tensor) -> None:
     tensor.copy_(source.view(torch.bfloat16) if tensor.dtype == torch.bfloat16 else source)
 
 
-def training_modes(module: torch.nn.Module) -> tuple[bool, ...]:
-    """Return whether each part of a module is to train, in the order of ``modules()``; sets the module to training.
-
-    Parts that the user has set to evaluation mode stay in it, as do those that a ``train`` method keeps in it. A
-    module that is in evaluation mode as a whole, as many pretrained ones are, is set to training.
-    """
-    given = [part.training for part in module.modules()]
-    whole = module.training
-    module.train()
-    return tuple(part.training and (before or not whole) for part, before in zip(module.modules(), given, strict=True))
-
-
-def batch_norms(module: torch.nn.Module) -> list[_BatchNorm]:
+def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:
     """Return the layers of batch norm with running statistics."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
