@@ -1,0 +1,153 @@
+"""Modules whose parts do not all train: frozen batch norm, parts in evaluation mode, gradients inside the forward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anyk
+from anyk.errors import BadInput
+
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+y = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
+
+
+class FrozenNorm(nn.Module):
+    """A batch norm that a ``train`` method keeps in evaluation mode, as for fine-tuning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.layer, self.drop = nn.BatchNorm1d(6), nn.Linear(6, 2), nn.Dropout(0.5)
+        with torch.no_grad():
+            self.norm.running_mean.fill_(2.0)
+            self.norm.running_var.fill_(9.0)
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.norm(x))
+
+
+def of_parts(*evaluated: int, momentum: float = 0.1) -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, momentum=momentum), nn.Dropout(0.5), nn.Linear(8, 2))
+    with torch.no_grad():
+        module[1].running_mean.fill_(0.3)
+    for place in evaluated:
+        module[place].eval()
+    return module
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "train override": FrozenNorm,
+    "eval of a part": lambda: of_parts(1, 2),
+    "no momentum": lambda: of_parts(2, momentum=0.0),
+}
+
+
+@pytest.mark.parametrize("made", MODULES)
+@pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1"])
+def test_statistics_that_do_not_move_stay_everywhere(made: str, strategy: str) -> None:
+    module = MODULES[made]()
+    plain = copy.deepcopy(module)
+    if made == "train override":
+        plain.train()
+    norms = [part for part in plain.modules() if isinstance(part, nn.BatchNorm1d)]
+    statistics = [norm.running_mean.clone() for norm in norms]
+    problem = anyk.problems.TorchProblem(module, nn.MSELoss(), (X, y))
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
+    whole = anyk.optimizers.GD(lr=0.1)
+    # one partition, as a batch norm of momentum 0 still normalises with its batch
+    workers = 2 if made != "no momentum" else 1
+    strategy = strategy if workers > 1 else "uncoded"
+    run = anyk.train(problem, strategy, anyk.clusters.Simulated(workers), optimizer=whole, steps=4)
+    for _ in range(4):
+        sgd.zero_grad()
+        nn.functional.mse_loss(plain(X), y).backward()
+        sgd.step()
+    trained = problem.module_at(run.model)
+    for one, other in zip(trained.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    found = [part.running_mean for part in trained.modules() if isinstance(part, nn.BatchNorm1d)]
+    assert all(map(torch.equal, found, statistics))
+    expected = nn.functional.mse_loss(plain.eval()(X), y)
+    assert run.loss == pytest.approx(float(expected.detach()), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_parts_in_evaluation_mode_stay_in_it_on_processes() -> None:
+    problem = anyk.problems.TorchProblem(of_parts(1, 2), nn.MSELoss(), (X, y))
+    settings: dict[str, Any] = {"optimizer": anyk.optimizers.GD(lr=0.1), "steps": 3}
+    models = [
+        torch.tensor(anyk.train(problem, "frc:stragglers=1", cluster(2), **settings).model)
+        for cluster in (anyk.clusters.Simulated, anyk.clusters.Processes)
+    ]
+    assert torch.equal(*models)
+
+
+def test_a_loop_leaves_the_modes_and_statistics_of_its_module() -> None:
+    module = of_parts(1, 2)
+    modes, mean = [part.training for part in module.modules()], module[1].running_mean.clone()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    problem = anyk.problems.TorchProblem(module, nn.MSELoss(), (X, y))
+    for _ in anyk.rounds(problem, "uncoded", anyk.clusters.Simulated(2), steps=3, into=module):
+        sgd.step()
+        module.state_dict()
+    assert [part.training for part in module.modules()] == modes and torch.equal(module[1].running_mean, mean)
+
+
+def test_a_module_in_evaluation_mode_as_a_whole_is_trained() -> None:
+    problem = anyk.problems.TorchProblem(of_parts().eval(), nn.MSELoss(), (X, y))
+    assert problem.split(2).least == 2  # its batch norm normalises with the batch
+
+
+class Force(nn.Module):
+    """The negative gradient of an energy, for which the forward pass differentiates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_(True)
+        return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+def test_a_module_that_differentiates_is_evaluated() -> None:
+    module = Force()
+    problem = anyk.problems.TorchProblem(module, nn.MSELoss(), (X, X), held_out=(X[:10], X[:10]))
+    w = problem.initial()
+    assert problem.loss(w) == pytest.approx(float(nn.functional.mse_loss(module(X), X).detach()), rel=1e-5)
+    assert problem.metrics(w)["mse"] == pytest.approx(float(nn.functional.mse_loss(module(X[:10]), X[:10]).detach()))
+
+
+class Centred(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(x)
+        return outputs - outputs.mean(0)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 2, scale_grad_by_freq=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.words(x).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"), [(Centred(6, 2), X), (Words(), torch.randint(0, 5, (40, 4)))], ids=["mixes", "scales"]
+)
+def test_gradients_that_are_no_sum_are_refused(module: nn.Module, inputs: torch.Tensor) -> None:
+    with pytest.raises(BadInput, match="together is not the sum of their gradients, although the loss is"):
+        anyk.problems.TorchProblem(module, nn.MSELoss(), (inputs, y))
