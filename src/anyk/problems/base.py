@@ -175,6 +175,7 @@ class ProblemAbilities:
     - ``watch()``: returns an object that notices if a user's code computes something else than at the start
       (:class:`~anyk.problems.watch.Watch`); None: no user's code computes.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
+      ``norms``: the names of its batch norms whose running statistics are computed from the training data.
     """
 
     penalty: float | Vector | None = None
@@ -187,6 +188,7 @@ class ProblemAbilities:
     predictor: Callable[[], Any] | None = None
     write_model: Callable[[Any, Path], None] | None = None
     module_at: Callable[[Any], Any] | None = None
+    norms: Sequence[str] = ()
     values: Values | None = None
     with_values: Callable[[Leaves], Any] | None = None
     watch: Callable[[], Any] | None = None

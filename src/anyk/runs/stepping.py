@@ -23,7 +23,7 @@ from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
 from anyk.problems.torch.module_partitions import dtype_of, pieces_of
-from anyk.problems.torch.network import copy_array, kept_tensors, norms_of, trainable_parameters
+from anyk.problems.torch.network import copy_array, is_norm, kept_tensors, parts_of, renewed_norms, trainable_parameters
 from anyk.problems.values import Values
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
@@ -282,9 +282,9 @@ def _is_power_of_two(number: int) -> bool:
 class _KeptTensors:
     """The frozen parameters and buffers of a loop's module, which travel to the workers when the loop renews them."""
 
-    def __init__(self, module: torch.nn.Module, values: Values) -> None:
+    def __init__(self, module: torch.nn.Module, values: Values, norms: Sequence[str]) -> None:
         self._values, self._first = values, len(values.initial.arrays) - len(values.kept)
-        self._tensors = list(kept_tensors(module).values())
+        self._tensors = list(kept_tensors(module, norms).values())
         forms = [array.shape for array in values.initial.arrays[self._first :]]
         if [tuple(tensor.shape) for tensor in self._tensors] != forms:
             raise BadInput(
@@ -297,7 +297,7 @@ class _KeptTensors:
     def of(cls, module: torch.nn.Module, problem: Problem) -> _KeptTensors | None:
         """Return the tensors, None if there are none."""
         values = abilities_of(problem).values
-        kept = None if values is None else cls(module, values)
+        kept = None if values is None else cls(module, values, abilities_of(problem).norms)
         return kept if kept is not None and kept._tensors else None
 
     def changes(self, sent: Mapping[int, Array], *, check: bool = False) -> dict[int, Array]:
@@ -351,7 +351,8 @@ class _Statistics:
     def __init__(self, module: torch.nn.Module | None = None, problem: Any = None) -> None:
         self._module, self._problem = module, problem
         self._computed: tuple[Vector, Sequence[torch.nn.Module]] | None = None
-        self._norms = [] if module is None else norms_of(module)
+        self._names = () if module is None else abilities_of(problem).norms
+        self._norms = [] if module is None else parts_of(module, self._names)
         self._hooks = [norm.register_forward_pre_hook(self._before_forward) for norm in self._norms]
         # also on the modules around them, as a module copies or pickles its hooks, which compute, before its parts
         parts = module.modules() if module is not None and self._norms else ()
@@ -366,7 +367,7 @@ class _Statistics:
             return
         w = _parameters(self._module)
         if self._computed is None or not np.array_equal(self._computed[0], w):
-            self._computed = w, norms_of(self._problem.module_at(w))
+            self._computed = w, parts_of(self._problem.module_at(w), self._names)
         for norm, computed in zip(self._norms, self._computed[1], strict=True):
             for buffer, value in zip(norm.buffers(recurse=False), computed.buffers(recurse=False), strict=True):
                 buffer.copy_(value)
@@ -510,16 +511,14 @@ def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
         raise BadInput("the module's parameters have other shapes than the problem's; make the problem of this module")
     if dtype != problem.dtype:
         raise BadInput(f"the module's parameters are {dtype}, the problem's {problem.dtype}; they must be the same")
-    norms = [norm.num_features for norm in norms_of(module)]
-    if not norms:
-        return w
-    module_at = abilities_of(problem).module_at
-    if module_at is None:
+    renewed = renewed_norms(module)
+    if renewed and abilities_of(problem).module_at is None:
         raise BadInput(
-            f"the module has {len(norms)} batch norms with running statistics, which only a TorchProblem can compute; "
+            f"the module has {len(renewed)} batch norms with running statistics, which only a TorchProblem can compute; "
             "use one, or give them track_running_stats=False"
         )
-    if [norm.num_features for norm in norms_of(module_at(w))] != norms:
+    with_statistics = {name for name, part in module.named_modules() if is_norm(part) and part.running_mean is not None}
+    if not set(abilities_of(problem).norms) <= with_statistics:
         raise BadInput("the module's batch norms are not the problem's; make the problem of this module")
     return w
 

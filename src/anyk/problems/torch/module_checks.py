@@ -23,7 +23,7 @@ from anyk.problems.base import Better, Index
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.generators import seeded_generators
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
-from anyk.problems.torch.network import Network, norms_of, trainable_parameters
+from anyk.problems.torch.network import Network, is_norm, parts_of, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -230,7 +230,6 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
             )
         return np.asarray(flat * (batch_terms if network.mean else 1.0))
 
-    training = network.module.training
     network.module.eval()
     try:
         with warnings.catch_warnings(action="ignore"), torch.enable_grad():
@@ -240,7 +239,7 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
     except Exception:  # the run reports what fails
         return
     finally:
-        network.module.train(training)
+        network.train()
     if not np.isnan(terms[1]) and terms[1] != terms[0]:
         raise BadInput(
             f"count returns {terms[0]:g} terms for {samples} together and {terms[1]:g} for them one by one; it must "
@@ -293,6 +292,7 @@ def _tolerance(network: Network) -> float:
     return 0.02 if network.precision or network.kind != "cpu" else 1e-4
 
 
+_COUNT = "num_batches_tracked"  # by a batch norm, which only uses it where it renews its statistics
 State = dict[str, list[Any]]  # tensors and numbers by the name of the buffer or attribute that contains them
 
 
@@ -338,7 +338,7 @@ def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
 
     own = copy.deepcopy(network)
     own.device = "cpu"
-    own.module.train()
+    own.train()
     for parameter in own.module.parameters():
         if parameter.requires_grad:
             parameter.data = moved(parameter)
@@ -372,11 +372,12 @@ def _state_of(network: Network) -> State:
     attributes: ByName = {}
     internal = vars(torch.nn.Module())
     for place, root in _roots(network):
-        norms = norms_of(root)
+        norms = parts_of(root, network.norms) if root is network.module else []
         for path, part in root.named_modules():
             name = f"{path}.{{}}'{place}" if path else f"{{}}'{place}"
             if part not in norms:
-                buffers |= {f"buffer '{name.format(key)}": value for key, value in part._buffers.items()}
+                own = {key: value for key, value in part._buffers.items() if not (is_norm(part) and key == _COUNT)}
+                buffers |= {f"buffer '{name.format(key)}": value for key, value in own.items()}
             own = {key: value for key, value in vars(part).items() if key not in internal}
             attributes |= {f"attribute '{name.format(key)}": value for key, value in own.items()}
     if not isinstance(network.loss, torch.nn.Module):

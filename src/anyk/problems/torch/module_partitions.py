@@ -21,7 +21,14 @@ from anyk.problems.generators import cuda_generators, preserved_generators, seed
 from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.module_checks import check_loss, check_samples
-from anyk.problems.torch.network import Network, map_tensors, norms_of, put_kept, tensors_in, trainable_parameters
+from anyk.problems.torch.network import (
+    Network,
+    map_tensors,
+    normalises_batches,
+    put_kept,
+    tensors_in,
+    trainable_parameters,
+)
 from anyk.problems.torch.tensor_samples import tensor_over
 from anyk.problems.values import Leaves, Values
 
@@ -64,14 +71,15 @@ class TorchPartitions(Batches):
     ) -> None:
         self._network = copy.deepcopy(network)
         self._values = values
-        parameters = trainable_parameters(self._network.module.train())
+        self._network.train()
+        parameters = trainable_parameters(self._network.module)
         dimension = sum(parameter.numel() for parameter in parameters)
         super().__init__(data, ends, dimension=dimension, dtype=dtype_of(parameters), most=microbatch)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self._scales = scales_of([parameter.detach().numpy() for parameter in parameters])
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's parameters are views of the model
-        if norms_of(self._network.module):
+        if normalises_batches(self._network.module):
             self.least, self._stateful = 2, "a module with batch norm"
         self._trial: Trial | None = None
         self._gradients: Counter[int] = Counter()  # computed so far, by partition
@@ -203,7 +211,7 @@ class TorchPartitions(Batches):
             with _threads(network.threads), preserved_buffers(network.module):
                 return network.loss_sum(evaluated.parts(self.most or DEFAULT_MICROBATCH))
         finally:
-            network.module.train()
+            network.train()
 
     def _set_parameters(self, w: Vector) -> list[torch.nn.Parameter]:
         """Move the module to its device, if it is not there, and return its parameters, which are set to ``w``."""

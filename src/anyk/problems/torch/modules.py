@@ -60,7 +60,7 @@ from anyk.problems.torch.network import (
     default_metrics,
     kept_tensors,
     map_tensors,
-    norms_of,
+    parts_of,
     tensors_in,
     trainable_parameters,
 )
@@ -155,6 +155,7 @@ class TorchProblem(NetworkProblem):
     """
 
     shapes: list[tuple[int, ...]]
+    norms: tuple[str, ...]  # the names of the batch norms whose running statistics are computed anew
     _last: tuple[Network, int] | None = None  # last network, and samples of its statistics
 
     def __init__(
@@ -191,7 +192,9 @@ class TorchProblem(NetworkProblem):
         self._network = Network(
             twin, loss, device=device, precision=precision, mean=mean, takes_module=takes, count=count, threads=threads
         )
-        self.values: Values = Values(values or {}, Values.plain(kept_tensors(twin)))
+        self._network.keep_modes()
+        self.norms = self._network.norms
+        self.values: Values = Values(values or {}, Values.plain(kept_tensors(twin, self.norms)))
         self._network.take_values(self.values.names)
         self._network.set_values(self.values.build(self.values.initial))
         self.module, self._given = module, list(module.parameters())
@@ -467,7 +470,7 @@ class TorchProblem(NetworkProblem):
 
         self._check_model(w)
         data = self._data
-        if norms_of(self._network.module) and (data.endless or not (all_items or data.in_memory)):
+        if self.norms and (data.endless or not (all_items or data.in_memory)):
             data = data.some(_STATISTICS_ITEMS, "statistics")
         data = data.head
         last, self._last = self._last, None
@@ -494,20 +497,24 @@ class TorchProblem(NetworkProblem):
         """Compute running means and variances over some data, as ``update_bn`` does."""
         import torch
 
-        norms = norms_of(network.module)
+        norms = parts_of(network.module, network.norms)
         if not norms:
             return
         momenta = [norm.momentum for norm in norms]
+        given = [[buffer.clone() for buffer in norm.buffers(recurse=False)] for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # the plain mean over all batches
-        network.module.train()
+        network.train()
         forward = network.loss_of if network.takes_module else network.outputs
         with torch.no_grad(), seeded_generators(0, network.move()):
             for part in self._parts(data):
                 forward(network.on_device(part.batch))
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for norm, momentum, initial in zip(norms, momenta, given, strict=True):
             norm.momentum = momentum
+            if not int(norm.num_batches_tracked):  # the forward pass does not use it, or sets it to evaluation mode
+                for buffer, value in zip(norm.buffers(recurse=False), initial, strict=True):
+                    buffer.copy_(value)
 
     def _parts(self, data: Samples) -> Iterator[SampleBatch]:
         return data.parts(0, len(data), most=self._microbatch or DEFAULT_MICROBATCH)

@@ -60,6 +60,8 @@ class Network:
     - ``threads``: the number of threads with which a worker computes gradients.
     - ``values``: the current values of the problem, by name (:class:`~anyk.problems.values.Values`). ``for_module``,
       ``for_loss``: those that the module and the loss take.
+    - ``evaluated``: the names of the parts that stay in evaluation mode while the module trains. ``norms``: the names of
+      the batch norms whose running statistics are computed anew to evaluate.
     - ``place``: the device on which module and loss are; None: not moved to ``device`` yet.
     """
 
@@ -79,6 +81,22 @@ class Network:
     for_module: tuple[str, ...] = ()
     for_loss: tuple[str, ...] = ()
     initial_kept: dict[str, torch.Tensor] = field(default_factory=dict)  # of those that have been replaced
+    evaluated: frozenset[str] = frozenset()
+    norms: tuple[str, ...] = ()
+
+    def keep_modes(self) -> None:
+        """Let the parts that are in evaluation mode now stay in it, if the module itself is in training mode."""
+        if self.module.training:
+            self.evaluated = frozenset(name for name, part in self.module.named_modules() if not part.training)
+        self.train()
+        self.norms = renewed_norms(self.module)
+
+    def train(self) -> None:
+        """Set the module to training mode, without the parts that stay in evaluation mode."""
+        self.module.train()
+        for name, part in self.module.named_modules():
+            if name in self.evaluated:
+                part.training = False
 
     def take_values(self, names: Sequence[str]) -> None:
         """Find out which of the values the module and the loss take; raise if there are any that nothing takes."""
@@ -257,9 +275,9 @@ def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) ->
     return pytree.tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
-def kept_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the frozen parameters and the buffers of a module, without the statistics of batch norm, by name."""
-    statistics = {id(buffer) for norm in norms_of(module) for buffer in norm.buffers(recurse=False)}
+def kept_tensors(module: torch.nn.Module, norms: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return the frozen parameters and the buffers of a module, without the statistics of its ``norms``, by name."""
+    statistics = {id(buffer) for norm in parts_of(module, norms) for buffer in norm.buffers(recurse=False)}
     frozen = {
         f"parameter '{name}'": parameter for name, parameter in module.named_parameters() if not parameter.requires_grad
     }
@@ -271,7 +289,7 @@ def put_kept(network: Network, arrays: Mapping[str, Array]) -> None:
     """Set frozen parameters and buffers, named as by :func:`kept_tensors`; others get their initial numbers again."""
     if not arrays and not network.initial_kept:
         return
-    tensors, initial = kept_tensors(network.module), network.initial_kept
+    tensors, initial = kept_tensors(network.module, network.norms), network.initial_kept
     for name, array in arrays.items():
         initial.setdefault(name, tensors[name].clone())
         copy_array(array, tensors[name])
@@ -287,11 +305,33 @@ def copy_array(array: Array, tensor: torch.Tensor) -> None:
     tensor.copy_(source.view(torch.bfloat16) if tensor.dtype == torch.bfloat16 else source)
 
 
-def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:
-    """Return the layers of batch norm with running statistics."""
+def renewed_norms(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the names of the batch norms whose running statistics a pass renews in the module's present mode.
+
+    Those in evaluation mode, or with ``momentum=0``, keep theirs.
+    """
+    return tuple(
+        name
+        for name, part in module.named_modules()
+        if is_norm(part) and part.running_mean is not None and part.training and part.momentum != 0
+    )
+
+
+def normalises_batches(module: torch.nn.Module) -> bool:
+    """Return whether a batch norm uses the statistics of the current batch in the module's present mode."""
+    return any(is_norm(part) and (part.training or part.running_mean is None) for part in module.modules())
+
+
+def is_norm(part: Any) -> bool:
+    """Return whether a part of a module is a batch norm."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+    return isinstance(part, _BatchNorm)
+
+
+def parts_of(module: torch.nn.Module, names: Sequence[str]) -> list[Any]:
+    """Return the parts of a module with these names."""
+    return [module.get_submodule(name) for name in names]
 
 
 Metric = Callable[[Any, Any], Any]
