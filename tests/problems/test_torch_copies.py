@@ -101,3 +101,151 @@ def test_a_module_in_evaluation_mode_trains_with_dropout():
     ]
     assert np.array_equal(*gradients)
     assert not module.training
+
+
+# ------------------------------------------------------------------------------------------------- hooks of parameters
+
+MASK = torch.tensor([0.0, 1, 1, 1, 1])
+
+
+def halve(parameter):
+    parameter.grad.mul_(0.5)
+
+
+HOOKS = {
+    "mask": ("register_hook", lambda gradient: gradient * MASK),
+    "clip": ("register_hook", lambda gradient: gradient.clamp(-0.02, 0.02)),
+    "after": ("register_post_accumulate_grad_hook", halve),
+}
+
+
+def hooked(module, hook):
+    register, function = HOOKS[hook]
+    getattr(module.weight, register)(function)
+    return module
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1", "cyclic:stragglers=1"])
+def test_hooks_see_the_gradient_of_the_step_once(hook, strategy):
+    given = nn.Linear(5, 3)
+    plain, mine, looped = (hooked(copy.deepcopy(given), hook) for _ in range(3))
+    expected = trained_plainly(plain, lr=0.5, momentum=0.9).weight.detach()
+    problem = TorchProblem(mine, CROSS_ENTROPY, (X, Y), microbatch=3)
+    optimizer = TorchOptimizer("SGD", lr=0.5, momentum=0.9)
+    run = anyk.train(problem, strategy, Simulated(workers=4), optimizer=optimizer, steps=3)
+    assert torch.allclose(problem.module_at(run.model).weight, expected, atol=1e-5)
+    assert torch.equal(mine.weight, given.weight) and mine.weight.grad is None
+    sgd = torch.optim.SGD(looped.parameters(), lr=0.5, momentum=0.9)
+    assert torch.allclose(trained_in_a_loop(looped, sgd, strategy=strategy).weight, expected, atol=1e-5)
+    assert not torch.allclose(trained_plainly(copy.deepcopy(given), lr=0.5, momentum=0.9).weight, expected, atol=1e-3)
+
+
+def test_hooks_that_read_the_parameter_see_the_model():
+    given = nn.Linear(5, 3)
+    plain, mine = copy.deepcopy(given), copy.deepcopy(given)
+    for module in (plain, mine):
+        module.weight.register_hook(lambda gradient, module=module: gradient + 0.1 * module.weight.detach())
+    problem = TorchProblem(mine, CROSS_ENTROPY, (X, Y))
+    run = anyk.train(problem, "uncoded", Simulated(2), optimizer=anyk.optimizers.GD(lr=0.5), steps=3)
+    assert torch.allclose(problem.module_at(run.model).weight, trained_plainly(plain).weight, atol=1e-6)
+
+
+def test_hooks_that_take_steps_are_refused():
+    module = nn.Linear(5, 3)
+
+    def step(parameter):
+        parameter.data.sub_(parameter.grad)
+
+    module.weight.register_post_accumulate_grad_hook(step)
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    with pytest.raises(anyk.BadInput, match="a hook of a parameter changes a parameter"):
+        anyk.train(problem, "uncoded", Simulated(2), optimizer=anyk.optimizers.GD(lr=0.5), steps=3)
+
+
+def test_hooks_are_refused_where_workers_take_the_steps():
+    problem = TorchProblem(hooked(nn.Linear(5, 3), "mask"), CROSS_ENTROPY, (X, Y))
+    with pytest.raises(anyk.BadInput, match="parameter 'weight' of the module has a hook, and under 'pasgd"):
+        anyk.train(problem, "pasgd:tau=2", Simulated(2), optimizer=anyk.optimizers.GD(lr=0.5), steps=3)
+
+
+# ----------------------------------------------------------------------------------------- parameters without gradient
+
+
+class TwoHeads(nn.Module):
+    """The second head is used only by batches with a first input above a limit."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+        self.used, self.other = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x):
+        outputs = self.used(x)
+        chosen = (x[:, 0] > self.limit).nonzero()[:, 0]
+        return outputs.index_add(0, chosen, self.other(x[chosen])) if len(chosen) else outputs
+
+
+OPTIMIZERS = {
+    "AdamW": {"lr": 0.1, "weight_decay": 0.5},
+    "SGD": {"lr": 0.1, "weight_decay": 0.5, "momentum": 0.9},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1", "cyclic:stragglers=1", "async", "pasgd:tau=2"])
+def test_unused_parameters_are_not_moved(name, strategy):
+    module = TwoHeads(limit=100.0)
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    optimizer = TorchOptimizer(name, **OPTIMIZERS[name])
+    run = anyk.train(problem, strategy, Simulated(4), optimizer=optimizer, steps=4)
+    trained = problem.module_at(run.model)
+    assert torch.equal(trained.other.weight, module.other.weight)
+    assert not torch.equal(trained.used.weight, module.used.weight)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1"])
+def test_parameters_of_some_partitions_are_trained(name, strategy):
+    module = TwoHeads(limit=float(X[:, 0].sort().values[-2]))  # one sample uses it
+    plain = trained_plainly(copy.deepcopy(module), 4, getattr(torch.optim, name), **OPTIMIZERS[name])
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    run = anyk.train(problem, strategy, Simulated(4), optimizer=TorchOptimizer(name, **OPTIMIZERS[name]), steps=4)
+    assert torch.allclose(problem.module_at(run.model).other.weight, plain.other.weight, atol=1e-5)
+
+
+class Sometimes(nn.Module):
+    """The second head is used where the value says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.other = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x, both):
+        return self.used(x) + self.other(x) if both else self.used(x)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("first", [True, False])
+def test_parameters_unused_in_some_steps_rest_there(name, first):
+    module = Sometimes()
+    plain = copy.deepcopy(module)
+    steps_with = getattr(torch.optim, name)(plain.parameters(), **OPTIMIZERS[name])
+    used = [first, not first, False, True, False]
+    for both in used:
+        steps_with.zero_grad()
+        CROSS_ENTROPY(plain(X, both), Y).backward()
+        steps_with.step()
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y), values={"both": lambda step: float(used[min(step, 4)])})
+    run = anyk.train(problem, "uncoded", Simulated(4), optimizer=TorchOptimizer(name, **OPTIMIZERS[name]), steps=5)
+    trained = np.concatenate([p.detach().numpy().ravel() for p in plain.parameters()])
+    assert np.allclose(run.model, trained, atol=1e-5)
+
+
+def test_a_gradient_of_zeros_is_a_gradient():
+    module = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Linear(4, 3, bias=False))
+    module[1].weight.data.zero_()  # as in LoRA: the first layer's gradient is 0 in the first step
+    plain = trained_plainly(copy.deepcopy(module), 2, torch.optim.AdamW, **OPTIMIZERS["AdamW"])
+    adamw = torch.optim.AdamW(module.parameters(), **OPTIMIZERS["AdamW"])
+    trained_in_a_loop(module, adamw, steps=2)
+    assert torch.allclose(module[0].weight, plain[0].weight, atol=1e-5)

@@ -176,6 +176,9 @@ class ProblemAbilities:
       (:class:`~anyk.problems.watch.Watch`); None: no user's code computes.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
       ``norms``: the names of its batch norms whose running statistics are computed from the training data.
+    - ``unused``: the numbers of the parameters in ``shapes`` that the loss does not use.
+    - ``hooked``: the names of the parameters that have hooks. ``through_hooks(w, gradient)``: returns what the hooks
+      make of the gradient of a step.
     """
 
     penalty: float | Vector | None = None
@@ -189,6 +192,9 @@ class ProblemAbilities:
     write_model: Callable[[Any, Path], None] | None = None
     module_at: Callable[[Any], Any] | None = None
     norms: Sequence[str] = ()
+    unused: frozenset[int] = frozenset()
+    hooked: Sequence[str] = ()
+    through_hooks: Callable[[Vector, Vector], Vector] | None = None
     values: Values | None = None
     with_values: Callable[[Leaves], Any] | None = None
     watch: Callable[[], Any] | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Array, Vector
+from anyk.arrays import Array, Vector, lacks_gradient
 from anyk.checks import check
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
@@ -22,6 +22,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
+from anyk.problems.torch.hooks import set_gradients
 from anyk.problems.torch.module_partitions import dtype_of, pieces_of
 from anyk.problems.torch.network import copy_array, is_norm, kept_tensors, parts_of, renewed_norms, trainable_parameters
 from anyk.problems.values import Values
@@ -186,8 +187,7 @@ class SteppedRounds:
                         if kept is not None:
                             kept.restore(self._carried.arrays)
                         first = False
-                    for parameter, piece in _pieces(self._into, step.gradient):
-                        parameter.grad = piece.to(parameter.device)
+                    self._set_gradients(step.gradient)
                     before = step.model if idle is None else step.model.copy()  # the body may change it in place
                     nonzero = idle is not None and bool(step.gradient.any())  # zero_grad() may change it in place
                 try:
@@ -212,6 +212,17 @@ class SteppedRounds:
                 warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=_outside())
         if self._error is not None:
             raise self._error
+
+    def _set_gradients(self, gradient: Vector) -> None:
+        """Give the module's parameters their gradients as torch does, so that it calls their hooks."""
+        unused = abilities_of(self._problem).unused
+        pieces = enumerate(_pieces(self._into, gradient))
+        with_gradient = []
+        for place, (parameter, piece) in pieces:
+            parameter.grad = None
+            if not lacks_gradient(piece.numpy(), unused=place in unused):
+                with_gradient.append((parameter, piece.to(parameter.device)))
+        set_gradients(*zip(*with_gradient, strict=True))
 
     def _say_where(self, number: int) -> None:
         """Report on standard error where a resumed loop continues."""
@@ -391,6 +402,7 @@ class _WithInitial:
 
     _problem: Problem
     _w: Vector
+    hooked = ()  # torch calls the hooks when the loop's gradients are set
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # requested by pickle while there is no problem yet
@@ -514,8 +526,8 @@ def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
     renewed = renewed_norms(module)
     if renewed and abilities_of(problem).module_at is None:
         raise BadInput(
-            f"the module has {len(renewed)} batch norms with running statistics, which only a TorchProblem can compute; "
-            "use one, or give them track_running_stats=False"
+            f"the module has {len(renewed)} batch norms with running statistics, which only a TorchProblem can "
+            "compute; use one, or give them track_running_stats=False"
         )
     with_statistics = {name for name, part in module.named_modules() if is_norm(part) and part.running_mean is not None}
     if not set(abilities_of(problem).norms) <= with_statistics:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyk.arrays import DType, Vector
+from anyk.arrays import NO_GRADIENT, DType, Vector
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.base import Ends, Index
@@ -162,6 +162,7 @@ class TorchPartitions(Batches):
         device = network.move()
         total = torch.zeros(self.dimension, dtype=parameters[0].dtype, device=device)
         pieces = pieces_of(total, self.shapes)
+        without = set(range(len(pieces)))  # parameters that the loss does not use
         bits = self.key
         number = self._gradients[chosen.partition] + 1
         # the loss is checked at the first gradient; with mini-batches also at the 2nd, 4th, …
@@ -184,9 +185,10 @@ class TorchPartitions(Batches):
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 if [tensor._version for tensor in inputs] != versions:
                     raise BadInput("the module changes its inputs or parameters in place, which other workers share")
-                for piece, gradient in zip(pieces, gradients, strict=True):
+                for place, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):
                     if gradient is not None:
                         piece.add_(gradient, alpha=factor)  # not applied to the loss, which may be bf16
+                        without.discard(place)
                 if looks and not network.opaque:
                     with preserved_generators(cuda_generators(device)):  # random numbers of the loss leave no trace
                         check_loss(network, outputs, batch[-1], f"{part.size} {of}")
@@ -199,6 +201,8 @@ class TorchPartitions(Batches):
 
                 check_samples(network, batch_of, len(some), f"{len(some)} {of}")
         self._gradients[chosen.partition] = number
+        for place in without:
+            pieces[place].fill_(NO_GRADIENT)
         return total.cpu().numpy()
 
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:

@@ -12,12 +12,13 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count, pairwise
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.arrays import Vector, lacks_gradient
 from anyk.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
 from anyk.problems.data.dataset import Dirichlet, build_split
@@ -30,6 +31,7 @@ from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.surroundings import variables_of
+from anyk.problems.torch.hooks import call_hooks, has_hooks
 from anyk.problems.torch.module_checks import (
     check_forward,
     check_loss,
@@ -155,6 +157,7 @@ class TorchProblem(NetworkProblem):
     """
 
     shapes: list[tuple[int, ...]]
+    unused: frozenset[int]  # the trainable parameters, by number, that the first samples' loss does not use
     norms: tuple[str, ...]  # the names of the batch norms whose running statistics are computed anew
     _last: tuple[Network, int] | None = None  # last network, and samples of its statistics
 
@@ -244,7 +247,10 @@ class TorchProblem(NetworkProblem):
             network.device = "cpu"
             batch = map_tensors(head.batch(slice(0, size)), lambda tensor: tensor.clone())
             partitions = TorchPartitions(network, DeviceSamples(batch, size), cut(size, 1))
-            partitions.partial_gradient(0, self.initial())
+            gradient = partitions.partial_gradient(0, self.initial())
+            ends = np.cumsum([prod(shape) for shape in self.shapes])[:-1]
+            without = [lacks_gradient(piece) for piece in np.split(gradient, ends)]
+            self.unused = frozenset(np.flatnonzero(without).tolist())
         check_forward(self._network, [batch, *self._second_batch(batch, size)])
         self._try_loss(partitions._network)
         return batch
@@ -454,6 +460,21 @@ class TorchProblem(NetworkProblem):
                     "module; make optimiser and problem from the same module"
                 )
         return [places[id(parameter)] for parameter in parameters]
+
+    @property
+    def hooked(self) -> list[str]:
+        """The names of the given module's trainable parameters that have hooks."""
+        own = self._network.module.parameters()
+        trainable = {id(given) for given, copied in zip(self._given, own, strict=True) if copied.requires_grad}
+        named = self.module.named_parameters()
+        return [name for name, parameter in named if id(parameter) in trainable and has_hooks(parameter)]
+
+    def through_hooks(self, w: Vector, gradient: Vector) -> Vector:
+        """Return what the hooks of the given module's parameters make of a step's gradient at ``w``."""
+        own = self._network.module.parameters()
+        given = [given for given, copied in zip(self._given, own, strict=True) if copied.requires_grad]
+        with explaining("a hook of a parameter fails", alone=RunFailed):
+            return call_hooks(given, w, gradient)
 
     def digest(self) -> str | None:
         """Return a digest of the data; for a data set that is read item by item, of the arrays in it."""

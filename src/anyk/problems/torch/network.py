@@ -60,8 +60,8 @@ class Network:
     - ``threads``: the number of threads with which a worker computes gradients.
     - ``values``: the current values of the problem, by name (:class:`~anyk.problems.values.Values`). ``for_module``,
       ``for_loss``: those that the module and the loss take.
-    - ``evaluated``: the names of the parts that stay in evaluation mode while the module trains. ``norms``: the names of
-      the batch norms whose running statistics are computed anew to evaluate.
+    - ``evaluated``: the names of the parts that stay in evaluation mode while the module trains. ``norms``: the names
+      of the batch norms whose running statistics are computed anew to evaluate.
     - ``place``: the device on which module and loss are; None: not moved to ``device`` yet.
     """
 
