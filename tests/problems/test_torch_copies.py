@@ -249,3 +249,138 @@ def test_a_gradient_of_zeros_is_a_gradient():
     adamw = torch.optim.AdamW(module.parameters(), **OPTIMIZERS["AdamW"])
     trained_in_a_loop(module, adamw, steps=2)
     assert torch.allclose(module[0].weight, plain[0].weight, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------- loops
+
+
+def test_closures_take_a_round_for_each_evaluation():
+    for search in (None, "strong_wolfe"):
+        given = nn.Linear(5, 3)
+        plain, mine, own = (copy.deepcopy(given) for _ in range(3))
+        first, second, third = (
+            torch.optim.LBFGS(module.parameters(), line_search_fn=search) for module in (plain, mine, own)
+        )
+
+        def closure(module=plain, optimizer=first):
+            optimizer.zero_grad()
+            value = CROSS_ENTROPY(module(X), Y)
+            value.backward()
+            return value
+
+        for _ in range(3):
+            first.step(closure)
+        for module, lbfgs, given_loss in ((mine, second, None), (own, third, lambda: CROSS_ENTROPY(own(X), Y))):
+            problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+            with anyk.torch.Optimizer(lbfgs, problem, "frc:stragglers=1", Simulated(4)) as optimizer:
+                for _ in range(3):
+                    optimizer.step(given_loss)
+            assert torch.allclose(module.weight, plain.weight, atol=2e-3)
+            loss = CROSS_ENTROPY(module(X), Y).item()
+            assert loss == pytest.approx(CROSS_ENTROPY(plain(X), Y).item(), abs=1e-5)
+
+
+def test_closures_that_compute_gradients_are_refused():
+    module = nn.Linear(5, 3)
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    lbfgs = torch.optim.LBFGS(module.parameters())
+
+    def closure():
+        lbfgs.zero_grad()
+        value = CROSS_ENTROPY(module(X), Y)
+        value.backward()
+        return value
+
+    with (
+        pytest.raises(anyk.BadInput, match="the closure of step.. changes the gradient"),
+        anyk.torch.Optimizer(lbfgs, problem, "uncoded", Simulated(2)) as optimizer,
+    ):
+        optimizer.step(closure)
+    with pytest.raises(anyk.BadInput, match="use anyk.torch.Optimizer, where each evaluation of a closure is a round"):
+        for _ in anyk.rounds(problem, "uncoded", Simulated(2), steps=2, into=module):
+            lbfgs.step(closure)
+    with (
+        pytest.raises(anyk.BadInput, match="under 'uncoded:batch=4' two evaluations of a closure have gradients"),
+        anyk.torch.Optimizer(lbfgs, problem, "uncoded:batch=4", Simulated(2)) as optimizer,
+    ):
+        optimizer.step()
+
+
+def test_buffers_read_in_a_loop_are_current():
+    module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    problem = TorchProblem(module, CROSS_ENTROPY, (3 * X + 4, Y))
+    average = torch.optim.swa_utils.AveragedModel(module)
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in anyk.rounds(problem, "uncoded", Simulated(2), steps=3, into=module):
+        sgd.step()
+        average.update_parameters(module)
+        w = np.concatenate([p.detach().numpy().ravel() for p in module.parameters()])
+        current = problem.module_at(w)[1].running_mean
+        assert torch.equal(average.module[1].running_mean, current)
+        assert torch.equal(module[1].running_mean, current)
+        assert torch.equal(dict(module.named_buffers())["1.running_mean"], current)
+        if step.number == 1:
+            assert torch.equal(copy.deepcopy(module)[1].running_mean, current)
+    assert type(module[1]._buffers) is dict
+
+
+def test_layers_can_be_frozen_in_a_loop():
+    module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    plain = copy.deepcopy(module)
+    adam, expected = (torch.optim.AdamW(each.parameters(), lr=0.1) for each in (module, plain))
+    for number in range(4):
+        plain[0].requires_grad_(number not in (1, 2))
+        expected.zero_grad()
+        CROSS_ENTROPY(plain(X), Y).backward()
+        expected.step()
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    for step in anyk.rounds(problem, "uncoded", Simulated(2), steps=4, into=module):
+        adam.step()
+        module[0].requires_grad_(step.number + 1 not in (1, 2))
+    assert torch.allclose(module[0].weight, plain[0].weight, atol=1e-5)
+
+
+def test_layers_frozen_before_the_loop_are_named():
+    module = nn.Sequential(nn.Linear(5, 8).requires_grad_(False), nn.ReLU(), nn.Linear(8, 3))
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    with pytest.raises(anyk.BadInput, match="parameter '0.weight' was frozen when the loop began"):
+        for _ in anyk.rounds(problem, "uncoded", Simulated(2), steps=3, into=module):
+            module.requires_grad_(True)
+
+
+def test_gradients_that_no_step_uses_are_reported():
+    module = nn.Linear(5, 3)
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    for step in anyk.rounds(problem, "uncoded", Simulated(2), steps=2, into=module):
+        sgd.step()
+    with pytest.warns(RuntimeWarning, match="3 gradients before this step were used by no step of an optimiser"):
+        for step in anyk.rounds(problem, "uncoded", Simulated(2), steps=4, into=module):
+            if step.number == 3:
+                sgd.step()
+
+
+class Force(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        x = x.detach().requires_grad_(True)
+        return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("where", ["driver", "workers"])
+def test_models_that_differentiate_are_evaluated(where):
+    module = Force()
+    plain = trained_plainly(copy.deepcopy(module), loss=lambda outputs, _: nn.MSELoss()(outputs, X), lr=0.1)
+    problem = TorchProblem(module, nn.MSELoss(), (X, X), held_out=(X, X), metrics={"mse": nn.MSELoss()}, better="lower")
+    run = anyk.train(
+        problem,
+        "uncoded",
+        Simulated(4),
+        optimizer=anyk.optimizers.GD(lr=0.1),
+        steps=3,
+        evaluate=f"where={where},on=train",
+    )
+    assert run.loss == pytest.approx(nn.MSELoss()(plain(X), X).item(), rel=1e-5)

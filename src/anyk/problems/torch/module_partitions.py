@@ -285,11 +285,12 @@ def _threads(number: int) -> Iterator[None]:
 @contextmanager
 def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[None]:
     """Let a module compute with the frozen parameters, the buffers and the modes of another, for a while."""
-    parameters = [(parameter, parameter.data) for parameter in module.parameters()]
+    parameters = [(parameter, parameter.data, parameter.requires_grad) for parameter in module.parameters()]
     modes = [(part, part.training) for part in module.modules()]
     try:
         with preserved_buffers(module):
-            for (parameter, _), initial_parameter in zip(parameters, initial.parameters(), strict=True):
+            for (parameter, *_), initial_parameter in zip(parameters, initial.parameters(), strict=True):
+                parameter.requires_grad_(initial_parameter.requires_grad)
                 if not parameter.requires_grad:
                     parameter.data = initial_parameter.data.to(parameter.device)
             for buffer, initial_buffer in zip(module.buffers(), initial.buffers(), strict=True):
@@ -298,8 +299,9 @@ def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[No
                 part.training = initial_part.training
             yield
     finally:
-        for parameter, data in parameters:
+        for parameter, data, trained in parameters:
             parameter.data = data
+            parameter.requires_grad_(trained)
         for part, training in modes:
             part.training = training
 

@@ -239,6 +239,8 @@ class TorchProblem(NetworkProblem):
 
     def _try_gradient(self) -> Batch:
         """Compute a gradient on a copy of a few samples, and check module and loss; return the copy."""
+        import torch
+
         head = self._data.head
         size = min(_TRIED, len(head))
         # RunFailed: an item that cannot be read
@@ -251,6 +253,9 @@ class TorchProblem(NetworkProblem):
             ends = np.cumsum([prod(shape) for shape in self.shapes])[:-1]
             without = [lacks_gradient(piece) for piece in np.split(gradient, ends)]
             self.unused = frozenset(np.flatnonzero(without).tolist())
+            with preserved_buffers(partitions._network.module), seeded_generators(0, torch.device("cpu")):
+                partitions._network.find_differentiation(batch)
+            self._network.differentiates = partitions._network.differentiates
         check_forward(self._network, [batch, *self._second_batch(batch, size)])
         self._try_loss(partitions._network)
         return batch
@@ -279,7 +284,11 @@ class TorchProblem(NetworkProblem):
                 return head.batch(rows[places])
 
             try:
-                with seeded_generators(0, torch.device("cpu")), preserved_buffers(network.module), torch.no_grad():
+                with (
+                    seeded_generators(0, torch.device("cpu")),
+                    preserved_buffers(network.module),
+                    network.without_gradient(),
+                ):
                     if not network.opaque:
                         batch = head.batch(rows)
                         network.loss_factor(batch, len(rows))
@@ -339,7 +348,7 @@ class TorchProblem(NetworkProblem):
         network.module.eval()
         try:
             batch = data.batch(slice(0, min(_TRIED, len(data))))
-            with torch.no_grad():
+            with network.without_gradient():
                 if network.takes_module:
                     network.loss_of(batch)
                     return
@@ -409,12 +418,10 @@ class TorchProblem(NetworkProblem):
         return self._network_at(w).loss_sum(self._parts(self._data.evaluated)) / self.samples
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        import torch
-
         if self._held_out is None:
             return {}
         network = self._network_at(w)
-        with torch.no_grad():
+        with network.without_gradient():
             return compute_metrics(network, self._metrics, self._parts(self._held_out))
 
     def module_at(self, w: Vector) -> torch.nn.Module:
@@ -516,7 +523,6 @@ class TorchProblem(NetworkProblem):
 
     def _renew_statistics(self, network: Network, data: Samples) -> None:
         """Compute running means and variances over some data, as ``update_bn`` does."""
-        import torch
 
         norms = parts_of(network.module, network.norms)
         if not norms:
@@ -528,7 +534,7 @@ class TorchProblem(NetworkProblem):
             norm.momentum = None  # the plain mean over all batches
         network.train()
         forward = network.loss_of if network.takes_module else network.outputs
-        with torch.no_grad(), seeded_generators(0, network.move()):
+        with network.without_gradient(), seeded_generators(0, network.move()):
             for part in self._parts(data):
                 forward(network.on_device(part.batch))
         for norm, momentum, initial in zip(norms, momenta, given, strict=True):

@@ -62,6 +62,7 @@ class Network:
       ``for_loss``: those that the module and the loss take.
     - ``evaluated``: the names of the parts that stay in evaluation mode while the module trains. ``norms``: the names
       of the batch norms whose running statistics are computed anew to evaluate.
+    - ``differentiates``: whether module or loss differentiate, so that they need gradients also to evaluate.
     - ``place``: the device on which module and loss are; None: not moved to ``device`` yet.
     """
 
@@ -83,6 +84,7 @@ class Network:
     initial_kept: dict[str, torch.Tensor] = field(default_factory=dict)  # of those that have been replaced
     evaluated: frozenset[str] = frozenset()
     norms: tuple[str, ...] = ()
+    differentiates: bool = False
 
     def keep_modes(self) -> None:
         """Let the parts that are in evaluation mode now stay in it, if the module itself is in training mode."""
@@ -90,6 +92,32 @@ class Network:
             self.evaluated = frozenset(name for name, part in self.module.named_modules() if not part.training)
         self.train()
         self.norms = renewed_norms(self.module)
+
+    def without_gradient(self) -> Any:
+        """Return a context in which no gradient is computed, if module and loss work without."""
+        import torch
+
+        return torch.set_grad_enabled(self.differentiates)
+
+    def find_differentiation(self, batch: Batch) -> None:
+        """Find out whether module and loss differentiate, by evaluating a batch."""
+        import torch
+
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                self.loss_of(batch)
+        except RuntimeError:
+            try:
+                with torch.enable_grad():
+                    self.loss_of(batch)
+            except Exception:  # the run reports what fails
+                return
+            self.differentiates = True
+        except Exception:
+            return
+        finally:
+            self.train()
 
     def train(self) -> None:
         """Set the module to training mode, without the parts that stay in evaluation mode."""
@@ -204,14 +232,12 @@ class Network:
 
     def loss_sum(self, parts: Iterator[SampleBatch]) -> float:
         """Return the sum of the losses of several batches, in evaluation mode."""
-        import torch
-
         total = 0.0
-        with torch.no_grad():
+        with self.without_gradient():
             for part in parts:
                 batch = self.on_device(part.batch)
                 if factor := self.loss_factor(batch, part.size):
-                    total += float(self.loss_of(batch)) * factor
+                    total += float(self.loss_of(batch).detach()) * factor
         return total
 
     def _autocast(self) -> Any:
@@ -355,7 +381,7 @@ def compute_metrics(network: Network, metrics: Metrics, parts: Iterator[SampleBa
 
     if network.takes_module:
         return _averages(network, metrics, parts)
-    pairs = [(network.outputs(network.on_device(part.batch)).cpu(), part.batch[-1].cpu()) for part in parts]
+    pairs = [(network.outputs(network.on_device(part.batch)).detach().cpu(), part.batch[-1].cpu()) for part in parts]
     outputs, targets = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return {name: float(metric(outputs, targets)) for name, metric in metrics.items() if metric is not None}
 
@@ -370,7 +396,7 @@ def _averages(network: Network, metrics: Metrics, parts: Iterator[SampleBatch]) 
         count += terms
         for name, metric in metrics.items():
             if metric is None:
-                totals[name] += float(network.loss_of(batch)) * (terms if network.mean else 1.0)
+                totals[name] += float(network.loss_of(batch).detach()) * (terms if network.mean else 1.0)
             else:
                 totals[name] += float(metric(network.module, batch)) * terms
     return {name: total / count if count else float("nan") for name, total in totals.items()}
