@@ -270,7 +270,7 @@ def test_closures_take_a_round_for_each_evaluation():
 
         for _ in range(3):
             first.step(closure)
-        for module, lbfgs, given_loss in ((mine, second, None), (own, third, lambda: CROSS_ENTROPY(own(X), Y))):
+        for module, lbfgs, given_loss in ((mine, second, None), (own, third, lambda own=own: CROSS_ENTROPY(own(X), Y))):
             problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
             with anyk.torch.Optimizer(lbfgs, problem, "frc:stragglers=1", Simulated(4)) as optimizer:
                 for _ in range(3):
@@ -352,7 +352,7 @@ def test_gradients_that_no_step_uses_are_reported():
     module = nn.Linear(5, 3)
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
     problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
-    for step in anyk.rounds(problem, "uncoded", Simulated(2), steps=2, into=module):
+    for _ in anyk.rounds(problem, "uncoded", Simulated(2), steps=2, into=module):
         sgd.step()
     with pytest.warns(RuntimeWarning, match="3 gradients before this step were used by no step of an optimiser"):
         for step in anyk.rounds(problem, "uncoded", Simulated(2), steps=4, into=module):
@@ -384,3 +384,58 @@ def test_models_that_differentiate_are_evaluated(where):
         evaluate=f"where={where},on=train",
     )
     assert run.loss == pytest.approx(nn.MSELoss()(plain(X), X).item(), rel=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------- wrapped modules
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.b, self.a(x), use_reentrant=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, if no input of a checkpoint requires a gradient
+def test_reentrant_checkpoints_are_computed_by_backward():
+    module = Checkpointed()
+    plain = trained_plainly(copy.deepcopy(module))
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    run = anyk.train(problem, "frc:stragglers=1", Simulated(4), optimizer=anyk.optimizers.GD(lr=0.5), steps=3)
+    assert torch.allclose(problem.module_at(run.model).a.weight, plain.a.weight, atol=1e-6)
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(5, 3)
+
+    def forward(self, x):
+        outputs = self.l(x)
+        return outputs - outputs.mean(dim=0)
+
+
+class ClippedInside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = self.a(x)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return self.b(hidden)
+
+
+@pytest.mark.parametrize("module", [Mixing(), ClippedInside()])
+def test_gradients_that_are_no_sum_are_refused(module):
+    with pytest.raises(anyk.BadInput, match="a layer mixes the samples of a batch, or a hook changes"):
+        TorchProblem(module, CROSS_ENTROPY, (X, Y))
+
+
+def test_gradients_divided_by_frequencies_are_refused():
+    module = nn.Sequential(nn.Embedding(10, 4, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(anyk.BadInput, match="'0' divides gradients by how often a number occurs"):
+        TorchProblem(module, CROSS_ENTROPY, (torch.randint(0, 10, (40, 2)), Y))

@@ -49,8 +49,8 @@ _UNCHANGED = (
 )
 _LOST = (
     "{lost} gradients before this step were used by no step of an optimiser: each round writes a new gradient, and "
-    "adds nothing to the last one; to step by the sum of several rounds, add up the gradients in the loop, or use larger "
-    "mini-batches"
+    "adds nothing to the last one; to step by the sum of several rounds, add up the gradients in the loop, or use "
+    "larger mini-batches"
 )
 
 

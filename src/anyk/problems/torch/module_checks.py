@@ -23,7 +23,7 @@ from anyk.problems.base import Better, Index
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.generators import seeded_generators
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
-from anyk.problems.torch.network import Network, is_norm, parts_of, trainable_parameters
+from anyk.problems.torch.network import Network, is_norm, normalises_batches, parts_of, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +71,17 @@ def check_module(module: object) -> None:
         )
     if not isinstance(module, torch.nn.Module):
         raise BadInput(f"the module must be a torch.nn.Module, got {_describe(module)}")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+            raise BadInput(
+                "the module is wrapped in DistributedDataParallel, whose processes average gradients themselves; give "
+                "the module inside, module.module"
+            )
+        if getattr(part, "scale_grad_by_freq", False):
+            raise BadInput(
+                f"'{name}' divides gradients by how often a number occurs in a batch (scale_grad_by_freq=True), so "
+                "that the gradient of a batch is not the sum of its samples'; use scale_grad_by_freq=False"
+            )
 
 
 def _describe(value: object) -> str:
@@ -186,7 +197,27 @@ def check_loss(network: Network, outputs: object, targets: torch.Tensor, samples
         raise not_a_sum(samples, _pairing_advice(outputs, targets) or _OUTPUTS_ADVICE, mean=network.mean)
 
 
-def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str) -> None:
+def check_mixing(network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str) -> None:
+    """Refuse modules whose gradient of several samples is not the sum of the gradients of each sample.
+
+    Nothing is compared if a batch norm mixes samples also in evaluation mode, or if a single sample fails.
+    """
+    network.module.eval()
+    mixes = normalises_batches(network.module)
+    network.train()
+    if not mixes:
+        check_samples(network, batch_of, count, samples, lenient=True)
+
+
+_MIXING = (
+    "a layer mixes the samples of a batch, or a hook changes gradients by more than a factor, so that the result would "
+    "depend on how samples are spread over workers; compute each sample by itself"
+)
+
+
+def check_samples(
+    network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str, *, lenient: bool = False
+) -> None:
     """Refuse the same losses as :func:`check_loss`, by computing them for samples instead of outputs.
 
     ``batch_of(places)`` returns a batch of some of the ``count`` samples. The loss and its gradient with respect to the
@@ -208,21 +239,22 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
             if not batch_terms:
                 return np.zeros(1)
             with _nudged_parameters(network, nudge):
-                loss = network.loss_of(batch)
                 inputs = trainable_parameters(network.module)
-                gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+                loss, gradients = network.gradients(lambda: network.loss_of(batch), inputs)
             parts = [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradients, strict=True)]
             flat = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)]).double().cpu().numpy()
         except BadInput:
             raise
         except Exception as error:
-            if not single:
+            if not single or lenient:
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(
                 f"it cannot be checked whether the loss is a sum over samples: it accepts several ({samples}), but for "
                 f"one of them alone it fails ({reason}); give a loss that accepts a single sample"
             ) from None
+        if single and lenient and not np.isfinite(flat).all():
+            raise ValueError("a single sample has no gradient")
         if single and not np.isfinite(flat).all():
             raise BadInput(
                 f"the loss of {samples} together is a number, but the loss of one of them alone is not, as it ignores "
@@ -246,7 +278,7 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
             "return the number of terms that the loss of a batch adds up"
         )
     if not correct:
-        raise not_a_sum(samples, _SAMPLES_ADVICE, mean=network.mean)
+        raise not_a_sum(samples, _MIXING if lenient else _SAMPLES_ADVICE, mean=network.mean)
 
 
 @contextmanager

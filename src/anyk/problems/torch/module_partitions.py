@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -180,9 +180,16 @@ class TorchPartitions(Batches):
                     continue
                 inputs = [*parameters, *tensors_in(batch)]
                 versions = [tensor._version for tensor in inputs]
-                outputs = None if network.takes_module else network.outputs(batch)
-                loss = network.loss_of(batch) if outputs is None else network.loss_at(outputs, batch[-1])
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                outputs: Any = None
+
+                def loss(batch: Batch = batch) -> torch.Tensor:
+                    nonlocal outputs
+                    if network.takes_module:
+                        return network.loss_of(batch)
+                    outputs = network.outputs(batch)
+                    return network.loss_at(outputs, batch[-1])
+
+                _, gradients = network.gradients(loss, parameters)
                 if [tensor._version for tensor in inputs] != versions:
                     raise BadInput("the module changes its inputs or parameters in place, which other workers share")
                 for place, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):

@@ -35,6 +35,7 @@ from anyk.problems.torch.hooks import call_hooks, has_hooks
 from anyk.problems.torch.module_checks import (
     check_forward,
     check_loss,
+    check_mixing,
     check_module,
     check_options,
     check_samples,
@@ -296,6 +297,7 @@ class TorchProblem(NetworkProblem):
                         network.loss_at(outputs, batch[-1])
                         if has_entries(outputs, len(rows)):
                             check_loss(network, outputs, batch[-1], samples)
+                            check_mixing(network, batch_of, len(rows), samples)
                             continue
                     check_samples(network, batch_of, len(rows), samples)
             except BadInput:

@@ -63,6 +63,7 @@ class Network:
     - ``evaluated``: the names of the parts that stay in evaluation mode while the module trains. ``norms``: the names
       of the batch norms whose running statistics are computed anew to evaluate.
     - ``differentiates``: whether module or loss differentiate, so that they need gradients also to evaluate.
+    - ``backward``: whether gradients are computed by ``backward()``, as reentrant checkpoints demand.
     - ``place``: the device on which module and loss are; None: not moved to ``device`` yet.
     """
 
@@ -85,6 +86,31 @@ class Network:
     evaluated: frozenset[str] = frozenset()
     norms: tuple[str, ...] = ()
     differentiates: bool = False
+    backward: bool = False
+
+    def gradients(
+        self, loss: Callable[[], torch.Tensor], parameters: Sequence[torch.nn.Parameter]
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """Return a loss and its gradients by the parameters, None for those that it does not use."""
+        import torch
+
+        value = loss()
+        if not self.backward:
+            try:
+                return value, list(torch.autograd.grad(value, parameters, allow_unused=True))
+            except RuntimeError as error:
+                if "heckpoint" not in str(error):
+                    raise
+            self.backward, value = True, loss()  # reentrant checkpoints work with backward() alone
+        before = [parameter.grad for parameter in parameters]
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            value.backward()  # type: ignore[no-untyped-call]
+            return value, [parameter.grad for parameter in parameters]
+        finally:
+            for parameter, grad in zip(parameters, before, strict=True):
+                parameter.grad = grad
 
     def keep_modes(self) -> None:
         """Let the parts that are in evaluation mode now stay in it, if the module itself is in training mode."""
