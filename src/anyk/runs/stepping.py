@@ -495,8 +495,7 @@ def rounds(
     would erase them), and the parameters at the end of the loop's body are the next version. So an existing script
     keeps its optimiser, its scheduler and its clipping. The module's buffers and frozen parameters do not change;
     workers use the problem's. Running statistics of batch norm are the exception: as after :func:`anyk.train`,
-    they are computed over the training data, whenever the module evaluates, its ``state_dict()`` is taken or it is
-    copied or pickled, and at the end of the loop.
+    they are computed over the training data, whenever they are read, and at the end of the loop.
 
     ``out``: a run folder with checkpoints, as for :func:`anyk.train`. With ``go_on`` a run in it is resumed, so that
     the same script can be started again after it was killed; a line on standard error says at which step it continues.
