@@ -210,11 +210,11 @@ class SteppedRounds:
                         if kept is not None:
                             step._kept = kept.changes(self._carried.arrays, check=_is_power_of_two(step.number + 1))
                         unused = watched.steps == counted and np.array_equal(before, step.model)
+                        if idle is not None:
+                            idle = idle + nonzero if np.array_equal(before, step.model) else None
                         if lost and not unused:
                             warnings.warn(_LOST.format(lost=lost), RuntimeWarning, stacklevel=_outside())
                         lost = lost + nonzero if unused else 0
-                        if idle is not None:
-                            idle = idle + nonzero if np.array_equal(before, step.model) else None
                 self._ends.put(None)
         finally:
             self._loop.over = True
