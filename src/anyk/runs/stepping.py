@@ -201,7 +201,7 @@ class SteppedRounds:
                     self._set_gradients(step.gradient)
                     before = step.model.copy()  # the body may change it in place
                     nonzero = bool(step.gradient.any())  # zero_grad() may change it in place
-                    counted = watched.steps
+                    counted = 0 if watched is None else watched.steps
                 try:
                     yield step
                 finally:  # the step at which the loop is left counts
@@ -209,7 +209,7 @@ class SteppedRounds:
                         step.model = _vector(self._parameters)
                         if kept is not None:
                             step._kept = kept.changes(self._carried.arrays, check=_is_power_of_two(step.number + 1))
-                        unused = watched.steps == counted and np.array_equal(before, step.model)
+                        unused = (watched is None or watched.steps == counted) and np.array_equal(before, step.model)
                         if idle is not None:
                             idle = idle + nonzero if np.array_equal(before, step.model) else None
                         if lost and not unused:

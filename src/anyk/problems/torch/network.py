@@ -106,7 +106,7 @@ class Network:
         try:
             for parameter in parameters:
                 parameter.grad = None
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             return value, [parameter.grad for parameter in parameters]
         finally:
             for parameter, grad in zip(parameters, before, strict=True):
