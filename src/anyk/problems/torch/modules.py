@@ -470,8 +470,8 @@ class TorchProblem(NetworkProblem):
                 )
         return [places[id(parameter)] for parameter in parameters]
 
-    @property  # type: ignore[override]  # it follows the module, whose hooks may change
-    def hooked(self) -> Sequence[str]:
+    @property
+    def hooked(self) -> Sequence[str]:  # type: ignore[override]  # it follows the module, whose hooks may change
         """The names of the given module's trainable parameters that have hooks."""
         own = self._network.module.parameters()
         trainable = {id(given) for given, copied in zip(self._given, own, strict=True) if copied.requires_grad}
