@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,22 @@ from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems import TorchProblem
 from anyk.protocol import Strategy
 from anyk.runs import Run, rounds
+from anyk.strategies import strategy as build_strategy
 
 if TYPE_CHECKING:
     import torch
 
     from anyk.runs.stepping import Step
+
+
+class _Limit(Exception):
+    """The run has reached its limit."""
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two gradients are the same."""
+    return one is other if one is None or other is None else bool((one == other).all())
+
 
 _ENDLESS = 10**9  # steps: the loop ends the run
 
@@ -66,15 +78,22 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         if not (prepare is None or callable(prepare)):
             raise BadInput(f"prepare must be a function without arguments, got {prepare!r}")
         problem.places_of([parameter for group in optimizer.param_groups for parameter in group["params"]])
-        self.optimizer, self._prepare = optimizer, prepare
+        self.optimizer, self._prepare, self._problem = optimizer, prepare, problem
+        own = inspect.signature(type(optimizer).step).parameters.get("closure")
+        self._needs_closure = own is not None and own.default is inspect.Parameter.empty
+        self._strategy = build_strategy(strategy, workers=cluster.workers)
         limit = _ENDLESS if steps is None and seconds is None else steps
         options.setdefault("keep", optimizer)
         self._rounds = rounds(problem, strategy, cluster, into=problem.module, steps=limit, seconds=seconds, **options)
         self._steps: Iterator[Step] | None = None
         self._over = False
 
-    def step(self) -> Step:
+    def step(self, closure: Callable[[], Any] | None = None) -> Step:
         """Take the next step and return it, with its number, scale and receipt.
+
+        An optimiser that evaluates a closure, such as LBFGS, takes a round for each evaluation, all at the same data;
+        the step returned is the last. ``closure``: returns the loss of the module, and computes no gradient
+        (``lambda: loss(module(X), y)``); by default the problem's loss is evaluated on the driver.
 
         Raises :class:`~anyk.errors.BadInput` after the run's end, and the errors of the run.
         """
@@ -83,9 +102,9 @@ class Optimizer(AbstractContextManager["Optimizer"]):
         if self._steps is None:
             self._steps = iter(self._rounds)
         try:
-            step = next(self._steps)
-            if self._prepare is not None:
-                self._prepare()
+            if closure is not None or self._needs_closure:
+                return self._step_by_rounds(closure)
+            step = self._next()
             self._step(step.scale)
         except StopIteration:
             self._over = True
@@ -94,6 +113,63 @@ class Optimizer(AbstractContextManager["Optimizer"]):
             self.close()
             raise
         return step
+
+    def _next(self) -> Step:
+        """Return the next round, whose gradient is prepared in the module."""
+        assert self._steps is not None
+        step = next(self._steps)
+        if self._prepare is not None:
+            self._prepare()
+        return step
+
+    def _step_by_rounds(self, closure: Callable[[], Any] | None) -> Step:
+        """Let the optimiser step with a closure that takes a round whenever it is evaluated."""
+        import torch
+
+        layout = self._strategy.layout
+        if layout.minibatches or layout.epochs or self._strategy.spec.startswith("async"):
+            raise BadInput(
+                f"under '{self._strategy.spec}' two evaluations of a closure have gradients of different data or "
+                "models; use a strategy with full batches whose rounds wait for the newest model, such as 'uncoded'"
+            )
+        steps: list[Step] = []
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+        def evaluate() -> torch.Tensor:
+            try:
+                steps[:] = [self._next()]
+            except StopIteration:
+                raise _Limit from None
+            if steps[0].scale != 1.0:
+                raise BadInput("a closure has no learning rate to scale: leave out lr_scale of the strategy")
+            if closure is None:
+                return torch.tensor(self._loss(), dtype=torch.float64)
+            before = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
+            with torch.enable_grad():
+                value = closure()
+            if not all(map(_same, before, [parameter.grad for parameter in parameters])):
+                raise BadInput(
+                    "the closure of step() changes the gradient, which the cluster has computed: let it return the "
+                    "loss alone, without zero_grad() and backward(), or leave it out"
+                )
+            return value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+
+        evaluate.is_round = True  # type: ignore[attr-defined]
+        try:
+            self.optimizer.step(evaluate)  # type: ignore[arg-type]
+        except _Limit:
+            raise StopIteration from None
+        if not steps:
+            raise BadInput(f"{type(self.optimizer).__name__}.step(closure) has not evaluated the closure")
+        return steps[0]
+
+    def _loss(self) -> float:
+        """Return the problem's loss at the module's parameters, on the driver."""
+        import torch
+
+        parameters = [parameter for parameter in self._problem.module.parameters() if parameter.requires_grad]
+        w = torch.cat([parameter.detach().reshape(-1).cpu() for parameter in parameters]).numpy()
+        return self._problem.loss(w)
 
     def _step(self, scale: float) -> None:
         """Let the optimiser step with its learning rates times ``scale``."""

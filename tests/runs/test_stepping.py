@@ -391,7 +391,7 @@ def test_a_batch_norm_on_one_worker_is_that_of_training_in_one_process():
 
 @pytest.mark.parametrize("body", ["erased", "zeroed", "other", "none", "in place", "left", "torch", "late"])
 def test_a_loop_that_changes_nothing_is_warned_of(body):
-    """When it has ended; a rate may begin at 0, gradients be added up, and the last steps of a schedule have no rate."""
+    """When it has ended; a rate may begin at 0, and the last steps of a schedule have no rate."""
     X, y = samples()
     module = network()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
@@ -415,7 +415,8 @@ def test_a_loop_that_changes_nothing_is_warned_of(body):
                 break
 
     if body == "late":
-        train()
+        with pytest.warns(RuntimeWarning, match="5 gradients before this step were used by no step of an optimiser"):
+            train()
         return
     with pytest.warns(RuntimeWarning, match="no step of this loop has changed a parameter of the module") as caught:
         train()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.arrays import NO_GRADIENT, Vector
 from anyk.clusters.messages import Messages
 from anyk.optimizers import optimizer
 from anyk.problems.base import partition_abilities
@@ -32,7 +32,7 @@ class LocalStepper:
         self._messages, self._l2 = messages, local.l2
         penalty = partition_abilities(messages.partitions).penalty
         self._penalty = local.l2 if penalty is None else penalty
-        self._optimizer = optimizer(local.optimizer, lr=local.rate)
+        self._optimizer = optimizer(local.optimizer, lr=local.rate).fitted(messages.partitions)
 
     def run(
         self,
@@ -67,7 +67,7 @@ class LocalStepper:
             if between is not None:
                 between(done)
             number = chunk.repeat + done
-            gradient = np.zeros_like(w)
+            gradient = np.full_like(w, NO_GRADIENT)
             for ids in messages.parts(chunk):
                 part = messages.gradient(ids, w, plain, number)
                 support = messages.support(ids)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from anyk import keyed
-from anyk.arrays import Floats, Vector
+from anyk.arrays import NO_GRADIENT, Floats, Vector
 from anyk.clusters.read_only import ADVICE, ReadOnly
 from anyk.errors import BadInput, describe_error
 from anyk.problems.base import Index, Partitions, partition_abilities, some_rows
@@ -215,7 +215,7 @@ class Messages:
         """
         ids = chunk.partitions
         if not ids:
-            out[:] = 0.0
+            out[:] = NO_GRADIENT
         coefficients = self.split(chunk.coefficients)
         for item, part in enumerate(self.parts(chunk)):
             if between is not None:
@@ -311,7 +311,7 @@ class Messages:
                 if rows is None:
                     gradient = _real(partition, parts.partial_gradient(partition, w))
                 elif not rows.size:
-                    gradient = np.zeros(self.length((partition,)), dtype=self.dtype)
+                    gradient = np.full(self.length((partition,)), NO_GRADIENT, dtype=self.dtype)
                 else:
                     gradient = _real(partition, parts.partial_gradient(partition, w, rows))
                     assert chunk is not None
@@ -360,7 +360,7 @@ class Messages:
         """Add the gradient of a chunk's ``item``-th partition or group to a message; the first overwrites ``out``."""
         if self.blocks > 1:
             if item == 0:
-                out[:] = 0.0
+                out[:] = NO_GRADIENT
             for part, factor in enumerate(coefficient):
                 some = gradient[part :: self.blocks]
                 out[: some.size] += some * gradient.dtype.type(factor)
@@ -407,7 +407,7 @@ class Messages:
         sum does not depend on it. Several threads may call this method at the same time.
         """
         first, last, _ = part.indices(self.partitions.dimension)
-        total = np.zeros(last - first)
+        total = np.full(last - first, NO_GRADIENT)
         for ids, message, weight in terms:
             if self.blocks > 1:
                 for k, factor in enumerate(weight):

@@ -46,6 +46,11 @@ class TorchGroups:
         """The largest learning rate."""
         return float(max(values["lr"] for values in self._values))
 
+    @property
+    def places(self) -> list[int]:
+        """The places of all parameters."""
+        return [place for places in self._places for place in places]
+
     def among(self, problem: Any) -> TorchGroups:
         """Return the same groups, with the problem's places."""
         places_of = getattr(problem, "places_of", None)

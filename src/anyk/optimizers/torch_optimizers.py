@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.arrays import Vector, lacks_gradient
 from anyk.errors import BadInput, needing
 from anyk.optimizers.library_classes import MADE, label, name_of, refuse_made, resolve_class
 from anyk.optimizers.steps import ConstantRate, Optimizer, Schedule, State, Stepper
@@ -88,6 +88,7 @@ class TorchOptimizer(Optimizer):
         super().__init__(1e-3 if lr is None else lr)
         self.method, self.schedule, self.arguments = method, schedule, arguments
         self.shapes: Sequence[tuple[int, ...]] | None = None
+        self.unused: frozenset[int] = frozenset()
         self._class = resolve_class(method, "torch.optim", "Optimizer")
         self._try([(2, 2)] if self._groups is None else self._groups.shapes)
         if schedule is not None:
@@ -141,6 +142,7 @@ class TorchOptimizer(Optimizer):
         if shapes is None and self._groups is None:
             return self
         fitted = copy.copy(self)
+        fitted.unused = getattr(problem, "unused_parameters", frozenset())
         fitted.shapes = None if shapes is None else list(map(ranked, shapes))
         if self._groups is not None:
             fitted._groups = self._groups.among(problem)
@@ -163,8 +165,9 @@ class TorchOptimizer(Optimizer):
         out = np.empty_like(w) if out is None else out
         out[:] = w
         parameters, slopes = _views(out, self.shapes), _views(gradient, self.shapes)
-        for parameter, slope in zip(parameters, slopes, strict=True):
-            parameter.grad = slope
+        for place, (parameter, slope) in enumerate(zip(parameters, slopes, strict=True)):
+            lacks = lacks_gradient(slope.numpy(), unused=place in self.unused)
+            parameter.grad = None if lacks else slope  # torch's optimisers skip a parameter without a gradient
         evaluations = state.pop(_EVALUATIONS, np.empty(0))
         optimizer = self._make(parameters, self.rate.at(t))
         self._schedule_groups(optimizer.param_groups, t, evaluations, scale)
@@ -180,19 +183,22 @@ class TorchOptimizer(Optimizer):
     def stepping(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
         import torch
 
-        step, threads = self._stepper(w, state, t, scale, out), torch.get_num_threads()
-        if step is not None:
-            torch.set_num_threads(1)  # in the threads that will call it, too
-        try:
-            yield step
-        finally:
-            torch.set_num_threads(threads)
+        threads = torch.get_num_threads()
+        with self._stepper(w, state, t, scale, out) as step:
+            if step is not None:
+                torch.set_num_threads(1)  # in the threads that will call it, too
+            try:
+                yield step
+            finally:
+                torch.set_num_threads(threads)
 
-    def _stepper(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Stepper | None:
+    @contextmanager
+    def _stepper(self, w: Vector, state: State, t: int, scale: float, out: Vector) -> Iterator[Stepper | None]:
         import torch
 
         if type(self) is not TorchOptimizer or self._class not in [getattr(torch.optim, name) for name in _BY_NUMBER]:
-            return None
+            yield None
+            return
         groups = list(map(hyperparameters, self.made_small(self.rate.at(t)).param_groups))
         self._schedule_groups(groups, t, state.get(_EVALUATIONS, np.empty(0)), scale)
         first = len(state) == (_EVALUATIONS in state)
@@ -204,31 +210,52 @@ class TorchOptimizer(Optimizer):
             if key != _EVALUATIONS:
                 place, _, name = key.partition(".")
                 arrays[int(place)][name] = array.copy() if ":" in name else array  # numbers before any part's step
+        if arrays and any(place not in arrays for place in self._stepped(len(ends) - 1)):
+            yield None  # parameters that had no gradient so far have no state yet
+            return
+        skipped: set[int] = set()
 
         def step(part: slice, gradient: Vector) -> None:
             out[part] = w[part]
             places = range(bisect_right(ends, part.start) - 1, bisect_left(ends, part.stop))
-            pieces, own = [], {}
-            for number, place in enumerate(places):
+            pieces: list[torch.Tensor] = []
+            stepped: list[int] = []
+            own: State = {}
+            for place in places:
                 here = slice(max(ends[place], part.start), min(ends[place + 1], part.stop))
+                slope = gradient[here.start - part.start : here.stop - part.start]
+                if lacks_gradient(slope, unused=place in self.unused):
+                    skipped.add(place)
+                    continue
                 piece = torch.from_numpy(out[here])
-                piece.grad = torch.from_numpy(gradient[here.start - part.start : here.stop - part.start])
+                piece.grad = torch.from_numpy(slope)
+                number = len(pieces)
                 pieces.append(piece)
+                stepped.append(place)
                 within = slice(here.start - ends[place], here.stop - ends[place])
                 for name, array in arrays[place].items():
                     own[f"{number}.{name}"] = array.copy() if ":" in name else array.reshape(-1)[within]
-            optimizer = self._make_with(pieces, groups, places)
+            if not pieces:
+                return
+            optimizer = self._make_with(pieces, groups, stepped)
             if not first:
                 give_state(optimizer, pieces, own)
             optimizer.step()
             for key, array in take_state(optimizer, pieces).items():
                 at, _, name = key.partition(".")
                 if ":" in name:
-                    state[f"{places[int(at)]}.{name}"][:] = array  # the same from all pieces
+                    state[f"{stepped[int(at)]}.{name}"][:] = array  # the same from all pieces
                 elif not np.may_share_memory(array, own[key]):
                     own[key][:] = array
 
-        return step
+        yield step
+        if first:
+            for key in [key for key in state if key.partition(".")[0] in map(str, skipped)]:
+                del state[key]
+
+    def _stepped(self, parameters: int) -> Sequence[int]:
+        """Return the places of the parameters that steps change."""
+        return range(parameters) if self._groups is None else self._groups.places
 
     def _unfilled(self, w: Vector, groups: Groups) -> State:
         """Return the state after a first step of a tiny model, with uninitialised vectors of the model's own shapes."""

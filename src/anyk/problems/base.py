@@ -184,6 +184,10 @@ class ProblemAbilities:
     - ``watch_code()``: returns an object that notices if a user's code computes something else than at the start
       (:class:`~anyk.problems.watch.Watch`); None: no user's code computes.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
+      ``moving_norms``: the names of its batch norms whose running statistics are computed from the training data.
+    - ``unused_parameters``: the numbers of the parameters in ``shapes`` that the loss does not use.
+    - ``hooked_parameters``: the names of the parameters that have hooks. ``through_hooks(w, gradient)``: returns what
+      the hooks make of the gradient of a step.
     """
 
     penalty: float | Vector | None = None
@@ -199,6 +203,10 @@ class ProblemAbilities:
     predictor: Callable[[], Any] | None = None
     write_model: Callable[[Any, Path], None] | None = None
     module_at: Callable[[Any], Any] | None = None
+    moving_norms: Sequence[str] = ()
+    unused_parameters: frozenset[int] = frozenset()
+    hooked_parameters: Sequence[str] = ()
+    through_hooks: Callable[[Vector, Vector], Vector] | None = None
     changing_values: Values | None = None
     with_values: Callable[[Leaves], Any] | None = None
     watch_code: Callable[[], Any] | None = None

@@ -79,6 +79,16 @@ def check_launcher() -> None:
         )
 
 
+def check_hooks(problem: Problem, strategy: Strategy) -> None:
+    """Raise if workers take the steps and the parameters have hooks, which only the driver calls."""
+    hooked = abilities_of(problem).hooked_parameters
+    if hooked and strategy.layout.inner is not None:
+        raise BadInput(
+            f"parameter '{hooked[0]}' of the module has a hook, and under '{strategy.spec}' workers take the steps, "
+            "where it would not be called; use a strategy whose workers send gradients, or remove the hook"
+        )
+
+
 def check_rows(problem: Problem, strategy: Strategy) -> None:
     """Raise if a partition would have no row, or if a strategy draws full batches or epochs from an endless stream."""
     if abilities_of(problem).endless and not strategy.layout.minibatches:

@@ -27,7 +27,17 @@ from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluate, check
 from anyk.runs.folder.config import Origin, RunConfig
 from anyk.runs.folder.promise import Promise
 from anyk.runs.folder.rebuilding import describe
-from anyk.runs.limits import LIMIT, STEPS, Limits, check_clock, check_launcher, check_limits, check_rows, plan
+from anyk.runs.limits import (
+    LIMIT,
+    STEPS,
+    Limits,
+    check_clock,
+    check_hooks,
+    check_launcher,
+    check_limits,
+    check_rows,
+    plan,
+)
 from anyk.runs.run import Run
 from anyk.specs import with_keys
 from anyk.strategies import complete_spec, for_fleet, resolve_paths, with_fleet
@@ -90,6 +100,7 @@ class RunSpec:
             if isinstance(spec.strategy, str):
                 spec = replace(spec, strategy=with_keys(spec.strategy, values_of(sampled, "batch")))
         check_rows(problem, strategy)
+        check_hooks(problem, strategy)
         evaluate = read_evaluate(spec.evaluate)
         check_evaluate(evaluate, strategy, limits.target)
         optimizer, warm_start, origin = spec._start_with(strategy, promise)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import Array, Vector
+from anyk.arrays import Array, Vector, lacks_gradient
 from anyk.checks import AtLeastOne, check
 from anyk.clusters.contract import Cluster
 from anyk.codes import Code
@@ -22,8 +22,9 @@ from anyk.errors import BadInput, RunFailed
 from anyk.optimizers import STEPPED, Optimizer
 from anyk.optimizers.steps import State
 from anyk.problems.base import Problem, abilities_of, ensure_problem
+from anyk.problems.torch.hooks import set_gradients
 from anyk.problems.torch.module_partitions import dtype_of, pieces_of
-from anyk.problems.torch.network import copy_array, kept_tensors, norms_of, trainable_parameters
+from anyk.problems.torch.network import copy_array, is_norm, kept_tensors, parts_of, renewed_norms, trainable_parameters
 from anyk.problems.values import Values
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
@@ -43,27 +44,14 @@ if TYPE_CHECKING:
 
 _COMPARED = 256  # numbers of a buffer that are compared after each step
 _IDLE = 3  # steps without a change of the model, from which on the user is warned
-_WATCHED = 64  # steps that are watched for a change, or more until the first
 _UNCHANGED = (
     "no step of this loop has changed a parameter of the module: its optimiser does not step, is one of other "
     "parameters or has a learning rate of 0, or zero_grad() erases the gradient before it steps"
 )
-
-
-def _lost_gradients(changed: list[bool]) -> str | None:
-    """Return a sentence on a loop that never steps, or steps in some rounds alone; ``changed``: whether each did."""
-    if True not in changed:
-        return _UNCHANGED if len(changed) >= _IDLE else None
-    first, last = changed.index(True), len(changed) - changed[::-1].index(True)  # it may begin late
-    steps = changed[first:last].count(True)
-    idle = last - first - steps
-    if idle < max(_IDLE, steps - 1):
-        return None
-    return (
-        f"after the first step {idle} rounds of this loop changed no parameter of the module, and {steps - 1} did: "
-        "gradients are not added up from round to round, so those of the others are lost; accumulate=4 gives the loop "
-        "the mean gradient of 4 rounds"
-    )
+_LOST = (
+    "{lost} gradients before this step were used by no step of an optimiser: each round writes a new gradient, and "
+    "adds nothing to the last one; accumulate=4 gives the loop the mean gradient of 4 rounds"
+)
 
 
 @dataclass
@@ -191,6 +179,7 @@ class SteppedRounds:
     _started: bool = False
     _run: Run | None = None
     _error: BaseException | None = None
+    _parameters: list[Any] = field(default_factory=list)  # the module's, that are trained
 
     @property
     def run(self) -> Run:
@@ -205,8 +194,10 @@ class SteppedRounds:
         if self._started:
             raise BadInput("rounds can be iterated only once; create new ones: anyk.rounds(…), with a new cluster")
         self._started = True
-        statistics = kept = None
+        statistics = kept = watched = None
         if self._into is not None:
+            self._parameters = trainable_parameters(self._into)
+            watched = _WatchedSteps(self._parameters)
             statistics = _Statistics(self._into, self._problem)
             kept = _KeptTensors.of(self._into, self._problem)
         if kept is not None:
@@ -219,48 +210,76 @@ class SteppedRounds:
         try:
             first = self._resumed is not None
             said = not first
-            changed: list[bool] = []  # whether steps with a gradient changed the model
-            watched = not first and self._into is not None
+            # the number of steps without a change of the model; None after a change
+            idle = 0 if not first and self._into is not None else None
+            lost = 0  # gradients in a row that no step has used
             while (step := self._steps.get()) is not None:
                 if not said:
                     said = True
                     self._say_where(step.number)
+                if self._into is not None:
+                    self._check_frozen()
                 if watch is not None and (_is_power_of_two(step.number) or step.number + 1 == self._last):
                     watch.check()
                 if self._into is not None:
                     if first:
-                        _put_model(self._into, step.model)
+                        _put_model(self._parameters, step.model)
                         if kept is not None:
                             kept.restore(self._carried.arrays)
                         first = False
-                    for parameter, piece in _pieces(self._into, step.gradient):
-                        parameter.grad = piece.to(parameter.device)
-                    watched = watched and (len(changed) < _WATCHED or True not in changed)
-                    before = step.model.copy() if watched else step.model  # the body may change it in place
-                    nonzero = watched and bool(step.gradient.any())  # zero_grad() may change it in place
+                    self._set_gradients(step.gradient)
+                    before = step.model.copy()  # the body may change it in place
+                    nonzero = bool(step.gradient.any())  # zero_grad() may change it in place
+                    counted = 0 if watched is None else watched.steps
                 try:
                     yield step
                 finally:  # the step at which the loop is left counts
                     if self._into is not None:
-                        step.model = _parameters(self._into)
+                        step.model = _vector(self._parameters)
                         if kept is not None:
                             step._kept = kept.changes(self._carried.arrays, check=_is_power_of_two(step.number + 1))
-                        if watched:
-                            moved = not np.array_equal(before, step.model)
-                            changed += [moved] if moved or nonzero else []
+                        unused = (watched is None or watched.steps == counted) and np.array_equal(before, step.model)
+                        if idle is not None:
+                            idle = idle + nonzero if np.array_equal(before, step.model) else None
+                        if lost and not unused:
+                            warnings.warn(_LOST.format(lost=lost), RuntimeWarning, stacklevel=_outside())
+                        lost = lost + nonzero if unused else 0
                 self._ends.put(None)
         finally:
             self._loop.over = True
             self._ends.put(None)
             thread.join()
             if first and self._into is not None and self._run is not None:  # the resumed run had no step left
-                _put_model(self._into, self._run.model)
+                _put_model(self._parameters, self._run.model)
+            if watched is not None:
+                watched.close()
             if statistics is not None:
                 statistics.close()
-            if self._error is None and (lost := _lost_gradients(changed)):
-                warnings.warn(lost, RuntimeWarning, stacklevel=_outside())
+            if idle is not None and idle >= _IDLE and self._error is None:
+                warnings.warn(_UNCHANGED, RuntimeWarning, stacklevel=_outside())
         if self._error is not None:
             raise self._error
+
+    def _set_gradients(self, gradient: Vector) -> None:
+        """Give the module's parameters their gradients as torch does, so that it calls their hooks."""
+        unused = abilities_of(self._problem).unused_parameters
+        with_gradient = []
+        for place, (parameter, piece) in enumerate(_pieces(self._parameters, gradient)):
+            parameter.grad = None
+            if parameter.requires_grad and not lacks_gradient(piece.numpy(), unused=place in unused):
+                with_gradient.append((parameter, piece.to(parameter.device)))
+        set_gradients(*zip(*with_gradient, strict=True))
+
+    def _check_frozen(self) -> None:
+        """Raise if the loop trains a parameter that was frozen when it began."""
+        own = set(map(id, self._parameters))
+        for name, parameter in self._into.named_parameters():
+            if parameter.requires_grad and id(parameter) not in own:
+                raise BadInput(
+                    f"parameter '{name}' was frozen when the loop began, so that workers compute no gradient for it; "
+                    "make the problem while it is trainable, and freeze it before the first step (in the loop's body "
+                    "parameters may be frozen, and trained again)"
+                )
 
     def _say_where(self, number: int) -> None:
         """Report on standard error where a resumed loop continues."""
@@ -332,9 +351,9 @@ def _is_power_of_two(number: int) -> bool:
 class _KeptTensors:
     """The frozen parameters and buffers of a loop's module, which travel to the workers when the loop renews them."""
 
-    def __init__(self, module: torch.nn.Module, values: Values) -> None:
+    def __init__(self, module: torch.nn.Module, values: Values, norms: Sequence[str]) -> None:
         self._values, self._first = values, len(values.initial.arrays) - len(values.kept)
-        self._tensors = list(kept_tensors(module).values())
+        self._tensors = list(kept_tensors(module, norms).values())
         forms = [array.shape for array in values.initial.arrays[self._first :]]
         if [tuple(tensor.shape) for tensor in self._tensors] != forms:
             raise BadInput(
@@ -347,7 +366,7 @@ class _KeptTensors:
     def of(cls, module: torch.nn.Module, problem: Problem) -> _KeptTensors | None:
         """Return the tensors, None if there are none."""
         values = abilities_of(problem).changing_values
-        kept = None if values is None else cls(module, values)
+        kept = None if values is None else cls(module, values, abilities_of(problem).moving_norms)
         return kept if kept is not None and kept._tensors else None
 
     def changes(self, sent: Mapping[int, Array], *, check: bool = False) -> dict[int, Array]:
@@ -390,22 +409,50 @@ def _mark_of(tensor: torch.Tensor) -> Any:
     return tensor._version, tensor.data_ptr(), Values.plain({"": sample})[""].tobytes()
 
 
+class _Buffers(dict[str, Any]):
+    """The buffers of a module, computed before they are read; a copy is a plain dictionary."""
+
+    def __init__(self, buffers: Mapping[str, Any], compute: Callable[[], None]) -> None:
+        super().__init__(buffers)
+        self._compute = compute
+
+    def __getitem__(self, name: str) -> Any:
+        self._compute()
+        return super().__getitem__(name)
+
+    def items(self) -> Any:
+        self._compute()
+        return super().items()
+
+    def values(self) -> Any:
+        self._compute()
+        return super().values()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self.items()),)
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
+
+
 class _Statistics:
     """Computes the running statistics of batch norms in the module whose parameters a loop changes.
 
-    Workers do not compute them, and they take a pass over the training data. So they are computed only before they
-    are used: to evaluate, to take the module's state, to copy or pickle it, and at the end of the loop. In a copy of
-    the module the instance of this class has no module and does nothing.
+    Workers do not compute them, and they take a pass over the training data. So they are computed only when they are
+    read, by whatever means, and at the end of the loop. In a copy of the module the instance of this class has no
+    module and does nothing.
     """
 
     def __init__(self, module: torch.nn.Module | None = None, problem: Any = None) -> None:
         self._module, self._problem = module, problem
+        self._parameters = [] if module is None else trainable_parameters(module)
         self._computed: tuple[Vector, Sequence[torch.nn.Module]] | None = None
-        self._norms = [] if module is None else norms_of(module)
+        self._names = () if module is None else abilities_of(problem).moving_norms
+        self._norms = [] if module is None else parts_of(module, self._names)
+        # torch.compile reads buffers without asking their dictionary
         self._hooks = [norm.register_forward_pre_hook(self._before_forward) for norm in self._norms]
-        # also on the modules around them, as a module copies or pickles its hooks, which compute, before its parts
-        parts = module.modules() if module is not None and self._norms else ()
-        self._hooks += [part.register_state_dict_pre_hook(self._compute) for part in parts]
+        for norm in self._norms:
+            norm._buffers = _Buffers(norm._buffers, self._compute)
 
     def _before_forward(self, norm: torch.nn.Module, _: Any) -> None:
         if not norm.training:
@@ -414,12 +461,12 @@ class _Statistics:
     def _compute(self, *_: Any) -> None:
         if self._module is None or not self._norms:
             return
-        w = _parameters(self._module)
+        w = _vector(self._parameters)
         if self._computed is None or not np.array_equal(self._computed[0], w):
-            self._computed = w, norms_of(self._problem.module_at(w))
+            self._computed = w, parts_of(self._problem.module_at(w), self._names)
         for norm, computed in zip(self._norms, self._computed[1], strict=True):
-            for buffer, value in zip(norm.buffers(recurse=False), computed.buffers(recurse=False), strict=True):
-                buffer.copy_(value)
+            for name, value in computed._buffers.items():
+                dict.__getitem__(norm._buffers, name).copy_(value)
 
     def close(self) -> None:
         """Compute the statistics of the final parameters, and remove the hooks."""
@@ -428,6 +475,8 @@ class _Statistics:
         finally:
             for hook in self._hooks:
                 hook.remove()
+            for norm in self._norms:
+                norm._buffers = dict(dict.items(norm._buffers))
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._compute()
@@ -440,6 +489,7 @@ class _WithInitial:
 
     _problem: Problem
     _w: Vector
+    hooked_parameters = ()  # torch calls the hooks when the loop's gradients are set
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # requested by pickle while there is no problem yet
@@ -476,8 +526,7 @@ def rounds(
     would erase them), and the parameters at the end of the loop's body are the next version. So an existing script
     keeps its optimiser, its scheduler and its clipping. The module's buffers and frozen parameters do not change;
     workers use the problem's. Running statistics of batch norm are the exception: as after :func:`anyk.train`,
-    they are computed over the training data, whenever the module evaluates, its ``state_dict()`` is taken or it is
-    copied or pickled, and at the end of the loop.
+    they are computed over the training data, whenever they are read, and at the end of the loop.
 
     ``accumulate``: the number of rounds for each step of the loop, which receives the mean of their gradients, as a
     PyTorch loop that calls ``backward`` for each of as many mini-batches and divides the loss by their number. The
@@ -567,44 +616,72 @@ def _matching(module: torch.nn.Module, problem: Problem) -> Vector:
         raise BadInput(f"into must be a PyTorch module, got {type(module).__name__}")
     parameters = trainable_parameters(module)
     dtype, shapes = dtype_of(parameters), [tuple(parameter.shape) for parameter in parameters]
-    w = _parameters(module)
+    w = _vector(parameters)
     if w.size != problem.dimension:
         raise BadInput(f"the module has {w.size:,} trainable parameters, the problem {problem.dimension:,}")
     if abilities_of(problem).shapes not in (None, shapes):
         raise BadInput("the module's parameters have other shapes than the problem's; make the problem of this module")
     if dtype != problem.dtype:
         raise BadInput(f"the module's parameters are {dtype}, the problem's {problem.dtype}; they must be the same")
-    norms = [norm.num_features for norm in norms_of(module)]
-    if not norms:
-        return w
-    module_at = abilities_of(problem).module_at
-    if module_at is None:
+    renewed = renewed_norms(module)
+    if renewed and abilities_of(problem).module_at is None:
         raise BadInput(
-            f"the module has {len(norms)} batch norms with running statistics, which only a TorchProblem can compute; "
-            "use one, or give them track_running_stats=False"
+            f"the module has {len(renewed)} batch norms with running statistics, which only a TorchProblem can "
+            "compute; use one, or give them track_running_stats=False"
         )
-    if [norm.num_features for norm in norms_of(module_at(w))] != norms:
+    with_statistics = {name for name, part in module.named_modules() if is_norm(part) and part.running_mean is not None}
+    if not set(abilities_of(problem).moving_norms) <= with_statistics:
         raise BadInput("the module's batch norms are not the problem's; make the problem of this module")
     return w
 
 
-def _parameters(module: torch.nn.Module) -> Vector:
-    """Return the trainable parameters as a vector, shape (d,)."""
-    w: Vector = np.concatenate(
-        [parameter.detach().cpu().numpy().reshape(-1) for parameter in trainable_parameters(module)]
-    )
+def _vector(parameters: Sequence[torch.nn.Parameter]) -> Vector:
+    """Return parameters as a vector, shape (d,)."""
+    w: Vector = np.concatenate([parameter.detach().cpu().numpy().reshape(-1) for parameter in parameters])
     return w
 
 
-def _pieces(module: torch.nn.Module, vector: Vector) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Return the trainable parameters, each with its piece of a vector."""
+def _pieces(
+    parameters: Sequence[torch.nn.Parameter], vector: Vector
+) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Return the parameters, each with its piece of a vector."""
     import torch
 
-    parameters = trainable_parameters(module)
     pieces = pieces_of(torch.from_numpy(vector), [tuple(parameter.shape) for parameter in parameters])
     return zip(parameters, pieces, strict=True)
 
 
-def _put_model(module: torch.nn.Module, w: Vector) -> None:
-    for parameter, piece in _pieces(module, w.copy()):
+def _put_model(parameters: Sequence[torch.nn.Parameter], w: Vector) -> None:
+    for parameter, piece in _pieces(parameters, w.copy()):
         parameter.detach().copy_(piece)
+
+
+class _WatchedSteps:
+    """Refuses optimisers that compute gradients themselves, while a loop hands them out.
+
+    Also counts the steps of the module's optimisers.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self._own, self.steps = set(map(id, parameters)), 0
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+
+    def _before_step(self, optimizer: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        if not any(id(parameter) in self._own for group in optimizer.param_groups for parameter in group["params"]):
+            return
+        self.steps += 1
+        closures = [*arguments[1:], options.get("closure")]  # the first is the optimiser itself
+        if any(closure is not None and not _is_round(closure) for closure in closures):
+            raise BadInput(
+                f"the closure of {type(optimizer).__name__}.step(closure) computes gradients here, not on the cluster; "
+                "call step() without one, or use anyk.torch.Optimizer, where each evaluation of a closure is a round"
+            )
+
+    def close(self) -> None:
+        self._hook.remove()
+
+
+def _is_round(closure: object) -> bool:
+    return getattr(closure, "is_round", False)

@@ -23,7 +23,7 @@ from anyk.problems.base import Better, Index
 from anyk.problems.data.sample_batches import Batch
 from anyk.problems.generators import seeded_generators
 from anyk.problems.replicas import adds_up, not_a_sum, nudge_signs
-from anyk.problems.torch.network import Network, norms_of, trainable_parameters
+from anyk.problems.torch.network import Network, is_norm, normalises_batches, parts_of, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +71,17 @@ def check_module(module: object) -> None:
         )
     if not isinstance(module, torch.nn.Module):
         raise BadInput(f"the module must be a torch.nn.Module, got {_describe(module)}")
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+            raise BadInput(
+                "the module is wrapped in DistributedDataParallel, whose processes average gradients themselves; give "
+                "the module inside, module.module"
+            )
+        if getattr(part, "scale_grad_by_freq", False):
+            raise BadInput(
+                f"'{name}' divides gradients by how often a number occurs in a batch (scale_grad_by_freq=True), so "
+                "that the gradient of a batch is not the sum of its samples'; use scale_grad_by_freq=False"
+            )
 
 
 def _describe(value: object) -> str:
@@ -186,7 +197,27 @@ def check_loss(network: Network, outputs: object, targets: torch.Tensor, samples
         raise not_a_sum(samples, _pairing_advice(outputs, targets) or _OUTPUTS_ADVICE, mean=network.mean)
 
 
-def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str) -> None:
+def check_mixing(network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str) -> None:
+    """Refuse modules whose gradient of several samples is not the sum of the gradients of each sample.
+
+    Nothing is compared if a batch norm mixes samples also in evaluation mode, or if a single sample fails.
+    """
+    network.module.eval()
+    mixes = normalises_batches(network.module)
+    network.train()
+    if not mixes:
+        check_samples(network, batch_of, count, samples, lenient=True)
+
+
+_MIXING = (
+    "a layer mixes the samples of a batch, or a hook changes gradients by more than a factor, so that the result would "
+    "depend on how samples are spread over workers; compute each sample by itself"
+)
+
+
+def check_samples(
+    network: Network, batch_of: Callable[[Index], Batch], count: int, samples: str, *, lenient: bool = False
+) -> None:
     """Refuse the same losses as :func:`check_loss`, by computing them for samples instead of outputs.
 
     ``batch_of(places)`` returns a batch of some of the ``count`` samples. The loss and its gradient with respect to the
@@ -208,21 +239,22 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
             if not batch_terms:
                 return np.zeros(1)
             with _nudged_parameters(network, nudge):
-                loss = network.loss_of(batch)
                 inputs = trainable_parameters(network.module)
-                gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+                loss, gradients = network.gradients(lambda: network.loss_of(batch), inputs)
             parts = [torch.zeros_like(w) if g is None else g for w, g in zip(inputs, gradients, strict=True)]
             flat = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in parts)]).double().cpu().numpy()
         except BadInput:
             raise
         except Exception as error:
-            if not single:
+            if not single or lenient:
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise BadInput(
                 f"it cannot be checked whether the loss is a sum over samples: it accepts several ({samples}), but for "
                 f"one of them alone it fails ({reason}); give a loss that accepts a single sample"
             ) from None
+        if single and lenient and not np.isfinite(flat).all():
+            raise ValueError("a single sample has no gradient")
         if single and not np.isfinite(flat).all():
             raise BadInput(
                 f"the loss of {samples} together is a number, but the loss of one of them alone is not, as it ignores "
@@ -230,7 +262,6 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
             )
         return np.asarray(flat * (batch_terms if network.mean else 1.0))
 
-    training = network.module.training
     network.module.eval()
     try:
         with warnings.catch_warnings(action="ignore"), torch.enable_grad():
@@ -240,14 +271,14 @@ def check_samples(network: Network, batch_of: Callable[[Index], Batch], count: i
     except Exception:  # the run reports what fails
         return
     finally:
-        network.module.train(training)
+        network.train()
     if not np.isnan(terms[1]) and terms[1] != terms[0]:
         raise BadInput(
             f"count returns {terms[0]:g} terms for {samples} together and {terms[1]:g} for them one by one; it must "
             "return the number of terms that the loss of a batch adds up"
         )
     if not correct:
-        raise not_a_sum(samples, _SAMPLES_ADVICE, mean=network.mean)
+        raise not_a_sum(samples, _MIXING if lenient else _SAMPLES_ADVICE, mean=network.mean)
 
 
 @contextmanager
@@ -293,6 +324,7 @@ def _tolerance(network: Network) -> float:
     return 0.02 if network.precision or network.kind != "cpu" else 1e-4
 
 
+_COUNT = "num_batches_tracked"  # by a batch norm, which only uses it where it renews its statistics
 State = dict[str, list[Any]]  # tensors and numbers by the name of the buffer or attribute that contains them
 
 
@@ -338,7 +370,7 @@ def _states_after(network: Network, batches: Sequence[Batch]) -> list[State]:
 
     own = copy.deepcopy(network)
     own.device = "cpu"
-    own.module.train()
+    own.train()
     for parameter in own.module.parameters():
         if parameter.requires_grad:
             parameter.data = moved(parameter)
@@ -372,11 +404,12 @@ def _state_of(network: Network) -> State:
     attributes: ByName = {}
     internal = vars(torch.nn.Module())
     for place, root in _roots(network):
-        norms = norms_of(root)
+        norms = parts_of(root, network.norms) if root is network.module else []
         for path, part in root.named_modules():
             name = f"{path}.{{}}'{place}" if path else f"{{}}'{place}"
             if part not in norms:
-                buffers |= {f"buffer '{name.format(key)}": value for key, value in part._buffers.items()}
+                own = {key: value for key, value in part._buffers.items() if not (is_norm(part) and key == _COUNT)}
+                buffers |= {f"buffer '{name.format(key)}": value for key, value in own.items()}
             own = {key: value for key, value in vars(part).items() if key not in internal}
             attributes |= {f"attribute '{name.format(key)}": value for key, value in own.items()}
     if not isinstance(network.loss, torch.nn.Module):

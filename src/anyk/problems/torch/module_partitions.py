@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anyk.arrays import DType, Floats, Vector
+from anyk.arrays import NO_GRADIENT, DType, Floats, Vector
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.base import Ends, Index
@@ -21,7 +21,14 @@ from anyk.problems.generators import cuda_generators, preserved_generators, seed
 from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws
 from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.module_checks import check_loss, check_samples
-from anyk.problems.torch.network import Network, map_tensors, norms_of, put_kept, tensors_in, trainable_parameters
+from anyk.problems.torch.network import (
+    Network,
+    map_tensors,
+    normalises_batches,
+    put_kept,
+    tensors_in,
+    trainable_parameters,
+)
 from anyk.problems.torch.tensor_samples import tensor_over
 from anyk.problems.values import Leaves, Values
 
@@ -64,14 +71,15 @@ class TorchPartitions(Batches):
     ) -> None:
         self._network = copy.deepcopy(network)
         self._values = values
-        parameters = trainable_parameters(self._network.module.train())
+        self._network.train()
+        parameters = trainable_parameters(self._network.module)
         dimension = sum(parameter.numel() for parameter in parameters)
         super().__init__(data, ends, dimension=dimension, dtype=dtype_of(parameters), most=microbatch)
         self.shapes = [tuple(parameter.shape) for parameter in parameters]
         self._scales = scales_of([parameter.detach().numpy() for parameter in parameters])
         for parameter in parameters:
             parameter.data = parameter.data.new_empty(0)  # a worker's parameters are views of the model
-        if norms_of(self._network.module):
+        if normalises_batches(self._network.module):
             self.least, self._stateful = 2, "a module with batch norm"
         self._trial: Trial | None = None
         self._gradients: Counter[int] = Counter()  # computed so far, by partition
@@ -155,6 +163,7 @@ class TorchPartitions(Batches):
         device = network.move()
         total = torch.zeros(self.dimension, dtype=parameters[0].dtype, device=device)
         pieces = pieces_of(total, self.shapes)
+        without = set(range(len(pieces)))  # parameters that the loss does not use
         bits = self.key
         number = self._gradients[chosen.partition] + 1
         # the loss is checked at the first gradient; with mini-batches also at the 2nd, 4th, …
@@ -172,15 +181,22 @@ class TorchPartitions(Batches):
                     continue
                 inputs = [*parameters, *tensors_in(batch)]
                 versions = [tensor._version for tensor in inputs]
-                outputs = None if network.takes_module else network.outputs(batch)
-                first, second = (network.module, batch) if outputs is None else (outputs, batch[-1])
-                loss = network.loss_at(first, second, part.weights)
-                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                outputs: Any = None
+
+                def loss(batch: Batch = batch, weights: Floats | None = part.weights) -> torch.Tensor:
+                    nonlocal outputs
+                    if network.takes_module:
+                        return network.loss_of(batch, weights)
+                    outputs = network.outputs(batch)
+                    return network.loss_at(outputs, batch[-1], weights)
+
+                _, gradients = network.gradients(loss, parameters)
                 if [tensor._version for tensor in inputs] != versions:
                     raise BadInput("the module changes its inputs or parameters in place, which other workers share")
-                for piece, gradient in zip(pieces, gradients, strict=True):
+                for place, (piece, gradient) in enumerate(zip(pieces, gradients, strict=True)):
                     if gradient is not None:
                         piece.add_(gradient, alpha=factor)  # not applied to the loss, which may be bf16
+                        without.discard(place)
                 if looks and not network.opaque:
                     with preserved_generators(cuda_generators(device)):  # random numbers of the loss leave no trace
                         check_loss(network, outputs, batch[-1], f"{part.size} {of}")
@@ -193,6 +209,8 @@ class TorchPartitions(Batches):
 
                 check_samples(network, batch_of, len(some), f"{len(some)} {of}")
         self._gradients[chosen.partition] = number
+        for place in without:
+            pieces[place].fill_(NO_GRADIENT)
         return total.cpu().numpy()
 
     def loss_sum(self, w: Vector, chosen: PartitionSamples) -> float:
@@ -205,7 +223,7 @@ class TorchPartitions(Batches):
             with _threads(network.threads), preserved_buffers(network.module):
                 return network.loss_sum(evaluated.parts(self.most or DEFAULT_MICROBATCH))
         finally:
-            network.module.train()
+            network.train()
 
     def _set_parameters(self, w: Vector) -> list[torch.nn.Parameter]:
         """Move the module to its device, if it is not there, and return its parameters, which are set to ``w``."""
@@ -275,11 +293,12 @@ def _threads(number: int) -> Iterator[None]:
 @contextmanager
 def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[None]:
     """Let a module compute with the frozen parameters, the buffers and the modes of another, for a while."""
-    parameters = [(parameter, parameter.data) for parameter in module.parameters()]
+    parameters = [(parameter, parameter.data, parameter.requires_grad) for parameter in module.parameters()]
     modes = [(part, part.training) for part in module.modules()]
     try:
         with preserved_buffers(module):
-            for (parameter, _), initial_parameter in zip(parameters, initial.parameters(), strict=True):
+            for (parameter, *_), initial_parameter in zip(parameters, initial.parameters(), strict=True):
+                parameter.requires_grad_(initial_parameter.requires_grad)
                 if not parameter.requires_grad:
                     parameter.data = initial_parameter.data.to(parameter.device)
             for buffer, initial_buffer in zip(module.buffers(), initial.buffers(), strict=True):
@@ -288,8 +307,9 @@ def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[No
                 part.training = initial_part.training
             yield
     finally:
-        for parameter, data in parameters:
+        for parameter, data, trained in parameters:
             parameter.data = data
+            parameter.requires_grad_(trained)
         for part, training in modes:
             part.training = training
 

@@ -12,12 +12,13 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count, pairwise
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from anyk.arrays import Vector
+from anyk.arrays import Vector, lacks_gradient
 from anyk.errors import BadInput, RunFailed, as_bad_input, describe_error, explaining
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of, even_ends
 from anyk.problems.data.dataset import Dirichlet, build_split
@@ -30,11 +31,13 @@ from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
 from anyk.problems.surroundings import variables_of
+from anyk.problems.torch.hooks import call_hooks, has_hooks
 from anyk.problems.torch.loaders import is_loader, read_loader
 from anyk.problems.torch.metrics import Metric, Metrics, check_on_trial, compute_metrics, default_metrics
 from anyk.problems.torch.module_checks import (
     check_forward,
     check_loss,
+    check_mixing,
     check_module,
     check_options,
     check_samples,
@@ -59,7 +62,7 @@ from anyk.problems.torch.network import (
     count_terms,
     kept_tensors,
     map_tensors,
-    norms_of,
+    parts_of,
     tensors_in,
     trainable_parameters,
 )
@@ -166,6 +169,8 @@ class TorchProblem(NetworkProblem):
     """
 
     shapes: list[tuple[int, ...]]
+    unused: frozenset[int]  # the trainable parameters, by number, that the first samples' loss does not use
+    norms: tuple[str, ...]  # the names of the batch norms whose running statistics are computed anew
     _last: tuple[Network, int] | None = None  # last network, and samples of its statistics
 
     def __init__(
@@ -212,7 +217,9 @@ class TorchProblem(NetworkProblem):
         self._network = Network(
             twin, loss, device=device, precision=precision, mean=mean, takes_module=takes, count=count, threads=threads
         )
-        self.changing_values: Values = Values(values or {}, Values.plain(kept_tensors(twin)))
+        self._network.keep_modes()
+        self.moving_norms = self._network.norms
+        self.changing_values: Values = Values(values or {}, Values.plain(kept_tensors(twin, self.moving_norms)))
         self._network.take_values(self.changing_values.names)
         self._network.set_values(self.changing_values.build(self.changing_values.initial))
         self.module, self._given = module, list(module.parameters())
@@ -277,6 +284,8 @@ class TorchProblem(NetworkProblem):
 
     def _try_gradient(self) -> None:
         """Compute a gradient on a copy of a few samples, and check module and loss."""
+        import torch
+
         head = self._data.head
         size = min(_TRIED, len(head))
         # RunFailed: an item that cannot be read
@@ -285,7 +294,13 @@ class TorchProblem(NetworkProblem):
             network.device = "cpu"
             batch = map_tensors(head.batch(slice(0, size)), lambda tensor: tensor.clone())
             partitions = TorchPartitions(network, DeviceSamples(batch, size), cut(size, 1))
-            partitions.partial_gradient(0, self.initial())
+            gradient = partitions.partial_gradient(0, self.initial())
+            ends = np.cumsum([prod(shape) for shape in self.shapes])[:-1]
+            without = [lacks_gradient(piece) for piece in np.split(gradient, ends)]
+            self.unused_parameters = frozenset(np.flatnonzero(without).tolist())
+            with preserved_buffers(partitions._network.module), seeded_generators(0, torch.device("cpu")):
+                partitions._network.find_differentiation(batch)
+            self._network.differentiates = partitions._network.differentiates
         check_forward(self._network, [batch, *self._second_batch(batch, size)])
         self._try_loss(partitions._network)
 
@@ -313,7 +328,11 @@ class TorchProblem(NetworkProblem):
                 return head.batch(rows[places])
 
             try:
-                with seeded_generators(0, torch.device("cpu")), preserved_buffers(network.module), torch.no_grad():
+                with (
+                    seeded_generators(0, torch.device("cpu")),
+                    preserved_buffers(network.module),
+                    network.without_gradient(),
+                ):
                     if not network.opaque:
                         batch = head.batch(rows)
                         network.loss_factor(batch, len(rows))
@@ -321,6 +340,7 @@ class TorchProblem(NetworkProblem):
                         network.loss_at(outputs, batch[-1])
                         if has_entries(outputs, len(rows)):
                             check_loss(network, outputs, batch[-1], samples)
+                            check_mixing(network, batch_of, len(rows), samples)
                             continue
                     check_samples(network, batch_of, len(rows), samples)
             except BadInput:
@@ -373,14 +393,13 @@ class TorchProblem(NetworkProblem):
 
     def _check_held_out(self, data: Samples) -> None:
         """Refuse a metric that does not suit the module's outputs, before the run instead of after it."""
-        import torch
 
         network = copy.deepcopy(self._network)
         network.module.eval()
         size = min(1 if network.alone else _TRIED, len(data))
         try:
             rows = slice(0, size)
-            with torch.no_grad():
+            with network.without_gradient():
                 check_on_trial(network, self._metrics, data.batch(rows), size, data.weights_of(rows))
         except BadInput:
             raise
@@ -442,12 +461,10 @@ class TorchProblem(NetworkProblem):
         return self._network_at(w).loss_sum(self._parts(self._data.evaluated)) / self.samples
 
     def metrics(self, w: Vector) -> dict[str, float]:
-        import torch
-
         if self._held_out is None:
             return {}
         network = self._network_at(w)
-        with torch.no_grad():
+        with network.without_gradient():
             return compute_metrics(network, self._metrics, self._parts(self._held_out))
 
     def module_at(self, w: Vector) -> torch.nn.Module:
@@ -494,6 +511,21 @@ class TorchProblem(NetworkProblem):
                 )
         return [places[id(parameter)] for parameter in parameters]
 
+    @property
+    def hooked_parameters(self) -> Sequence[str]:  # type: ignore[override]  # it follows the module, whose hooks may change
+        """The names of the given module's trainable parameters that have hooks."""
+        own = self._network.module.parameters()
+        trainable = {id(given) for given, copied in zip(self._given, own, strict=True) if copied.requires_grad}
+        named = self.module.named_parameters()
+        return [name for name, parameter in named if id(parameter) in trainable and has_hooks(parameter)]
+
+    def through_hooks(self, w: Vector, gradient: Vector) -> Vector:
+        """Return what the hooks of the given module's parameters make of a step's gradient at ``w``."""
+        own = self._network.module.parameters()
+        given = [given for given, copied in zip(self._given, own, strict=True) if copied.requires_grad]
+        with explaining("a hook of a parameter fails", alone=RunFailed):
+            return call_hooks(given, w, gradient)
+
     def digest(self) -> str | None:
         """Return a digest of the data; for a data set that is read item by item, of the arrays in it."""
         data_sets = (self._data, self._held_out)
@@ -509,7 +541,7 @@ class TorchProblem(NetworkProblem):
 
         self._check_model(w)
         data = self._data
-        if norms_of(self._network.module) and (data.endless or not (all_items or data.in_memory)):
+        if self.moving_norms and (data.endless or not (all_items or data.in_memory)):
             data = data.some(_STATISTICS_ITEMS, "statistics")
         data = data.head
         last, self._last = self._last, None
@@ -534,22 +566,25 @@ class TorchProblem(NetworkProblem):
 
     def _renew_statistics(self, network: Network, data: Samples) -> None:
         """Compute running means and variances over some data, as ``update_bn`` does."""
-        import torch
 
-        norms = norms_of(network.module)
+        norms = parts_of(network.module, network.norms)
         if not norms:
             return
         momenta = [norm.momentum for norm in norms]
+        given = [[buffer.clone() for buffer in norm.buffers(recurse=False)] for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # the plain mean over all batches
-        network.module.train()
+        network.train()
         forward = network.loss_of if network.takes_module else network.outputs
-        with torch.no_grad(), seeded_generators(0, network.move()):
+        with network.without_gradient(), seeded_generators(0, network.move()):
             for part in self._parts(data):
                 forward(network.on_device(part.batch))
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for norm, momentum, initial in zip(norms, momenta, given, strict=True):
             norm.momentum = momentum
+            if not int(norm.num_batches_tracked):  # the forward pass does not use it, or sets it to evaluation mode
+                for buffer, value in zip(norm.buffers(recurse=False), initial, strict=True):
+                    buffer.copy_(value)
 
     def _parts(self, data: Samples) -> Iterator[SampleBatch]:
         return data.parts(0, len(data), most=self._most_of(data))

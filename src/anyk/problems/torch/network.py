@@ -64,6 +64,10 @@ class Network:
     - ``threads``: the number of threads with which a worker computes gradients.
     - ``values``: the current values of the problem, by name (:class:`~anyk.problems.values.Values`). ``for_module``,
       ``for_loss``: those that the module and the loss take.
+    - ``evaluated``: the names of the parts that stay in evaluation mode while the module trains. ``norms``: the names
+      of the batch norms whose running statistics are computed anew to evaluate.
+    - ``differentiates``: whether module or loss differentiate, so that they need gradients also to evaluate.
+    - ``backward``: whether gradients are computed by ``backward()``, as reentrant checkpoints demand.
     - ``place``: the device on which module and loss are; None: not moved to ``device`` yet.
     """
 
@@ -85,6 +89,74 @@ class Network:
     for_module: tuple[str, ...] = ()
     for_loss: tuple[str, ...] = ()
     initial_kept: dict[str, torch.Tensor] = field(default_factory=dict)  # of those that have been replaced
+    evaluated: frozenset[str] = frozenset()
+    norms: tuple[str, ...] = ()
+    differentiates: bool = False
+    backward: bool = False
+
+    def gradients(
+        self, loss: Callable[[], torch.Tensor], parameters: Sequence[torch.nn.Parameter]
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """Return a loss and its gradients by the parameters, None for those that it does not use."""
+        import torch
+
+        value = loss()
+        if not self.backward:
+            try:
+                return value, list(torch.autograd.grad(value, parameters, allow_unused=True))
+            except RuntimeError as error:
+                if "heckpoint" not in str(error):
+                    raise
+            self.backward, value = True, loss()  # reentrant checkpoints work with backward() alone
+        before = [parameter.grad for parameter in parameters]
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+            value.backward()
+            return value, [parameter.grad for parameter in parameters]
+        finally:
+            for parameter, grad in zip(parameters, before, strict=True):
+                parameter.grad = grad
+
+    def keep_modes(self) -> None:
+        """Let the parts that are in evaluation mode now stay in it, if the module itself is in training mode."""
+        if self.module.training:
+            self.evaluated = frozenset(name for name, part in self.module.named_modules() if not part.training)
+        self.train()
+        self.norms = renewed_norms(self.module)
+
+    def without_gradient(self) -> Any:
+        """Return a context in which no gradient is computed, if module and loss work without."""
+        import torch
+
+        return torch.set_grad_enabled(self.differentiates)
+
+    def find_differentiation(self, batch: Batch) -> None:
+        """Find out whether module and loss differentiate, by evaluating a batch."""
+        import torch
+
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                self.loss_of(batch)
+        except RuntimeError:
+            try:
+                with torch.enable_grad():
+                    self.loss_of(batch)
+            except Exception:  # the run reports what fails
+                return
+            self.differentiates = True
+        except Exception:
+            return
+        finally:
+            self.train()
+
+    def train(self) -> None:
+        """Set the module to training mode, without the parts that stay in evaluation mode."""
+        self.module.train()
+        for name, part in self.module.named_modules():
+            if name in self.evaluated:
+                part.training = False
 
     def take_values(self, names: Sequence[str]) -> None:
         """Find out which of the values the module and the loss take; raise if there are any that nothing takes."""
@@ -210,12 +282,10 @@ class Network:
         import torch
 
         self.alone = self.opaque
-        module = self.module
-        training = module.training
-        module.eval()
+        self.module.eval()
         try:
             if not self.alone:
-                with torch.no_grad(), seeded_generators(0, torch.device("cpu")):
+                with self.without_gradient(), seeded_generators(0, torch.device("cpu")):
                     batch = batch_of(slice(0, samples))
                     losses = self._sample_losses(self.outputs(batch), batch[-1])
                     singles = [self.loss_of(batch_of(slice(i, i + 1))) for i in range(samples)]
@@ -224,8 +294,8 @@ class Network:
         except Exception:  # outputs that have no entry for each sample
             self.alone = True
         finally:
-            module.train(training)
-        if self.alone and norms_of(module):
+            self.train()
+        if self.alone and normalises_batches(self.module):
             raise BadInput(
                 "the losses of weighted samples are computed one by one here, and a module with batch norm needs "
                 "several samples together; give a loss of (outputs, targets) without count, with an output for each "
@@ -249,14 +319,12 @@ class Network:
 
     def loss_sum(self, parts: Iterator[SampleBatch]) -> float:
         """Return the sum of the losses of several batches, in evaluation mode."""
-        import torch
-
         total = 0.0
-        with torch.no_grad():
+        with self.without_gradient():
             for part in parts:
                 batch = self.on_device(part.batch)
                 if factor := self.loss_factor(batch, part.size, part.weights):
-                    total += float(self.loss_of(batch, part.weights)) * factor
+                    total += float(self.loss_of(batch, part.weights).detach()) * factor
         return total
 
     def loss_and_terms(self, batch: Batch, outputs: Any, part: SampleBatch) -> tuple[float, float]:
@@ -339,9 +407,9 @@ def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) ->
     return pytree.tree_map(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
-def kept_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the frozen parameters and the buffers of a module, without the statistics of batch norm, by name."""
-    statistics = {id(buffer) for norm in norms_of(module) for buffer in norm.buffers(recurse=False)}
+def kept_tensors(module: torch.nn.Module, norms: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return the frozen parameters and the buffers of a module, without the statistics of its ``norms``, by name."""
+    statistics = {id(buffer) for norm in parts_of(module, norms) for buffer in norm.buffers(recurse=False)}
     frozen = {
         f"parameter '{name}'": parameter for name, parameter in module.named_parameters() if not parameter.requires_grad
     }
@@ -353,7 +421,7 @@ def put_kept(network: Network, arrays: Mapping[str, Array]) -> None:
     """Set frozen parameters and buffers, named as by :func:`kept_tensors`; others get their initial numbers again."""
     if not arrays and not network.initial_kept:
         return
-    tensors, initial = kept_tensors(network.module), network.initial_kept
+    tensors, initial = kept_tensors(network.module, network.norms), network.initial_kept
     for name, array in arrays.items():
         initial.setdefault(name, tensors[name].clone())
         copy_array(array, tensors[name])
@@ -369,8 +437,30 @@ def copy_array(array: Array, tensor: torch.Tensor) -> None:
     tensor.copy_(source.view(torch.bfloat16) if tensor.dtype == torch.bfloat16 else source)
 
 
-def norms_of(module: torch.nn.Module) -> list[torch.nn.modules.batchnorm._BatchNorm]:
-    """Return the layers of batch norm with running statistics."""
+def renewed_norms(module: torch.nn.Module) -> tuple[str, ...]:
+    """Return the names of the batch norms whose running statistics a pass renews in the module's present mode.
+
+    Those in evaluation mode, or with ``momentum=0``, keep theirs.
+    """
+    return tuple(
+        name
+        for name, part in module.named_modules()
+        if is_norm(part) and part.running_mean is not None and part.training and part.momentum != 0
+    )
+
+
+def normalises_batches(module: torch.nn.Module) -> bool:
+    """Return whether a batch norm uses the statistics of the current batch in the module's present mode."""
+    return any(is_norm(part) and (part.training or part.running_mean is None) for part in module.modules())
+
+
+def is_norm(part: Any) -> bool:
+    """Return whether a part of a module is a batch norm."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    return [part for part in module.modules() if isinstance(part, _BatchNorm) and part.track_running_stats]
+    return isinstance(part, _BatchNorm)
+
+
+def parts_of(module: torch.nn.Module, names: Sequence[str]) -> list[Any]:
+    """Return the parts of a module with these names."""
+    return [module.get_submodule(name) for name in names]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
 from types import ModuleType
@@ -322,9 +323,6 @@ _ITERATED = "; of samples that are iterated make an anyk.data.Stream"
 _NAMED = "arrays by name go with a loss(module, batch), whose first parameter is called 'module' or 'model'"
 
 
-_ROUNDS = 4  # portions of a mini-batch for each process, so that slow items are balanced
-
-
 def _read_items(data: Any, transform: Callable[[Any], Any] | None, key: int, numbers: Sequence[int]) -> list[Any]:
     """Return items of a data set, changed by ``transform``, if this is not None.
 
@@ -344,62 +342,63 @@ def _read_items(data: Any, transform: Callable[[Any], Any] | None, key: int, num
 class _Readers:
     """Processes that call :func:`_read_items`; they end with this object or its process.
 
-    ``source``: a data set, and the function that changes its items, or None.
+    They are joined by pipes, since queues and locks of ``multiprocessing`` have names in the file system, which stay
+    there if a worker is killed. ``source``: a data set, and the function that changes its items, or None.
     """
 
     def __init__(self, source: tuple[Any, Callable[[Any], Any] | None], processes: int) -> None:
         import cloudpickle
-        from torch import Generator
-        from torch.utils.data import DataLoader
 
-        self._portions: list[list[tuple[int, int]]] = []  # keys and numbers of the items that are read next
-        self._processes = processes
-        items: Any = _Keyed(cloudpickle.dumps(source))
-        own = Generator()  # the loader draws a seed that is not used, which must not come from the global generator
-        self._loader: Any = DataLoader(
-            items,
-            batch_sampler=self._portions,
-            num_workers=processes,
-            collate_fn=list,
-            persistent_workers=True,
-            prefetch_factor=_ROUNDS,
-            generator=own,
-            multiprocessing_context="spawn",
-        )
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Any] = []
+        body = cloudpickle.dumps(source)  # by value where the classes are of a script or notebook
+        for _ in range(processes):
+            own, other = context.Pipe()
+            with _unnamed_main():
+                context.Process(target=_read_for, args=(other, body), daemon=True).start()
+            other.close()
+            self._pipes.append(own)
 
     def read(self, key: int, numbers: Sequence[int]) -> list[Any]:
-        size = -(-len(numbers) // (_ROUNDS * self._processes))
-        self._portions[:] = [[(key, i) for i in numbers[a : a + size]] for a in range(0, len(numbers), size)]
-        with _unnamed_main():  # the first time processes are started
-            portions = iter(self._loader)
-        items = [one for portion in portions for one in portion]
-        for error, _ in items:
-            if error:
-                raise RunFailed(error)
+        items: list[Any] = [None] * len(numbers)
+        pipes = self._pipes[: len(numbers)]
+        try:
+            for first, pipe in enumerate(pipes):
+                pipe.send((key, list(numbers[first :: len(pipes)])))
+            for first, pipe in enumerate(pipes):
+                items[first :: len(pipes)] = pipe.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError("a process that reads items has ended") from error
+        for error_text, _ in items:
+            if error_text:
+                raise RunFailed(error_text)
         return [pickle.loads(body) for _, body in items]
 
 
-class _Keyed:
-    """A data set with items by key and number; each is an error's sentence, and the item's bytes."""
+def _read_for(pipe: Any, body: bytes) -> None:
+    """Answer requests for items, until the process that reads has ended: an error's sentence and an item's bytes."""
+    import torch
 
-    def __init__(self, body: bytes) -> None:
-        self._body = body  # by value where the classes are of a script or notebook
-        self._source: Any = None
+    torch.set_num_threads(1)
+    data, transform = pickle.loads(body)
+    with suppress(EOFError, OSError):
+        while True:
+            key, numbers = pipe.recv()
+            pipe.send([_read_item(data, transform, key, number) for number in numbers])
 
-    def __getitem__(self, asked: tuple[int, int]) -> tuple[str, bytes]:
-        if self._source is None:
-            self._source, self._body = pickle.loads(self._body), b""
-        (data, transform), (key, number) = self._source, asked
-        try:
-            item = _read_items(data, transform, key, [number])[0]
-        except RunFailed as error:
-            return str(error), b""
-        try:
-            return "", pickle.dumps(item, protocol=5)
-        except Exception:  # of a class of a script or notebook
-            import cloudpickle
 
-            return "", cloudpickle.dumps(item)
+def _read_item(data: Any, transform: Callable[[Any], Any] | None, key: int, number: int) -> tuple[str, bytes]:
+    """Return an error's sentence, and an item's bytes."""
+    try:
+        item = _read_items(data, transform, key, [number])[0]
+    except RunFailed as error:
+        return str(error), b""
+    try:
+        return "", pickle.dumps(item, protocol=5)
+    except Exception:  # of a class of a script or notebook
+        import cloudpickle
+
+        return "", cloudpickle.dumps(item)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from anyk.clusters.contract import Cluster
 from anyk.errors import RunFailed
 from anyk.optimizers import Optimizer, SlowMo
 from anyk.optimizers import optimizer as build_optimizer
-from anyk.problems.base import Problem, penalty_of
+from anyk.problems.base import Problem, abilities_of, penalty_of
 from anyk.problems.many import problem_of
 from anyk.protocol import Combine, Mix
 from anyk.runs.engine.audit import Audit
@@ -86,7 +86,9 @@ class Updates:
                 g += w[part] * (penalty[part] if isinstance(penalty, np.ndarray) else penalty)
             return g.astype(problem.dtype, copy=False)
 
-        return self._step(slot, gradient, optimizer, self._versions.optimizer_states[slot], version, command.scale)
+        hooks = abilities_of(problem).through_hooks if abilities_of(problem).hooked_parameters else None
+        state = self._versions.optimizer_states[slot]
+        return self._step(slot, gradient, optimizer, state, version, command.scale, hooks)
 
     def _step(
         self,
@@ -96,17 +98,22 @@ class Updates:
         state: Vectors,
         t: int,
         scale: float,
+        hooks: Callable[[Vector, Vector], Vector] | None = None,
     ) -> tuple[Vector, int]:
-        """Return the model and its digest after an optimiser's step by a gradient that is computed part by part."""
+        """Return the model and its digest after an optimiser's step by a gradient that is computed part by part.
+
+        ``hooks``: a function of the model and the whole gradient, which returns the gradient to step by.
+        """
         w, out = self._versions.models[slot], self._cluster.store.blank(slot)
-        with optimizer.stepping(w, state, t, scale, out) as take:
-            if take is not None:
+        if hooks is None:
+            with optimizer.stepping(w, state, t, scale, out) as take:
+                if take is not None:
 
-                def step(part: slice) -> int:
-                    take(part, gradient(part))
-                    return self._digest(out[part], t, part)
+                    def step(part: slice) -> int:
+                        take(part, gradient(part))
+                        return self._digest(out[part], t, part)
 
-                return out, sum_over_parts(step, w.size)
+                    return out, sum_over_parts(step, w.size)
         whole = np.empty_like(w)
 
         def write(part: slice) -> int:
@@ -114,6 +121,8 @@ class Updates:
             return 0
 
         sum_over_parts(write, w.size)
+        if hooks is not None:
+            whole = hooks(w, whole)
         with np.errstate(over="ignore", invalid="ignore"):
             out = optimizer.step(w, whole, state, t, scale, out=out)
         return out, sum_over_parts(lambda part: self._digest(out[part], t, part), w.size)

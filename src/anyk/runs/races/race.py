@@ -27,7 +27,7 @@ from anyk.runs.folder.config import write_sealed
 from anyk.runs.folder.digests import digests_of, files_of, with_callbacks, with_plugins
 from anyk.runs.folder.folders import check_plain, new_folder, unstarted
 from anyk.runs.folder.rebuilding import Rebuilt, cluster_like, describe, rebuild
-from anyk.runs.limits import Limits, check_launcher, check_rows
+from anyk.runs.limits import Limits, check_hooks, check_launcher, check_rows
 from anyk.runs.live_progress import showing
 from anyk.runs.races.race_folder import NAME, RaceConfig, is_race, name_folders, read_race, run_folders, titled
 from anyk.runs.races.speedups import compare_seeds, grouped
@@ -195,6 +195,7 @@ def race(
     for spec in specs:
         strategy = with_usual_batch(trained, build_strategy(spec, workers=workers), spec)
         check_rows(trained, strategy)
+        check_hooks(trained, strategy)
         check_evaluate(evaluate, strategy, target)
     own = {"cluster": cluster, "models": models, "runs": names, "seeds": seeds}
     config = describe(RaceConfig, trained, fleet, optimizer, limits, evaluate, checked_callbacks, **own)

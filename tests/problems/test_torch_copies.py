@@ -1,0 +1,441 @@
+"""What a PyTorch module is must not be lost by computing with copies of it; plain torch is the oracle."""
+
+import copy
+
+import numpy as np
+import pytest
+
+import anyk
+from anyk.clusters import Simulated
+from anyk.optimizers import TorchOptimizer
+from anyk.problems import TorchProblem
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+torch.manual_seed(0)
+X, Y = torch.randn(40, 5), torch.randint(0, 3, (40,))
+CROSS_ENTROPY = nn.CrossEntropyLoss()
+
+
+class Frozen(nn.Module):
+    """A batch norm with statistics of its own, which training does not renew."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.l, self.bn, self.h = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.bn.running_mean.fill_(2.0)
+        self.bn.running_var.fill_(9.0)
+        if how == "momentum":
+            self.bn.momentum = 0.0
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.how == "train":
+            self.bn.eval()
+        return self
+
+    def forward(self, x):
+        if self.how == "forward":
+            self.bn.eval()
+        return self.h(torch.relu(self.bn(self.l(x))))
+
+
+def trained_plainly(module, steps=3, optimizer=torch.optim.SGD, loss=CROSS_ENTROPY, **options):
+    options = options or {"lr": 0.5}
+    steps_with = optimizer([p for p in module.parameters() if p.requires_grad], **options)
+    for _ in range(steps):
+        steps_with.zero_grad()
+        loss(module(X), Y).backward()
+        steps_with.step()
+    return module
+
+
+def trained_in_a_loop(module, optimizer, steps=3, strategy="uncoded", cluster=None):
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    for _ in anyk.rounds(problem, strategy, cluster or Simulated(workers=4), steps=steps, into=module):
+        optimizer.step()
+    return module
+
+
+@pytest.mark.parametrize("how", ["train", "mode", "forward", "momentum"])
+def test_frozen_batch_norms_keep_their_statistics(how):
+    module = Frozen(how).train()
+    if how == "mode":
+        module.bn.eval()
+    plain = trained_plainly(copy.deepcopy(module))
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y), held_out=(X, Y), metrics={"loss": CROSS_ENTROPY})
+    workers = 1 if how == "momentum" else 4  # a batch norm in training mode normalises by partition
+    run = anyk.train(problem, "uncoded", Simulated(workers), optimizer=TorchOptimizer("SGD", lr=0.5), steps=3)
+    trained = problem.module_at(run.model)
+    for name, tensor in plain.state_dict().items():
+        if "num_batches" not in name:
+            assert torch.allclose(trained.state_dict()[name], tensor, atol=1e-6), name
+    modes = [part.training for part in module.modules()]
+    expected = CROSS_ENTROPY(plain.eval()(X), Y).item()
+    assert run.loss == pytest.approx(expected, abs=1e-6)
+    assert run.metric["value"] == pytest.approx(expected, abs=1e-6)
+    trained_in_a_loop(module, torch.optim.SGD(module.parameters(), lr=0.5), steps=1)
+    assert module.bn.running_mean[0] == 2.0 and module.bn.running_var[0] == 9.0
+    assert [part.training for part in module.modules()] == modes
+
+
+@pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1", "pasgd:tau=1"])
+def test_parts_in_evaluation_mode_stay_in_it(strategy):
+    module = nn.Sequential(nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.BatchNorm1d(8)), nn.Linear(8, 3))
+    module[0].requires_grad_(False).eval()
+    plain = trained_plainly(copy.deepcopy(module))
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    run = anyk.train(problem, strategy, Simulated(4), optimizer=anyk.optimizers.GD(lr=0.5), steps=3)
+    assert np.allclose(run.model[:24], plain[1].weight.detach().reshape(-1).numpy(), atol=1e-6)
+    assert module.training and not module[0][1].training
+
+
+def test_a_module_in_evaluation_mode_trains_with_dropout():
+    module = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)).eval()
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    training = TorchProblem(copy.deepcopy(module).train(), CROSS_ENTROPY, (X, Y))
+    gradients = [
+        next(iter(anyk.rounds(each, "uncoded", Simulated(2), steps=1))).gradient for each in (problem, training)
+    ]
+    assert np.array_equal(*gradients)
+    assert not module.training
+
+
+# ------------------------------------------------------------------------------------------------- hooks of parameters
+
+MASK = torch.tensor([0.0, 1, 1, 1, 1])
+
+
+def halve(parameter):
+    parameter.grad.mul_(0.5)
+
+
+HOOKS = {
+    "mask": ("register_hook", lambda gradient: gradient * MASK),
+    "clip": ("register_hook", lambda gradient: gradient.clamp(-0.02, 0.02)),
+    "after": ("register_post_accumulate_grad_hook", halve),
+}
+
+
+def hooked(module, hook):
+    register, function = HOOKS[hook]
+    getattr(module.weight, register)(function)
+    return module
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1", "cyclic:stragglers=1"])
+def test_hooks_see_the_gradient_of_the_step_once(hook, strategy):
+    given = nn.Linear(5, 3)
+    plain, mine, looped = (hooked(copy.deepcopy(given), hook) for _ in range(3))
+    expected = trained_plainly(plain, lr=0.5, momentum=0.9).weight.detach()
+    problem = TorchProblem(mine, CROSS_ENTROPY, (X, Y), microbatch=3)
+    optimizer = TorchOptimizer("SGD", lr=0.5, momentum=0.9)
+    run = anyk.train(problem, strategy, Simulated(workers=4), optimizer=optimizer, steps=3)
+    assert torch.allclose(problem.module_at(run.model).weight, expected, atol=1e-5)
+    assert torch.equal(mine.weight, given.weight) and mine.weight.grad is None
+    sgd = torch.optim.SGD(looped.parameters(), lr=0.5, momentum=0.9)
+    assert torch.allclose(trained_in_a_loop(looped, sgd, strategy=strategy).weight, expected, atol=1e-5)
+    assert not torch.allclose(trained_plainly(copy.deepcopy(given), lr=0.5, momentum=0.9).weight, expected, atol=1e-3)
+
+
+def test_hooks_that_read_the_parameter_see_the_model():
+    given = nn.Linear(5, 3)
+    plain, mine = copy.deepcopy(given), copy.deepcopy(given)
+    for module in (plain, mine):
+        module.weight.register_hook(lambda gradient, module=module: gradient + 0.1 * module.weight.detach())
+    problem = TorchProblem(mine, CROSS_ENTROPY, (X, Y))
+    run = anyk.train(problem, "uncoded", Simulated(2), optimizer=anyk.optimizers.GD(lr=0.5), steps=3)
+    assert torch.allclose(problem.module_at(run.model).weight, trained_plainly(plain).weight, atol=1e-6)
+
+
+def test_hooks_that_take_steps_are_refused():
+    module = nn.Linear(5, 3)
+
+    def step(parameter):
+        parameter.data.sub_(parameter.grad)
+
+    module.weight.register_post_accumulate_grad_hook(step)
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    with pytest.raises(anyk.BadInput, match="a hook of a parameter changes a parameter"):
+        anyk.train(problem, "uncoded", Simulated(2), optimizer=anyk.optimizers.GD(lr=0.5), steps=3)
+
+
+def test_hooks_are_refused_where_workers_take_the_steps():
+    problem = TorchProblem(hooked(nn.Linear(5, 3), "mask"), CROSS_ENTROPY, (X, Y))
+    with pytest.raises(anyk.BadInput, match="parameter 'weight' of the module has a hook, and under 'pasgd"):
+        anyk.train(problem, "pasgd:tau=2", Simulated(2), optimizer=anyk.optimizers.GD(lr=0.5), steps=3)
+
+
+# ----------------------------------------------------------------------------------------- parameters without gradient
+
+
+class TwoHeads(nn.Module):
+    """The second head is used only by batches with a first input above a limit."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+        self.used, self.other = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x):
+        outputs = self.used(x)
+        chosen = (x[:, 0] > self.limit).nonzero()[:, 0]
+        return outputs.index_add(0, chosen, self.other(x[chosen])) if len(chosen) else outputs
+
+
+OPTIMIZERS = {
+    "AdamW": {"lr": 0.1, "weight_decay": 0.5},
+    "SGD": {"lr": 0.1, "weight_decay": 0.5, "momentum": 0.9},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1", "cyclic:stragglers=1", "async", "pasgd:tau=2"])
+def test_unused_parameters_are_not_moved(name, strategy):
+    module = TwoHeads(limit=100.0)
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    optimizer = TorchOptimizer(name, **OPTIMIZERS[name])
+    run = anyk.train(problem, strategy, Simulated(4), optimizer=optimizer, steps=4)
+    trained = problem.module_at(run.model)
+    assert torch.equal(trained.other.weight, module.other.weight)
+    assert not torch.equal(trained.used.weight, module.used.weight)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("strategy", ["uncoded", "frc:stragglers=1"])
+def test_parameters_of_some_partitions_are_trained(name, strategy):
+    module = TwoHeads(limit=float(X[:, 0].sort().values[-2]))  # one sample uses it
+    plain = trained_plainly(copy.deepcopy(module), 4, getattr(torch.optim, name), **OPTIMIZERS[name])
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    run = anyk.train(problem, strategy, Simulated(4), optimizer=TorchOptimizer(name, **OPTIMIZERS[name]), steps=4)
+    assert torch.allclose(problem.module_at(run.model).other.weight, plain.other.weight, atol=1e-5)
+
+
+class Sometimes(nn.Module):
+    """The second head is used where the value says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.other = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x, both):
+        return self.used(x) + self.other(x) if both else self.used(x)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("first", [True, False])
+def test_parameters_unused_in_some_steps_rest_there(name, first):
+    module = Sometimes()
+    plain = copy.deepcopy(module)
+    steps_with = getattr(torch.optim, name)(plain.parameters(), **OPTIMIZERS[name])
+    used = [first, not first, False, True, False]
+    for both in used:
+        steps_with.zero_grad()
+        CROSS_ENTROPY(plain(X, both), Y).backward()
+        steps_with.step()
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y), values={"both": lambda step: float(used[min(step, 4)])})
+    run = anyk.train(problem, "uncoded", Simulated(4), optimizer=TorchOptimizer(name, **OPTIMIZERS[name]), steps=5)
+    trained = np.concatenate([p.detach().numpy().ravel() for p in plain.parameters()])
+    assert np.allclose(run.model, trained, atol=1e-5)
+
+
+def test_a_gradient_of_zeros_is_a_gradient():
+    module = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Linear(4, 3, bias=False))
+    module[1].weight.data.zero_()  # as in LoRA: the first layer's gradient is 0 in the first step
+    plain = trained_plainly(copy.deepcopy(module), 2, torch.optim.AdamW, **OPTIMIZERS["AdamW"])
+    adamw = torch.optim.AdamW(module.parameters(), **OPTIMIZERS["AdamW"])
+    trained_in_a_loop(module, adamw, steps=2)
+    assert torch.allclose(module[0].weight, plain[0].weight, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------- loops
+
+
+def test_closures_take_a_round_for_each_evaluation():
+    for search in (None, "strong_wolfe"):
+        given = nn.Linear(5, 3)
+        plain, mine, own = (copy.deepcopy(given) for _ in range(3))
+        first, second, third = (
+            torch.optim.LBFGS(module.parameters(), line_search_fn=search) for module in (plain, mine, own)
+        )
+
+        def closure(module=plain, optimizer=first):
+            optimizer.zero_grad()
+            value = CROSS_ENTROPY(module(X), Y)
+            value.backward()
+            return value
+
+        for _ in range(3):
+            first.step(closure)
+        for module, lbfgs, given_loss in ((mine, second, None), (own, third, lambda own=own: CROSS_ENTROPY(own(X), Y))):
+            problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+            with anyk.torch.Optimizer(lbfgs, problem, "frc:stragglers=1", Simulated(4)) as optimizer:
+                for _ in range(3):
+                    optimizer.step(given_loss)
+            assert torch.allclose(module.weight, plain.weight, atol=2e-3)
+            loss = CROSS_ENTROPY(module(X), Y).item()
+            assert loss == pytest.approx(CROSS_ENTROPY(plain(X), Y).item(), abs=1e-5)
+
+
+def test_closures_that_compute_gradients_are_refused():
+    module = nn.Linear(5, 3)
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    lbfgs = torch.optim.LBFGS(module.parameters())
+
+    def closure():
+        lbfgs.zero_grad()
+        value = CROSS_ENTROPY(module(X), Y)
+        value.backward()
+        return value
+
+    with (
+        pytest.raises(anyk.BadInput, match="the closure of step.. changes the gradient"),
+        anyk.torch.Optimizer(lbfgs, problem, "uncoded", Simulated(2)) as optimizer,
+    ):
+        optimizer.step(closure)
+    with pytest.raises(anyk.BadInput, match="use anyk.torch.Optimizer, where each evaluation of a closure is a round"):
+        for _ in anyk.rounds(problem, "uncoded", Simulated(2), steps=2, into=module):
+            lbfgs.step(closure)
+    with (
+        pytest.raises(anyk.BadInput, match="under 'uncoded:batch=4' two evaluations of a closure have gradients"),
+        anyk.torch.Optimizer(lbfgs, problem, "uncoded:batch=4", Simulated(2)) as optimizer,
+    ):
+        optimizer.step()
+
+
+def test_buffers_read_in_a_loop_are_current():
+    module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    problem = TorchProblem(module, CROSS_ENTROPY, (3 * X + 4, Y))
+    average = torch.optim.swa_utils.AveragedModel(module)
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in anyk.rounds(problem, "uncoded", Simulated(2), steps=3, into=module):
+        sgd.step()
+        average.update_parameters(module)
+        w = np.concatenate([p.detach().numpy().ravel() for p in module.parameters()])
+        current = problem.module_at(w)[1].running_mean
+        assert torch.equal(average.module[1].running_mean, current)
+        assert torch.equal(module[1].running_mean, current)
+        assert torch.equal(dict(module.named_buffers())["1.running_mean"], current)
+        if step.number == 1:
+            assert torch.equal(copy.deepcopy(module)[1].running_mean, current)
+    assert type(module[1]._buffers) is dict
+
+
+def test_layers_can_be_frozen_in_a_loop():
+    module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    plain = copy.deepcopy(module)
+    adam, expected = (torch.optim.AdamW(each.parameters(), lr=0.1) for each in (module, plain))
+    for number in range(4):
+        plain[0].requires_grad_(number not in (1, 2))
+        expected.zero_grad()
+        CROSS_ENTROPY(plain(X), Y).backward()
+        expected.step()
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    for step in anyk.rounds(problem, "uncoded", Simulated(2), steps=4, into=module):
+        adam.step()
+        module[0].requires_grad_(step.number + 1 not in (1, 2))
+    assert torch.allclose(module[0].weight, plain[0].weight, atol=1e-5)
+
+
+def test_layers_frozen_before_the_loop_are_named():
+    module = nn.Sequential(nn.Linear(5, 8).requires_grad_(False), nn.ReLU(), nn.Linear(8, 3))
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    with pytest.raises(anyk.BadInput, match="parameter '0.weight' was frozen when the loop began"):
+        for _ in anyk.rounds(problem, "uncoded", Simulated(2), steps=3, into=module):
+            module.requires_grad_(True)
+
+
+def test_gradients_that_no_step_uses_are_reported():
+    module = nn.Linear(5, 3)
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    for _ in anyk.rounds(problem, "uncoded", Simulated(2), steps=2, into=module):
+        sgd.step()
+    with pytest.warns(RuntimeWarning, match="3 gradients before this step were used by no step of an optimiser"):
+        for step in anyk.rounds(problem, "uncoded", Simulated(2), steps=4, into=module):
+            if step.number == 3:
+                sgd.step()
+
+
+class Force(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        x = x.detach().requires_grad_(True)
+        return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("where", ["driver", "workers"])
+def test_models_that_differentiate_are_evaluated(where):
+    module = Force()
+    plain = trained_plainly(copy.deepcopy(module), loss=lambda outputs, _: nn.MSELoss()(outputs, X), lr=0.1)
+    problem = TorchProblem(module, nn.MSELoss(), (X, X), held_out=(X, X), metrics={"mse": nn.MSELoss()}, better="lower")
+    run = anyk.train(
+        problem,
+        "uncoded",
+        Simulated(4),
+        optimizer=anyk.optimizers.GD(lr=0.1),
+        steps=3,
+        evaluate=f"where={where},on=train",
+    )
+    assert run.loss == pytest.approx(nn.MSELoss()(plain(X), X).item(), rel=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------- wrapped modules
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.b, self.a(x), use_reentrant=True)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, if no input of a checkpoint requires a gradient
+def test_reentrant_checkpoints_are_computed_by_backward():
+    module = Checkpointed()
+    plain = trained_plainly(copy.deepcopy(module))
+    problem = TorchProblem(module, CROSS_ENTROPY, (X, Y))
+    run = anyk.train(problem, "frc:stragglers=1", Simulated(4), optimizer=anyk.optimizers.GD(lr=0.5), steps=3)
+    assert torch.allclose(problem.module_at(run.model).a.weight, plain.a.weight, atol=1e-6)
+
+
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(5, 3)
+
+    def forward(self, x):
+        outputs = self.l(x)
+        return outputs - outputs.mean(dim=0)
+
+
+class ClippedInside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = self.a(x)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return self.b(hidden)
+
+
+@pytest.mark.parametrize("module", [Mixing(), ClippedInside()])
+def test_gradients_that_are_no_sum_are_refused(module):
+    with pytest.raises(anyk.BadInput, match="a layer mixes the samples of a batch, or a hook changes"):
+        TorchProblem(module, CROSS_ENTROPY, (X, Y))
+
+
+def test_gradients_divided_by_frequencies_are_refused():
+    module = nn.Sequential(nn.Embedding(10, 4, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(anyk.BadInput, match="'0' divides gradients by how often a number occurs"):
+        TorchProblem(module, CROSS_ENTROPY, (torch.randint(0, 10, (40, 2)), Y))
