@@ -37,7 +37,7 @@ def run(*arguments):
 def test_a_race_ends_with_table_picture_and_json(tmp_path):
     result = run("race", *SMALL, "--steps", "15", "--strategy", "uncoded", "--strategy", "agc:load=3,wait=3",
                  "--strategy", "async:lr_scale=0.1", "--out", str(tmp_path / "race"), "--json", str(tmp_path / "r.json"),
-                 "-o", str(tmp_path / "race" / "report.html"))  # fmt: skip
+                 "--page", str(tmp_path / "race" / "report.html"))  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "Race of 3 strategies" in (tmp_path / "race" / "report.html").read_text(encoding="utf-8")
     for word in ("uncoded", "agc:load=3,wait=3", "async:lr_scale=0.1", "speed-up", "vs uncoded"):

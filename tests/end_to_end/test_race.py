@@ -369,8 +369,8 @@ def test_without_matplotlib_and_bokeh_a_race_runs_and_says_how_to_get_its_pictur
     assert "no report: " in result.output and "report]" in result.output
     for asked, extra in (
         (("--picture", "x.png"), "plot]"),
-        (("-o", "x.html"), "report]"),
-        (("-o", "x.png"), ".html, got"),
+        (("--page", "x.html"), "report]"),
+        (("--page", "x.png"), ".html, got"),
     ):
         refused = run("race", *SMALL, "--steps", "2", "--quiet", *asked)
         assert refused.exit_code == 2 and extra in refused.output and "speed-up" not in refused.output
