@@ -17,7 +17,10 @@ from anyk.cli.options import (
     picture_option,
     plugin_option,
     quiet_option,
+    round_option,
+    seconds_option,
     unit_option,
+    worker_option,
     writable,
 )
 from anyk.cli.output import check_file, json_to_output, say_result, write_json
@@ -46,19 +49,34 @@ if TYPE_CHECKING:
     help="The share of the data that each worker computes in a round, for sources that do not say it; "
     "default: left open, which `anyk plan` takes as 1 / workers.",
 )
+@round_option
+@worker_option
+@seconds_option
 @unit_option
 @max_gb_option
 @plugin_option
-def record(sources: tuple[str, ...], out: str, load: float | None, unit: Any, max_gb: float | None) -> None:
+def record(
+    sources: tuple[str, ...],
+    out: str,
+    load: float | None,
+    round: str | None,
+    worker: str | None,
+    seconds: str | None,
+    unit: Any,
+    max_gb: float | None,
+) -> None:
     """Make one fleet record of measured times: the seconds of each worker in each round.
 
-    A SOURCE is a run folder, a folder that a recorder wrote (anyk.fleet), a table of rounds x workers or with the
-    columns round, worker and seconds (.npz, .csv, .parquet), an operation trace in the layout of StragglerAnalysis, or
-    a Spark event log. Several are taken as measured one after another; workers are matched by their names.
+    A SOURCE is a run folder, a folder that a recorder wrote (anyk.fleet) or with a file for each worker, a table of
+    rounds x workers or with the columns round, worker and seconds (.npz, .csv, .parquet, JSON lines), an operation
+    trace in the layout of StragglerAnalysis, a Spark event log or the folder of a rolled one, or a JSON trace of
+    PyTorch's profiler, of Ray, of Horovod or of NCCL's flight recorder. Several are taken as measured one after
+    another, or at once if each is of another worker; workers are matched by their names.
     """
     from anyk.fleet.records import read_all
 
-    record = read_all(list(sources), unit=unit, max_gb=max_gb, load=load)
+    columns = {"round": round, "worker": worker, "seconds": seconds}
+    record = read_all(list(sources), unit=unit, max_gb=max_gb, load=load, **columns)
     record.save(out)
     click.echo(f"{out}: {record.summary}")
     for sentence in record.vanished():
@@ -69,6 +87,9 @@ def record(sources: tuple[str, ...], out: str, load: float | None, unit: Any, ma
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--today", default="uncoded", metavar="SPEC", help="The strategy in use.")
 @click.option("--seed", default=0, help="Seed of the shuffles that test the findings.")
+@round_option
+@worker_option
+@seconds_option
 @unit_option
 @max_gb_option
 @picture_option("Draw the times relative to their rounds' medians, and the cost of each worker.")
@@ -78,6 +99,9 @@ def explain(
     sources: tuple[str, ...],
     today: str,
     seed: int,
+    round: str | None,
+    worker: str | None,
+    seconds: str | None,
     unit: Any,
     max_gb: float | None,
     picture: str | None,
@@ -91,7 +115,8 @@ def explain(
     from anyk.fleet.records import read_all
     from anyk.views.fleet_tables import draw_explanation, explained_note, explained_table
 
-    source = read_all(list(sources), unit=unit, max_gb=max_gb)
+    columns = {"round": round, "worker": worker, "seconds": seconds}
+    source = read_all(list(sources), unit=unit, max_gb=max_gb, **columns)
     explanation = explained(source, today=today, seed=seed)
     # files first: a reader of the output may stop early, as head does
     write_json(explanation.report())
@@ -149,7 +174,10 @@ class PlanOptions(ProblemOptions, _Fleet):
     exact: bool = option(is_flag=True, help="Only strategies whose steps are the exact sum.")
     max_staleness: float | None = option(type=float, help="Only strategies whose messages are no staler, on average.")
     runs: int = option(default=600, help="With --target: train at most so often.")
-    unit: Literal["s", "ms", "us"] | None = as_field(unit_option)
+    round: str | None = as_field(round_option)
+    worker: str | None = as_field(worker_option)
+    seconds: str | None = as_field(seconds_option)
+    unit: Literal["s", "ms", "us", "ns"] | None = as_field(unit_option)
     out: str | None = option(
         "-o",
         "--out",
@@ -163,7 +191,19 @@ class PlanOptions(ProblemOptions, _Fleet):
 
 # options that are arguments of anyk.fleet.plan under the same name
 _PASSED = tuple(field.name for field in fields(_Fleet))
-_PASSED += ("unit", "target", "optimizer", "lr", "runs", "batch", "exact", "max_staleness")
+_PASSED += (
+    "round",
+    "worker",
+    "seconds",
+    "unit",
+    "target",
+    "optimizer",
+    "lr",
+    "runs",
+    "batch",
+    "exact",
+    "max_staleness",
+)
 
 
 @main.command()
@@ -217,7 +257,7 @@ def _print_plan(result: Plan, options: PlanOptions) -> None:
     front = pareto(result.candidates)
     shown = list(result.candidates) if everything else [each for each in front if each.spec != today.spec]
     shown += [today] * (today not in shown)
-    lines: list[Any] = [*plan_lines(result), "", plan_table(shown, today)]
+    lines: list[Any] = [*[result.read_as] * bool(result.read_as), *plan_lines(result), "", plan_table(shown, today)]
     hidden = len(result.candidates) - len(shown)
     if hidden > 0:
         lines.append(f"{hidden} more are neither faster nor cheaper than these; --all shows them")

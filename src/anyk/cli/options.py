@@ -240,9 +240,16 @@ max_gb_option = click.option(
 )
 unit_option = click.option(
     "--unit",
-    type=click.Choice(["s", "ms", "us"]),
+    type=click.Choice(["s", "ms", "us", "ns"]),
     help="Unit of the times; default: the unit that the columns' names state, else s.",
 )
+round_option = click.option("--round", metavar="COLUMN", help="The column of a table that numbers the rounds.")
+worker_option = click.option(
+    "--worker",
+    metavar="COLUMN",
+    help="The column of a table that names the workers, or, with commas, a column of seconds for each worker.",
+)
+seconds_option = click.option("--seconds", metavar="COLUMN", help="The column of a table with the seconds of tasks.")
 curve_option = click.option(
     "--curve",
     type=click.Choice(["metric", "loss"]),

@@ -85,7 +85,7 @@ class Trace(_Rows):
 
     CSV and Parquet have one column for each worker and one row for each round, with or without a header and a first
     column of row numbers, or are long: columns round, worker and seconds. Draw t of worker i is row ``t mod rounds``,
-    column i. ``unit`` is s, ms or us, else the unit in the columns' names, else s; ``summary`` states the
+    column i. ``unit`` is s, ms, us or ns, else the unit in the columns' names, else s; ``summary`` states the
     interpretation of the file.
 
     A task that covers another share of the data than the ``load`` the trace was measured at takes
@@ -96,7 +96,7 @@ class Trace(_Rows):
     file: File
     slope: FiniteNumber = 0.0
     load: NonnegativeNumber | None = None
-    unit: Literal["s", "ms", "us"] | None = None
+    unit: Literal["s", "ms", "us", "ns"] | None = None
     max_gb: float | None = None
     name = "trace"
 

@@ -151,7 +151,7 @@ def plan_lines(plan: Plan) -> list[str]:
 def _cause(plan: Plan) -> str:
     """Return how much can be gained, and from which workers, as text."""
     share, named = plan.fleet.apart, plan.fleet.named
-    who = "who is slow changes from round to round"
+    who = "no worker is shown to cost more than chance explains"
     if named:
         shown = ", ".join(map(str, named[:5])) + (" and others" if len(named) > 5 else "")
         who = (

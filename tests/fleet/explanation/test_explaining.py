@@ -17,7 +17,7 @@ import anyk
 from anyk import keyed
 from anyk.cli import main
 from anyk.errors import BadInput
-from anyk.fleet.explanation.attribution import lower_median, mean_burst, shares, stands_out
+from anyk.fleet.explanation.attribution import culprits, lower_median, mean_burst, shares
 from anyk.fleet.records import Record
 
 pytestmark = pytest.mark.in_process
@@ -97,7 +97,7 @@ def test_slowness_that_lasts_does_not_make_a_culprit(noise: str) -> None:
                 slow[t] = state[t] < np.where(slow[t - 1], 0.7, 0.03)
         jitter = 1.0 + random.exponential(0.05, (60, 12))
         times = np.exp(0.3 * state) if noise == "autoregressive" else np.where(slow, 4.0, 1.0) * jitter
-        named += bool(stands_out(shares(times), keyed.generator(seed, "explain")).any())
+        named += bool(culprits(times, keyed.generator(seed, "explain")).named.any())
     assert named <= 5
 
 
@@ -128,7 +128,7 @@ def test_bursts_are_told_from_independent_stragglers() -> None:
     times = 1.0 + 2.0 * alone + 0.01 * random.random(alone.shape)
     assert "coding within a round is enough" in said(times)
     times[:, 3] = np.where(np.arange(200) % 2, np.nan, 5.0)  # always slow, not always seen
-    assert "worker 3 is slow for good: smaller shares" in said(times) and "other stragglers last 1.1 rounds" in said(
+    assert "worker 3 is slow for good: if its computing is slow, smaller shares" in said(times) and "other stragglers last 1.1 rounds" in said(
         times
     )
     slow = np.zeros((200, 20), dtype=bool)

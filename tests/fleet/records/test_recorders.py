@@ -34,7 +34,7 @@ def test_what_cannot_be_recorded(tmp_path: Path) -> None:
     (tmp_path / "worker-0.csv").write_text("my own notes\n")
     with pytest.raises(BadInput, match="was not written by a recorder"):
         Recorder(tmp_path, 0)
-    with pytest.raises(BadInput, match="not written by a recorder"):
+    with pytest.raises(BadInput, match="worker-0.csv"):
         read(tmp_path)
     pytest.importorskip("torch")
     import torch

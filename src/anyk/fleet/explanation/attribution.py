@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,8 +15,15 @@ SHUFFLES = 199
 _COST_SHUFFLES = 499
 _NAMED = 0.96  # quantile that a worker's cost must exceed; the margin keeps false culprits below 5 % of fleets
 _NAMED_IN_BLOCKS = 0.985  # the same if slowness lasts, because its duration is only estimated
+BLOCKS = 6  # independent blocks of rounds, at the least, to name anybody
+_OUTLIER = 0.05  # chance that a fleet without culprits has a total that is called an outlier
+_DRIFT_CHANCE = 0.05
+_FEW = 6  # workers below which totals have too few others to be outliers among
+_POLISHES = 10
 DRIFT = 1.1  # times the first quarter: the least drift that is reported
 STRAGGLER = 1.5  # times the round's median
+_ROTATIONS = 199
+_APART = 0.5  # 1 minus the correlation at which groups are separated
 _ENOUGH = 10  # rounds, at the least, to form groups of workers
 
 
@@ -52,52 +61,166 @@ def shares(times: ArrayLike) -> Floats:
     return result
 
 
-def persistence(costs: ArrayLike) -> tuple[int, float]:
-    """Return a block length in rounds and a factor that together account for costs that last several rounds.
+def relative(times: ArrayLike) -> Floats:
+    """Return times over the level of their rounds, which is common to all workers, shape (rounds, workers).
 
-    ``costs``: seconds, rounds x workers. Dependence between rounds multiplies the variance of a worker's total by
-    ``inflation``, which follows from the autocorrelation about each worker's mean, pooled over workers, up to the first
-    lag at which it is not positive and at most a tenth of the rounds. Differences between workers' means count as
-    variance without dependence: to be slow throughout is no persistence. A block is twice the inflation, at most a
-    sixth of the rounds; the factor is the ratio of the standard deviations of a total and of a sum of independent
-    blocks.
+    Without gaps the level is the round's lower median. With gaps it is the lower median of the measured workers' times,
+    each divided by the worker's own factor, so that workers that were measured in other rounds can be compared
+    (median polish, Tukey 1977). A round of level 0 counts as 1.
+
+    >>> relative([[1.0, 1.0, 2.0], [20.0, np.nan, 40.0]]).tolist()
+    [[1.0, 1.0, 2.0], [1.0, nan, 2.0]]
+    """
+    table = np.asarray(times, dtype=float)
+    level = lower_median(table)
+    if np.isnan(table).any():
+        for _ in range(_POLISHES):
+            factors = _factors(table / np.where(level > 0, level, np.nan)[:, None])
+            level = lower_median(table / factors)
+    usable = np.isfinite(level) & (level > 0)
+    return np.where(
+        usable[:, None], table / np.where(usable, level, 1.0)[:, None], np.where(np.isnan(table), np.nan, 1.0)
+    )
+
+
+def _factors(ratios: Floats) -> Floats:
+    """Return each worker's median ratio over that of the (lower) median worker; 1 for a worker without any."""
+    medians = np.ones(ratios.shape[1])
+    for i, column in enumerate(ratios.T):
+        known = column[np.isfinite(column) & (column > 0)]
+        if len(known):
+            medians[i] = float(np.median(known))
+    return medians / float(np.quantile(medians, 0.5, method="lower"))
+
+
+def slowness_of(times: ArrayLike) -> Floats:
+    """Return each worker's median time over its rounds' levels, shape (workers,); 1 is the median worker's.
+
+    >>> slowness_of([[1.0, 1.0, 2.0], [20.0, np.nan, 40.0]]).tolist()
+    [1.0, 1.0, 2.0]
+    """
+    return _factors(relative(times))
+
+
+class Persistence(NamedTuple):
+    """How long costs last: a block ``length`` in rounds, a ``factor``, and the number of independent ``blocks``."""
+
+    length: int
+    factor: float
+    blocks: float
+
+
+def persistence(costs: ArrayLike) -> Persistence:
+    """Return a block length and a factor that account for costs that last several rounds, and the number of blocks.
+
+    ``costs``: rounds x workers. Dependence between rounds multiplies the variance of a worker's total by an inflation,
+    which follows from the autocorrelation about each worker's mean, pooled over workers, up to the first lag at which
+    it is not positive and at most a fifth of the rounds. Differences between workers' means count as variance without
+    dependence: to be slow throughout is no persistence. Independent blocks have twice the inflation in rounds. The
+    ``length`` is at most a sixth of the rounds; the factor is the ratio of the standard deviations of a total and of a
+    sum of independent blocks of this length.
 
     >>> persistence([[1.0, 0.0], [0.0, 1.0]] * 10)
-    (1, 1.0)
-    >>> length, factor = persistence(np.repeat([[1.0, 0.0], [0.0, 1.0]] * 10, 3, axis=0))
-    >>> length, round(factor, 2)
-    (3, 1.08)
+    Persistence(length=1, factor=1.0, blocks=20.0)
+    >>> length, factor, blocks = persistence(np.repeat([[1.0, 0.0], [0.0, 1.0]] * 10, 3, axis=0))
+    >>> length, round(factor, 2), blocks
+    (3, 1.08, 20.0)
     """
     table = np.asarray(costs, dtype=float)
     rounds = len(table)
     centred = table - table.mean(axis=0)
     positive: list[float] = []
-    for lag in range(rounds // 10 + 1):
+    for lag in range(rounds // 5 + 1):
         value = float((centred[: rounds - lag] * centred[lag:]).sum() / (rounds - lag))
         if value <= 0.0:
             break
         positive.append(value)
     if len(positive) < 2:
-        return 1, 1.0
+        return Persistence(1, 1.0, float(rounds))
     lags, covariance = np.arange(len(positive)), np.array(positive)
     weights = np.where(lags, 2.0, 1.0) * (1.0 - lags / rounds)
     # Subtracting a worker's mean lowers each covariance by that mean's variance, which is a sum of covariances itself.
-    covariance += weights @ covariance / (rounds - weights.sum())
+    covariance += weights @ covariance / max(rounds - weights.sum(), 0.2 * rounds)
     correlation = covariance / max(covariance[0], float(((table - table.mean()) ** 2).sum()) / rounds)
     inflation = 1.0 + float(weights[1:] @ correlation[1:])
-    length = max(1, min(round(2.0 * inflation), rounds // 6))
+    independent = max(1, round(2.0 * inflation))
+    length = max(1, min(independent, rounds // BLOCKS))
     within = 1.0 + float(2.0 * (1.0 - lags[1:length] / length) @ correlation[1:length])
-    return length, float(np.sqrt(max(1.0, inflation / within)))
+    return Persistence(length, float(np.sqrt(max(1.0, inflation / within))), rounds / independent)
 
 
-def stands_out(costs: Floats, generator: np.random.Generator) -> Flags:
-    """Return which workers cost more in total than chance explains, shape (workers,).
+class Culprits(NamedTuple):
+    """Workers that cost more than chance explains, shape (workers,), and the independent blocks of the record."""
 
-    Totals are compared with the largest totals after shuffling costs among workers within blocks of rounds, which keep
-    lasting slowness together (:func:`persistence`). Shuffling within single rounds would treat every burst as evidence
-    of a culprit; shifting each worker's rounds would not change its total.
+    named: Flags
+    blocks: float
+
+    @property
+    def too_short(self) -> bool:
+        """Whether the record is too short to name anybody."""
+        return self.blocks < BLOCKS
+
+
+def culprits(times: ArrayLike, generator: np.random.Generator) -> Culprits:
+    """Return which workers cost more in total than chance explains, in steps down.
+
+    The level of the whole fleet is taken out first (:func:`relative`). A worker is named if two tests agree. Its total
+    is an outlier among the workers' totals, which tells a culprit from slowness that lasts, since that spreads all
+    totals. And its total exceeds the largest totals after shuffling costs among workers within blocks of rounds, which
+    keep lasting slowness together (:func:`persistence`), so that a single burst is no culprit. Then the named workers
+    are mended, and the others are tested again (Westfall and Young 1993). Nobody is named if the record has fewer than
+    six independent blocks.
+
+    >>> culprits([[1.0, 1.0, 2.0]] * 6, np.random.default_rng(0)).named.tolist()
+    [False, False, True]
     """
-    length, factor = persistence(costs)
+    ratios = relative(times)
+    costs = shares(ratios)
+    blocks = persistence(costs).blocks
+    named = np.zeros(costs.shape[1], dtype=bool)
+    suspects = outliers(costs.sum(axis=0))
+    while blocks >= BLOCKS:
+        new = suspects & ~named & _exceed_shuffles(costs, generator)
+        if not new.any():
+            break
+        named |= new
+        ratios[:, named] = np.minimum(ratios[:, named], 1.0)
+        costs = shares(ratios)
+    return Culprits(named, blocks)
+
+
+def outliers(totals: Floats) -> Flags:
+    """Return which totals are too large to belong to the others, shape (workers,); all may be if there are few.
+
+    The square roots are tested from the largest down, each with the mean and standard deviation of those below it, so
+    that several culprits do not hide each other (generalised extreme studentised deviate, Rosner 1983).
+
+    >>> outliers(np.array([1.0, 1.1, 0.9, 1.05, 0.95, 1.02, 5.0, 9.0])).tolist()
+    [False, False, False, False, False, False, True, True]
+    """
+    workers = len(totals)
+    if workers < _FEW:
+        return np.ones(workers, dtype=bool)
+    from scipy import stats
+
+    roots = np.sqrt(totals + 0.1 * np.median(totals))
+    order = np.argsort(-roots, kind="stable")
+    ordered, count = roots[order], 0
+    for place in range(1, min((workers - 1) // 2, max(4, workers // 4)) + 1):
+        rest = ordered[place:]
+        size = len(rest)
+        spread = float(rest.std(ddof=1)) * float(np.sqrt(1.0 + 1.0 / size))
+        excess = float(ordered[place - 1] - rest.mean())
+        if excess > 1e-12 and (size + 1) * stats.t.sf(excess / max(spread, 1e-300), size - 1) < _OUTLIER:
+            count = place
+    flags = np.zeros(workers, dtype=bool)
+    flags[order[:count]] = True
+    return flags
+
+
+def _exceed_shuffles(costs: Floats, generator: np.random.Generator) -> Flags:
+    """Return which workers' totals exceed the largest totals after shuffling costs among workers within blocks."""
+    length, factor, _ = persistence(costs)
     blocks = np.stack([part.sum(axis=0) for part in np.array_split(costs, len(costs) // length)])
     largest = [generator.permuted(blocks, axis=1).sum(axis=0).max() for _ in range(_COST_SHUFFLES)]
     total = costs.sum(axis=0)
@@ -142,6 +265,43 @@ def drift(times: ArrayLike) -> float:
     return last / first if first > 0 else 1.0
 
 
+def drifts(times: Floats) -> bool:
+    """Return whether the fleet as a whole becomes slower or faster, more than chance explains.
+
+    Two tests must agree. Workers change in the same direction from the first to the last quarter: a t-test of their
+    logarithmic changes, to which it does not matter how long the slowness of each worker lasts. And the rounds' medians
+    have a slope, with as many independent rounds as the autocorrelation of their residuals leaves.
+    """
+    from scipy import stats
+
+    rounds, workers = times.shape
+    quarter = max(1, rounds // 4)
+    if rounds < _ENOUGH or workers < 3:
+        return False
+    logs = np.log(np.maximum(times, 1e-12))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a worker without times in a quarter
+        changes = np.nanmedian(logs[-quarter:], axis=0) - np.nanmedian(logs[:quarter], axis=0)
+    changes = changes[np.isfinite(changes)]
+    if len(changes) < 3:
+        return False
+    spread = float(changes.std(ddof=1)) / np.sqrt(len(changes))
+    if stats.t.sf(abs(changes.mean()) / max(spread, 1e-300), len(changes) - 1) > _DRIFT_CHANCE / 2:
+        return False
+    medians = np.log(np.maximum(lower_median(times), 1e-12))
+    at = np.arange(rounds) - (rounds - 1) / 2
+    slope = float(at @ medians) / float(at @ at)
+    residual = medians - medians.mean() - slope * at
+    power = float(residual @ residual)
+    correlation = float(residual[1:] @ residual[:-1]) / power if power > 0 else 0.0
+    correlation = min(0.99, max(0.0, correlation + (1.0 + 4.0 * correlation) / rounds))  # its estimate is too low
+    independent = rounds * (1.0 - correlation) / (1.0 + correlation)
+    if independent < 3:
+        return False
+    error = np.sqrt(power / (rounds - 2) / float(at @ at) * rounds / independent)
+    return bool(stats.t.sf(abs(slope) / max(error, 1e-300), independent - 2) < _DRIFT_CHANCE / 2)
+
+
 def heaviness(times: Floats) -> float:
     """Return Hill's estimate of the tail exponent from the slowest 5 % of all times; infinite if they are equal."""
     values = np.sort(times[np.isfinite(times) & (times > 0)])
@@ -161,11 +321,14 @@ def autocorrelation(times: Floats, lags: int = 10) -> list[float]:
 def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int], float]]:
     """Return groups of workers that are slow in the same rounds more than chance explains, and mean correlations.
 
-    ``log(time / round's median)`` is correlated. Groups come from average linkage, cut at 0.5 or at the 95 % quantile
-    of the largest correlation over shuffles of each worker's rounds, whichever is larger.
+    ``log(time / round's median)`` is correlated, in the rounds in which all workers were measured. Groups come from
+    average linkage, cut at 0.5. A group counts if the correlation of two of its members exceeds the largest that chance
+    leads to, in 97 % of cases, after each worker's rounds have been rotated by a number of its own. Rotation keeps
+    slowness that lasts together, which shuffling single rounds would tear apart.
     """
+    times = times[np.isfinite(times).all(axis=1)]
     rounds, workers = times.shape
-    if rounds < _ENOUGH or workers < 3 or not np.isfinite(times).all():
+    if rounds < _ENOUGH or workers < 3:
         return []
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
@@ -176,17 +339,23 @@ def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int
     size = np.linalg.norm(ratio, axis=0)
     ratio /= np.where(size > 1e-9, size, np.inf)
     upper = np.triu_indices(workers, 1)
-    shuffles = (generator.permuted(ratio, axis=0) for _ in range(39))
-    chance = sorted(float((mixed.T @ mixed)[upper].max()) for mixed in shuffles)
-    least = max(0.5, chance[int(0.95 * len(chance))])
+    places = np.arange(rounds)[:, None]
+
+    def rotated() -> Floats:
+        return np.take_along_axis(ratio, (places + generator.integers(0, rounds, workers)) % rounds, axis=0)
+
+    chance = sorted(float((mixed.T @ mixed)[upper].max()) for mixed in (rotated() for _ in range(_ROTATIONS)))
+    least = chance[int(0.97 * _ROTATIONS)]
     correlation = np.clip(ratio.T @ ratio, -1.0, 1.0)
     np.fill_diagonal(correlation, 1.0)
-    labels = fcluster(linkage(squareform(1.0 - correlation, checks=False), "average"), 1.0 - least, "distance")
+    labels = fcluster(linkage(squareform(1.0 - correlation, checks=False), "average"), _APART, "distance")
     slow_together = []
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         if 2 <= len(members) < workers:
             inner = correlation[np.ix_(members, members)]
+            if float(np.triu(inner, 1).max()) < least:
+                continue
             mean = (inner.sum() - len(members)) / (len(members) * (len(members) - 1))
             slow_together.append((members.tolist(), float(mean)))
     return sorted(slow_together, key=lambda group: -len(group[0]))
@@ -195,9 +364,9 @@ def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int
 def slow_kind(times: Floats) -> tuple[list[int], float] | None:
     """Return the workers of a slow kind and the factor by which they are slower; None if they are under a half.
 
-    The largest gap between the workers' medians, in logarithms, separates the kinds if it is at least 1.3.
+    The largest gap between the workers' :func:`slowness_of`, in logarithms, separates the kinds if it is at least 1.3.
     """
-    medians = np.nanmedian(times, axis=0)
+    medians = slowness_of(times)
     order = np.argsort(medians, kind="stable")
     ordered = np.maximum(medians[order], 1e-12)
     if len(ordered) < 2:

@@ -26,21 +26,34 @@ _COSTLIEST = 10  # workers for which a run without their slowness is simulated
 
 @typed
 def explain(
-    source: Readable, *, today: str | Strategy = "uncoded", seed: AtLeastZero = 0, unit: str | None = None
+    source: Readable,
+    *,
+    today: str | Strategy = "uncoded",
+    seed: AtLeastZero = 0,
+    round: str | None = None,
+    worker: str | None = None,
+    seconds: str | None = None,
+    unit: str | None = None,
 ) -> Explanation:
     """Return the cost of slow workers in a measured fleet, their names, and the kind of their slowness.
 
-    ``source``: a source of :func:`anyk.fleet.read`. ``today``: the strategy in use, simulated on the record.
+    ``source``: a source of :func:`anyk.fleet.read`, whose columns and ``unit`` may be named as there. ``today``: the
+    strategy in use, simulated on the record.
     ``seed`` of the shuffles against which findings are tested, so that chance leads to a finding of each kind in at
     most 5 % of fleets.
 
     Raises :class:`~anyk.errors.BadInput` for fewer than two workers or rounds.
 
-    >>> explanation = explain(Record([[1.0, 1.0, 3.0]] * 5))
+    >>> explanation = explain(Record([[1.0, 1.0, 3.0]] * 6))
     >>> explanation.slowdown, explanation.apart, explanation.workers[0].worker, explanation.named
     (3.0, 0.6666666666666666, 2, (2,))
     """
-    record = read(source, unit=unit)
+    record = read(source, unit=unit, round=round, worker=worker, seconds=seconds)
+    return _explained(record, today, seed)
+
+
+def _explained(record: Record, today: str | Strategy, seed: int) -> Explanation:
+    """Return the explanation of a record."""
     times = record.seconds
     if min(times.shape) < 2:
         raise BadInput(f"explaining a fleet needs at least 2 rounds of 2 workers, got {len(times)} x {times.shape[1]}")
@@ -51,7 +64,8 @@ def explain(
     total, level = float(np.nanmax(times, axis=1).sum()), float(medians.sum())
     calm = len(medians) * float(np.quantile(medians, 0.5, method="lower"))
     costs = attribution.shares(times)
-    named = attribution.stands_out(costs, generator) & (costs.sum(axis=0) >= _MATERIAL * total)
+    culprits = attribution.culprits(times, generator)
+    named = culprits.named & (costs.sum(axis=0) >= _MATERIAL * total)
     straggling = attribution.late(times)
     seconds = _seconds(strategy, times)
     order = np.argsort(-costs.sum(axis=0), kind="stable").tolist()
@@ -67,6 +81,8 @@ def explain(
         today_seconds=seconds,
         workers=_worker_costs(record, strategy, seconds, costs, order),
         named=tuple(record.workers[i] for i in order if named[i]),
+        blocks=culprits.blocks,
+        too_short=culprits.too_short,
         saves={
             f"{percent} %": seconds - _seconds(strategy, at_median(times, order[: max(1, round(n * percent / 100))]))
             for percent in (1, 2, 5, 10)
@@ -74,9 +90,7 @@ def explain(
         mean_burst=attribution.mean_burst(straggling),
         bursty=bool(straggling.any()) and attribution.exceeds(straggling, attribution.mean_burst, generator),
         drift=attribution.drift(times),
-        drifts=attribution.exceeds(
-            times, lambda rounds: abs(float(np.log(max(attribution.drift(rounds), 1e-12)))), generator
-        ),
+        drifts=attribution.drifts(times),
         begin=begin,
         stop=stop,
         autocorrelation=tuple(attribution.autocorrelation(times)),
@@ -98,7 +112,7 @@ def _worker_costs(
 ) -> tuple[WorkerCost, ...]:
     """Return the costs of all workers in this ``order``, the costliest first; ``seconds``: of today's strategy."""
     times, total = record.seconds, costs.sum(axis=0)
-    fleet = float(np.nanmedian(times))
+    slowness = attribution.slowness_of(times)
     straggles = attribution.late(times).sum(axis=0) / record.rounds_measured
     saved = [seconds - _seconds(strategy, at_median(times, [i])) for i in order[:_COSTLIEST]]
     return tuple(
@@ -106,7 +120,7 @@ def _worker_costs(
             record.workers[i],
             float(total[i]),
             saved[rank] if rank < len(saved) else None,
-            float(np.nanmedian(times[:, i])) / fleet if fleet else 1.0,
+            float(slowness[i]),
             _own_best(times[:, i]),
             float(straggles[i]),
         )

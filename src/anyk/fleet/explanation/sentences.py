@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from anyk.arrays import Flags
+from anyk.arrays import Flags, Floats
 from anyk.delays import DelayModel, parse
-from anyk.fleet.explanation.attribution import DRIFT, lower_median, mean_burst, slow_kind
+from anyk.fleet.explanation.attribution import BLOCKS, DRIFT, STRAGGLER, lower_median, mean_burst, slow_kind
 from anyk.fleet.records import Record
 from anyk.plain import ByName
 
@@ -22,8 +22,9 @@ class WorkerCost:
 
     ``cost_seconds``: its Shapley share of the rounds' excess over their medians; ``saves_seconds``: seconds that
     today's strategy would save with this worker at the others' median (None unless it is among the costliest);
-    ``relative``: its median over the fleet's; ``individual``: the median of its last quarter of rounds over the median
-    of its best quarter; ``straggles``: the share of rounds in which it takes more than 1.5 times the median.
+    ``relative``: its median time over the median worker's in the same rounds; ``individual``: the median of its last
+    quarter of rounds over the median of its best quarter; ``straggles``: the share of rounds in which it takes more
+    than 1.5 times the median.
     """
 
     worker: int | str
@@ -40,8 +41,10 @@ class Explanation:
 
     ``seconds`` (T): if every round waited for all. ``steady`` is the share of T if all rounds were like the median
     round, ``together`` the excess of rounds in which all are slow, ``apart`` the waiting beyond the rounds' medians:
-    they add up to 1. ``slowdown``: T over the sum of the rounds' medians. ``saves``: seconds that today's strategy
-    would save if the costliest 1, 2, 5 and 10 % of workers took the others' median.
+    they add up to 1. ``slowdown``: T over the sum of the rounds' medians. ``named``: the workers that cost more than
+    chance explains; none if the record is ``too_short``, as it has fewer than six independent ``blocks`` of rounds.
+    ``saves``: seconds that today's strategy would save if the costliest 1, 2, 5 and 10 % of workers took the others'
+    median.
     """
 
     seconds: float
@@ -53,6 +56,8 @@ class Explanation:
     today_seconds: float
     workers: tuple[WorkerCost, ...]
     named: tuple[int | str, ...]
+    blocks: float
+    too_short: bool
     saves: dict[str, float]
     mean_burst: float
     bursty: bool
@@ -76,6 +81,10 @@ class Explanation:
 
 
 _MANY = 5  # workers that are described one by one
+_LITTLE = 0.01  # share of the run that waiting has to take for a sentence about who causes it
+_LASTING = 0.75  # share of rounds in which a worker that is slow for good is slower than the others
+_SLIGHTLY = 1.05  # times the others' median
+_NEARLY_ALL = 0.9  # share of workers
 _SLOW_ROUND = 1.3  # times the median round
 _LONG = 3  # slow rounds in a row
 _HEAVY = 2.0  # tail exponent below which the variance is infinite
@@ -85,7 +94,7 @@ _MISFIT = 0.1
 def sentences(record: Record, explanation: Explanation, straggling: Flags) -> Iterator[str]:
     """Yield the findings as sentences, the most important first."""
     yield from _costs(record, explanation)
-    yield from _named(record, explanation, straggling)
+    yield from _named(record, explanation)
     yield from _kinds(record)
     yield from _savings(record, explanation)
     yield from _bursts(record, explanation, straggling)
@@ -131,30 +140,70 @@ def _costs(record: Record, explanation: Explanation) -> Iterator[str]:
     yield from record.vanished()
 
 
-def _named(record: Record, explanation: Explanation, straggling: Flags) -> Iterator[str]:
+def _named(record: Record, explanation: Explanation) -> Iterator[str]:
     total = explanation.seconds
     costs = {worker.worker: worker.cost_seconds for worker in explanation.workers}
     named = explanation.named
-    if not named:
-        if explanation.apart > 0.01:
-            yield "no worker stands out: who is slow changes from round to round"
+    if not named and explanation.apart > _LITTLE:
+        first = explanation.workers[0]
+        cost = f"{called(first.worker)} costs most, {percent(first.cost_seconds / total)} of the run"
+        if explanation.too_short:
+            yield (
+                f"the record is too short to name anybody: it has {len(record.rounds)} rounds, and slowness lasts so "
+                f"long that they are only {max(1, int(explanation.blocks))} of the at least {BLOCKS} independent parts "
+                f"that it takes; {cost}: {_slow_how(record, first.worker)}, which may be chance"
+            )
+        else:
+            yield f"no worker is shown to cost more than chance explains; {cost}"
         return
     if len(named) > _MANY:
         share = sum(costs[name] for name in named) / total
         yield f"{len(named)} workers stand out and cost {percent(share)} of the run: {_listed(named)}"
         named = named[:3]
     for name in named:
-        i = record.workers.index(name)
-        times = record.seconds[:, i]
-        others = lower_median(np.delete(record.seconds, i, axis=1))
-        slow = straggling[:, i] if straggling[:, i].any() else np.nan_to_num(times) > others
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.nanmedian((times / others)[slow]) if slow.any() else 1.0
-        factor = f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}"
-        yield (
-            f"worker {name} costs {percent(costs[name] / total)} of the run: it is {factor} times slower than "
-            f"the others in {percent(float(slow.sum() / record.rounds_measured[i]))} of rounds"
+        yield f"{called(name)} costs {percent(costs[name] / total)} of the run: {_slow_how(record, name)}"
+
+
+def _ratios(record: Record, name: int | str) -> Floats:
+    """Return a worker's times over the others' medians in the rounds in which it was measured, shape (rounds,)."""
+    i = record.workers.index(name)
+    others = lower_median(np.delete(record.seconds, i, axis=1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = record.seconds[:, i] / others
+    return ratios[np.isfinite(record.seconds[:, i]) & np.isfinite(others)]
+
+
+def _slow_how(record: Record, name: int | str) -> str:
+    """Return by how much a worker is slower than the others, and in which share of its rounds, as text."""
+    ratios = _ratios(record, name)
+    if not len(ratios):
+        return "it was never measured together with others"
+    typical, slower = float(np.median(ratios)), float((ratios > 1.0).mean())
+    late = ratios > STRAGGLER
+    if slower >= _LASTING and typical > _SLIGHTLY:
+        return (
+            f"it is {_times(typical)} times slower than the others at the median, and slower in {percent(slower)} of "
+            "rounds"
         )
+    if late.any():
+        return (
+            f"it takes over {STRAGGLER:g} times the others' median in {percent(float(late.mean()))} of rounds, and "
+            f"{_times(float(np.median(ratios[late])))} times as long there"
+        )
+    return f"it is slower than the others' median in {percent(slower)} of rounds"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2g}" if factor < 99.5 else f"{factor:,.0f}"
+
+
+def called(name: int | str) -> str:
+    """Return a worker's name in a sentence.
+
+    >>> called(3), called("gpu-7"), called("Worker 2")
+    ('worker 3', 'worker gpu-7', 'Worker 2')
+    """
+    return str(name) if str(name).lower().startswith("worker") else f"worker {name}"
 
 
 def _kinds(record: Record) -> Iterator[str]:
@@ -175,34 +224,28 @@ def _savings(record: Record, explanation: Explanation) -> Iterator[str]:
     if first.saves_seconds is not None:
         share = first.saves_seconds / today
         if share >= 0.01:
-            yield f"with worker {first.worker} at the others' median, today's run would take {percent(share)} less"
+            yield f"with {called(first.worker)} at the others' median, today's run would take {percent(share)} less"
         elif len(explanation.named) > 1:
             joint = max(explanation.saves.values()) / today
             yield (
-                f"mending worker {first.worker} alone would save {percent(max(share, 0.0))}, as others are as slow; "
+                f"mending {called(first.worker)} alone would save {percent(max(share, 0.0))}, as others are as slow; "
                 f"mending the costliest 10 % would save {percent(joint)}"
             )
         elif explanation.today != "uncoded":
             why = f"'{explanation.today}' does not wait for it"
-            yield f"mending worker {first.worker} would save next to nothing: {why}"
+            yield f"mending {called(first.worker)} would save next to nothing: {why}"
         else:
-            yield f"mending worker {first.worker} alone would save next to nothing: others are slow in the same rounds"
+            yield f"mending {called(first.worker)} alone would save next to nothing: others are slow in the same rounds"
 
 
 def _bursts(record: Record, explanation: Explanation, straggling: Flags) -> Iterator[str]:
-    if not straggling.any():
-        yield "no worker takes more than 1.5 times a round's median: there are no stragglers to speak of"
-        return
-    for_good = (straggling.sum(axis=0) > record.rounds_measured / 2) & np.isin(record.workers, explanation.named)
+    for_good = np.array([_for_good(record, explanation, name) for name in record.workers])
     if for_good.any():
-        names = [record.workers[i] for i in np.flatnonzero(for_good)]
-        workers, are, them = ("worker", "is", "it") if len(names) == 1 else ("workers", "are", "them")
-        yield (
-            f"{workers} {_listed(names)} {are} slow for good: smaller shares of the data would suit {them} "
-            "(balance=auto)"
-        )
+        yield _remedy(record, [record.workers[i] for i in np.flatnonzero(for_good)])
     passing = straggling[:, ~for_good]
     if not passing.any():
+        others = "other " if for_good.any() else ""
+        yield f"no {others}worker takes more than {STRAGGLER:g} times a round's median"
         return
     length = mean_burst(passing)
     shown = f"{length:.2g}" if length < 10 else f"{length:.0f}"
@@ -217,6 +260,40 @@ def _bursts(record: Record, explanation: Explanation, straggling: Flags) -> Iter
         yield f"{others}stragglers last {shown} {plural}: coding within a round is enough"
 
 
+def _for_good(record: Record, explanation: Explanation, name: int | str) -> bool:
+    """Return whether a named worker is slower in most of its rounds, and in each third of them."""
+    if name not in explanation.named:
+        return False
+    ratios = _ratios(record, name)
+    thirds = [part for part in np.array_split(ratios, 3) if len(part)]
+    return bool(
+        len(ratios) and float((ratios > 1.0).mean()) >= _LASTING and all(np.median(t) > _SLIGHTLY for t in thirds)
+    )
+
+
+def _remedy(record: Record, names: Sequence[int | str]) -> str:
+    """Return what to do about workers that are slow for good, by the part of their time that is slow if it is known."""
+    are, its, them = ("is", "its", "it") if len(names) == 1 else ("are", "their", "them")
+    who = called(names[0]) if len(names) == 1 else f"workers {_listed(names)}"
+    begin = f"{who} {are} slow for good"
+    if "compute" not in record.parts:
+        return (
+            f"{begin}: if {its} computing is slow, smaller shares of the data would "
+            f"suit {them} (balance=auto); if it is a link or a sleep, which this record does not tell, they would not"
+        )
+    excess = sum(_excess(record, record.seconds, name) for name in names)
+    computing = sum(_excess(record, record.parts["compute"], name) for name in names)
+    if computing >= 0.5 * excess:
+        return f"{begin}, and so is {its} computing: smaller shares of the data would suit {them} (balance=auto)"
+    return f"{begin}, but not by computing: smaller shares of the data would not help, look at links and delays"
+
+
+def _excess(record: Record, table: Floats, name: int | str) -> float:
+    """Return the median seconds by which a worker exceeds the others' median in a table of the record."""
+    i = record.workers.index(name)
+    return float(np.nanmedian(table[:, i] - lower_median(np.delete(table, i, axis=1))))
+
+
 def _together(record: Record, explanation: Explanation) -> Iterator[str]:
     for members, mean in explanation.groups[:3]:
         yield (
@@ -229,9 +306,25 @@ def _together(record: Record, explanation: Explanation) -> Iterator[str]:
     if waves:
         where = ", ".join(f"{record.rounds[a]} to {record.rounds[b - 1]}" for a, b in waves[:4])
         more = f" and {len(waves) - 4} more times" if len(waves) > 4 else ""
-        yield f"all workers slow down together in rounds {where}{more}: no code helps there"
+        if all(_all_slow(record.seconds, a, b) for a, b in waves):
+            yield f"all workers slow down together in rounds {where}{more}: no code helps there"
+        else:
+            yield f"half of the workers or more are slow at once in rounds {where}{more}: codes help little there"
     elif explanation.together > 0.1:
-        yield f"rounds in which all are slow take {percent(explanation.together)} of the run: no code helps there"
+        yield (
+            f"rounds whose median worker is slower than in the median round take {percent(explanation.together)} of "
+            "the run: no code helps there"
+        )
+
+
+def _all_slow(times: Floats, start: int, end: int) -> bool:
+    """Return whether nearly all workers take longer in these rounds than at the median of the others."""
+    outside = np.delete(times, np.arange(start, end), axis=0)
+    known = np.isfinite(outside).any(axis=0) & np.isfinite(times[start:end]).any(axis=0)
+    if not known.any():
+        return False
+    within = np.nanmedian(times[start:end, known], axis=0)
+    return bool((within > _SLIGHTLY * np.nanmedian(outside[:, known], axis=0)).mean() >= _NEARLY_ALL)
 
 
 def _stages(explanation: Explanation) -> Iterator[str]:

@@ -18,7 +18,7 @@ from anyk.fleet.explanation.sentences import seconds_text
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, loads_of, sample_record
 from anyk.fleet.plans.plan import plan
 from anyk.fleet.records import Record, read
-from anyk.plain import to_plain
+from anyk.plain import to_plain, values_of
 from anyk.problems.base import Tell
 from anyk.runs import Promise, Run
 from anyk.runs.folder.digests import with_plugins
@@ -230,8 +230,9 @@ class Split:
 
 def _find_record(source: Source, workers: int, instead: str | Path | Record | None) -> Record:
     """Return the record that a plan was made from; raise BadInput if it is missing or has changed."""
+    columns = {} if isinstance(instead, Record) else values_of(source, "round", "worker", "seconds")
     if instead is not None:
-        record = read(instead, unit=source.unit)
+        record = read(instead, unit=source.unit, **columns)
     elif source.law is not None:
         record = sample_record(parse_delays(source.law), workers, source.seed)
     elif source.path is None:
@@ -239,7 +240,7 @@ def _find_record(source: Source, workers: int, instead: str | Path | Record | No
     elif not Path(source.path).exists():
         raise BadInput(f"the record '{source.path}' that the plan was made from is missing; give its present place")
     else:
-        record = read(source.path, unit=source.unit)
+        record = read(source.path, unit=source.unit, **columns)
     if record.digest != source.digest:
         where = "the record given" if instead is not None else f"'{source.path or source.law}'"
         raise BadInput(f"{where} is not the record that the plan was made from: its times have another digest")

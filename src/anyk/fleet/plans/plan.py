@@ -134,7 +134,7 @@ class Plan:
     ``candidates`` compete, the fastest first; ``others`` are not ranked, because their steps are not the exact sum or
     were not measured. ``advice``: the gains of changing the fleet itself; ``probe``: the run that would measure times
     that were cut off, if they are too many. The plan was made from ``record`` and ``fleet``. ``slopes``: seconds that
-    each worker computes on the whole data.
+    each worker computes on the whole data. ``read_as``: what the source was read as.
     """
 
     verdict: Literal["change", "nothing"]
@@ -156,6 +156,7 @@ class Plan:
     metric: str | None = None
     target: float | None = None
     optimizer: str | None = None
+    read_as: str = ""
 
     @property
     def promise(self) -> Promise:
@@ -216,6 +217,9 @@ def plan(
     everything: bool = False,
     seed: AtLeastZero = 0,
     resamples: Annotated[int, msgspec.Meta(ge=20)] = 400,
+    round: str | None = None,
+    worker: str | None = None,
+    seconds: str | None = None,
     unit: str | None = None,
     problem: Problem | None = None,
     target: float | None = None,
@@ -235,7 +239,8 @@ def plan(
     of its metric all compete, by the seconds to the target: they are trained with real gradients on the virtual clock,
     on the measured rounds, each with a learning rate of its own.
 
-    ``source``: a source of :func:`anyk.fleet.read`, or a delay model of ``workers`` workers. ``today``: the strategy in
+    ``source``: a source of :func:`anyk.fleet.read`, whose columns ``round``, ``worker``, ``seconds`` and ``unit`` may
+    be named, or a delay model of ``workers`` workers. ``today``: the strategy in
     use (default: the strategy of the run if the source is a run, else ``uncoded``). A task's seconds are a fixed part
     and ``slope`` (seconds for the whole data) times its load. The slope is given, or fitted to a second record,
     ``other``, at another load; else all of a task's time is assumed to be computing, and the plan also reports the
@@ -259,7 +264,8 @@ def plan(
     ('change', 'frc:stragglers=1', 0.9)
     """
     goal = _goal(problem, target, optimizer, lr, runs, evaluate, models)
-    record = _complete_record(source, workers, seed, unit)
+    reading: ByName = {"round": round, "worker": worker, "seconds": seconds, "unit": unit}
+    record = _complete_record(source, workers, seed, reading)
     if today is None:
         today = record.strategy or "uncoded"
         models = models if models > 1 else models_trained(build_strategy(today, workers=len(record.workers)))
@@ -267,15 +273,15 @@ def plan(
     request = Request(
         today, max_load, memory, models, steps, resamples, seed, inexact, tell or ignore, among, batch, max_staleness
     )
-    return _answer(request, goal, record, source, other, slope, unit)
+    return _answer(request, goal, record, source, other, slope, reading)
 
 
-def _complete_record(source: Readable | DelayModel, workers: int | None, seed: int, unit: str | None) -> Record:
+def _complete_record(source: Readable | DelayModel, workers: int | None, seed: int, reading: ByName) -> Record:
     """Return the record of a source; raise BadInput if no plan can be made from it."""
     if isinstance(source, DelayModel):
         record = sample_record(source, workers, seed)
     elif workers is None:
-        record = read(source, unit=unit)
+        record = read(source, **reading)
     else:
         raise BadInput("workers are for a delay law; a record knows its workers")
     rounds, n = record.table.shape
@@ -299,10 +305,10 @@ def _answer(
     source: Readable | DelayModel,
     other: Readable | None,
     slope: float | None,
-    unit: str | None,
+    reading: ByName,
 ) -> Plan:
     """Return the plan for a request, made from the record of a source; ``other`` and ``slope``: see :func:`plan`."""
-    fleet, assumptions, guessed = fleet_of(record, other, slope, unit)
+    fleet, assumptions, guessed = fleet_of(record, other, slope, reading["unit"])
     causes = explain(record, today=request.today, seed=request.seed)
     if causes.drifts and not 1 / attribution.DRIFT < causes.drift < attribution.DRIFT:
         change = f"the last quarter of its rounds takes {causes.drift:.2g} times as long as the first"
@@ -333,7 +339,7 @@ def _answer(
             block=judged.block,
             censored=record.cut,
             path=None if path is None else str(Path(path).expanduser().absolute()),
-            unit=None if path is None else unit,
+            **({} if path is None else reading),
             law=source.spec if isinstance(source, DelayModel) else None,
             seed=request.seed,
         ),
@@ -349,6 +355,7 @@ def _answer(
         request.max_load,
         request.memory,
         *((None, None, None) if goal is None else (goal.problem.metric, goal.target, goal.optimizer)),
+        read_as="" if isinstance(source, DelayModel) else record.summary,
     )
 
 

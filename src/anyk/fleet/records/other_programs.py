@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from anyk.arrays import Floats
+from anyk.delays.time_tables import in_order
 from anyk.errors import BadInput
+from anyk.fleet.records.packed import open_packed
 from anyk.fleet.records.record import Record
 from anyk.plain import ByName
-from anyk.tables import Table, limit, lines, open_text, shown
+from anyk.tables import Table, limit, lines, shown
 
 _END = "SparkListenerTaskEnd"
 COLUMNS = {"dp_rank", "stage", "step", "optype", "duration"}  # of an operation trace
@@ -49,24 +52,42 @@ def read_operations(file: Path, table: Table) -> Record:
 
 
 def is_event_log(file: Path) -> bool:
-    """Return whether the first line is an event of Spark's."""
+    """Return whether the first line is an event of Spark's, or of Databricks'."""
     try:
-        with open_text(file, limit(file)) as text:
-            return '"Event":"Spark' in text.readline().replace(" ", "")
+        with open_packed(file, limit(file)) as text:
+            return re.match(r'\{\s*"Event"\s*:\s*"', text.readline(1 << 20)) is not None
     except (BadInput, UnicodeDecodeError, OSError):
         return False
 
 
-def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
+def rolled_logs(files: Sequence[Path]) -> list[Path]:
+    """Return the files of a rolled event log in order; a compacted file stands for those before it.
+
+    >>> [file.name for file in rolled_logs([Path("events_10_app"), Path("events_9_app")])]
+    ['events_9_app', 'events_10_app']
+    """
+
+    def number(file: Path) -> int:
+        match = re.match(r"events_(\d+)_", file.name)
+        return int(match.group(1)) if match else 0
+
+    ordered = sorted(files, key=lambda file: (number(file), file.name.endswith(".compact")))
+    compacted = [i for i, file in enumerate(ordered) if file.name.endswith(".compact")]
+    return ordered[compacted[-1] :] if compacted else ordered
+
+
+def read_event_log(files: Sequence[Path], *, max_gb: float | None = None) -> Record:
     """Return a record with stages as rounds and executors as workers, from the launch of a first task to the last end.
 
-    The file has the JSON lines that Spark writes with ``spark.eventLog.enabled`` (uncompressed, or gzip); only task-end
-    events are read. Tasks that failed or were killed (speculation) do not count; a remark reports their number.
+    The files have the JSON lines that Spark writes with ``spark.eventLog.enabled``, plain or packed by gzip or zstd;
+    several are one log that was rolled. Only task-end events are read. Tasks that failed or were killed (speculation)
+    do not count; a remark reports their number.
     """
     spans: dict[tuple[tuple[int, int], int | str], list[float]] = {}  # by stage and executor
     tasks: Counter[tuple[int, int]] = Counter()
     failed = 0
-    for number, event in _events(file, max_gb):
+    remarks: list[str] = []
+    for file, number, event in _events(rolled_logs(files), max_gb, remarks):
         try:
             stage = int(event["Stage ID"]), int(event["Stage Attempt ID"])
             info = event["Task Info"]
@@ -82,30 +103,35 @@ def read_event_log(file: Path, *, max_gb: float | None = None) -> Record:
         span[:] = min(span[0], begin), max(span[1], end)
         tasks[stage] += 1
     if not spans:
-        raise BadInput(f"the Spark event log '{shown(file)}' has no tasks that succeeded")
-    workers = sorted({worker for _, worker in spans}, key=lambda worker: (type(worker) is str, worker))
+        raise BadInput(f"the Spark event log '{shown(files[0])}' has no tasks that succeeded")
+    workers = in_order(worker for _, worker in spans)
     unknown = [np.nan, np.nan]
     table = [[spans.get((stage, worker), unknown) for worker in workers] for stage in sorted(tasks)]
     seconds = np.diff(table)[:, :, 0] / 1e3
-    remarks = [f"Spark stages as rounds, executors as workers, {sum(tasks.values()):,} tasks"]
+    logs = f" in {len(files)} files" if len(files) > 1 else ""
+    remarks.insert(0, f"Spark stages as rounds, executors as workers, {sum(tasks.values()):,} tasks{logs}")
     if failed:
         remarks.append(f"{failed:,} tasks that failed or were killed left out")
     if max(tasks.values()) > 2 * min(tasks.values()):
         remarks.append(f"stages have {min(tasks.values())} to {max(tasks.values())} tasks and are not alike")
-    return Record(seconds, workers=tuple(workers), remarks=tuple(remarks))
+    return Record(seconds, workers=workers, remarks=tuple(remarks))
 
 
-def _events(file: Path, max_gb: float | None) -> Iterator[tuple[int, ByName]]:
-    """Yield task-end events with the numbers of their lines."""
-    with open_text(file, limit(file, max_gb)) as text:
-        for number, line in enumerate(lines(text, file), 1):
-            if _END not in line:
-                continue
-            try:
-                event = json.loads(line)
-            except ValueError:
-                raise BadInput(
-                    f"line {number} of '{shown(file)}' is not JSON; the event log may be truncated"
-                ) from None
-            if event.get("Event") == _END:
-                yield number, event
+def _events(files: Sequence[Path], max_gb: float | None, remarks: list[str]) -> Iterator[tuple[Path, int, ByName]]:
+    """Yield task-end events with their files and the numbers of their lines; add a remark if the last is incomplete."""
+    for file in files:
+        with open_packed(file, limit(file, max_gb)) as text:
+            for number, line in enumerate(lines(text, file), 1):
+                if _END not in line:
+                    continue
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    if not line.endswith("\n"):  # the program is running, or was killed
+                        remarks.append("the log ends within a line, which is left out")
+                        break
+                    raise BadInput(
+                        f"line {number} of '{shown(file)}' is not JSON; the event log may be truncated"
+                    ) from None
+                if event.get("Event") == _END:
+                    yield file, number, event

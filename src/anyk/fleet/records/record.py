@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import csv
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from anyk.arrays import Flags, Floats, Indices
 from anyk.delays.base import MOST
-from anyk.delays.time_tables import summarised
+from anyk.delays.time_tables import in_order, summarised
 from anyk.errors import BadInput, as_bad_input, needing
 from anyk.plain import ByName
 
@@ -196,30 +198,69 @@ class Record:
 
 
 def joined(records: Sequence[Record]) -> Record:
-    """Return one record of several measured one after another; workers are matched by their names.
+    """Return one record of several; workers are matched by their names, not by their places.
+
+    Records of one worker each, of different workers, were measured at once: they are matched by the numbers of rounds.
+    Others were measured one after another.
+
+    Raises :class:`~anyk.errors.BadInput` for records at different loads, and for records of one worker each that have
+    no round in common or have a round twice.
 
     >>> joined([Record([[1.0, 2.0]]), Record([[3.0]], workers=(1,))]).seconds.tolist()
     [[1.0, 2.0], [nan, 3.0]]
+    >>> joined([Record([[1.0]], workers=("a",)), Record([[3.0]], workers=("b",))]).seconds.tolist()
+    [[1.0, 3.0]]
     """
     if len(records) == 1:
         return records[0]
     if len({record.load for record in records}) > 1:
         raise BadInput("records at different loads cannot be joined; plan with both of them instead")
-    names = list(dict.fromkeys(name for record in records for name in record.workers))
+    names = in_order(name for record in records for name in record.workers)
+    remarks = list(dict.fromkeys(remark for record in records for remark in record.remarks))
+    if len(names) > 1 and all(len(record.workers) == 1 for record in records):
+        rows, rounds = _side_by_side(records, names)
+        remarks.insert(0, f"{len(records)} sources of one worker each, matched by round")
+    else:
+        ends = np.cumsum([0, *(len(record.rounds) for record in records)])
+        rows = [np.arange(start, end) for start, end in pairwise(ends)]
+        rounds = ()
+    size = len(rounds) or sum(len(record.rounds) for record in records), len(names)
 
-    def stacked(tables: Iterable[ArrayLike]) -> Floats:
-        wide = []
-        for record, table in zip(records, tables, strict=True):
-            wide.append(np.full((len(record.rounds), len(names)), np.nan))
-            wide[-1][:, [names.index(name) for name in record.workers]] = table
-        return np.concatenate(wide)
+    def placed(tables: Iterable[ArrayLike]) -> Floats:
+        whole = np.full(size, np.nan)
+        for record, places, table in zip(records, rows, tables, strict=True):
+            whole[np.ix_(places, [names.index(name) for name in record.workers])] = table
+        return whole
 
     shared = sorted(set.intersection(*(set(record.parts) for record in records)))
     return Record(
-        stacked(record.seconds for record in records),
-        stacked(np.asarray(record.censored) for record in records) == 1.0,
-        tuple(names),
+        placed(record.seconds for record in records),
+        placed(np.asarray(record.censored) for record in records) == 1.0,
+        names,
+        rounds,
         load=records[0].load,
-        parts={name: stacked(record.parts[name] for record in records) for name in shared},
-        remarks=tuple(dict.fromkeys(remark for record in records for remark in record.remarks)),
+        parts={name: placed(record.parts[name] for record in records) for name in shared},
+        remarks=tuple(remarks),
     )
+
+
+def _side_by_side(
+    records: Sequence[Record], names: Sequence[int | str]
+) -> tuple[list[NDArray[np.int64]], tuple[int, ...]]:
+    """Return the rows of each record's rounds in one of all of them, and the rounds."""
+    seen: set[tuple[int | str, int]] = set()
+    for record in records:
+        keys = {(record.workers[0], t) for t in record.rounds}
+        if both := seen & keys:
+            worker, t = min(both, key=lambda key: key[1])
+            raise BadInput(f"round {t} of worker {worker} is in two of the sources; give each of them once")
+        seen |= keys
+    count = Counter(t for _, t in seen)
+    if max(count.values()) < 2:
+        raise BadInput(
+            f"the sources are of one worker each ({', '.join(map(str, names[:5]))}) and have no round in common, "
+            "so their times cannot be compared"
+        )
+    rounds = tuple(sorted(count))
+    place = {t: i for i, t in enumerate(rounds)}
+    return [np.array([place[t] for t in record.rounds]) for record in records], rounds

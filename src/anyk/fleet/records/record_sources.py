@@ -1,4 +1,4 @@
-"""Fleet records read from run folders, tables, operation traces, Spark's event logs and recorders' folders."""
+"""Fleet records read from run folders, tables, the traces of other programs, and recorders' folders."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from anyk.arrays import Floats
-from anyk.delays.time_tables import (
-    checked_columns,
-    in_seconds,
-    long_columns,
-    pivoted,
-    plain_name,
-    read_measured,
-    unit_in,
-)
+from anyk.delays.column_meanings import Named
+from anyk.delays.time_tables import TimeTable, interpreted, read_arrays
 from anyk.errors import BadInput
+from anyk.fleet.records.json_traces import is_json, read_json
 from anyk.fleet.records.other_programs import COLUMNS, is_event_log, read_event_log, read_operations
+from anyk.fleet.records.packed import stem
 from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
 from anyk.matrices import read_npz
@@ -31,52 +25,88 @@ from anyk.tables import Table, check_input_file, limit, read_csv, read_parquet, 
 
 Readable = str | Path | Run | Record  # a source of a record
 _FILES = "worker-*.csv"  # files of recorders
+_ROLLED = "events_*"  # files in a folder of a rolled Spark event log
+_MORE = ("censored", "load", *PARTS)  # columns of a long table beside its seconds
+_TABLES = (".csv", ".csv.gz", ".parquet")
 
 
-def read(source: Readable, *, unit: str | None = None, max_gb: float | None = None) -> Record:
+def read(
+    source: Readable,
+    *,
+    unit: str | None = None,
+    max_gb: float | None = None,
+    round: str | None = None,
+    worker: str | None = None,
+    seconds: str | None = None,
+) -> Record:
     """Return the fleet record of a source.
 
-    A source is a run folder (or a :class:`~anyk.Run`); a folder written by :mod:`anyk.fleet`'s recorders; a table of
-    rounds x workers or a long table with columns for round (step, iteration), worker (rank, client, executor) and
-    seconds (duration, ms), as .npz, .csv or .parquet; an operation trace in the layout of StragglerAnalysis; or a Spark
-    event log. ``unit`` is s, ms or us if the source does not specify it; ``max_gb`` limits the memory of a file.
+    A source is a run folder (or a :class:`~anyk.Run`); a folder written by :mod:`anyk.fleet`'s recorders, or with a
+    file for each worker; a table of rounds x workers or a long table with columns for round (step, iteration), worker
+    (rank, client, executor) and seconds (duration, ms), as .npz, .csv, .parquet or JSON lines; an operation trace in
+    the layout of StragglerAnalysis; a Spark event log; or a JSON trace of PyTorch's profiler, of Ray, of Horovod or of
+    NCCL's flight recorder. ``unit`` is s, ms, us or ns if the source does not specify it; ``max_gb`` limits the memory
+    of a file. ``round``, ``worker`` and ``seconds`` name columns of a table where their names do not show it;
+    ``worker`` without ``seconds`` may list, with commas, a column for each worker.
 
     Raises :class:`~anyk.errors.BadInput` for a source that is none of these or is ambiguous.
     """
-    if isinstance(source, Record):
-        return source
-    if isinstance(source, Run):
-        return _of_run(source)
+    named = Named(round, worker, seconds)
+    if isinstance(source, Record | Run):
+        if named:
+            raise BadInput("--round, --worker and --seconds name the columns of a table; this source has none")
+        return source if isinstance(source, Record) else _of_run(source)
     path = Path(source).expanduser()
-    if path.is_dir():
-        return _of_folder(path)
+    return _of_folder(path, unit, max_gb, named) if path.is_dir() else _of_file(path, unit, max_gb, named)
+
+
+def _of_file(path: Path, unit: str | None, max_gb: float | None, named: Named) -> Record:
     check_input_file(path, "fleet record")
     name = path.name.lower()
-    if name.endswith(".npz"):
-        return _of_npz(path, unit, max_gb)
-    if name.endswith((".csv", ".csv.gz", ".parquet")):
+    if name.endswith(_TABLES):
         table = (read_parquet if name.endswith(".parquet") else read_csv)(path, limit(path, max_gb))
-        names = [column.strip().lower() for column in table.names] if table.header else []
-        if set(names) >= COLUMNS:
+        columns = {column.strip().lower() for column in table.names} if table.header else set()
+        if columns >= COLUMNS and not named:
             return read_operations(path, table)
-        if (places := long_columns(names)) is not None:
-            return _of_long(path, table, names, places, unit)
-        return _of_table(path, unit, max_gb)
-    if is_event_log(path):
-        return read_event_log(path, max_gb=max_gb)
-    raise BadInput(
-        f"'{shown(path)}' is not a fleet record; give a run folder, a .npz, .csv or .parquet table or a Spark event log"
-    )
+        kind = "Parquet" if name.endswith(".parquet") else "CSV"
+        return _of_table(path, interpreted(path, table, unit=unit, named=named, more=_MORE), kind)
+    if is_json(path):
+        found = read_json(path, max_gb)
+        if isinstance(found, Table):
+            return _of_table(path, interpreted(path, found, unit=unit, named=named, more=_MORE), "JSON lines")
+        record = found
+    elif name.endswith(".npz"):
+        record = _of_npz(path, unit, max_gb)
+    elif is_event_log(path):
+        record = read_event_log([path], max_gb=max_gb)
+    else:
+        raise BadInput(
+            f"'{shown(path)}' is not a fleet record; give a run folder, a .npz, .csv or .parquet table, JSON lines, a "
+            "Spark event log, or a JSON trace of PyTorch, Ray, Horovod or NCCL"
+        )
+    if named:
+        raise BadInput(f"--round, --worker and --seconds name the columns of a table; '{shown(path)}' has none")
+    return record
 
 
 def read_all(
-    sources: list[str], *, unit: str | None = None, max_gb: float | None = None, load: float | None = None
+    sources: list[str],
+    *,
+    unit: str | None = None,
+    max_gb: float | None = None,
+    load: float | None = None,
+    round: str | None = None,
+    worker: str | None = None,
+    seconds: str | None = None,
 ) -> Record:
-    """Return one record of several sources, measured one after another; ``load``: if they do not specify it.
+    """Return one record of several sources, measured one after another, or at once if each is of another worker.
+
+    ``load``: if they do not specify it; other arguments as in :func:`read`.
 
     Raises :class:`~anyk.errors.BadInput` for sources that cannot be read or joined, or that specify another load.
     """
-    record = joined([read(source, unit=unit, max_gb=max_gb) for source in sources])
+    each = [read(source, unit=unit, max_gb=max_gb, round=round, worker=worker, seconds=seconds) for source in sources]
+    record = joined(each)
     if load is None:
         return record
     if record.load not in (None, load):
@@ -84,9 +114,26 @@ def read_all(
     return replace(record, load=load)
 
 
-def _of_table(path: Path, unit: str | None, max_gb: float | None) -> Record:
-    table = read_measured(path, unit=unit, max_gb=max_gb)
-    return Record(table.times, table.censored, load=table.load, remarks=table.remarks)
+def _of_table(path: Path, table: TimeTable, kind: str) -> Record:
+    """Return the record of a table of times; a file of one worker that has no name is named after the file."""
+    more = dict(table.more)
+    cut = np.nan_to_num(more.pop("censored")) > 0 if "censored" in more else table.censored
+    loads = np.unique(more.pop("load", np.empty(0)))
+    loads = loads[np.isfinite(loads)]
+    if len(loads) > 1:
+        raise BadInput(f"'{shown(path)}' was measured at {len(loads)} different loads; give a record for each of them")
+    workers = table.workers
+    if table.alone and not table.names_worker:
+        workers = (stem(path),)
+    return Record(
+        table.times,
+        cut,
+        workers,
+        table.rounds,
+        float(loads[0]) if len(loads) else table.load,
+        more,
+        remarks=(kind, *table.remarks),
+    )
 
 
 def _of_run(run: Run) -> Record:
@@ -101,16 +148,40 @@ def _of_run(run: Run) -> Record:
     return Record(seconds, censored, load=load, parts=parts, remarks=tuple(remarks), strategy=spec)
 
 
-def _of_folder(path: Path) -> Record:
+def _of_folder(path: Path, unit: str | None, max_gb: float | None, named: Named) -> Record:
     if (path / "run.toml").is_file() or is_race(path):  # of which Run.open asks for one of its runs
         with Run.open(path) as run:
             return _of_run(run)
+    if rolled := [file for file in path.glob(_ROLLED) if file.is_file()]:
+        return read_event_log(rolled, max_gb=max_gb)
     files = sorted(path.glob(_FILES))
+    if files and all(_starts_with(file, HEADER) for file in files):
+        columns = [
+            read_csv(file, limit(file), header=True, text=partial(_check_names, file)).columns[:3] for file in files
+        ]
+        values = tuple(np.concatenate(parts) for parts in zip(*columns, strict=True))
+        table = interpreted(path, Table(tuple(HEADER.split(",")), values, True), unit="s")
+        return replace(_of_table(path, table, "CSV"), remarks=("written by recorders",))
+    files = sorted(
+        file for file in path.iterdir() if file.is_file() and (file.name.lower().endswith(_TABLES) or is_json(file))
+    )
     if not files:
-        raise BadInput(f"the folder '{shown(path)}' is neither a run nor written by a recorder ({_FILES})")
-    columns = [read_csv(file, limit(file), header=True, text=partial(_check_names, file)).columns[:3] for file in files]
-    rounds, workers, seconds = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    return replace(_pivoted(path, rounds, workers, {"seconds": seconds}), remarks=("written by recorders",))
+        raise BadInput(
+            f"the folder '{shown(path)}' is neither a run nor written by a recorder ({_FILES}), nor has it a table or "
+            "a trace for each worker"
+        )
+    records = [_of_file(file, unit, max_gb, named) for file in files]
+    if wide := [file for file, record in zip(files, records, strict=True) if len(record.workers) > 1]:
+        raise BadInput(
+            f"the folder '{shown(path)}' has files of several workers each, as {wide[0].name}; name the files in their "
+            "order in place of the folder"
+        )
+    return joined(records)
+
+
+def _starts_with(file: Path, head: str) -> bool:
+    with file.open(encoding="utf-8", errors="replace") as opened:
+        return opened.readline().startswith(head)
 
 
 def _check_names(file: Path, names: Sequence[str]) -> tuple[()]:
@@ -124,7 +195,7 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
     allowed = limit(path, max_gb)
     _, names = read_npz(path, allowed, ())
     if "workers" not in names or "rounds" not in names:
-        return _of_table(path, unit, max_gb)
+        return _of_table(path, read_arrays(path, unit=unit, max_gb=max_gb), "npz")
     arrays, _ = read_npz(path, allowed, names)
     if missing := [name for name in ("seconds", "censored") if name not in arrays]:
         raise BadInput(
@@ -142,41 +213,4 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
         float(arrays["load"]) if "load" in arrays else None,
         parts,
         stages,
-    )
-
-
-def _of_long(path: Path, table: Table, names: list[str], places: tuple[int, int, int], unit: str | None) -> Record:
-    rounds, workers, seconds = checked_columns(path, table, places)
-    if (rounds != np.floor(rounds)).any():
-        raise BadInput(
-            f"column '{shown(table.names[places[0]])}' of '{shown(path)}' must contain whole numbers of rounds"
-        )
-    seconds, unit_remarks = in_seconds(seconds, unit, unit_in(names[places[2]])[1] or 1.0)
-    more = {name: table.columns[names.index(name)] for name in ("censored", "load", *PARTS) if name in names}
-    if wrong := [name for name, values in more.items() if values.dtype.kind != "f"]:
-        raise BadInput(f"column '{wrong[0]}' of '{shown(path)}' contains text; it must contain numbers")
-    used = [table.names[i] for i in places] + list(more)
-    unused = len([name for name in table.names if name not in used])
-    remarks = (f"from the columns {', '.join(map(shown, used))}", *([f"{unused} others not used"] if unused else []))
-    record = _pivoted(path, rounds, workers, {"seconds": seconds} | more)
-    return replace(record, remarks=(*remarks, *unit_remarks))
-
-
-def _pivoted(path: Path, rounds: Floats, workers: Floats, values: dict[str, Floats]) -> Record:
-    """Return the record of a long table; raise BadInput for a round and worker with several rows."""
-    all_rounds, all_workers, tables = pivoted(path, rounds, workers, values)
-    cut = np.nan_to_num(tables.pop("censored", np.zeros(1))) > 0
-    loads = np.unique(tables.pop("load", np.empty(0)))
-    loads = loads[np.isfinite(loads)]
-    if len(loads) > 1:
-        raise BadInput(f"'{shown(path)}' was measured at {len(loads)} different loads; give a record for each of them")
-    seconds = tables.pop("seconds")
-    names = tuple(int(w) if isinstance(w, float) and w.is_integer() else plain_name(w) for w in all_workers.tolist())
-    return Record(
-        seconds,
-        np.broadcast_to(cut, seconds.shape),
-        names,
-        tuple(int(t) for t in all_rounds),
-        float(loads[0]) if len(loads) else None,
-        tables,
     )

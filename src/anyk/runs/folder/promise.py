@@ -43,8 +43,8 @@ class Today(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The record that a plan was made from.
 
-    ``digest`` of its times; ``path``, where it was read, with the ``unit`` given, or ``law``, the delay law that it was
-    drawn of, with the ``seed`` (neither: it was made in Python). ``load``: the share of the data that each worker
+    ``digest`` of its times; ``path``, where it was read, with the ``unit`` and the columns given, or ``law``, the delay law
+    that it was drawn of, with the ``seed`` (neither: it was made in Python). ``load``: the share of the data that each worker
     computed in it; ``block``: rounds that are drawn together.
     """
 
@@ -54,6 +54,9 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     censored: Nonnegative
     path: str | None = None
     unit: str | None = None
+    round: str | None = None
+    worker: str | None = None
+    seconds: str | None = None
     law: str | None = None
     seed: int = 0
 
