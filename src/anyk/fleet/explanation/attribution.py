@@ -13,11 +13,11 @@ from anyk.arrays import Flags, Floats
 
 SHUFFLES = 199
 _COST_SHUFFLES = 499
-_NAMED = 0.96  # quantile that a worker's cost must exceed; the margin keeps false culprits below 5 % of fleets
-_NAMED_IN_BLOCKS = 0.985  # the same if slowness lasts, because its duration is only estimated
+_NAMED = 0.98  # quantile that a worker's cost must exceed; the margin keeps false culprits below 5 % of fleets
+_NAMED_IN_BLOCKS = 0.99  # the same if slowness lasts, because its duration is only estimated
 BLOCKS = 6  # independent blocks of rounds, at the least, to name anybody
-_OUTLIER = 0.05  # chance that a fleet without culprits has a total that is called an outlier
-_DRIFT_CHANCE = 0.05
+_OUTLIER = 0.025  # chance that a fleet without culprits has a total that is called an outlier
+_DRIFT_CHANCE = 0.03
 _FEW = 6  # workers below which totals have too few others to be outliers among
 _POLISHES = 10
 DRIFT = 1.1  # times the first quarter: the least drift that is reported
@@ -323,12 +323,13 @@ def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int
 
     ``log(time / round's median)`` is correlated, in the rounds in which all workers were measured. Groups come from
     average linkage, cut at 0.5. A group counts if the correlation of two of its members exceeds the largest that chance
-    leads to, in 97 % of cases, after each worker's rounds have been rotated by a number of its own. Rotation keeps
-    slowness that lasts together, which shuffling single rounds would tear apart.
+    leads to, in 98 % of cases, after each worker's rounds have been rotated by a number of its own. Rotation keeps
+    slowness that lasts together, which shuffling single rounds would tear apart. There are none in a record of fewer
+    than six independent blocks (:func:`persistence`).
     """
     times = times[np.isfinite(times).all(axis=1)]
     rounds, workers = times.shape
-    if rounds < _ENOUGH or workers < 3:
+    if rounds < _ENOUGH or workers < 3 or persistence(shares(relative(times))).blocks < BLOCKS:
         return []
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
@@ -338,14 +339,14 @@ def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int
     ratio -= ratio.mean(axis=0)
     size = np.linalg.norm(ratio, axis=0)
     ratio /= np.where(size > 1e-9, size, np.inf)
-    upper = np.triu_indices(workers, 1)
     places = np.arange(rounds)[:, None]
 
-    def rotated() -> Floats:
-        return np.take_along_axis(ratio, (places + generator.integers(0, rounds, workers)) % rounds, axis=0)
+    def by_chance() -> float:
+        offsets = generator.integers(0, rounds, workers)
+        rotated = np.take_along_axis(ratio, (places + offsets) % rounds, axis=0)
+        return float((rotated.T @ rotated)[offsets[:, None] != offsets].max(initial=0.0))  # others are as they were
 
-    chance = sorted(float((mixed.T @ mixed)[upper].max()) for mixed in (rotated() for _ in range(_ROTATIONS)))
-    least = chance[int(0.97 * _ROTATIONS)]
+    least = sorted(by_chance() for _ in range(_ROTATIONS))[int(0.98 * _ROTATIONS)]
     correlation = np.clip(ratio.T @ ratio, -1.0, 1.0)
     np.fill_diagonal(correlation, 1.0)
     labels = fcluster(linkage(squareform(1.0 - correlation, checks=False), "average"), _APART, "distance")

@@ -151,7 +151,7 @@ def _named(record: Record, explanation: Explanation) -> Iterator[str]:
             yield (
                 f"the record is too short to name anybody: it has {len(record.rounds)} rounds, and slowness lasts so "
                 f"long that they are only {max(1, int(explanation.blocks))} of the at least {BLOCKS} independent parts "
-                f"that it takes; {cost}: {_slow_how(record, first.worker)}, which may be chance"
+                f"that it takes; {cost}: {_slow_how(record, first.worker, ())}, which may be chance"
             )
         else:
             yield f"no worker is shown to cost more than chance explains; {cost}"
@@ -161,21 +161,22 @@ def _named(record: Record, explanation: Explanation) -> Iterator[str]:
         yield f"{len(named)} workers stand out and cost {percent(share)} of the run: {_listed(named)}"
         named = named[:3]
     for name in named:
-        yield f"{called(name)} costs {percent(costs[name] / total)} of the run: {_slow_how(record, name)}"
+        yield f"{called(name)} costs {percent(costs[name] / total)} of the run: {_slow_how(record, name, explanation.named)}"
 
 
-def _ratios(record: Record, name: int | str) -> Floats:
-    """Return a worker's times over the others' medians in the rounds in which it was measured, shape (rounds,)."""
+def _ratios(record: Record, name: int | str, named: Sequence[int | str]) -> Floats:
+    """Return a worker's times over the median of the others that are not named, in its rounds, shape (rounds,)."""
     i = record.workers.index(name)
-    others = lower_median(np.delete(record.seconds, i, axis=1))
+    left_out = [i, *(record.workers.index(other) for other in named)]
+    others = lower_median(np.delete(record.seconds, left_out, axis=1))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = record.seconds[:, i] / others
     return ratios[np.isfinite(record.seconds[:, i]) & np.isfinite(others)]
 
 
-def _slow_how(record: Record, name: int | str) -> str:
+def _slow_how(record: Record, name: int | str, named: Sequence[int | str]) -> str:
     """Return by how much a worker is slower than the others, and in which share of its rounds, as text."""
-    ratios = _ratios(record, name)
+    ratios = _ratios(record, name, named)
     if not len(ratios):
         return "it was never measured together with others"
     typical, slower = float(np.median(ratios)), float((ratios > 1.0).mean())
@@ -264,7 +265,7 @@ def _for_good(record: Record, explanation: Explanation, name: int | str) -> bool
     """Return whether a named worker is slower in most of its rounds, and in each third of them."""
     if name not in explanation.named:
         return False
-    ratios = _ratios(record, name)
+    ratios = _ratios(record, name, explanation.named)
     thirds = [part for part in np.array_split(ratios, 3) if len(part)]
     return bool(
         len(ratios) and float((ratios > 1.0).mean()) >= _LASTING and all(np.median(t) > _SLIGHTLY for t in thirds)
