@@ -66,6 +66,8 @@ NOISE = {  # no worker differs from the others
     "independent": base,
     "independent, Pareto 2.2": FLEETS["pareto 2.2"],
     "AR(0.5)": autoregressive,
+    "AR(0.9)": lambda random, *size: autoregressive(random, *size, correlation=0.9),
+    "5 % jitter": lambda random, *size: np.exp(0.05 * random.standard_normal(size)),
     "bursts of 3.3 rounds": lambda random, *size: gilbert(random, *size, begin=0.03, stop=0.3),
     "rare bursts of 3.3 rounds": lambda random, *size: gilbert(random, *size, begin=0.01, stop=0.3),
     "bursts of 10 rounds": lambda random, *size: gilbert(random, *size, begin=0.01, stop=0.1),
@@ -92,7 +94,18 @@ def few(times, random):
     times[random.choice(len(times), 5, replace=False), 0] += 5.0
 
 
-CULPRITS = (throughout, now_and_then, from_the_middle, few)  # what slows worker 0
+def two(times, random):
+    """One worker twice as slow, and one 1.3 times."""
+    times[:, 0] *= 2.0
+    times[:, 1] *= 1.3
+
+
+def three(times, random):
+    """Three workers 1.5 times as slow."""
+    times[:, :3] *= 1.5
+
+
+CULPRITS = {throughout: (0,), now_and_then: (0,), from_the_middle: (0,), few: (0,), two: (0, 1), three: (0, 1, 2)}
 CLEAN = ("no stragglers",)
 REPORTED = ("drifting",)  # it will be another fleet, which no interval covers
 

@@ -36,7 +36,7 @@ _WORKER = _words(
     "silo shard partition driver master head chief leader coordinator ps"
 )
 _WORKER_QUALIFIERS = _words("global local world dp data parallel mpi ray torch spark k8s kubernetes compute")
-_DURATION = _words("duration durations latency delay runtime took elapsed time times walltime")
+_DURATION = _words("duration durations dur latency delay runtime took elapsed time times walltime")
 _ACTIVITY = _words(
     "step iter iteration round batch epoch train training compute computation computing fit local task job work "
     "process processing run running execution exec response reply service worker client rank node gpu host per taken "
@@ -51,8 +51,8 @@ _MEASUREMENT = _words(
     "loss losses acc accuracy auc f1 precision recall metric score error err lr rate learning grad gradient norm "
     "weight weights token tokens sample samples example examples row rows image images record records size bytes mb gb "
     "mem memory util utilization utilisation usage load power temp temperature throughput tput speed bandwidth tps qps "
-    "fps flops tflops mfu max maximum min minimum mean average avg median std stdev var variance total sum count counts "
-    "quantile percentile perplexity ppl bleu reward return entropy kl momentum decay scale seed version forward "
+    "fps flops tflops mfu max maximum min minimum mean average avg median std stdev var variance total sum count "
+    "counts quantile percentile perplexity ppl bleu reward return entropy kl momentum decay scale seed version forward "
     "backward fwd bwd optim optimizer optimiser comm communication allreduce reduce broadcast wait waiting idle io "
     "loading loader dataloader data preprocessing checkpoint eval evaluation validation val test layer stage phase "
     "slowest fastest straggler stragglers slowdown speedup ratio percent pct overhead"
@@ -127,7 +127,7 @@ def seconds_rank(name: str) -> int:
         return 0
     if scale is None and not set(words) & _DURATION:
         return 0
-    return 1 if "duration" in words else 2
+    return 1 if {"duration", "dur"} & set(words) else 2
 
 
 def measured_word(name: str, shared: Iterable[str] = ()) -> str | None:

@@ -249,6 +249,7 @@ def _from_long(
     more: Sequence[str],
 ) -> TimeTable:
     """Return the times of a long table, whose columns were ``given`` by the user or ``found`` by their names."""
+    table, left_out = _without_other_rows(table, found)
     rounds_at, workers_at = _keys(file, table, found, given)
     rounds, remark = _round_numbers(file, table, rounds_at)
     names, which = _worker_names(file, table, workers_at, len(rounds[0]))
@@ -275,6 +276,8 @@ def _from_long(
     remarks = [f"from the columns {listed([table.names[i] for i in [*used, *columns.values()]])}"]
     if table.header and not given["seconds"] and seconds_rank(table.names[at]) == 3:
         remarks.append(f"'{table.names[at]}' taken for the seconds, a guess (--seconds names another)")
+    if left_out:
+        remarks.append(f"{left_out:,} rows without a round or a worker, and without seconds, left out")
     remarks += [remark] * bool(remark) + [f"{listed(unused)} not used"] * bool(unused)
     return TimeTable(
         times,
@@ -285,6 +288,18 @@ def _from_long(
         alone=len(names) == 1,
         names_worker=bool(workers_at),
     )
+
+
+def _without_other_rows(table: Table, found: dict[str, list[int]]) -> tuple[Table, int]:
+    """Return the table without rows that are no measurements: without seconds, and without a round or a worker."""
+    untimed = np.logical_and.reduce([missing_values(table.columns[i]) for i in found["seconds"]])
+    unnamed = np.zeros(table.rows, dtype=bool)
+    for i in (*found["round"], *found["worker"]):
+        unnamed |= missing_values(table.columns[i])
+    kept = ~(untimed & unnamed)
+    if kept.all() or not kept.any():
+        return table, 0
+    return replace(table, columns=tuple(column[kept] for column in table.columns)), int((~kept).sum())
 
 
 def _numbers(file: Path, table: Table, i: int) -> Floats:

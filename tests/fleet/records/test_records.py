@@ -60,9 +60,7 @@ def test_a_long_table_may_have_gaps_and_any_usual_names(tmp_path: Path) -> None:
     assert (record.workers, record.rounds) == ((0, 1), (7, 9))
     assert np.array_equal(record.seconds, [[1.5, 0.25], [np.nan, 0.5]], equal_nan=True)
     assert (
-        "milliseconds" in record.summary
-        and "'note' not used" in record.summary
-        and "1 time missing" in record.summary
+        "milliseconds" in record.summary and "'note' not used" in record.summary and "1 time missing" in record.summary
     )
     (tmp_path / "b.csv").write_text("step,client,seconds\n0,b,1\n0,a,2\n")
     assert read(tmp_path / "b.csv").workers == ("a", "b") and read(tmp_path / "b.csv").seconds.tolist() == [[2.0, 1.0]]

@@ -161,7 +161,8 @@ def _named(record: Record, explanation: Explanation) -> Iterator[str]:
         yield f"{len(named)} workers stand out and cost {percent(share)} of the run: {_listed(named)}"
         named = named[:3]
     for name in named:
-        yield f"{called(name)} costs {percent(costs[name] / total)} of the run: {_slow_how(record, name, explanation.named)}"
+        how = _slow_how(record, name, explanation.named)
+        yield f"{called(name)} costs {percent(costs[name] / total)} of the run: {how}"
 
 
 def _ratios(record: Record, name: int | str, named: Sequence[int | str]) -> Floats:

@@ -32,12 +32,12 @@ Event = Mapping[str, Any]
 def is_json(file: Path) -> bool:
     """Return whether a file is JSON or JSON lines by its first characters, other than an event log of Spark's."""
     try:
+        if _is_pickle(file):
+            return True  # read_json says what to do instead
         with open_packed(file, limit(file)) as text:
             head = text.read(256).lstrip()
     except (BadInput, UnicodeDecodeError, OSError):
         return False
-    if _is_pickle(file):
-        return True  # read_json says what to do instead
     return head.startswith(("{", "[")) and not re.match(r'\{\s*"Event"\s*:', head)
 
 
