@@ -15,11 +15,13 @@ SHUFFLES = 199
 _COST_SHUFFLES = 499
 _NAMED = 0.98  # quantile that a worker's cost must exceed; the margin keeps false culprits below 5 % of fleets
 _NAMED_IN_BLOCKS = 0.99  # the same if slowness lasts, because its duration is only estimated
-BLOCKS = 6  # independent blocks of rounds, at the least, to name anybody
+BLOCKS = 6  # independent blocks of rounds, of which it takes more to name anybody
 _OUTLIER = 0.025  # chance that a fleet without culprits has a total that is called an outlier
 _DRIFT_CHANCE = 0.03
 _FEW = 6  # workers below which totals have too few others to be outliers among
 _POLISHES = 10
+_HALF = 0.45  # share of rounds
+_WITNESSED = 1000  # times of other workers, at the least
 DRIFT = 1.1  # times the first quarter: the least drift that is reported
 STRAGGLER = 1.5  # times the round's median
 _ROTATIONS = 199
@@ -157,8 +159,8 @@ class Culprits(NamedTuple):
 
     @property
     def too_short(self) -> bool:
-        """Whether the record is too short to name anybody."""
-        return self.blocks < BLOCKS
+        """Whether the record is too short to name anybody: it has no more than six independent blocks."""
+        return self.blocks <= BLOCKS
 
 
 def culprits(times: ArrayLike, generator: np.random.Generator) -> Culprits:
@@ -168,25 +170,38 @@ def culprits(times: ArrayLike, generator: np.random.Generator) -> Culprits:
     is an outlier among the workers' totals, which tells a culprit from slowness that lasts, since that spreads all
     totals. And its total exceeds the largest totals after shuffling costs among workers within blocks of rounds, which
     keep lasting slowness together (:func:`persistence`), so that a single burst is no culprit. Then the named workers
-    are mended, and the others are tested again (Westfall and Young 1993). Nobody is named if the record has fewer than
-    six independent blocks.
+    are mended, and the others are tested again (Westfall and Young 1993). Nobody is named if the record has six
+    independent blocks or fewer.
 
-    >>> culprits([[1.0, 1.0, 2.0]] * 6, np.random.default_rng(0)).named.tolist()
+    >>> culprits([[1.0, 1.0, 2.0]] * 8, np.random.default_rng(0)).named.tolist()
     [False, False, True]
     """
     ratios = relative(times)
     costs = shares(ratios)
-    blocks = persistence(costs).blocks
     named = np.zeros(costs.shape[1], dtype=bool)
     suspects = outliers(costs.sum(axis=0))
-    while blocks >= BLOCKS:
-        new = suspects & ~named & _exceed_shuffles(costs, generator)
+    witnesses = _witnesses(ratios, suspects)
+    blocks = persistence(costs[:, witnesses]).blocks
+    while blocks > BLOCKS:
+        new = suspects & ~named & _exceed_shuffles(costs, persistence(costs[:, witnesses]), generator)
         if not new.any():
             break
         named |= new
         ratios[:, named] = np.minimum(ratios[:, named], 1.0)
         costs = shares(ratios)
     return Culprits(named, blocks)
+
+
+def _witnesses(ratios: Floats, suspects: Flags) -> Flags:
+    """Return the workers that show how long slowness lasts, shape (workers,).
+
+    A suspect that is slow in about half of the rounds or more, as one that becomes slow in the middle, looks like a
+    long burst. It is not asked if there are enough others, who would have long bursts, too, if these were usual.
+    """
+    excess = np.nan_to_num(ratios - 1.0)
+    slow = (excess > 0.5 * excess.mean(axis=0)).mean(axis=0)
+    others = ~(suspects & (slow >= _HALF))
+    return others if others.sum() * len(ratios) >= _WITNESSED else np.ones(len(others), dtype=bool)
 
 
 def outliers(totals: Floats) -> Flags:
@@ -218,9 +233,9 @@ def outliers(totals: Floats) -> Flags:
     return flags
 
 
-def _exceed_shuffles(costs: Floats, generator: np.random.Generator) -> Flags:
+def _exceed_shuffles(costs: Floats, lasting: Persistence, generator: np.random.Generator) -> Flags:
     """Return which workers' totals exceed the largest totals after shuffling costs among workers within blocks."""
-    length, factor, _ = persistence(costs)
+    length, factor, _ = lasting
     blocks = np.stack([part.sum(axis=0) for part in np.array_split(costs, len(costs) // length)])
     largest = [generator.permuted(blocks, axis=1).sum(axis=0).max() for _ in range(_COST_SHUFFLES)]
     total = costs.sum(axis=0)
@@ -323,13 +338,13 @@ def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int
 
     ``log(time / round's median)`` is correlated, in the rounds in which all workers were measured. Groups come from
     average linkage, cut at 0.5. A group counts if the correlation of two of its members exceeds the largest that chance
-    leads to, in 98 % of cases, after each worker's rounds have been rotated by a number of its own. Rotation keeps
-    slowness that lasts together, which shuffling single rounds would tear apart. There are none in a record of fewer
-    than six independent blocks (:func:`persistence`).
+    leads to, in 99 % of cases, after each worker's rounds have been rotated by a number of its own. Rotation keeps
+    slowness that lasts together, which shuffling single rounds would tear apart. There are none in a record of six
+    independent blocks or fewer (:func:`persistence`).
     """
     times = times[np.isfinite(times).all(axis=1)]
     rounds, workers = times.shape
-    if rounds < _ENOUGH or workers < 3 or persistence(shares(relative(times))).blocks < BLOCKS:
+    if rounds < _ENOUGH or workers < 3 or persistence(shares(relative(times))).blocks <= BLOCKS:
         return []
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
@@ -346,7 +361,7 @@ def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int
         rotated = np.take_along_axis(ratio, (places + offsets) % rounds, axis=0)
         return float((rotated.T @ rotated)[offsets[:, None] != offsets].max(initial=0.0))  # others are as they were
 
-    least = sorted(by_chance() for _ in range(_ROTATIONS))[int(0.98 * _ROTATIONS)]
+    least = sorted(by_chance() for _ in range(_ROTATIONS))[int(0.99 * _ROTATIONS)]
     correlation = np.clip(ratio.T @ ratio, -1.0, 1.0)
     np.fill_diagonal(correlation, 1.0)
     labels = fcluster(linkage(squareform(1.0 - correlation, checks=False), "average"), _APART, "distance")

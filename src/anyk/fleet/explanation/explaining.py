@@ -44,7 +44,7 @@ def explain(
 
     Raises :class:`~anyk.errors.BadInput` for fewer than two workers or rounds.
 
-    >>> explanation = explain(Record([[1.0, 1.0, 3.0]] * 6))
+    >>> explanation = explain(Record([[1.0, 1.0, 3.0]] * 8))
     >>> explanation.slowdown, explanation.apart, explanation.workers[0].worker, explanation.named
     (3.0, 0.6666666666666666, 2, (2,))
     """

@@ -42,7 +42,7 @@ class Explanation:
     ``seconds`` (T): if every round waited for all. ``steady`` is the share of T if all rounds were like the median
     round, ``together`` the excess of rounds in which all are slow, ``apart`` the waiting beyond the rounds' medians:
     they add up to 1. ``slowdown``: T over the sum of the rounds' medians. ``named``: the workers that cost more than
-    chance explains; none if the record is ``too_short``, as it has fewer than six independent ``blocks`` of rounds.
+    chance explains; none if the record is ``too_short``, as it has six independent ``blocks`` of rounds or fewer.
     ``saves``: seconds that today's strategy would save if the costliest 1, 2, 5 and 10 % of workers took the others'
     median.
     """
@@ -148,10 +148,12 @@ def _named(record: Record, explanation: Explanation) -> Iterator[str]:
         first = explanation.workers[0]
         cost = f"{called(first.worker)} costs most, {percent(first.cost_seconds / total)} of the run"
         if explanation.too_short:
+            rounds = len(record.rounds)
+            parts = max(1, int(explanation.blocks))
+            lasting = f", and slowness lasts so long that they count as {parts}" if parts < rounds else ""
             yield (
-                f"the record is too short to name anybody: it has {len(record.rounds)} rounds, and slowness lasts so "
-                f"long that they are only {max(1, int(explanation.blocks))} of the at least {BLOCKS} independent parts "
-                f"that it takes; {cost}: {_slow_how(record, first.worker, ())}, which may be chance"
+                f"the record is too short to name anybody: it has {rounds} rounds{lasting}, and naming takes more than "
+                f"{BLOCKS} independent ones; {cost}: {_slow_how(record, first.worker, ())}, which may be chance"
             )
         else:
             yield f"no worker is shown to cost more than chance explains; {cost}"
