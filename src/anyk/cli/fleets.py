@@ -75,7 +75,7 @@ def record(
     """
     from anyk.fleet.records import read_all
 
-    columns = {"round": round, "worker": worker, "seconds": seconds}
+    columns: dict[str, Any] = {"round": round, "worker": worker, "seconds": seconds}
     record = read_all(list(sources), unit=unit, max_gb=max_gb, load=load, **columns)
     record.save(out)
     click.echo(f"{out}: {record.summary}")
@@ -115,7 +115,7 @@ def explain(
     from anyk.fleet.records import read_all
     from anyk.views.fleet_tables import draw_explanation, explained_note, explained_table
 
-    columns = {"round": round, "worker": worker, "seconds": seconds}
+    columns: dict[str, Any] = {"round": round, "worker": worker, "seconds": seconds}
     source = read_all(list(sources), unit=unit, max_gb=max_gb, **columns)
     explanation = explained(source, today=today, seed=seed)
     # files first: a reader of the output may stop early, as head does

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from anyk.arrays import Flags, Floats
 
 SHUFFLES = 199
-_COST_SHUFFLES = 499
+_COST_SHUFFLES = 199
 _NAMED = 0.98  # quantile that a worker's cost must exceed; the margin keeps false culprits below 5 % of fleets
 _NAMED_IN_BLOCKS = 0.99  # the same if slowness lasts, because its duration is only estimated
 BLOCKS = 6  # independent blocks of rounds, of which it takes more to name anybody
@@ -24,7 +24,7 @@ _HALF = 0.45  # share of rounds
 _WITNESSED = 1000  # times of other workers, at the least
 DRIFT = 1.1  # times the first quarter: the least drift that is reported
 STRAGGLER = 1.5  # times the round's median
-_ROTATIONS = 199
+_ROTATIONS = 99
 _APART = 0.5  # 1 minus the correlation at which groups are separated
 _ENOUGH = 10  # rounds, at the least, to form groups of workers
 
@@ -357,7 +357,7 @@ def groups(times: Floats, generator: np.random.Generator) -> list[tuple[list[int
     places = np.arange(rounds)[:, None]
 
     def by_chance() -> float:
-        offsets = generator.integers(0, rounds, workers)
+        offsets = np.asarray(generator.integers(0, rounds, size=workers))
         rotated = np.take_along_axis(ratio, (places + offsets) % rounds, axis=0)
         return float((rotated.T @ rotated)[offsets[:, None] != offsets].max(initial=0.0))  # others are as they were
 

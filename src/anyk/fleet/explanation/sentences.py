@@ -82,7 +82,7 @@ class Explanation:
 
 _MANY = 5  # workers that are described one by one
 _LITTLE = 0.01  # share of the run that waiting has to take for a sentence about who causes it
-_LASTING = 0.75  # share of rounds in which a worker that is slow for good is slower than the others
+_LASTING = 0.85  # share of rounds in which a worker that is slow for good is slower than the others
 _SLIGHTLY = 1.05  # times the others' median
 _NEARLY_ALL = 0.9  # share of workers
 _SLOW_ROUND = 1.3  # times the median round

@@ -354,7 +354,9 @@ def _answer(
         tuple(fleet.slopes.tolist()),
         request.max_load,
         request.memory,
-        *((None, None, None) if goal is None else (goal.problem.metric, goal.target, goal.optimizer)),
+        metric=None if goal is None else goal.problem.metric,
+        target=None if goal is None else goal.target,
+        optimizer=None if goal is None else goal.optimizer,
         read_as="" if isinstance(source, DelayModel) else record.summary,
     )
 

@@ -227,12 +227,13 @@ def _of_ray(file: Path, events: list[Event]) -> Record:
             "no rounds; record one call of each worker in each round"
         )
     workers = in_order(runs)
-    seconds = np.full((most, len(workers)), np.nan)
-    for i, worker in enumerate(workers):
-        seconds[: len(runs[str(worker)]), i] = [taken for _, taken in runs[str(worker)]]
+    table = np.full((most, len(workers)), np.nan)
+    for i, name_of_worker in enumerate(workers):
+        spans = runs[str(name_of_worker)]
+        table[: len(spans), i] = [taken for _, taken in spans]
     others = f", of {len(calls)} functions" if len(calls) > 1 else ""
     return Record(
-        seconds,
+        table,
         workers=workers,
         remarks=(f"Ray's timeline, the k-th call of '{name}'{others} on each worker as round k",),
     )

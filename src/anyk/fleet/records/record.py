@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -217,11 +217,13 @@ def joined(records: Sequence[Record]) -> Record:
         raise BadInput("records at different loads cannot be joined; plan with both of them instead")
     names = in_order(name for record in records for name in record.workers)
     remarks = list(dict.fromkeys(remark for record in records for remark in record.remarks))
+    rows: list[NDArray[np.int64]]
+    rounds: tuple[int, ...]
     if len(names) > 1 and all(len(record.workers) == 1 for record in records):
         rows, rounds = _side_by_side(records, names)
         remarks.insert(0, f"{len(records)} sources of one worker each, matched by round")
     else:
-        ends = np.cumsum([0, *(len(record.rounds) for record in records)])
+        ends = [0, *accumulate(len(record.rounds) for record in records)]
         rows = [np.arange(start, end) for start, end in pairwise(ends)]
         rounds = ()
     size = len(rounds) or sum(len(record.rounds) for record in records), len(names)
