@@ -199,7 +199,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     words = ["plan", "fleet.csv", "--slope", "0", "--quiet"]
     done = CliRunner().invoke(main, [*words, "--picture", "x.png", "--json", "x.json"])
     assert done.exit_code == 0, done.output
-    assert done.output.startswith("change: 'frc:stragglers=1' would take 90 % less") and "> uncoded" in done.output
+    assert "\nchange: 'frc:stragglers=1' would take 90 % less" in done.output and "> uncoded" in done.output
     assert Path("x.png").stat().st_size > 10_000
     report = json.loads(Path("x.json").read_text())
     assert (report["version"], report["verdict"], report["interval"]) == (1, "change", "prediction")

@@ -19,6 +19,7 @@ BLOCKS = 6  # independent blocks of rounds, of which it takes more to name anybo
 _OUTLIER = 0.025  # chance that a fleet without culprits has a total that is called an outlier
 _DRIFT_CHANCE = 0.03
 _FEW = 6  # workers below which totals have too few others to be outliers among
+_TAILED = 16  # workers from which on the tail of totals can be judged
 _POLISHES = 10
 _HALF = 0.45  # share of rounds
 _WITNESSED = 1000  # times of other workers, at the least
@@ -208,7 +209,9 @@ def outliers(totals: Floats) -> Flags:
     """Return which totals are too large to belong to the others, shape (workers,); all may be if there are few.
 
     The square roots are tested from the largest down, each with the mean and standard deviation of those below it, so
-    that several culprits do not hide each other (generalised extreme studentised deviate, Rosner 1983).
+    that several culprits do not hide each other (generalised extreme studentised deviate, Rosner 1983). Among 16 totals
+    and more, whose tail may be longer than the normal one, the distance to the next must also be too large for an
+    exponential tail, by the weighted distances of the upper half below it (Renyi 1953).
 
     >>> outliers(np.array([1.0, 1.1, 0.9, 1.05, 0.95, 1.02, 5.0, 9.0])).tolist()
     [False, False, False, False, False, False, True, True]
@@ -226,7 +229,14 @@ def outliers(totals: Floats) -> Flags:
         size = len(rest)
         spread = float(rest.std(ddof=1)) * float(np.sqrt(1.0 + 1.0 / size))
         excess = float(ordered[place - 1] - rest.mean())
-        if excess > 1e-12 and (size + 1) * stats.t.sf(excess / max(spread, 1e-300), size - 1) < _OUTLIER:
+        chance = (size + 1) * float(stats.t.sf(excess / max(spread, 1e-300), size - 1))
+        if workers >= _TAILED:
+            upper = -np.diff(rest[: size // 2 + 1])
+            ahead = float(ordered[place - 1] - rest[0]) / max(
+                float((upper * np.arange(1, len(upper) + 1)).mean()), 1e-300
+            )
+            chance = max(chance, (1.0 + ahead / len(upper)) ** -len(upper))
+        if excess > 1e-12 and chance < _OUTLIER:
             count = place
     flags = np.zeros(workers, dtype=bool)
     flags[order[:count]] = True

@@ -231,7 +231,7 @@ def joined(records: Sequence[Record]) -> Record:
     def placed(tables: Iterable[ArrayLike]) -> Floats:
         whole = np.full(size, np.nan)
         for record, places, table in zip(records, rows, tables, strict=True):
-            whole[np.ix_(places, [names.index(name) for name in record.workers])] = table
+            whole[np.ix_(places, np.array([names.index(name) for name in record.workers]))] = table
         return whole
 
     shared = sorted(set.intersection(*(set(record.parts) for record in records)))
