@@ -191,8 +191,14 @@ def test_a_table_is_recognised_and_told(kind: str, content: str, remark: str, fo
         (long("a,b,c"), r"looks like a long table"),
         (long("round,worker,seconds") + "0,1,5.5\n", r"round 0 of worker 1 is there 2 times"),
         (long("round,worker,seconds") + "0,3,5.5\n", r"round 1 of worker 3 is missing"),
-        (long("time stamp,worker,seconds"), r"has no column that is known to be the round, as round, step or iteration"),
-        (long("step,who,ms"), r"round 0 is there 3 times in .* but no column is known to name the worker: 'step', 'who'"),
+        (
+            long("time stamp,worker,seconds"),
+            r"has no column that is known to be the round, as round, step or iteration",
+        ),
+        (
+            long("step,who,ms"),
+            r"round 0 is there 3 times in .* but no column is known to name the worker: 'step', 'who'",
+        ),
         (rows("at,b,c", [[1.7e9 + r, 1, 2] for r in range(15)]), r"column 'at' .* rises in every row, like a clock"),
         (rows("w0,w1,load", WIDE.tolist()), r"column 'load' of .* is no worker's, by its name \('load'\); remove it"),
         (rows("w0_s,w1_ms,w2_s", WIDE.tolist()), r"are in different units; convert them"),

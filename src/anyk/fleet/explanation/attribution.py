@@ -21,6 +21,8 @@ _DRIFT_CHANCE = 0.03
 _FEW = 6  # workers below which totals have too few others to be outliers among
 _TAILED = 16  # workers from which on the tail of totals can be judged
 _POLISHES = 10
+_SMALL = 500  # times of a record in which one worker's costs can hide how long those of the others last
+_CAUTION = 0.7  # since so few times show little of how long slowness lasts
 _HALF = 0.45  # share of rounds
 _WITNESSED = 1000  # times of other workers, at the least
 DRIFT = 1.1  # times the first quarter: the least drift that is reported
@@ -183,6 +185,8 @@ def culprits(times: ArrayLike, generator: np.random.Generator) -> Culprits:
     suspects = outliers(costs.sum(axis=0))
     witnesses = _witnesses(ratios, suspects)
     blocks = persistence(costs[:, witnesses]).blocks
+    if costs.size < _SMALL and 0 < suspects.sum() < len(suspects):  # a suspect that is slow throughout hides bursts
+        blocks = min(blocks, _CAUTION * persistence(costs[:, ~suspects]).blocks)
     while blocks > BLOCKS:
         new = suspects & ~named & _exceed_shuffles(costs, persistence(costs[:, witnesses]), generator)
         if not new.any():
