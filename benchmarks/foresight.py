@@ -412,7 +412,7 @@ def culprits(asked):
     """Fleets in which the culprits, and those in which only they, are named."""
     del asked
     for noise in ("5 % jitter", "independent", "AR(0.5)", "bursts of 3.3 rounds"):
-        for workers, rounds in SIZES[:3]:
+        for workers, rounds in SIZES[:2]:
             for culprit, who in CULPRITS.items():
                 found = []
                 for seed in range(200):

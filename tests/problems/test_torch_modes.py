@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import anyk
-from anyk.errors import BadInput
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 y = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
@@ -128,26 +127,3 @@ def test_a_module_that_differentiates_is_evaluated() -> None:
     w = problem.initial()
     assert problem.loss(w) == pytest.approx(float(nn.functional.mse_loss(module(X), X).detach()), rel=1e-5)
     assert problem.metrics(w)["mse"] == pytest.approx(float(nn.functional.mse_loss(module(X[:10]), X[:10]).detach()))
-
-
-class Centred(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        outputs = super().forward(x)
-        return outputs - outputs.mean(0)
-
-
-class Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(5, 2, scale_grad_by_freq=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.words(x).mean(1)
-
-
-@pytest.mark.parametrize(
-    ("module", "inputs"), [(Centred(6, 2), X), (Words(), torch.randint(0, 5, (40, 4)))], ids=["mixes", "scales"]
-)
-def test_gradients_that_are_no_sum_are_refused(module: nn.Module, inputs: torch.Tensor) -> None:
-    with pytest.raises(BadInput, match="together is not the sum of their gradients, although the loss is"):
-        anyk.problems.TorchProblem(module, nn.MSELoss(), (inputs, y))

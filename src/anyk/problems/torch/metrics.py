@@ -142,7 +142,7 @@ def compute_metrics(network: Network, metrics: Metrics, parts: Iterator[SampleBa
         if network.takes_module:
             arguments: tuple[Any, Any] = network.module, batch
         else:
-            arguments = map_tensors(outputs, lambda tensor: tensor.cpu()), map_tensors(part.batch[-1], _on_cpu)
+            arguments = map_tensors(outputs, _on_cpu), map_tensors(part.batch[-1], _on_cpu)
         for name, metric in metrics.items():
             if isinstance(metric, PerTarget):
                 means[name].add(*_over_targets(name, metric, *arguments, part.weights))
@@ -167,7 +167,7 @@ def compute_metrics(network: Network, metrics: Metrics, parts: Iterator[SampleBa
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu()
+    return tensor.detach().cpu()  # a module that differentiates is evaluated with gradients
 
 
 def _over_targets(

@@ -338,13 +338,13 @@ class Network:
             if not terms * weight:
                 return 0.0, 0.0
             loss = self.loss_at(self.module, batch) if self.takes_module else self.loss_at(outputs, batch[-1])
-            return weight * float(loss) * (terms if self.mean else 1.0), weight * terms
+            return weight * float(loss.detach()) * (terms if self.mean else 1.0), weight * terms
         self.loss_factor(batch, 1)
         terms = float(weights.sum())
         if self.ignored is not None and not batch[-1].is_floating_point():
             counts = (batch[-1] != self.ignored).reshape(part.size, -1).sum(dim=1)
             terms = float(counts.cpu().numpy() @ weights)
-        return float(self.loss_at(outputs, batch[-1], weights)), terms
+        return float(self.loss_at(outputs, batch[-1], weights).detach()), terms
 
     def _autocast(self) -> Any:
         import torch
