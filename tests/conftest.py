@@ -20,7 +20,7 @@ hypothesis.settings.register_profile("explore", print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 os.environ.pop("COLUMNS", None)  # set by pytest-xdist; output into a pipe is as wide as it needs to be
-os.environ["ANYK_RACE_REPORT"] = "none"  # a page takes a second; the tests of pages ask for one
+os.environ["ANYK_RACE_PAGE"] = "none"  # a page takes a second; the tests of pages ask for one
 
 if "ANYK_MESSAGES" in os.environ:  # a folder for the sentences of bad input that tests meet
     import messages

@@ -253,7 +253,7 @@ def perform(page: Path) -> None:
 
 def performed(page: Path) -> list[str]:
     """What a page's lines do, found out in a process of its own."""
-    fixed = {"ANYK_RACE_REPORT": "none", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    fixed = {"ANYK_RACE_PAGE": "none", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | fixed
     command = [sys.executable, __file__, "--perform", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

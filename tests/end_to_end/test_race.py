@@ -362,7 +362,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_work(words, tmp_path,
 def test_without_matplotlib_and_bokeh_a_race_runs_and_says_how_to_get_its_picture_and_page(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "bokeh.document", None)
-    monkeypatch.delenv("ANYK_RACE_REPORT")
+    monkeypatch.delenv("ANYK_RACE_PAGE")
     result = run("race", *SMALL, "--steps", "2", "--quiet", "--out", str(tmp_path / "r"))
     assert result.exit_code == 0 and "speed-up" in result.output
     assert "no picture: " in result.output and "plot]" in result.output
