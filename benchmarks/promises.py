@@ -10,6 +10,9 @@ held      how often promises of 90 % hold on later rounds of measured traces (--
 import argparse
 import os
 from pathlib import Path
+from statistics import median
+
+import numpy as np
 
 import anyk
 
@@ -49,7 +52,65 @@ def machine(asked):
     print(f"inside the promised interval: {inside} of {len(FIVE)} (goal: 4)")
 
 
-SECTIONS = {"machine": machine}
+# ------------------------------------------------------------------------------------------- auto
+
+WORKERS, STEPS = 8, 600
+NINE = (
+    "uncoded", "uncoded:balance=auto", "frc:stragglers=1", "frc:stragglers=3", "frc:stragglers=7",
+    "cyclic:stragglers=2", "nested:stragglers=3", "progress:load=2", "bcc:batches=2",
+)  # fmt: skip
+COMPUTING = "simulated:partition=0.2,cores=8"
+
+
+def kinds(seed):
+    """Delays of eight kinds by name: seconds, rounds x workers."""
+    random = np.random.default_rng([11, seed])
+    shape = 2 * STEPS, WORKERS
+    steady = 0.5 * (1.0 + random.exponential(0.05, shape))
+    slower, ending = steady.copy(), steady.copy()
+    slower[STEPS // 2 :, 3] *= 6.0
+    ending[: STEPS // 2] += random.exponential(0.5, (STEPS // 2, WORKERS))
+    yield "exponential", random.exponential(0.5, shape)
+    yield "shifted exponential", 0.5 + random.exponential(0.5, shape)
+    yield "bimodal", np.where(random.random(shape) < 0.1, 2.0, 0.2)
+    yield "Pareto", 0.2 * (1.0 + random.pareto(1.5, shape))
+    yield "constant", np.full(shape, 0.5)
+    yield "two speeds", steady * np.where(np.arange(WORKERS) % 2, 2.0, 1.0)
+    yield "one slower from half on", slower
+    yield "delays end half-way", ending
+
+
+def settings():
+    """What takes a worker's time: delays only; also computing; computing only, by the delays' law."""
+    yield "delays", {"cluster": "simulated"}, {}
+    yield "delays and computing", {"cluster": COMPUTING}, {}
+    yield "computing", {"cluster": "simulated"}, {"per": "load"}
+
+
+def auto(asked):
+    problem = anyk.problems.from_data("synthetic:rows=240,features=4")
+    for setting, clusters, laws in settings():
+        ratios = {}
+        for seed in range(asked.seeds):
+            for kind, times in kinds(seed):
+                delays = anyk.delays.Table(times, by="round", **laws)
+                same = {"workers": WORKERS, "delays": delays, "steps": STEPS, "evaluate": "none", **clusters}
+                fixed = {spec: anyk.train(problem, spec, **same).seconds for spec in NINE}
+                found = anyk.train_auto(problem, **same)
+                ratios.setdefault(kind, []).append(found.seconds / min(fixed.values()))
+                if asked.verbose:
+                    parts = [(run.config.strategy, run.begun, round(run.seconds, 1)) for run in found.runs]
+                    shown = {spec: round(seconds, 1) for spec, seconds in fixed.items()}
+                    print(f"    {kind} {ratios[kind][-1]:.2f} {found.seconds:.1f} {parts} {shown}", flush=True)
+        for kind, values in ratios.items():
+            print(
+                f"auto, {setting}: {kind:24s} {median(values):.2f} times the best of nine ({min(values):.2f} to "
+                f"{max(values):.2f}, {len(values)} seeds); goal: 1.3",
+                flush=True,
+            )
+
+
+SECTIONS = {"machine": machine, "auto": auto}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -58,6 +119,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", default=3, type=int)
     parser.add_argument("--steps", default=30, type=int)
     parser.add_argument("--samples", default=128, type=int)
+    parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--parameters", default=10_000_000, type=int)
     asked = parser.parse_args()
     for name in asked.sections:

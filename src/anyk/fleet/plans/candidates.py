@@ -24,6 +24,7 @@ SIMULATED = 60  # largest number of candidates that are simulated, because they 
 _MOST_DECODING = 2_000_000  # largest rounds x workers^2 for which codes without a closed form are simulated
 _FAR = 1e3  # factor by which censored times may be longer than measured, in the extreme
 _NO_MEAN = 1.0  # exponent of a Pareto delay model up to which its mean is infinite
+_STEEPEST = 1e6  # largest exponent of a Pareto model: of times that are equal up to rounding
 _MISFIT = 0.1  # largest misfit of a delay model that counts as fitting
 _TOLERANCE = 0.1  # largest relative difference between the samples of a step and the requested number
 
@@ -310,7 +311,8 @@ def imputations(fleet: MeasuredFleet, seed: int) -> tuple[list[MeasuredFleet], b
     shortest = uncensored[uncensored > 0].min() if (uncensored > 0).any() else 0.0
     if shortest > 0 and not any(isinstance(model, Pareto) for model in models):
         logs = float(np.log(np.maximum(relative, shortest) / shortest).sum())
-        models.append(Pareto(minimum=float(shortest), alpha=max(HEAVIEST, uncensored.size / logs if logs else 100.0)))
+        steepness = uncensored.size / logs if logs > 0 else _STEEPEST
+        models.append(Pareto(minimum=float(shortest), alpha=min(max(HEAVIEST, steepness), _STEEPEST)))
     finite = [model for model in models if not isinstance(model, Pareto) or model.alpha > _NO_MEAN]
     fleets = []
     for model in finite:
