@@ -73,12 +73,21 @@ def table(names: str, rows: int = 120) -> str:
     return "\n".join([names, *lines]) + "\n"
 
 
+def dated(text: str) -> str:
+    """The same table with a first column of dates."""
+    names, *rows = text.splitlines()
+    days = [f"2024-{1 + place // 28:02}-{1 + place % 28:02}" for place in range(len(rows))]
+    return "\n".join([f"date,{names}", *map(",".join, zip(days, rows, strict=True))]) + "\n"
+
+
 AMAZON = "RESOURCE,MGR_ID,ROLE_ROLLUP_1,ROLE_ROLLUP_2,ROLE_DEPTNAME,ROLE_TITLE,ROLE_FAMILY_DESC,ROLE_FAMILY,ROLE_CODE"
 FILES = {  # name: contents
     "my.csv": table("a,b,target"),
     "houses.csv": table("rooms,area,price"),
     "houses.jsonl": "".join(f'{{"area": {a}, "rooms": {a % 5}, "y": {3 * a + a % 5}}}\n' for a in range(40)),
-    "kc_house_data.csv.gz": table("rooms,area,price"),
+    "kc_house_data.csv.gz": dated(table("rooms,area,price")),
+    "measured.data": table("a,b,target"),
+    "sales.csv": dated(table("id,rooms,area,price")),
     "train.csv": "ACTION,"
     + AMAZON
     + "\n"

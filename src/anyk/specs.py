@@ -7,6 +7,7 @@ constructor's keyword parameters are the spec's keys, and its annotations determ
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import numbers
@@ -245,7 +246,7 @@ class Entry(Generic[T]):
         source = self.build
         if isinstance(source, type) and not is_dataclass(source):
             source = vars(source).get("__init__", source)
-        return typing.get_type_hints(source, include_extras=include_extras)
+        return _resolved(source, include_extras)
 
     def further(self) -> Any:
         """Return the annotation of keys beyond the named ones; None unless the constructor accepts any key."""
@@ -264,6 +265,11 @@ class Entry(Generic[T]):
             for key, p in sorted(parameters, key=lambda item: item[1].default is not inspect.Parameter.empty)
         ]
         return self.name + (":" + ",".join(keys) if keys else "")
+
+
+@functools.cache  # a plan builds hundreds of strategies, and resolving annotations would take most of its time
+def _resolved(source: Callable[..., Any], include_extras: bool) -> dict[str, Any]:
+    return typing.get_type_hints(source, include_extras=include_extras)
 
 
 @dataclass(slots=True)

@@ -140,9 +140,10 @@ class _Fleet:
     steps: int | None = option(
         type=int, help="Steps of the run to plan for; default: as many as the record has rounds."
     )
-    max_load: float = option(
-        default=1.0,
-        help="Largest share of the data that a worker may compute.",
+    max_load: float | None = option(
+        type=float,
+        help="Largest share of the data that a worker may compute; default: no limit, but a quarter for a delay law "
+        "without --slope.",
     )
     memory: float = option(default=1.0, help="Largest share of the data that a worker may hold.")
     models: int = option(

@@ -46,7 +46,7 @@ class _Strategy:
     strategy: str = option(
         default="uncoded",
         metavar="SPEC",
-        help="Strategy; see 'anyk list strategies'. auto:measure=30,every=100: measure, plan, switch, and check every "
+        help="Strategy; see 'anyk list strategies'. auto:measure=10,every=10: measure, plan, switch, and check every "
         "so often; also record=, slope=, max_load=.",
     )
     begin: str | None = option(

@@ -11,7 +11,7 @@ import numpy as np
 from anyk.fleet import Advice, Checked, Choice, Explanation, Part, Plan, pareto
 from anyk.fleet.explanation.attribution import lower_median
 from anyk.fleet.explanation.sentences import seconds_text
-from anyk.fleet.plans.judging import gain_text, headline
+from anyk.fleet.plans.judging import gain_text, headline, interval_text
 from anyk.fleet.records import Record
 from anyk.plain import ByName
 from anyk.runs.folder.promise import Estimate
@@ -101,7 +101,7 @@ def plan_table(choices: Sequence[Choice], today: Choice) -> Columns:
         rows.append(
             [
                 f"{'> ' if one.spec == today.spec else '  '}{one.spec}",
-                f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})",
+                interval_text(seconds),
                 gain_text(one, today),
                 f"{one.load:.3g}{more}",
             ]
@@ -119,7 +119,7 @@ def inexact_table(choices: Sequence[Choice]) -> Columns:
     rows = [
         [
             f"  {one.spec}",
-            f"{one.seconds_per_step.median:.3g} ({one.seconds_per_step.low:.3g} to {one.seconds_per_step.high:.3g})",
+            interval_text(one.seconds_per_step),
             *("" if value is None else f"{value:.3g}" for value in (one.residual, one.staleness, one.samples_per_step)),
         ]
         for one in choices
@@ -135,9 +135,15 @@ def plan_lines(plan: Plan) -> list[str]:
     run = f"for a run of {plan.horizon} steps"
     if plan.target is not None:
         run = f"for a run to {plan.metric} {plan.target:g}, {plan.horizon} steps under '{plan.today.spec}'"
-    lines = [f"{advice}: {plan.why}", f"{run}; evidence: {plan.evidence}"]
+    driver = plan.fleet.driver
+    besides = "the driver's own time is not in the record and not counted"
+    if driver is not None:
+        besides = f"{seconds_text(driver)} s of each step are the driver's own"
+    lines = [f"{advice}: {plan.why}", f"{run}; evidence: {plan.evidence}; {besides}"]
     if plan.verdict == "change":
         lines.append(f"'{plan.best.spec}': {strategy(plan.best.spec, workers=plan.fleet.workers).summary}")
+        if plan.best.load > 1.0 - 1e-12:
+            lines.append("every worker computes all of the data: then one is enough; --max-load sets a limit")
     lines.append(_cause(plan))
     lines += [text if text.startswith("if ") else f"assumed: {text}" for text in plan.assumptions]
     if plan.probe is not None:

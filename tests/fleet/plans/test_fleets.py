@@ -1,5 +1,6 @@
 """Measured fleets: who is slow for good, how times grow with load, and rounds in closed form against the virtual clock."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import anyk
 from anyk.clusters import Compute, Simulated
 from anyk.errors import BadInput
 from anyk.fleet import simulate
-from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, slowness
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, completed, fleet_of, slowness
 from anyk.fleet.records import Record
+from anyk.views.fleet_tables import plan_lines
 
 pytestmark = pytest.mark.in_process
 
@@ -130,3 +132,79 @@ def test_rounds_of_sequential_codes_are_those_of_the_virtual_clock(spec: str, se
     jobs = 16 - facts.extra_rounds
     durations = facts.durations(times, np.zeros_like(times))
     assert durations is not None and durations[:jobs] == pytest.approx(simulate(strategy, times, jobs=jobs)[0][:jobs])
+
+
+def test_a_missing_time_is_that_of_its_worker_in_its_round() -> None:
+    """Rounds of two lengths; half of the workers are missing in the short ones, one of which is slow for good."""
+    random = np.random.default_rng(0)
+    levels = np.where(np.arange(60) % 3 == 0, 20.0, 1.0)
+    whole = levels[:, None] * np.array([1.0, 1.0, 1.0, 1.0, 1.0, 3.0]) * np.exp(random.normal(0.0, 0.02, (60, N)))
+    times = whole.copy()
+    times[levels < 10.0, 3:] = np.nan
+    filled = completed(Record(times, load=1 / N))
+    assert filled.gaps == 120 and np.array_equal(filled.times[:, :3], whole[:, :3])
+    assert filled.times == pytest.approx(whole, rel=0.1)
+    assert filled.absent[1, 3] > whole[1].min() * 2 + 15  # both short rounds, and its time in the long one
+    assert (filled.absent >= filled.times).all()
+    found = anyk.plan(Record(times, load=1 / N), slope=1.0, resamples=50)
+    promise = found.today.seconds_per_step
+    assert promise.median == pytest.approx(whole.max(axis=1).mean(), rel=0.02) and promise.high > promise.median * 1.5
+    assert any("120 of 360 times are missing" in text for text in found.assumptions)
+
+
+def test_a_tenth_of_the_times_of_thirty_workers_may_be_missing() -> None:
+    random = np.random.default_rng(0)
+    whole = 1.0 + random.exponential(0.5, (40, 30))
+    times = np.where(random.random(whole.shape) < 0.1, np.nan, whole)
+    assert np.isfinite(times).all(axis=1).sum() < 5
+    found = anyk.plan(Record(times, load=1 / 30), slope=3.0, resamples=50, today="frc:stragglers=1")
+    assert found.today.seconds_per_step.holds(found.today.seconds_per_step.median)
+    uncoded = next(one for one in found.candidates if one.spec == "uncoded").seconds_per_step
+    assert uncoded.low < whole.max(axis=1).mean() < uncoded.high
+    few = whole[:, :4].copy()
+    few[3:, 2] = np.nan
+    with pytest.raises(BadInput, match="worker 2 has 3; leave such workers out, or measure longer"):
+        anyk.plan(Record(few))
+
+
+def test_a_slow_link_and_a_slow_processor_are_told_apart_or_both_covered() -> None:
+    """Worker 3 replies 1 s later. Balance takes its data, which helps little; with parts this is known."""
+    random = np.random.default_rng(0)
+    fixed = 0.05 * random.exponential(1.0, (60, 12))
+    fixed[:, 3] += 1.0
+    record = Record(fixed + 0.5, load=1 / 12)
+    found = anyk.plan(record, slope=6.0, resamples=50)
+    shares = next(one for one in found.candidates if one.spec == "uncoded:balance=auto").seconds_per_step
+    strategy = anyk.strategy("uncoded:balance=auto", workers=12)
+    link, processor = (
+        fleet(record.seconds, np.where(np.arange(12) == 3, slope, 6.0), load=1 / 12) for slope in (6.0, 18.0)
+    )
+    for truth in (link.durations(strategy), link.durations(processor.adapt(strategy)), processor.durations(strategy)):
+        assert shares.low < truth.mean() < shares.high
+    for parts in ({"compute": np.full((60, 12), 0.5)}, {"transport": fixed}):
+        known = anyk.plan(Record(record.seconds, load=1 / 12, parts=parts), resamples=50)
+        assert not any("slow link" in text for text in known.assumptions)
+        promise = next(one for one in known.candidates if one.spec == "uncoded:balance=auto").seconds_per_step
+        assert promise.low < link.durations(strategy).mean() < promise.high < 1.3
+
+
+def test_the_drivers_own_time_is_part_of_every_promise(tmp_path: Path) -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    cluster = anyk.cluster(
+        "simulated:step=0.5,partition=0.25,cores=6", workers=6, delays="uniform:low=0,high=1", seed=1
+    )
+    recorded = anyk.train(problem, "uncoded", cluster, steps=40)
+    record = anyk.fleet.read(recorded)
+    assert record.driver == pytest.approx(0.5)
+    record.save(tmp_path / "fleet.npz")
+    assert anyk.fleet.read(tmp_path / "fleet.npz").driver == record.driver
+    found = anyk.plan(recorded, resamples=50, everything=True)
+    promises = {one.spec: one.seconds_per_step for one in (*found.candidates, *found.others)}
+    assert any("0.5 s of each step are the driver's own" in line for line in plan_lines(found))
+    for spec in ("uncoded", "frc:stragglers=1", "nested:stragglers=1", "uncoded:wait=3", "async"):
+        again = anyk.train(problem, spec, cluster, steps=40)
+        low, high = (
+            promises[anyk.strategy(spec, workers=6).spec].low,
+            promises[anyk.strategy(spec, workers=6).spec].high,
+        )
+        assert low <= again.seconds / again.steps <= high, spec

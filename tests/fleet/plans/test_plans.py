@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from anyk.fleet.plans.judging import block_length, pareto, resample
 from anyk.fleet.plans.measured_fleet import MeasuredFleet
 from anyk.fleet.records import Record
 from anyk.specs import parse
-from anyk.views.fleet_tables import draw_plan, plan_lines, plan_table
+from anyk.views.fleet_tables import draw_plan, inexact_table, plan_lines, plan_table
 
 pytestmark = pytest.mark.in_process
 
@@ -375,3 +376,32 @@ def test_a_plan_for_a_changing_fleet_keeps_its_range_and_reports_the_rounds_used
     run = anyk.train(problem, "uncoded", never, workers=(3, 8), steps=5)
     with pytest.raises(anyk.BadInput, match="in which all workers are given a task .*; its 8 workers never were"):
         anyk.plan(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["frc:stragglers=2", "k-sync:k=4", "bcc:batches=3"])
+def test_nothing_printed_is_astronomical(spec: str) -> None:
+    """What was cut off may have no mean at all: then there is a least value only, and no percentage below it."""
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    fleet = anyk.clusters.Simulated(12, delays="exp:mean=0.05", seed=1)
+    found = anyk.plan(anyk.train(problem, spec, fleet, steps=60), resamples=50, everything=True)
+    choices = (*found.candidates, *found.others)
+    cells = [cell for row in (*plan_table(choices, found.today).rows, *inexact_table(choices).rows) for cell in row]
+    assert not [cell for cell in cells if "e+" in cell or re.search(r"(?<![.\d])\d{4,}", cell)]
+    assert any("or more" in cell for cell in cells)
+    assert "e+" not in found._repr_html_()
+    text = json.dumps(found.report(), default=str)
+    assert "e+" not in text
+
+
+def test_a_law_that_tells_nothing_of_computing_does_not_advise_full_copies() -> None:
+    law = anyk.delays.parse("exp:mean=0.5")
+    for slope in (None, 0.0):
+        found = anyk.plan(law, workers=12, slope=slope, resamples=30)
+        assert max(one.load for one in found.candidates) <= 0.25 and found.max_load == 0.25
+        assert "tells how late workers are, but not how long they compute" in found.assumptions[-1]
+    given = anyk.plan(law, workers=12, slope=1.2, resamples=30)
+    assert given.max_load == 1.0 and not any("not how long they compute" in text for text in given.assumptions)
+    asked = anyk.plan(law, workers=12, slope=0.0, max_load=1.0, resamples=30)
+    assert asked.best.load == 1.0 and any("then one is enough" in line for line in plan_lines(asked))
+    assert [anyk.plan(law, workers=n, slope=0.0, resamples=20).max_load for n in (2, 3, 4)] == [0.5, 2 / 3, 0.5]

@@ -26,6 +26,7 @@ from anyk.fleet.records.record_sources import Readable
 from anyk.optimizers import Optimizer, Schedule
 from anyk.plain import values_of
 from anyk.problems.base import Problem, Tell
+from anyk.protocol import shares_computed
 from anyk.runs import Run, usual_optimizer
 from anyk.runs.callbacks import check_callbacks
 from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluation, read_evaluate
@@ -43,8 +44,8 @@ from anyk.strategies.construction import fleet_keys, from_spec, with_fleet
 class Settings:
     """The keys of ``--strategy auto:…``; see :func:`train_auto`."""
 
-    measure: int = 30
-    every: int = 100
+    measure: int = 10
+    every: int = 10
     record: str | None = None
     slope: float | None = None
     max_load: float = 1.0
@@ -132,8 +133,8 @@ def train_auto(
     seed: int = 0,
     communication: str | DelayModel | Communication = "none",
     record: Readable | None = None,
-    measure: Annotated[int, Meta(ge=LEAST_ROUNDS)] = 30,
-    every: AtLeastOne = 100,
+    measure: Annotated[int, Meta(ge=LEAST_ROUNDS)] = 10,
+    every: AtLeastOne = 10,
     slope: float | None = None,
     max_load: float = 1.0,
     steps: int | None = None,
@@ -150,12 +151,15 @@ def train_auto(
 ) -> Auto:
     """Train a model with the strategy that suits the fleet: measure, plan, switch, and keep checking the promise.
 
-    The first ``measure`` steps are uncoded and measure every worker; with a ``record`` of the fleet, there are none.
-    From the measurements, :func:`anyk.plan` chooses among strategies whose steps are the exact sum and which can
-    continue another run, under ``slope`` and ``max_load``. The time of each ``every`` steps is compared with the
-    promise; when it lies outside of the promised interval twice consecutively, the fleet is measured and planned for
-    again. With several problems, one model is trained for each, in turn (:func:`anyk.train_many`): codes over several
-    rounds then take part, and ``measure``, ``every`` and the promise count the steps of all models together.
+    The first ``measure`` steps are taken with two copies of the data, so that measuring costs little if workers are
+    late: of each copy that is not needed a lower bound is known. With a ``record`` of the fleet, there are none. From
+    the measurements, :func:`anyk.plan` chooses among strategies whose steps are the exact sum and which can continue
+    another run, under ``slope`` and ``max_load``. If a strategy is likely to be faster that would have waited longer,
+    ``measure`` steps wait for all workers. Plans from thin evidence are renewed when there are twice as many rounds.
+    The time of each ``every`` steps is compared with the promise; when it lies outside of the promised interval twice
+    consecutively, or once by a factor of 2, the plan is made again from the rounds in which it did. With several
+    problems, one model is trained for each, in turn (:func:`anyk.train_many`): codes over several rounds then take
+    part, and ``measure``, ``every`` and the promise count the steps of all models together.
 
     Each part is a run (:func:`anyk.train`) that starts from the model of the previous one, with its own workers and
     clock; no step is lost or taken twice. ``steps``, ``seconds`` and ``target`` are limits of all parts together.
@@ -168,7 +172,7 @@ def train_auto(
     >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     >>> training = train_auto(problem, workers=6, cluster="simulated", delays="bimodal:fast=0.1,slow=1", steps=60)
     >>> [(run.config.strategy, run.begun, run.steps) for run in training.runs]
-    [('uncoded', 0, 30), ('bcc:batches=2', 30, 60)]
+    [('frc:stragglers=1', 0, 10), ('uncoded', 10, 20), ('frc:stragglers=1', 20, 60)]
     """
     trained, models = combine(problem)
     measured = None if record is None else read(record)
@@ -180,8 +184,8 @@ def train_auto(
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
     rebuilt, hooks = Rebuilt(trained, usual_optimizer(trained, optimizer, lr), fleet), check_callbacks(callbacks)
     limits = Limits(steps, seconds, target).within(STEPS if target is None else LIMIT)
-    own = {"cluster": cluster, "models": models, "uncoded": uncoded, "measure": measure, "every": every, "slope": slope}
-    own |= {"max_load": max_load, "record": record is not None}
+    own = {"cluster": cluster, "models": models, "uncoded": uncoded, "measuring": measuring(uncoded, workers, max_load)}
+    own |= {"measure": measure, "every": every, "slope": slope, "max_load": max_load, "record": record is not None}
     evaluation = read_evaluate(evaluate)
     config = describe(AutoConfig, trained, fleet, rebuilt.optimizer, limits, evaluation, hooks, **own)
     folder = None if out is None else Path(out)
@@ -235,6 +239,23 @@ def _train(parts: Parts) -> Auto:
     parts.train()
     config = parts.config
     return Auto(tuple(parts.done), left_out(config.workers, config.models, config.uncoded))
+
+
+def measuring(uncoded: str, workers: int, max_load: float) -> str:
+    """Return the strategy that measures a fleet: two copies of the data, if these are possible, as no copy may be dear.
+
+    In each round all workers of which a copy is needed are measured, and a lower bound of the others. ``uncoded``: the
+    strategy that waits for all.
+
+    >>> measuring("uncoded", 6, 1.0), measuring("uncoded:fewest=2,partitions=12", 6, 1.0), measuring("uncoded", 6, 0.2)
+    ('frc:stragglers=1', 'frc:stragglers=1,fewest=2,partitions=12', 'uncoded')
+    """
+    spec = with_keys("frc:stragglers=1", fleet_keys(uncoded))
+    try:
+        strategy = from_spec(spec, workers)
+    except BadInput:
+        return uncoded
+    return spec if max(shares_computed(strategy)) <= max_load + 1e-12 else uncoded
 
 
 def left_out(workers: int, models: int = 1, like: str = "uncoded") -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from anyk.strategies.construction import fleet_keys, from_spec
 SIMULATED = 60  # largest number of candidates that are simulated, because they have no closed form
 _MOST_DECODING = 2_000_000  # largest rounds x workers^2 for which codes without a closed form are simulated
 _FAR = 1e3  # factor by which censored times may be longer than measured, in the extreme
+_NO_MEAN = 1.0  # exponent of a Pareto delay model up to which its mean is infinite
+_STEEPEST = 1e6  # largest exponent of a Pareto model: of times that are equal up to rounding
 _MISFIT = 0.1  # largest misfit of a delay model that counts as fitting
 _TOLERANCE = 0.1  # largest relative difference between the samples of a step and the requested number
 
@@ -115,14 +117,19 @@ class Timed:
     """A strategy with the seconds that each recorded round would take under it, shape (rounds,).
 
     ``series``: seconds if tasks that were cut off took no longer than measured; ``imputed``: seconds if delay models
-    continue these tasks, one series for each model, or none if it makes no difference. ``measured_share``: the share of
-    rounds whose seconds do not depend on tasks that were cut off. ``quality``: the composition of its steps.
+    continue these tasks, one series for each model, or none if it makes no difference; ``unbounded``: whether one of
+    these models has no mean, so that nothing limits the seconds. ``measured_share``: the share of rounds whose seconds
+    do not depend on tasks that were cut off. ``readings``: for each of the fleet's other readings the means of one or
+    two series, as multiples of the series' mean; the last reading is that the driver's time grows with the vectors
+    sent. ``quality``: the composition of its steps.
     """
 
     strategy: Strategy
     series: Floats
     imputed: list[Floats]
+    unbounded: bool
     measured_share: float
+    readings: list[list[float]]
     quality: Quality
 
     @property
@@ -146,6 +153,16 @@ class Timed:
         all_series += all_series[-1:] * (least - len(self.imputed))
         return np.array([series.mean() for series in all_series])
 
+    @property
+    def factors(self) -> list[float]:
+        """The factors by which the mean seconds differ between the fleet's readings; the first is 1."""
+        return [1.0, *(factor for reading in self.readings for factor in reading)]
+
+    def factors_over(self, other: Timed) -> list[float]:
+        """Return the factors by which the ratio of its seconds to another's differs between the fleet's readings."""
+        pairs = zip(self.readings, other.readings, strict=True)
+        return [1.0, *(one / two for ones, twos in pairs for one in ones for two in twos)]
+
 
 def time_strategies(
     fleet: MeasuredFleet,
@@ -160,15 +177,17 @@ def time_strategies(
     """
     timed: dict[str, Timed] = {}
     omitted: list[str] = []
-    continued = []
+    continued, unbounded = [], False
     if fleet.censored.any():
         extreme = fleet.taking(np.where(fleet.censored, fleet.times * _FAR, fleet.times))
-        continued = [extreme, *imputations(fleet, seed)]
+        likely, unbounded = imputations(fleet, seed)
+        continued = [extreme, *likely]
     today = next(iter(strategies))
 
     def time_strategy(spec: str) -> None:
         try:
-            timed[spec] = _time(fleet, continued, strategies[spec], size)
+            one = _time(fleet, continued, unbounded, strategies[spec], size)
+            timed[spec] = replace(one, readings=[*one.readings, [_driver_factor(fleet, one, timed.get(today, one))]])
         except (BadInput, RunFailed):
             if spec == today:
                 raise
@@ -190,11 +209,13 @@ def _has_closed_form(strategy: Strategy, fleet: MeasuredFleet) -> bool:
     return fleet.taking(fleet.times[:1]).closed_form(strategy) is not None
 
 
-def _time(fleet: MeasuredFleet, continued: list[MeasuredFleet], strategy: Strategy, size: VectorSize) -> Timed:
+def _time(
+    fleet: MeasuredFleet, continued: list[MeasuredFleet], unbounded: bool, strategy: Strategy, size: VectorSize
+) -> Timed:
     """Return a strategy with its seconds; raise if its steps are impossible or take no time.
 
     ``continued``: nothing without censored times, otherwise the fleet with these extremely long, then with their likely
-    values.
+    values; ``unbounded``: see :func:`imputations`.
     """
     rounds, measured_share = len(fleet.times), 1.0
     measured, *extreme = (np.resize(each.durations(strategy), rounds) for each in (fleet, *continued[:1]))
@@ -203,7 +224,22 @@ def _time(fleet: MeasuredFleet, continued: list[MeasuredFleet], strategy: Strate
     if extreme:
         measured_share = float((np.abs(extreme[0] - measured) <= 1e-9 * measured).mean())
     imputed = [np.resize(likely.durations(strategy), rounds) for likely in continued[1:] if measured_share < 1.0]
-    return Timed(strategy, measured, imputed, measured_share, fleet.quality(strategy, size))
+    # balance chooses shares by what it believes, which another reading may refute, or by what it finds out
+    versions = dict.fromkeys((strategy, fleet.adapt(strategy)))
+    readings = [
+        [float(np.resize(reading.durations(each), rounds).mean() / measured.mean()) for each in versions]
+        for reading in fleet.readings
+    ]
+    quality = fleet.quality(strategy, size)
+    return Timed(strategy, measured, imputed, unbounded and measured_share < 1.0, measured_share, readings, quality)
+
+
+def _driver_factor(fleet: MeasuredFleet, one: Timed, today: Timed) -> float:
+    """Return the factor of a strategy's mean seconds if the driver's time grows with the vectors sent in a step."""
+    if not one.quality.vectors or not today.quality.vectors:
+        return 1.0
+    more = one.quality.vectors / today.quality.vectors - 1.0
+    return 1.0 + fleet.driver * more / one.mean
 
 
 def _promising(
@@ -255,8 +291,11 @@ def _bound(fleet: MeasuredFleet, strategy: Strategy) -> float:
 # ------------------------------------------------------------------------------------------- censored times
 
 
-def imputations(fleet: MeasuredFleet, seed: int) -> list[MeasuredFleet]:
+def imputations(fleet: MeasuredFleet, seed: int) -> tuple[list[MeasuredFleet], bool]:
     """Return fleets with likely values of the censored times: one for each delay model that fits, and one for Pareto.
+
+    A Pareto model whose mean does not exist gives no fleet: the mean of its samples would be decided by the largest
+    one. It says that nothing limits the times, which is the second value returned.
 
     Models are fitted to times relative to the workers' slowness. A censored time is sampled from the model's
     distribution above the time of censoring; all models use the same uniform random numbers.
@@ -272,9 +311,11 @@ def imputations(fleet: MeasuredFleet, seed: int) -> list[MeasuredFleet]:
     shortest = uncensored[uncensored > 0].min() if (uncensored > 0).any() else 0.0
     if shortest > 0 and not any(isinstance(model, Pareto) for model in models):
         logs = float(np.log(np.maximum(relative, shortest) / shortest).sum())
-        models.append(Pareto(minimum=float(shortest), alpha=max(HEAVIEST, uncensored.size / logs if logs else 100.0)))
+        steepness = uncensored.size / logs if logs > 0 else _STEEPEST
+        models.append(Pareto(minimum=float(shortest), alpha=min(max(HEAVIEST, steepness), _STEEPEST)))
+    finite = [model for model in models if not isinstance(model, Pareto) or model.alpha > _NO_MEAN]
     fleets = []
-    for model in models:
+    for model in finite:
         if isinstance(model, Bimodal):
             sampled = np.full_like(relative, model.slow)
         else:
@@ -282,4 +323,4 @@ def imputations(fleet: MeasuredFleet, seed: int) -> list[MeasuredFleet]:
             sampled = model.seconds(np.minimum(below + (1.0 - below) * uniforms, 1.0 - 1e-12), 0)
         times = np.where(fleet.censored, np.maximum(relative, sampled), relative) * factors
         fleets.append(fleet.taking(times))
-    return fleets
+    return fleets, len(finite) < len(models)

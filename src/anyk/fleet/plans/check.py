@@ -15,7 +15,7 @@ from anyk.checks import typed
 from anyk.delays import parse as parse_delays
 from anyk.errors import BadInput, RunFailed, as_bad_input
 from anyk.fleet.explanation.sentences import seconds_text
-from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, loads_of, sample_record
+from anyk.fleet.plans.measured_fleet import MeasuredFleet, completed, fleet_of, loads_of, sample_record
 from anyk.fleet.plans.plan import plan
 from anyk.fleet.records import Record, read
 from anyk.plain import to_plain, values_of
@@ -182,13 +182,21 @@ class Split:
         with with_plugins(run.config, f"the run '{run.path}'"):
             self.strategy = build_strategy(promise.strategy, workers=promise.workers)
         planned = _find_record(promise.record, promise.workers, record)
-        censored = np.asarray(planned.censored)[planned.measured.all(axis=1)]
-        self.planned = MeasuredFleet(planned.table, censored, promise.record.load, np.array(promise.slopes))
+        filled, driver = completed(planned), planned.driver or 0.0
+        slopes = np.array(promise.slopes)
+        self.planned = MeasuredFleet(filled.times, filled.censored, promise.record.load, slopes, driver)
         self.record = read(run)
         self.own, self.apart = self._own()
 
     def _own(self) -> tuple[MeasuredFleet, bool]:
-        """Return the run's own fleet, and whether its delays and its load can be separated."""
+        """Return the run's own fleet, and whether its delays and its load can be separated.
+
+        It has the planned driver's time, so that a difference of drivers is no difference of delays.
+        """
+        fleet, apart = self._measured()
+        return replace(fleet, driver=self.planned.driver), apart
+
+    def _measured(self) -> tuple[MeasuredFleet, bool]:
         if "compute" in self.record.parts:
             fleet, _, guessed = fleet_of(self.record)
             if not guessed:

@@ -130,6 +130,9 @@ _GAIN = 0.03  # below it a change is not worth it
 _TIE = 0.01  # strategies within it are equally good
 _MOMENTUM = 1  # vectors of the usual optimiser's state
 _SEEN = 0.95  # share of a candidate's steps that measured times must decide
+_RARE = 1.4  # factor by which promised intervals are wider with few independent blocks; from measured traces
+_MANY = 10.0  # times today's seconds, from which on a gain is told as a multiple
+_FAR = 1000.0  # times the least value: an end of an interval that far away is none
 _FEW, _INDEPENDENT = 30, 10.0  # rounds, and blocks, below which the evidence is thin
 
 
@@ -213,6 +216,8 @@ class Judgement:
             rounds, self.horizon, self.block, request.resamples, keyed.generator(request.seed, "plan")
         )
         self.thin = rounds < _FEW or self._resamples.effective < _INDEPENDENT
+        # in few rounds the rarest stalls do not occur, so that seconds vary more than these rounds show
+        self._wider = _RARE if self._resamples.effective < _INDEPENDENT else 1.0
         self._pace = self._resamples.spread(self._table)
         self._total = self._pace if goal is None else self._to_target(request.seed)
         self._choose()
@@ -285,8 +290,9 @@ class Judgement:
         """Return a candidate with its figures; ``shift`` and ``unsure``: its optimism, in logarithms of seconds."""
         one, today, pace, total = self._timed[i], self._timed[0], self._pace, self._total
         spec, strategy, quality = one.spec, one.strategy, one.quality
-        in_all = self._estimate(total.deviations(i), total.center[i] + shift, unsure)
-        seconds = in_all if self._goal is None else self._estimate(pace.deviations(i), pace.center[i], 0.0)
+        wider = self._wider
+        in_all = self._estimate(wider * total.deviations(i), total.center[i] + shift, unsure)
+        seconds = in_all if self._goal is None else self._estimate(wider * pace.deviations(i), pace.center[i], 0.0)
         gap = total.center[i] - total.center[0] + shift
         ratio = self._estimate(total.deviations(i) - total.deviations(0), gap, unsure)
         if self._goal is None:
@@ -297,7 +303,12 @@ class Judgement:
             ratio = Estimate(ratio.median, ratio.low, max(ratio.median, min(ratio.high, most)))
         if min(one.measured_share, today.measured_share) < _SEEN:
             means = one.means(len(today.imputed))
-            seconds, ratio = _between(seconds, means), _between(ratio, means / today.means(len(one.imputed)))
+            ratios = means / today.means(len(one.imputed))
+            seconds = _between(seconds, means, no_least=False, no_most=one.unbounded)
+            ratio = _between(ratio, ratios, no_least=today.unbounded, no_most=one.unbounded)
+        seconds, ratio = _covering(seconds, one.factors), _covering(ratio, one.factors_over(today))
+        if self._goal is not None:
+            in_all = _covering(in_all, one.factors)
         gain = Estimate(1.0 - ratio.median, 1.0 - ratio.high, 1.0 - ratio.low)
         arrival, goal = self._arrivals.get(spec), self._goal
         choice = Choice(
@@ -361,10 +372,20 @@ class Judgement:
         return "nothing", why, evidence
 
 
-def _between(estimate: Estimate, values: Floats) -> Estimate:
-    """Return an interval that covers several possible values, each with the width of an estimate."""
+def _between(estimate: Estimate, values: Floats, *, no_least: bool, no_most: bool) -> Estimate:
+    """Return an interval that covers several possible values, each with the width of an estimate.
+
+    ``no_least``, ``no_most``: nothing limits the values from below, so that they may be near 0, or from above. A limit
+    that is a thousand times the least value says no more than none.
+    """
     low, high = estimate.low / estimate.median, estimate.high / estimate.median
-    return Estimate(float(np.median(values)), float(values.min() * low), float(values.max() * high))
+    least, most = 0.0 if no_least else float(values.min() * low), float(values.max() * high)
+    return Estimate(float(np.median(values)), least, math.inf if no_most or most > _FAR * values.min() else most)
+
+
+def _covering(estimate: Estimate, factors: Sequence[float]) -> Estimate:
+    """Return an interval that covers an estimate multiplied by several factors, one of which is 1."""
+    return Estimate(estimate.median, estimate.low * min(factors), estimate.high * max(factors))
 
 
 def headline(verdict: str, today: Choice) -> str:
@@ -387,7 +408,29 @@ def gain_text(choice: Choice, today: Choice) -> str:
         return "today's"
     if math.isnan(gain.median) or not today.measured:
         return "not known"
-    return f"{100 * gain.median:.0f} % ({100 * gain.low:.0f} to {100 * gain.high:.0f})"
+    if gain.low == -math.inf and 1.0 - gain.high >= _MANY:
+        return f"at least {1.0 - gain.high:.3g} times as long"
+    if gain.low == -math.inf:
+        return f"at most {_share(gain.high)} %"
+    if 1.0 - gain.low >= _MANY:
+        return f"{1.0 - gain.median:.3g} times as long"
+    return f"{_share(gain.median)} % ({_share(gain.low)} to {_share(gain.high)})"
+
+
+def _share(gain: float) -> str:
+    """Return a gain in per cent."""
+    return f"{100 * gain:.0f}"
+
+
+def interval_text(estimate: Estimate) -> str:
+    """Return seconds with their interval; only the least seconds if nothing limits them.
+
+    >>> interval_text(Estimate(1.0, 0.5, 2.0)), interval_text(Estimate(1.0, 0.5, math.inf))
+    ('1 (0.5 to 2)', '0.5 or more')
+    """
+    if estimate.high == math.inf:
+        return f"{estimate.low:.3g} or more"
+    return f"{estimate.median:.3g} ({estimate.low:.3g} to {estimate.high:.3g})"
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anyk import codes
+from anyk import codes, keyed
 from anyk.arrays import Flags, Floats
 from anyk.clusters import Simulated
 from anyk.clusters.virtual.cores import Compute
@@ -96,6 +96,7 @@ def vectors_held(strategy: Strategy, state: int) -> int:
 _LEAST = 1e-6  # seconds that a task takes at least
 _SAMPLED_ROUNDS = 400  # of a delay model
 _QUARTERS = 4
+_POLISHED = 10  # sweeps of the median polish that fills gaps
 _FITTED = 30  # rounds from which on a slope is fitted for each worker
 _APART = 1.3  # times as slow as the others: a difference that is mentioned
 
@@ -117,7 +118,8 @@ class MeasuredFleet:
     ``times``: seconds, shape (rounds, workers), of tasks that cover the share ``load`` of the data; ``censored``: times
     that are lower bounds. A task's seconds are a fixed part and load times ``slope``, the seconds for the whole data:
     of each worker, shape (workers,), or of the typical worker, with each worker's in proportion to its
-    :func:`slowness`. If a task took less than its slope predicts, all of it counts as computing.
+    :func:`slowness`. If a task took less than its slope predicts, all of it counts as computing. ``driver``: seconds of
+    every step besides the workers' times. ``readings``: further fleets that the record may equally well be of.
 
     >>> fleet = MeasuredFleet(np.tile([1.0, 1.0, 2.0], (8, 1)), np.zeros((8, 3), bool), load=1 / 3, slope=3.0)
     >>> fleet.slopes.tolist(), fleet.seconds(np.array([1 / 3, 1 / 3, 1 / 6]))[0].round(9).tolist()
@@ -128,6 +130,8 @@ class MeasuredFleet:
     censored: Flags
     load: float
     slope: float | Floats
+    driver: float = 0.0
+    readings: tuple[MeasuredFleet, ...] = ()
 
     @cached_property
     def slopes(self) -> Floats:
@@ -157,7 +161,8 @@ class MeasuredFleet:
 
     def growing_as(self, other: MeasuredFleet) -> MeasuredFleet:
         """Return the fleet with its own fixed parts, and the load and slopes of another."""
-        return MeasuredFleet(self.fixed + other.load * other.slopes, self.censored, other.load, other.slopes)
+        times = self.fixed + other.load * other.slopes
+        return MeasuredFleet(times, self.censored, other.load, other.slopes, self.driver)
 
     def adapt(self, strategy: Strategy) -> Strategy:
         """Return a strategy as it runs once it has adapted to this fleet."""
@@ -172,7 +177,8 @@ class MeasuredFleet:
     def closed_form(self, strategy: Strategy) -> Floats | None:
         """Return :meth:`durations` in closed form; None if the strategy has none."""
         strategy = self.adapt(strategy)
-        return strategy.facts.durations(self.seconds(loads_of(strategy)), self._rate)
+        seconds = strategy.facts.durations(self.seconds(loads_of(strategy)), self._rate)
+        return None if seconds is None else seconds + self.driver
 
     def simulate(self, strategy: Strategy, log: RunLog | None = None) -> Floats:
         """Return :meth:`durations` by the virtual clock, which may keep a log."""
@@ -187,12 +193,14 @@ class MeasuredFleet:
         seconds, compute = self.seconds(loads), None
         if code is not None and code.policy().rounds != "coded":  # a part counts when it is computed
             each = tuple((self.slopes / layout.partitions).tolist())
-            compute = Compute(0.0, each, 0.0, workers)
+            compute = Compute(0.0, each, self.driver, workers)
             delays = Table(np.maximum(0.0, seconds - loads * self.slopes), by="round")
         elif code is not None and code.messages > 1:  # in order, which cores do not heed
             delays = Table(seconds / [len(assigned) for assigned in layout.assignment], by="round", per="load")
         else:  # a strategy without rounds gives its workers task after task
             delays = Table(seconds, by="round" if strategy.facts.exact else "task")
+        if compute is None and self.driver:
+            compute = Compute(0.0, 0.0, self.driver, workers)
         return Simulated(workers, delays=delays, compute=compute, seed=seed)
 
     def from_round(self, part: int, parts: int) -> MeasuredFleet:
@@ -225,7 +233,7 @@ class MeasuredFleet:
     def without(self, places: Sequence[int]) -> MeasuredFleet:
         """Return the fleet without some workers."""
         times, censored = np.delete(self.times, places, axis=1), np.delete(self.censored, places, axis=1)
-        return MeasuredFleet(times, censored, self.load, np.delete(self.slopes, places))
+        return MeasuredFleet(times, censored, self.load, np.delete(self.slopes, places), self.driver)
 
 
 def loads_of(strategy: Strategy) -> Floats:
@@ -291,22 +299,88 @@ def fleet_of(
     ``slope``: seconds that a typical worker computes on the whole data; by default it is fitted to ``other``, a
     record at another load, or taken from the record's compute stamps, or else a task is assumed to be computing only.
     """
-    times = record.table
-    complete = record.measured.all(axis=1)
+    filled = completed(record)
+    times, censored = filled.times, filled.censored
     load = 1.0 / times.shape[1] if record.load is None else record.load
     only = () if record.strategy is None else record.remarks[1:]  # which rounds of a run with a changing fleet
     assumptions = [f"all workers are there, as in the record: {remark}" for remark in only]
     if record.load is None:
         assumptions.append(f"each worker computed 1/{times.shape[1]} of the data in the record")
-    slopes, assumed = _slope(record, other, load, unit) if slope is None else (slope, [])
+    slopes, assumed = _slope(record, times, other, load, unit) if slope is None else (slope, [])
     assumptions += assumed
-    if not complete.all():
-        assumptions.append(f"{int((~complete).sum())} rounds in which a worker is missing are omitted")
-    fleet = MeasuredFleet(times, np.asarray(record.censored)[complete], load, slopes)
+    fleet = MeasuredFleet(times, censored, load, slopes, record.driver or 0.0)
+    readings = []
+    if filled.gaps:
+        assumptions.append(
+            f"{filled.gaps:,} of {times.size:,} times are missing; such a worker is as fast as usual in that round, "
+            "or, at the other end of the intervals, absent until its next measured round"
+        )
+        readings.append(replace(fleet, times=filled.absent, slope=fleet.slopes))
     measured = isinstance(slopes, np.ndarray)
     if not measured and slopes and float(np.ptp(np.log(fleet.slopes))) > math.log(_APART):
-        assumptions.append("workers that are always slow compute slowly, and do not only reply late")
-    return fleet, assumptions, bool(assumed)
+        assumptions.append(
+            "workers that are always slow compute slowly, or, at the other end of the intervals, only reply late, as "
+            "over a slow link"
+        )
+        readings.append(replace(fleet, slope=np.full(times.shape[1], float(slopes))))
+    return replace(fleet, readings=tuple(readings)), assumptions, bool(assumed)
+
+
+@dataclass(frozen=True, eq=False)
+class Completed:
+    """The times of a record without gaps, shape (rounds, workers), and which of them are lower bounds.
+
+    In a missing cell, ``times`` has a worker that is as fast as it usually is, relative to the others of that round;
+    ``absent`` has one that starts when its next measured round starts. ``gaps``: the number of missing cells.
+    """
+
+    times: Floats
+    censored: Flags
+    absent: Floats
+    gaps: int
+
+
+def completed(record: Record) -> Completed:
+    """Return the times of a record with its gaps filled.
+
+    The times of a round and of a worker are the product of a level of the round, a speed of the worker (by Tukey's
+    median polish of the logarithms), and a deviation, which is sampled by key from the worker's own.
+
+    >>> level = np.array([1.0, 1.0, 20.0, 1.0, 1.0, 20.0])[:, None]
+    >>> times = level * np.array([1.0, 1.0, 2.0])
+    >>> times[[0, 2], 2] = np.nan
+    >>> filled = completed(Record(times))
+    >>> filled.times[:3, 2].round(9).tolist(), filled.absent[:3, 2].round(9).tolist(), filled.gaps
+    ([2.0, 2.0, 40.0], [3.0, 2.0, 40.0], 2)
+    """
+    seconds, measured, censored = record.seconds, record.measured, np.asarray(record.censored)
+    if measured.all():
+        return Completed(seconds, censored, seconds, 0)
+    rows = measured.any(axis=1)
+    seconds, measured, censored = seconds[rows], measured[rows], censored[rows]
+    logs = np.log(np.maximum(seconds, _LEAST))
+    levels, speeds = np.zeros((len(logs), 1)), np.zeros(logs.shape[1])
+    for _ in range(_POLISHED):
+        levels = np.nanmedian(logs - speeds, axis=1, keepdims=True)
+        speeds = np.nanmedian(logs - levels, axis=0)
+    usual = levels + speeds
+    generator = keyed.generator(0, "gaps")
+    times, absent = seconds.copy(), seconds.copy()
+    for worker in range(times.shape[1]):
+        missing = ~measured[:, worker]
+        deviations = (logs - usual)[~missing, worker]
+        sampled = generator.choice(deviations, size=int(missing.sum()))
+        times[missing, worker] = np.exp(usual[missing, worker] + sampled)
+    longest = np.nanmax(seconds, axis=1)
+    for worker in range(times.shape[1]):
+        waiting, its_next = 0.0, times[-1, worker]
+        for t in reversed(range(len(times))):
+            if measured[t, worker]:
+                waiting, its_next = 0.0, times[t, worker]
+            else:
+                waiting += longest[t]
+                absent[t, worker] = waiting + its_next
+    return Completed(times, censored, np.maximum(absent, times), int((~measured).sum()))
 
 
 def sample_record(model: DelayModel, workers: int | None, seed: int) -> Record:
@@ -320,12 +394,12 @@ def sample_record(model: DelayModel, workers: int | None, seed: int) -> Record:
 
 def _slope(
     record: Record,
+    times: Floats,
     other: Readable | None,
     load: float,
     unit: str | None,
 ) -> tuple[float | Floats, list[str]]:
     """Return the seconds for the whole data, and assumptions in place of measurements."""
-    times = record.table
     if other is not None:
         second = read(other, unit=unit)
         if record.load is None or second.load is None or record.load == second.load:
@@ -334,9 +408,9 @@ def _slope(
             )
         if second.seconds.shape[1] != times.shape[1]:
             raise BadInput(f"the records have {times.shape[1]} and {second.seconds.shape[1]} workers; they must agree")
-        return _fit_slope(times, load, second.table, second.load), []
-    if "compute" in record.parts and load > 0:
-        computing = record.parts["compute"][record.measured.all(axis=1)]
+        return _fit_slope(times, load, completed(second).times, second.load), []
+    computing = _computing(record)
+    if computing is not None and load > 0:
         stamped = np.isfinite(computing)  # cancelled tasks have none; perhaps all of a worker were cancelled
         if stamped.any():
             columns = zip(computing.T, stamped.T, strict=True)
@@ -349,6 +423,14 @@ def _slope(
         "how times grow with load; give the slope (--slope), or a second record at another load (--other)"
     )
     return level / load, [assumption]
+
+
+def _computing(record: Record) -> Floats | None:
+    """Return the seconds of computing of each task: its own part, or what is neither delay nor transport."""
+    besides = [record.parts[name] for name in ("delay", "transport") if name in record.parts]
+    if "compute" in record.parts or not besides:
+        return record.parts.get("compute")
+    return np.maximum(0.0, record.seconds - sum(np.nan_to_num(part) for part in besides))
 
 
 def _fit_slope(times: Floats, load: float, others: Floats, other_load: float) -> float | Floats:

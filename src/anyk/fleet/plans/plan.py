@@ -19,7 +19,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.fleet.explanation import attribution
 from anyk.fleet.explanation.explaining import at_median, explain
 from anyk.fleet.plans.candidates import Request, ignore
-from anyk.fleet.plans.judging import Choice, Judgement, gain_text, headline, in_short, pareto
+from anyk.fleet.plans.judging import Choice, Judgement, gain_text, headline, in_short, interval_text, pareto
 from anyk.fleet.plans.measured_fleet import MeasuredFleet, fleet_of, sample_record, slowness, typical_value
 from anyk.fleet.plans.targets import Goal
 from anyk.fleet.records import Record, read
@@ -37,6 +37,7 @@ from anyk.strategies import strategy as build_strategy
 LEAST_ROUNDS = 5  # of a record, in which all workers were measured
 _PROBED = 30  # rounds
 _REPAIRED = 3  # workers at most
+_MODEST = 0.25  # largest load by default if the time of computing is not known
 _FAR = 1000.0  # factor between the ends of an interval from which on the upper end is not printed
 
 
@@ -90,7 +91,8 @@ def with_spares(fleet: MeasuredFleet, count: int, seed: int) -> MeasuredFleet:
     relative = fleet.times / slowness(fleet.times)
     times = np.hstack([fleet.times, np.take_along_axis(relative, places, axis=1)])
     censored = np.hstack([fleet.censored, np.take_along_axis(fleet.censored, places, axis=1)])
-    return MeasuredFleet(times, censored, fleet.load, np.append(fleet.slopes, [typical_value(fleet.slopes)] * count))
+    slopes = np.append(fleet.slopes, [typical_value(fleet.slopes)] * count)
+    return MeasuredFleet(times, censored, fleet.load, slopes, fleet.driver)
 
 
 def probe(today: Choice, choices: Iterable[Choice]) -> str | None:
@@ -117,7 +119,7 @@ class FleetSummary:
 
     ``slowest``: the five costliest workers; ``named``: the workers that cost more than chance explains; ``mean_burst``:
     the mean number of rounds that stragglers last; ``apart``: the share of the time spent waiting beyond the rounds'
-    medians.
+    medians; ``driver``: seconds of a step besides the workers' times, None if the record does not tell.
     """
 
     workers: int
@@ -126,6 +128,7 @@ class FleetSummary:
     named: list[int | str]
     mean_burst: float
     apart: float
+    driver: float | None = None
 
 
 @dataclass(frozen=True)
@@ -181,8 +184,7 @@ class Plan:
         rows = []
         for choice in pareto([*self.candidates, self.today]):
             seconds = choice.arrival or choice.seconds_per_step
-            interval = f"{seconds.median:.3g} ({seconds.low:.3g} to {seconds.high:.3g})"
-            rows.append([choice.spec, interval, gain_text(choice, self.today), f"{choice.load:.3g}"])
+            rows.append([choice.spec, interval_text(seconds), gain_text(choice, self.today), f"{choice.load:.3g}"])
         advice = headline(self.verdict, self.today)
         text = f"{advice}: {self.why}; for a run of {self.horizon:,} steps; evidence: {self.evidence}"
         title = "seconds a step" if self.target is None else "seconds to the target"
@@ -212,7 +214,7 @@ def plan(
     slope: SecondsOrZero | None = None,
     other: Readable | None = None,
     steps: AtLeastOne | None = None,
-    max_load: PositiveShare = 1.0,
+    max_load: PositiveShare | None = None,
     memory: PositiveShare = 1.0,
     models: AtLeastOne = 1,
     everything: bool = False,
@@ -247,9 +249,10 @@ def plan(
     ``other``, at another load; else all of a task's time is assumed to be computing, and the plan also reports the
     result if half of it is. ``steps`` of the run that the promise is for (default: the rounds of the record, or
     today's steps to the target). ``max_load`` and ``memory``: the largest share of the data that a worker may compute
-    in a step, and store. ``models``: trained simultaneously, a step each in turn. ``everything``: include strategies
-    with inexact steps; without a target they are not ranked. ``among`` returns whether a strategy may be chosen.
-    ``tell`` receives the spec of each strategy that has to be simulated.
+    in a step, and store (default: no limit; for a delay model whose tasks take no time to compute, a quarter or two
+    even shares, whichever is more). ``models``: trained simultaneously, a step each in turn. ``everything``: include
+    strategies with inexact steps; without a target they are not ranked. ``among`` returns whether a strategy may be
+    chosen. ``tell`` receives the spec of each strategy that has to be simulated.
 
     With a target: ``optimizer`` (a spec), ``lr``, from which learning rates are searched, and ``evaluate`` as for
     :func:`anyk.train`; ``runs``: at most. ``batch``: the samples of a step, all workers together (default: today's; 0:
@@ -271,10 +274,42 @@ def plan(
         today = record.strategy or "uncoded"
         models = models if models > 1 else models_trained(build_strategy(today, workers=len(record.workers)))
     inexact = (everything or goal is not None) and not exact
+    unlimited = max_load is None
+    if max_load is None:
+        max_load = _usual_load(source, len(record.workers), slope)
     request = Request(
         today, max_load, memory, models, steps, resamples, seed, inexact, tell or ignore, among, batch, max_staleness
     )
-    return _answer(request, goal, record, source, other, slope, reading)
+    found = _answer(request, goal, record, source, other, slope, reading)
+    if not isinstance(source, DelayModel):
+        return found
+    limit = (_without_computing(source, max_load),) if unlimited and max_load < 1.0 else ()
+    return replace(found, assumptions=(*found.assumptions, *_without_mean(source, record), *limit))
+
+
+def _usual_load(source: Readable | DelayModel, workers: int, slope: float | None) -> float:
+    """Return the largest load that a plan allows: below 1 for a delay model, unless the time of computing is given."""
+    if not isinstance(source, DelayModel) or slope:
+        return 1.0
+    return min(max(_MODEST, 2.0 / workers), (workers - 1.0) / workers)
+
+
+def _without_mean(law: DelayModel, record: Record) -> tuple[str, ...]:
+    """Return a sentence about a delay model without a mean."""
+    if not any(law.expected(i) == math.inf for i in range(len(record.workers))):
+        return ()
+    return (
+        f"the mean of '{law.spec}' does not exist: the longest of the {len(record.rounds)} sampled rounds decides the "
+        "seconds of strategies that wait for every worker, and a longer one will come",
+    )
+
+
+def _without_computing(law: DelayModel, max_load: float) -> str:
+    return (
+        f"no worker computes more than {max_load:.3g} of the data (--max-load): '{law.spec}' tells how late workers "
+        "are, but not how long they compute; if computing took no time, each could compute everything, and one would "
+        "be enough; give the time (--slope)"
+    )
 
 
 def _complete_record(source: Readable | DelayModel, workers: int | None, seed: int, reading: ByName) -> Record:
@@ -285,11 +320,14 @@ def _complete_record(source: Readable | DelayModel, workers: int | None, seed: i
         record = read(source, **reading)
     else:
         raise BadInput("workers are for a delay law; a record knows its workers")
-    rounds, n = record.table.shape
+    rounds, n = record.seconds.shape
     if rounds < LEAST_ROUNDS or n < 2:
+        raise BadInput(f"a plan takes {LEAST_ROUNDS} rounds or more of 2 workers or more; got {rounds} x {n}")
+    fewest = int(record.rounds_measured.argmin())
+    if record.rounds_measured[fewest] < LEAST_ROUNDS:
         raise BadInput(
-            f"a plan takes {LEAST_ROUNDS} rounds or more in which all of 2 workers or more were measured; "
-            f"got {rounds} x {n}"
+            f"a plan takes {LEAST_ROUNDS} times or more of every worker; worker {record.workers[fewest]} has "
+            f"{record.rounds_measured[fewest]}; leave such workers out, or measure longer"
         )
     if np.asarray(record.censored)[record.measured].all():
         raise BadInput(
@@ -351,6 +389,7 @@ def _answer(
             list(causes.named),
             causes.mean_burst,
             causes.apart,
+            record.driver,
         ),
         tuple(fleet.slopes.tolist()),
         request.max_load,

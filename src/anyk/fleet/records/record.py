@@ -31,7 +31,8 @@ class Record:
     ``censored``: times that are lower bounds, because the worker was cancelled. ``workers`` and ``rounds`` are their
     names. ``load``: the share of the data that each worker computed. ``parts``: seconds spent on delay, compute or
     transport, and ``stages``: seconds in each pipeline stage, each of the shape of ``seconds``. ``remarks``: the
-    interpretation of the source. ``strategy``: the spec of the strategy in use, if known.
+    interpretation of the source. ``strategy``: the spec of the strategy in use, and ``driver``: the mean
+    seconds of a round besides the workers' times, if known.
 
     Raises :class:`~anyk.errors.BadInput` for shapes that do not match, for times that are negative or infinite, and for
     a record without times or with zeros only.
@@ -50,6 +51,7 @@ class Record:
     stages: Mapping[str, Floats] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     strategy: str | None = None
+    driver: float | None = None
 
     def __post_init__(self) -> None:
         seconds = np.array(self.seconds, dtype=float)
@@ -179,6 +181,8 @@ class Record:
         }
         if self.load is not None:
             arrays["load"] = np.array(self.load)
+        if self.driver is not None:
+            arrays["driver"] = np.array(self.driver)
         parts = {f"part {name}": table for name, table in self.parts.items()}
         return arrays | parts | {f"stage {name}": table for name, table in self.stages.items()}
 

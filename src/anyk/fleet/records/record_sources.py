@@ -19,7 +19,7 @@ from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
 from anyk.matrices import read_npz
 from anyk.runs import Run, is_race
-from anyk.runs.log.delay_trace import computing_seconds, task_seconds
+from anyk.runs.log.delay_trace import computing_seconds, driver_seconds, task_seconds
 from anyk.strategies.construction import fleet_keys
 from anyk.tables import Table, check_input_file, limit, read_csv, read_parquet, shown
 
@@ -145,7 +145,15 @@ def _of_run(run: Run) -> Record:
     if fleet_keys(spec):
         rounds, workers = seconds.shape
         remarks.append(f"only the {rounds:,} of its {run.jobs:,} rounds in which all {workers} workers were there")
-    return Record(seconds, censored, load=load, parts=parts, remarks=tuple(remarks), strategy=spec)
+    return Record(
+        seconds,
+        censored,
+        load=load,
+        parts=parts,
+        remarks=tuple(remarks),
+        strategy=spec,
+        driver=driver_seconds(run),
+    )
 
 
 def _of_folder(path: Path, unit: str | None, max_gb: float | None, named: Named) -> Record:
@@ -213,4 +221,5 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
         float(arrays["load"]) if "load" in arrays else None,
         parts,
         stages,
+        driver=float(arrays["driver"]) if "driver" in arrays else None,
     )

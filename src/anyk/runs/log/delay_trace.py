@@ -10,9 +10,11 @@ import numpy as np
 from anyk.arrays import Flags, Floats
 from anyk.errors import BadInput, as_bad_input
 from anyk.runs.folder.digests import with_plugins
-from anyk.runs.log.queries import TaskTime, task_times
+from anyk.runs.log.queries import TaskTime, task_times, waits_of_steps
 from anyk.runs.run import Run
 from anyk.strategies import strategy as build_strategy
+
+_ROUNDING = 1e-9  # part of a run's seconds that may be left of sums
 
 
 def task_seconds(run: Run, *, due: bool = True) -> tuple[Floats, Flags, float]:
@@ -55,6 +57,22 @@ def computing_seconds(run: Run) -> Floats | None:
         return None
     rows = _rounds(run, due=False)
     return np.array([[task.computing for task in row] for row in rows], dtype=np.float64)
+
+
+def driver_seconds(run: Run) -> float | None:
+    """Return the mean seconds of a run's steps besides waiting for workers; None if a step used older messages.
+
+    >>> import anyk
+    >>> problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    >>> fleet = anyk.cluster("simulated:step=0.5", workers=3, delays="constant:2")
+    >>> driver_seconds(anyk.train(problem, "uncoded", fleet, steps=4))
+    0.5
+    """
+    waited = waits_of_steps(run.log)
+    if waited is None or not run.jobs:
+        return None
+    seconds = (run.seconds - waited) / run.jobs
+    return seconds if seconds > _ROUNDING * run.seconds else 0.0
 
 
 def _rounds(run: Run, *, due: bool) -> list[list[TaskTime]]:
