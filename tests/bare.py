@@ -47,7 +47,6 @@ COMMANDS = {
     "codes threshold frc:load=3 --workers 6 --error 0.1": "", "list strategies": "",
     "strategies show k-async:k=2 --workers 6 --delays exp:mean=1": "", "strategies check k-async:k=2 --schedules 5": "",
     "list": "", "list callbacks": "", "list optimizers": "", "graphs show ring --workers 6": "",
-    "show race --table race.csv": "data",
     "cluster check processes --workers 2 --steps 1": "", "reproduce": "", "reproduce tandon-bound --quick": "",
     "decompile function.py:f --args f32[3]": "jax",
 }  # fmt: skip

@@ -23,6 +23,7 @@ UNPICKLES = {
 }
 IMPORTS = {
     "__init__.py": "names of anyk itself",
+    "cli/lists.py": "registries of anyk itself",
     "clusters/processes/forkserver.py": "modules that the driver has imported",
     "named.py": "code that the user names, from folders only with trust",
     "optimizers/library_classes.py": "optimisers that the user names",
@@ -31,6 +32,7 @@ IMPORTS = {
     "papers/__init__.py": "figures of anyk itself",
     "problems/data/built_in.py": "packages that data sets need",
     "testing/__init__.py": "names of anyk itself",
+    "views/exports/log_tables.py": "packages that formats need",
 }
 RUNS = {"decompile/source.py": "source that it has just written itself", "named.py": "code that the user names"}
 UNPICKLING = {"load", "loads", "Unpickler"}

@@ -30,7 +30,7 @@ def lacks_gradient(piece: Vector, *, unused: bool = False) -> bool:
     (True, False)
     """
     if not piece.size:
-        return True
+        return False
     first = piece.flat[0]
     if first != 0.0 or not (unused or np.signbit(first)):
         return False

@@ -122,7 +122,9 @@ def test_strategies_that_compare_every_message_may_be_sent_wrong_numbers(strateg
 def test_options_that_the_training_refuses_are_bad_input() -> None:
     result = CliRunner().invoke(main, ["chaos", "--kill", "1/s", "--data", "nonsense"])
     assert result.exit_code == 2
-    assert re.fullmatch(r"anyk: the training took no step: [^:]*'nonsense'[^\n]*\n", result.stderr)
+    assert re.fullmatch(
+        r"60 s of training [^\n]*\nanyk: the training took no step: [^:]*'nonsense'[^\n]*\n", result.stderr
+    )
     assert not of_this_test()
 
 

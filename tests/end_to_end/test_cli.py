@@ -121,7 +121,7 @@ WRONG_WORDS = {
     ("show",): "'anyk show' needs RUN; see 'anyk show --help'",
     ("trace", "record", "x"): "'anyk trace record' needs --out; see 'anyk trace record --help'",
     ("race", "--curve", "los"): "--curve should be one of metric, loss, got 'los'; did you mean 'loss'?",
-    ("plan", "x", "--unit", "h"): "--unit should be one of s, ms, us, got 'h'",
+    ("plan", "x", "--unit", "h"): "--unit should be one of s, ms, us, ns, got 'h'",
     (
         "resume",
         "r",

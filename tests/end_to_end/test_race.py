@@ -266,7 +266,7 @@ def test_a_folder_with_several_runs_is_shown_as_they_began(tmp_path):
     assert shown.exit_code == 0, shown.output
     with anyk.Race.open(tmp_path / "t") as parts:
         first, second = (run.config.strategy for run in parts.runs)
-    assert first == "uncoded:models=2" and shown.output.index(first) < shown.output.index(second)
+    assert first == "frc:stragglers=1,models=2" and shown.output.index(first) < shown.output.index(second)
     assert "nothing was left to do at step 9" in run("resume", str(tmp_path / "t")).output
 
 

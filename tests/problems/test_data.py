@@ -218,7 +218,8 @@ def test_fetched_frame_without_the_columns(monkeypatch: pytest.MonkeyPatch) -> N
 def test_fetching_without_pandas(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hide_pandas(monkeypatch)
     with pytest.raises(
-        MissingPackage, match=rf"fetching data set '{name}' from OpenML needs pandas.*; run: pip install .*\[data\]'$"
+        MissingPackage,
+        match=rf"fetching data set '{name}' from OpenML needs pandas, which is not installed; .*pip install .*\[data\]'$",
     ):
         load(name)
 

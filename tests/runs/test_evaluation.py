@@ -67,7 +67,7 @@ def test_the_driver_reads_no_training_items_that_nobody_asked_for(norm):
     run = anyk.train(problem, "uncoded:batch=4", anyk.clusters.Simulated(2), optimizer=optimizer, steps=10)
     assert evaluated(run, "accuracy") == list(range(11)) and not evaluated(run)
     # running statistics for the metric that was asked for take 1,024 items each time
-    assert tried < 100 and data.read - tried - workers == (1024 * 11 if norm else 0)
+    assert tried < 150 and data.read - tried - workers == (1024 * 11 if norm else 0)
     assert held_out.read >= 50 * 11
 
 

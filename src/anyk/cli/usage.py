@@ -6,6 +6,7 @@ import re
 
 import click
 
+from anyk.cli.kinds import KINDS
 from anyk.errors import suggest
 
 _BELONGS = {("resume", "--lr"), ("resume", "--optimizer"), ("resume", "--strategy"), ("resume", "--cluster")}
@@ -49,8 +50,6 @@ def _instead(error: click.NoSuchOption, path: str, command: click.Command | None
 
 def _other_command(name: str, path: str, command: click.Group) -> str:
     """Return the command that was meant, or how to see all."""
-    from anyk.cli.lists import KINDS
-
     if path == "anyk" and name in KINDS:
         return f"'anyk list {name}' lists them"
     known = ", ".join(command.commands)

@@ -5,6 +5,7 @@ Examples are the weight of a term of the loss, a temperature, and the parameters
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -146,10 +147,8 @@ class Values:
 
     def describe(self, leaves: Leaves, changed: Sequence[int]) -> dict[str, float | str]:
         """Return the numbers by name, and digests of the arrays at some places."""
-        from anyk.problems.base import digest_of
-
         numbers = {leaf.name: number for leaf, number in zip(self._numbers, leaves.numbers, strict=True)}
-        return numbers | {self.array_name(place): f"digest {digest_of(leaves.arrays[place])}" for place in changed}
+        return numbers | {self.array_name(place): f"digest {_digest(leaves.arrays[place])}" for place in changed}
 
 
 def taken_by(function: Any, names: Sequence[str]) -> tuple[str, ...]:
@@ -186,6 +185,11 @@ def check_taken(names: Sequence[str], *taken: Sequence[str]) -> None:
             f"nothing takes the values {listed}: give the loss a parameter of each name, as in "
             f"loss(outputs, targets, {listed}), or one called values, for a dictionary of all"
         )
+
+
+def _digest(array: Array) -> str:
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return hashlib.blake2b(content.data, digest_size=8).hexdigest()
 
 
 def _is_schedule(value: Any) -> bool:

@@ -274,8 +274,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False
 
     def __init__(self, *life: Any) -> None:
+        # connections whose request is not complete, since when; first, as a server without its port is closed at once
+        self.asking: dict[socket.socket, float] = {}
         super().__init__(*life)
-        self.asking: dict[socket.socket, float] = {}  # connections whose request is not complete, since when
 
     def service_actions(self) -> None:
         """Hang up on requests that take too long; called ten times a second."""

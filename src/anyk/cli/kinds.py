@@ -1,0 +1,75 @@
+"""The kinds of things that ``anyk list`` lists."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_STRATEGIES = (
+    "CODE:…,wait=…,scaling=…,cancel=preempt,decoder=own,batch=0,snapshot=0,balance=…\n"
+    "    Rounds of any code (anyk list codes).\n"
+    "wait: a number of replies, 'decodable' (default), 'all', a residual such as 5%, a deadline such as 0.5s "
+    "or 3mad, joined by | or &\nscaling: none, marginal or conditional      cancel: preempt or discard\n"
+    "decoder: own, exact, least-squares, one-step or algorithmic      batch: samples of each partition, 0 for "
+    "all\n"
+    "snapshot: every so many rounds an exact one, whose messages correct the others (repetition codes; 0: "
+    "never)\n"
+    "balance: auto cuts the data of uncoded and frc by the workers' measured speed; shares=3/1/1/… gives it\n"
+    "'anyk strategies show SPEC' explains one."
+)
+
+
+class _Kind(NamedTuple):
+    """What `anyk list KIND` lists: the place of its registry, a summary, and a text below the list."""
+
+    module: str
+    registry: str
+    summary: str
+    also: str = ""
+
+
+KINDS = {
+    "strategies": _Kind("anyk.strategies", "registry", "What a step waits for, and how it uses replies.", _STRATEGIES),
+    "codes": _Kind(
+        "anyk.codes",
+        "registry",
+        "Who computes what, so that some replies give the sum; with --workers: compared.",
+        "'anyk list codes --workers 30' compares them, 'anyk codes show SPEC' shows one.",
+    ),
+    "delays": _Kind("anyk.delays", "registry", "Laws of the delays that are injected."),
+    "data": _Kind(
+        "anyk.problems", "sources", "Data sets.", "--data-file takes a local file in place of a data set's own."
+    ),
+    "models": _Kind("anyk.problems", "models", "Models for a data set, as --model takes them."),
+    "optimizers": _Kind(
+        "anyk.optimizers",
+        "registry",
+        "Optimisers.",
+        "All take their learning rate as lr=…, as in adam:lr=0.01, or from --lr.",
+    ),
+    "schedules": _Kind("anyk.optimizers", "schedules", "Learning rates that change, as --lr takes them."),
+    "clusters": _Kind(
+        "anyk.clusters",
+        "registry",
+        "Where workers run.",
+        "'anyk cluster check SPEC --workers 8' measures one.",
+    ),
+    "compressors": _Kind(
+        "anyk.compression",
+        "registry",
+        "Compressors of messages, and what they compose with.",
+        "as in compressed:of=(k-sync:k=5),by=(top-k:share=0.01); how they compose with strategies:\n"
+        "linear: exactly with every code; unbiased: on average; contractive: where messages are one worker's own",
+    ),
+    "callbacks": _Kind(
+        "anyk.callbacks",
+        "registry",
+        "Callbacks, as --callback takes them.",
+        "FILE.py:FUNCTION\n    One of yours, made by a function without arguments.",
+    ),
+    "graphs": _Kind(
+        "anyk.graphs",
+        "registry",
+        "Graphs for decentralised averaging.",
+        "'anyk graphs show SPEC --workers 16' shows one.",
+    ),
+}
