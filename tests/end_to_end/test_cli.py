@@ -638,7 +638,7 @@ def test_a_config_file_is_read_strictly_and_names_options_as_they_are(tmp_path):
     config.write_text(base + "strategy = ['uncoded', 'k-sync']\nlr = 0.5\n")
     shown = run("race", "--config", str(config), "--settings").output
     assert "strategy       uncoded, k-sync:k=2 " in shown and "lr             0.5 " in shown
-    assert "page           report.html in the folder " in shown
+    assert "page           none " in shown
 
 
 def test_settings_are_what_will_be_used(tmp_path, monkeypatch):
