@@ -245,7 +245,11 @@ def _resume(prepared: Preparation, folder: Path, previous: int | None) -> Run:
 def _reached(saved: checkpoints.Saved, config: RunConfig, folder: Path) -> str:
     """Return the limit that a complete run has reached, as text; empty if there is something left to do."""
     versions: dict[str, int] = saved.state["versions"]
-    with Run.open(folder) as run:
+    try:
+        opened = Run.open(folder)
+    except BadInput:  # its last rows are missing, as after a loss of power: it is resumed from its checkpoint
+        return ""
+    with opened as run:
         ended = bool(run.summary) and not any(note["kind"] in ("interrupted", "failed") for note in run.notes[-1:])
         kept = (run.config.evaluate, run.config.callbacks) == (config.evaluate, config.callbacks)
         if saved.instead or not ended or not kept or newest(run.log) != versions:
