@@ -169,6 +169,7 @@ def test_drain_does_not_wait_for_ever_for_a_lock(tmp_path: Path, monkeypatch: py
     assert (folder / "run.toml").read_text() == text
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, if another test has loaded it
 def test_a_forked_process_does_not_keep_the_lock(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(folder)

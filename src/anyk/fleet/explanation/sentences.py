@@ -295,7 +295,9 @@ def _remedy(record: Record, names: Sequence[int | str]) -> str:
 def _excess(record: Record, table: Floats, name: int | str) -> float:
     """Return the median seconds by which a worker exceeds the others' median in a table of the record."""
     i = record.workers.index(name)
-    return float(np.nanmedian(table[:, i] - lower_median(np.delete(table, i, axis=1))))
+    excess = table[:, i] - lower_median(np.delete(table, i, axis=1))
+    known = excess[~np.isnan(excess)]
+    return float(np.median(known)) if known.size else 0.0  # a worker that was never there with others
 
 
 def _together(record: Record, explanation: Explanation) -> Iterator[str]:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
@@ -339,6 +340,9 @@ def _read_items(data: Any, transform: Callable[[Any], Any] | None, key: int, num
     return items
 
 
+_PATIENCE = 5.0  # seconds for a process that reads items to end
+
+
 class _Readers:
     """Processes that call :func:`_read_items`; they end with this object or its process.
 
@@ -351,13 +355,16 @@ class _Readers:
 
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Any] = []
+        readers: list[Any] = []
         body = cloudpickle.dumps(source)  # by value where the classes are of a script or notebook
         for _ in range(processes):
             own, other = context.Pipe()
             with _unnamed_main():
-                context.Process(target=_read_for, args=(other, body), daemon=True).start()
+                readers.append(context.Process(target=_read_for, args=(other, body), daemon=True))
+                readers[-1].start()
             other.close()
             self._pipes.append(own)
+        weakref.finalize(self, _end_readers, self._pipes, readers)
 
     def read(self, key: int, numbers: Sequence[int]) -> list[Any]:
         items: list[Any] = [None] * len(numbers)
@@ -373,6 +380,14 @@ class _Readers:
             if error_text:
                 raise RunFailed(error_text)
         return [pickle.loads(body) for _, body in items]
+
+
+def _end_readers(pipes: Sequence[Any], readers: Sequence[Any]) -> None:
+    """Close the pipes, at which the processes end, and wait for them."""
+    for pipe in pipes:
+        pipe.close()
+    for reader in readers:
+        reader.join(_PATIENCE)
 
 
 def _read_for(pipe: Any, body: bytes) -> None:
