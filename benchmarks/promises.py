@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 
 import anyk
+from anyk.fleet.plans.measured_fleet import MeasuredFleet
 
 PROCESSES, INPUTS = 4, 1000
 FIVE = ("uncoded", "frc:stragglers=1", "cyclic:stragglers=1", "progress:load=2", "uncoded:balance=auto")
@@ -110,12 +111,60 @@ def auto(asked):
             )
 
 
-SECTIONS = {"machine": machine, "auto": auto}
+# ------------------------------------------------------------------------------------------- held
+
+FLEET = 32  # workers of a fleet that is cut out of a trace
+FAMILIES = "uncoded", "frc", "cyclic", "nested", "progress", "bcc"
+
+
+def traces(folder):
+    """Fleets of the measured traces by name: seconds, rounds x workers."""
+    for file in sorted(Path(folder, "lambda-traces").glob("*.npz")):
+        with np.load(file) as held:
+            seconds = held["seconds"].astype(float)
+        for first in range(0, seconds.shape[1] - FLEET + 1, FLEET):
+            yield "lambda", seconds[:, first : first + FLEET]
+    for name in ("AR", "ST"):
+        yield "llm", anyk.fleet.read(Path(folder, "llm-traces", f"trace-{name}.parquet")).table
+
+
+def held(asked):
+    """Plan on each half of the rounds, and hold the promises against the other half."""
+    if asked.data is None:
+        raise SystemExit("say where the traces are: --data FOLDER")
+    outcomes = {}
+    for kind, times in list(traces(asked.data))[:: asked.every]:
+        half, workers = len(times) // 2, times.shape[1]
+        for past, future in ((times[:half], times[half:]), (times[half:], times[:half])):
+            record = anyk.fleet.Record(past, load=1 / workers)
+            slope = 0.2 * float(np.median(past)) * workers
+            plan = anyk.plan(
+                record, slope=slope, resamples=200, steps=len(future),
+                among=lambda one: one.spec.partition(":")[0] in FAMILIES,
+            )  # fmt: skip
+            later = MeasuredFleet(future, np.zeros(future.shape, bool), 1 / workers, np.array(plan.slopes))
+            for choice in {one.spec: one for one in (plan.today, plan.best, plan.candidates[0])}.values():
+                promise, real = choice.seconds_per_step, later.alone(choice.spec)
+                side = "inside" if promise.holds(real) else "below" if real < promise.low else "above"
+                outcomes.setdefault(kind, []).append(side)
+                outcomes.setdefault(f"{kind}, {len(past)} rounds", []).append(side)
+                outcomes.setdefault("all", []).append(side)
+    for kind, sides in outcomes.items():
+        inside = sides.count("inside")
+        print(
+            f"held, {kind}: {inside} of {len(sides)} promises ({100 * inside / len(sides):.0f} %), "
+            f"{sides.count('below')} took less, {sides.count('above')} took more; goal: 85 to 95 %",
+            flush=True,
+        )
+
+
+SECTIONS = {"machine": machine, "auto": auto, "held": held}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="+", choices=SECTIONS, metavar="SECTION")
     parser.add_argument("--data", default=os.environ.get("ANYK_DATA"), type=Path)
+    parser.add_argument("--every", default=1, type=int, help="use only every so many fleets of the traces")
     parser.add_argument("--seeds", default=3, type=int)
     parser.add_argument("--steps", default=30, type=int)
     parser.add_argument("--samples", default=128, type=int)

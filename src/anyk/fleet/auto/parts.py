@@ -385,7 +385,7 @@ def _ended(part: Part) -> str:
 
 
 def _missed(part: Part) -> bool:
-    """Return whether a part ended because it missed a promise that was made from enough evidence, or missed it by far."""
+    """Return whether a part ended because it missed a promise made from enough evidence, or missed it by far."""
     return _ended(part) in _HORIZONS
 
 

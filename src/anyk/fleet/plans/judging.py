@@ -130,6 +130,7 @@ _GAIN = 0.03  # below it a change is not worth it
 _TIE = 0.01  # strategies within it are equally good
 _MOMENTUM = 1  # vectors of the usual optimiser's state
 _SEEN = 0.95  # share of a candidate's steps that measured times must decide
+_RARE = 1.4  # factor by which promised intervals are wider with few independent blocks; from measured traces
 _MANY = 10.0  # times today's seconds, from which on a gain is told as a multiple
 _FAR = 1000.0  # times the least value: an end of an interval that far away is none
 _FEW, _INDEPENDENT = 30, 10.0  # rounds, and blocks, below which the evidence is thin
@@ -215,6 +216,8 @@ class Judgement:
             rounds, self.horizon, self.block, request.resamples, keyed.generator(request.seed, "plan")
         )
         self.thin = rounds < _FEW or self._resamples.effective < _INDEPENDENT
+        # in few rounds the rarest stalls do not occur, so that seconds vary more than these rounds show
+        self._wider = _RARE if self._resamples.effective < _INDEPENDENT else 1.0
         self._pace = self._resamples.spread(self._table)
         self._total = self._pace if goal is None else self._to_target(request.seed)
         self._choose()
@@ -287,8 +290,9 @@ class Judgement:
         """Return a candidate with its figures; ``shift`` and ``unsure``: its optimism, in logarithms of seconds."""
         one, today, pace, total = self._timed[i], self._timed[0], self._pace, self._total
         spec, strategy, quality = one.spec, one.strategy, one.quality
-        in_all = self._estimate(total.deviations(i), total.center[i] + shift, unsure)
-        seconds = in_all if self._goal is None else self._estimate(pace.deviations(i), pace.center[i], 0.0)
+        wider = self._wider
+        in_all = self._estimate(wider * total.deviations(i), total.center[i] + shift, unsure)
+        seconds = in_all if self._goal is None else self._estimate(wider * pace.deviations(i), pace.center[i], 0.0)
         gap = total.center[i] - total.center[0] + shift
         ratio = self._estimate(total.deviations(i) - total.deviations(0), gap, unsure)
         if self._goal is None:
