@@ -208,3 +208,19 @@ def test_the_drivers_own_time_is_part_of_every_promise(tmp_path: Path) -> None:
             promises[anyk.strategy(spec, workers=6).spec].high,
         )
         assert low <= again.seconds / again.steps <= high, spec
+
+
+def test_workers_that_share_cores_widen_promises() -> None:
+    """The driver takes 0.5 s of each step; half of it or twice as much if cores are free or all are busy."""
+    times = 1.0 + np.random.default_rng(0).random((60, N))
+    alone = anyk.plan(Record(times, load=1 / N, driver=0.5), slope=1.0, resamples=50)
+    shared = anyk.plan(Record(times, load=1 / N, driver=0.5, crowding=2.0), slope=1.0, resamples=50)
+    assert any("2 workers share a core" in text for text in shared.assumptions)
+    first, second = alone.today.seconds_per_step, shared.today.seconds_per_step
+    assert second.median == first.median
+    assert second.low == pytest.approx(first.low * (first.median - 0.25) / first.median)
+    assert second.high == pytest.approx(first.high * (first.median + 0.5) / first.median)
+    codes = (next(one for one in found.candidates if one.spec == "frc:stragglers=1") for found in (alone, shared))
+    narrow, wide = (one.seconds_per_step for one in codes)
+    everyone = times.max(axis=1).mean() + 1 / N + 1.0  # no task is cut off, and the driver takes 1 s
+    assert narrow.high < everyone < wide.high and wide.low < narrow.low

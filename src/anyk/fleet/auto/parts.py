@@ -154,12 +154,24 @@ class Parts:
         return dataclasses.replace(found, verdict="change", best=first, why=why)
 
     def _possible(self, strategy: Strategy) -> bool:
-        """Return whether a strategy can continue the training on its problem."""
+        """Return whether a strategy can continue the training on its problem, and its promises were not refuted."""
+        if strategy.spec in self._refuted():
+            return False
         try:
             check_rows(self.rebuilt.problem, strategy)
         except BadInput:
             return False
         return continues(strategy)
+
+    def _refuted(self) -> set[str]:
+        """Return the strategies that took far longer than promised in two parts running: plans misjudge them here."""
+        followed = [part for part in self.done if part.promise is not None]
+        slow = [_took_far_longer(part) for part in followed]
+        return {
+            part.run.config.strategy
+            for (part, first), (successor, second) in pairwise(zip(followed, slow, strict=True))
+            if first and second and part.run.config.strategy == successor.run.config.strategy
+        }
 
     def _confirmed(self, record: Record, promise: Promise) -> Promise | None:
         """Return a promise from better evidence for the same strategy; None if another one should be tried.
@@ -382,6 +394,13 @@ def _tells(spec: str, workers: int) -> bool:
 def _ended(part: Part) -> str:
     """Return why a part ended, which is empty if it reached a limit."""
     return str(part.run.summary.get("stopped") or "")
+
+
+def _took_far_longer(part: Part) -> bool:
+    """Return whether a part ended because its steps took far longer than promised."""
+    promise, run = part.promise, part.run
+    slow = promise is not None and run.jobs > 0 and run.seconds / run.jobs > promise.seconds_per_step.high
+    return slow and _ended(part) == _BY_FAR_MISSED
 
 
 def _missed(part: Part) -> bool:

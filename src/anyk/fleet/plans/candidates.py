@@ -120,8 +120,8 @@ class Timed:
     continue these tasks, one series for each model, or none if it makes no difference; ``unbounded``: whether one of
     these models has no mean, so that nothing limits the seconds. ``measured_share``: the share of rounds whose seconds
     do not depend on tasks that were cut off. ``readings``: for each of the fleet's other readings the means of one or
-    two series, as multiples of the series' mean; the last reading is that the driver's time grows with the vectors
-    sent. ``quality``: the composition of its steps.
+    two series, as multiples of the series' mean; the last readings are of the driver's time. ``quality``: the
+    composition of its steps.
     """
 
     strategy: Strategy
@@ -187,7 +187,8 @@ def time_strategies(
     def time_strategy(spec: str) -> None:
         try:
             one = _time(fleet, continued, unbounded, strategies[spec], size)
-            timed[spec] = replace(one, readings=[*one.readings, [_driver_factor(fleet, one, timed.get(today, one))]])
+            further = [[factor] for factor in _driver_factors(fleet, one, timed.get(today, one))]
+            timed[spec] = replace(one, readings=[*one.readings, *further])
         except (BadInput, RunFailed):
             if spec == today:
                 raise
@@ -234,12 +235,24 @@ def _time(
     return Timed(strategy, measured, imputed, unbounded and measured_share < 1.0, measured_share, readings, quality)
 
 
-def _driver_factor(fleet: MeasuredFleet, one: Timed, today: Timed) -> float:
-    """Return the factor of a strategy's mean seconds if the driver's time grows with the vectors sent in a step."""
-    if not one.quality.vectors or not today.quality.vectors:
-        return 1.0
-    more = one.quality.vectors / today.quality.vectors - 1.0
-    return 1.0 + fleet.driver * more / one.mean
+def _driver_factors(fleet: MeasuredFleet, one: Timed, today: Timed) -> list[float]:
+    """Return factors of a strategy's mean seconds if the driver's time differs from the record's.
+
+    The first: it grows with the vectors sent in a step. If workers share cores with the driver, its time also depends
+    on how busy they are, and a worker that is cut off frees its core late. So the second has the driver wait for cores
+    and every worker finish its task; the third has the driver use cores of its own.
+    """
+    vectors = 1.0
+    if one.quality.vectors and today.quality.vectors:
+        vectors = one.quality.vectors / today.quality.vectors
+    driver, besides = fleet.driver, one.mean - fleet.driver
+    seconds = [one.mean + driver * (vectors - 1.0)]
+    if fleet.crowding > 1.0 and driver:
+        loads = loads_of(fleet.adapt(one.strategy))
+        longest = float(fleet.seconds(loads).max(axis=1).mean())
+        seconds.append(max(besides, longest) + driver * max(1.0, vectors) * fleet.crowding)
+        seconds.append(besides + driver / fleet.crowding)
+    return [each / one.mean for each in seconds]
 
 
 def _promising(

@@ -119,7 +119,8 @@ class MeasuredFleet:
     that are lower bounds. A task's seconds are a fixed part and load times ``slope``, the seconds for the whole data:
     of each worker, shape (workers,), or of the typical worker, with each worker's in proportion to its
     :func:`slowness`. If a task took less than its slope predicts, all of it counts as computing. ``driver``: seconds of
-    every step besides the workers' times. ``readings``: further fleets that the record may equally well be of.
+    every step besides the workers' times; ``crowding``: workers for each core that they share with the driver.
+    ``readings``: further fleets that the record may equally well be of.
 
     >>> fleet = MeasuredFleet(np.tile([1.0, 1.0, 2.0], (8, 1)), np.zeros((8, 3), bool), load=1 / 3, slope=3.0)
     >>> fleet.slopes.tolist(), fleet.seconds(np.array([1 / 3, 1 / 3, 1 / 6]))[0].round(9).tolist()
@@ -131,6 +132,7 @@ class MeasuredFleet:
     load: float
     slope: float | Floats
     driver: float = 0.0
+    crowding: float = 1.0
     readings: tuple[MeasuredFleet, ...] = ()
 
     @cached_property
@@ -308,8 +310,13 @@ def fleet_of(
         assumptions.append(f"each worker computed 1/{times.shape[1]} of the data in the record")
     slopes, assumed = _slope(record, times, other, load, unit) if slope is None else (slope, [])
     assumptions += assumed
-    fleet = MeasuredFleet(times, censored, load, slopes, record.driver or 0.0)
+    fleet = MeasuredFleet(times, censored, load, slopes, record.driver or 0.0, record.crowding)
     readings = []
+    if record.crowding > 1.0 and record.driver:
+        assumptions.append(
+            f"{record.crowding:.3g} workers share a core, and with the driver; the intervals reach from a driver that "
+            "never waits for a core to one that always does, and to workers that all finish their tasks"
+        )
     if filled.gaps:
         assumptions.append(
             f"{filled.gaps:,} of {times.size:,} times are missing; such a worker is as fast as usual in that round, "

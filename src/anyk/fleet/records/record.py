@@ -32,7 +32,8 @@ class Record:
     names. ``load``: the share of the data that each worker computed. ``parts``: seconds spent on delay, compute or
     transport, and ``stages``: seconds in each pipeline stage, each of the shape of ``seconds``. ``remarks``: the
     interpretation of the source. ``strategy``: the spec of the strategy in use, and ``driver``: the mean
-    seconds of a round besides the workers' times, if known.
+    seconds of a round besides the workers' times, if known. ``crowding``:
+    the workers for each core that they share with the driver, at least 1.
 
     Raises :class:`~anyk.errors.BadInput` for shapes that do not match, for times that are negative or infinite, and for
     a record without times or with zeros only.
@@ -52,6 +53,7 @@ class Record:
     remarks: tuple[str, ...] = ()
     strategy: str | None = None
     driver: float | None = None
+    crowding: float = 1.0
 
     def __post_init__(self) -> None:
         seconds = np.array(self.seconds, dtype=float)
@@ -183,6 +185,8 @@ class Record:
             arrays["load"] = np.array(self.load)
         if self.driver is not None:
             arrays["driver"] = np.array(self.driver)
+        if self.crowding > 1.0:
+            arrays["crowding"] = np.array(self.crowding)
         parts = {f"part {name}": table for name, table in self.parts.items()}
         return arrays | parts | {f"stage {name}": table for name, table in self.stages.items()}
 

@@ -19,7 +19,7 @@ from anyk.fleet.records.record import PARTS, Record, joined
 from anyk.fleet.records.recorder import HEADER
 from anyk.matrices import read_npz
 from anyk.runs import Run, is_race
-from anyk.runs.log.delay_trace import computing_seconds, driver_seconds, task_seconds
+from anyk.runs.log.delay_trace import computing_seconds, crowding, driver_seconds, task_seconds
 from anyk.strategies.construction import fleet_keys
 from anyk.tables import Table, check_input_file, limit, read_csv, read_parquet, shown
 
@@ -153,6 +153,7 @@ def _of_run(run: Run) -> Record:
         remarks=tuple(remarks),
         strategy=spec,
         driver=driver_seconds(run),
+        crowding=crowding(run),
     )
 
 
@@ -222,4 +223,5 @@ def _of_npz(path: Path, unit: str | None, max_gb: float | None) -> Record:
         parts,
         stages,
         driver=float(arrays["driver"]) if "driver" in arrays else None,
+        crowding=max(1.0, float(arrays["crowding"])) if "crowding" in arrays else 1.0,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from anyk.errors import BadInput, as_bad_input
 from anyk.runs.folder.digests import with_plugins
 from anyk.runs.log.queries import TaskTime, task_times, waits_of_steps
 from anyk.runs.run import Run
+from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 
 _ROUNDING = 1e-9  # part of a run's seconds that may be left of sums
@@ -73,6 +76,14 @@ def driver_seconds(run: Run) -> float | None:
         return None
     seconds = (run.seconds - waited) / run.jobs
     return seconds if seconds > _ROUNDING * run.seconds else 0.0
+
+
+def crowding(run: Run) -> float:
+    """Return the workers for each core of a run on processes of this machine, at least 1; 1 for any other run."""
+    here = run.config.environment.get("host", platform.node()) == platform.node()
+    if parse(run.config.cluster)[0] != "processes" or not here:
+        return 1.0
+    return max(1.0, run.config.workers / len(os.sched_getaffinity(0)))
 
 
 def _rounds(run: Run, *, due: bool) -> list[list[TaskTime]]:
