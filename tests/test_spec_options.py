@@ -33,6 +33,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # good values of what has no default, and
     "kronecker": {"split": 4},
     "uniform": {"low": 0.5, "high": 2.0},
     "mixture": {"laws": "exp:mean=1/constant:value=1", "weights": (0.5, 0.5)},
+    "bursts": {"normal": "exp:mean=1", "slow": "constant:value=5"},
     "m-sgc": {"B": 1, "W": 3, "lambda_": 2},
     "sr-sgc": {"B": 1, "W": 2, "lambda_": 2},
     "bursty": {"burst": 1, "window": 3, "most": 2},

@@ -346,6 +346,7 @@ DELAYS = (
     + ["bimodal:fast=1,slow=10", "bimodal:fast=0,slow=10,probability=0.3", "hetero:means=0.1/0.25/3"]
     + ["trace:file=t.csv", "trace:file=t.csv,slope=1.5,load=0.25", "trace:file=t.csv,unit=ms,max_gb=2"]
     + ["mixture:laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1", "scipy:law=gamma,args=2,scale=0.5"]
+    + ["bursts:normal=(exp:mean=0.5),slow=(scipy:law=gamma,args=2,scale=0.5),share=0.2,length=5"]
 )
 OPTIMIZERS = ["gd", "momentum", "momentum:momentum=0.5", "nesterov", "nesterov:momentum=0.8", "accelerated", "adam"] + [
     "adam:beta1=0.8,beta2=0.99,epsilon=1e-06",

@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from anyk.delays.base import DelayModel, DelayStream
+from anyk.delays.bursts import Bursts
 from anyk.delays.communication import Communication, Links, Traffic
 from anyk.delays.models import (
     Bimodal,
@@ -53,6 +54,21 @@ def _mixture(
     """Each delay follows one of several models: laws=(exp:mean=0.5)/(exp:mean=5.5),weights=0.9/0.1."""
     specs = laws.strip("()").split(")/(")
     return Mixture(tuple(map(parse, specs)), weights, by=by, per=per, uninterruptible=uninterruptible)
+
+
+@register(Bursts.name)
+def _bursts(
+    normal: Annotated[str, registry],
+    slow: Annotated[str, registry],
+    *,
+    share: float = 0.1,
+    length: float = 10.0,
+    by: Literal["task", "round", "item"] = "task",
+    per: Literal["task", "load"] = "task",
+    uninterruptible: bool = False,
+) -> DelayModel:
+    """Slow for several rounds in succession: normal=(exp:mean=0.5),slow=(exp:mean=5),share=0.1,length=10."""
+    return Bursts(parse(normal), parse(slow), share, length, by=by, per=per, uninterruptible=uninterruptible)
 
 
 def parse(spec: str | DelayModel) -> DelayModel:
@@ -107,6 +123,7 @@ def communication(spec: str | DelayModel | Communication) -> Communication:
 
 __all__ = [
     "Bimodal",
+    "Bursts",
     "Communication",
     "Constant",
     "DelayModel",

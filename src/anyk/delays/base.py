@@ -71,14 +71,14 @@ class DelayModel(ABC):
         >>> model.draws(1, 0, 3, 2).tolist() == model.draws(1, 0, 0, 5)[3:].tolist()
         True
         """
-        return self._rounded(keyed.uniforms(seed, "delay", worker, start=start, count=count), worker)
+        return self.rounded(keyed.uniforms(seed, "delay", worker, start=start, count=count), worker)
 
     def item_draw(self, seed: int, worker: int, version: int, repeat: int) -> float:
         """Return the delay of a worker's ``repeat``-th task on a model version (``by="item"``), in seconds."""
         draws = keyed.uniforms(seed, "delay-item", worker, version, start=repeat, count=1)
-        return float(self._rounded(draws, worker)[0])
+        return float(self.rounded(draws, worker)[0])
 
-    def _rounded(self, uniforms: Floats, worker: int) -> Floats:
+    def rounded(self, uniforms: Floats, worker: int) -> Floats:
         """Return the seconds, rounded to nanoseconds; raise if a custom delay model returns something else."""
         seconds = np.asarray(self.seconds(uniforms, worker))
         valid = seconds.min(initial=0.0) >= 0.0 and seconds.max(initial=0.0) < np.inf
@@ -93,6 +93,11 @@ class DelayModel(ABC):
 
     silent: ClassVar[bool] = False  # no delay at all
     memoryless: ClassVar[bool] = False  # the remainder of a delay is distributed as a new delay
+
+    @property
+    def steady(self) -> bool:
+        """Whether a worker that never waits has the expected delay on average, however its delays number its draws."""
+        return True
 
     def cdf(self, seconds: Floats, worker: int) -> Floats | None:
         """Return P(delay <= seconds) of a worker, same shape as ``seconds``; None if it is not known."""

@@ -271,7 +271,9 @@ class Mixture(DelayModel):
                 f"{len(self.weights)} weights"
             )
         if any(type(law).draws is not DelayModel.draws for law in self.laws):
-            raise BadInput("'mixture' takes laws only; a trace has rows that belong together")
+            raise BadInput(
+                "'mixture' takes laws only; a trace has rows that belong together, and bursts last for rounds"
+            )
 
     @property
     def spec(self) -> str:

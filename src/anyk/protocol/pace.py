@@ -32,6 +32,11 @@ class DelayLaw(Protocol):
         ...
 
     @property
+    def steady(self) -> bool:
+        """Whether a worker that never waits has the expected delay on average."""
+        ...
+
+    @property
     def uninterruptible(self) -> bool:
         """Whether a worker cannot be preempted during a delay."""
         ...

@@ -47,7 +47,12 @@ def _ordinal(k: int) -> str:
 
 
 def mean_interval(delays: DelayLaw, workers: int) -> float | None:
-    """Return the mean seconds between two replies of workers that never wait: 1 over the sum of their rates."""
+    """Return the mean seconds between two replies of workers that never wait: 1 over the sum of their rates.
+
+    None if the means are not known, or if a worker's mean depends on how long its delays take.
+    """
+    if not delays.steady:
+        return None
     means = [delays.expected(worker) for worker in range(workers)]
     if None in means:
         return None
