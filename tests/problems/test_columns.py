@@ -264,8 +264,41 @@ def test_identifiers_are_noticed(tmp_path: Path) -> None:
         "a guess: column 'order' of d.csv is learned from"
     ]
     assert "drop=order leaves it out" in "".join(said)
-    long = write(tmp_path, order=lambda i: 20_240_101_000_000_001 + i, x=lambda i: i % 5)
+    long = write(tmp_path, order=lambda i: 20_240_101_000_000_000 + 8 * i, x=lambda i: i % 5)
     assert "column 'order' of d.csv is learned from, although nearly every row has another" in read(long)[1][0]
+
+
+@pytest.mark.parametrize("different", [60, 3])
+def test_long_numbers_that_would_become_equal_are_refused(different: int, tmp_path: Path) -> None:
+    words = r"column 'user' .* such as '1152921504606846976' and '1152921504606846977', .*text=user.*drop=user"
+    for name in ("d.csv", "d.parquet"):
+        file = write(tmp_path, name, user=lambda i: 2**60 + i % different, x=lambda i: i % 5)
+        refused(file, words)
+        assert len(read(file, "drop=user")[0].columns) == 1
+    assert len(read(tmp_path / "d.csv", "numbers=user")[0].columns) == 2
+
+
+def test_points_that_may_separate_thousands_are_a_guess(tmp_path: Path) -> None:
+    file = write(
+        tmp_path, people=["1.234", "12.345", "999"], metres=["1.234", "12.345", "0.125"], ratio=["1.5", "2.25", "3"]
+    )
+    said = [line for line in read(file)[1] if "thousands" in line]
+    assert len(said) == 1 and said[0].startswith("a guess: column 'people' of d.csv")
+
+
+def test_numbers_that_may_stand_for_missing_ones_are_a_guess(tmp_path: Path) -> None:
+    def pressure(i: int) -> object:
+        return 9999 if i % 7 == 0 else 1000 + i
+
+    file = write(
+        tmp_path, degrees=lambda i: -999 if i % 7 == 0 else i / 10, pressure=pressure, price=lambda i: 99 + i % 3
+    )
+    said = [line for line in read(file)[1] if "missing" in line]
+    assert [line.partition(" of d.csv")[0] for line in said] == [
+        "a guess: -999 in 9 rows of column 'degrees'",
+        "a guess: 9999 in 9 rows of column 'pressure'",
+    ]
+    assert not any("missing=" in line for line in read(file, "missing=-999|9999,fill=mean")[1])
 
 
 @pytest.mark.parametrize("task", ["auto", "regression"])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -166,3 +167,145 @@ def test_a_closure_of_a_jax_loss_that_changes_is_refused() -> None:
     problem = anyk.problems.JaxProblem(loss, np.zeros(5, np.float32), (X.numpy(), y.numpy()[:, 0]))
     with pytest.raises(BadInput, match=r"variable 'beta'\[0\] was 0.0 when the run began and is 1.0 now"):
         loop(problem, lambda i: beta.__setitem__(0, 1.0))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear, self.scale = nn.BatchNorm1d(5), nn.Linear(5, 1), 1.0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.linear(self.norm(inputs)) * self.scale
+        return outputs
+
+
+class Labelled(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        self.y, self.listed = y.clone(), y[:, 0].tolist()
+        self.cache, self.seen = torch.zeros(40), [None] * 40
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        self.cache[i] += 1
+        self.seen[i] = True  # type: ignore[call-overload]
+        return X[i], self.y[i] + 0 * self.listed[i]
+
+
+def test_a_module_changed_after_its_problem_was_made_is_refused() -> None:
+    def relu(module: Any) -> None:
+        module.linear = nn.Sequential(nn.Linear(5, 1), nn.ReLU())
+
+    cases: list[tuple[Callable[[Any], Any], str]] = [
+        (lambda module: setattr(module, "scale", 3.0), "attribute 'scale' of the module was 1.0 when the problem"),
+        (lambda module: module.norm.eval(), "mode of the module.norm was training mode when the problem"),
+        (relu, "the module has changed since then"),
+    ]
+    for change, words in cases:
+        module = Scaled()
+        problem = problem_of(nn.MSELoss(), module=module)
+        change(module)
+        if change is not relu:  # a loop refuses other parameters by their number or shape
+            with pytest.raises(BadInput, match=words):
+                loop(problem, lambda i: None, into=module)
+        with pytest.raises(BadInput, match=words):
+            problem.watch_code()
+
+
+def test_parameters_buffers_and_validation_are_no_change() -> None:
+    module = Scaled()
+    problem = problem_of(nn.MSELoss(), module=module)
+    first = problem.initial().copy()
+    with torch.no_grad():
+        module.linear.weight.add_(1.0)
+        module.norm.running_mean.add_(1.0)
+    module(X)
+    module.eval()
+    assert loop(problem, lambda i: module.eval() and None, into=module) == 9
+    assert np.array_equal(problem.initial(), first)
+
+
+def test_a_module_with_batch_norm_is_compared_in_a_loop_too() -> None:
+    class Hidden(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = [nn.Linear(1, 1)]  # no part of the module, so that no variable shows its weights
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            outputs: torch.Tensor = self.inner[0](super().forward(inputs))
+            return outputs
+
+    module, logged = Hidden(), Loss()
+    logged.last = 0.0  # type: ignore[assignment]
+    assert loop(problem_of(logged, module=module), lambda i: setattr(logged, "last", 1.0 * i), into=module) == 9
+    with pytest.raises(BadInput, match="compute something else than when the run began"):
+        loop(
+            problem_of(nn.MSELoss(), module=module),
+            lambda i: nn.init.zeros_(module.inner[0].weight) is None,
+            into=module,
+        )
+
+
+def test_a_part_put_into_evaluation_mode_in_a_loop_is_refused() -> None:
+    module = Scaled()
+    with pytest.raises(BadInput, match="mode of the module.norm was training mode when the run began"):
+        loop(problem_of(nn.MSELoss(), module=module), lambda i: module.norm.eval() and None, into=module)
+
+
+@pytest.mark.parametrize("period", [3, 5, 10, 50])
+def test_a_term_that_counts_now_and_then_is_refused(period: int) -> None:
+    own = Loss()
+    with pytest.raises(BadInput, match="when the run began"):
+        loop(problem_of(own), lambda i: setattr(own, "beta", 0.5 * ((i + 1) % period == 0)), steps=8 * period)
+
+
+def test_new_labels_of_a_few_items_are_refused_by_name() -> None:
+    for change, words in (
+        (lambda data: data.y[37:].mul_(2.0), "attribute 'y' of the data set was an array"),
+        (lambda data: data.listed.__setitem__(37, 9.0), r"attribute 'listed' of the data set\[37\] was"),
+    ):
+        data = Labelled()
+        with pytest.raises(BadInput, match=words):
+            loop(problem_of(nn.MSELoss(), data), lambda i, change=change, data=data: change(data))  # type: ignore[misc]
+
+
+def test_tables_and_lengths_of_data_sets_that_change_are_refused() -> None:
+    class Framed(Labelled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = pandas.DataFrame({"y": y[:, 0].numpy().copy()})
+
+        def __getitem__(self, i: int) -> Any:
+            return X[i], torch.tensor([self.table.y.iloc[i]])
+
+    framed = Framed()
+    with pytest.raises(BadInput, match="attribute 'table' of the data set was an array"):
+        loop(problem_of(nn.MSELoss(), framed), lambda i: framed.table.__setitem__("y", [0.0] * 37 + [float(i)] * 3))
+    subset = torch.utils.data.Subset(Labelled(), range(30))
+    with pytest.raises(BadInput, match="the data's length was 30 when the run began and is 40 now"):
+        loop(problem_of(nn.MSELoss(), subset), lambda i: setattr(subset, "indices", range(40)))
+
+
+def test_caches_of_a_data_set_are_no_change() -> None:
+    data = Labelled()
+    assert loop(problem_of(nn.MSELoss(), data), lambda i: [data[j] for j in range(40)] and None) == 9
+
+
+def test_weights_of_samples_changed_in_a_loop_are_refused() -> None:
+    weights = torch.ones(40)
+    problem = anyk.problems.TorchProblem(nn.Linear(5, 1), nn.MSELoss(), (X, y), weights=weights)
+    with pytest.raises(BadInput, match="the data's weights was an array"):
+        loop(problem, lambda i: weights[37:].mul_(2.0) is None)
+
+
+def test_weights_of_a_sampler_changed_in_a_loop_are_refused() -> None:
+    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(40), 40)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), batch_size=4, sampler=sampler)
+    with pytest.raises(BadInput, match="attribute 'weights' of the data's sampler was an array"):
+        loop(problem_of(nn.MSELoss(), loader), lambda i: setattr(sampler, "weights", torch.ones(40) + i))
+
+
+def test_variables_without_effect_stay_without_effect() -> None:
+    own = Loss()
+    assert loop(problem_of(own), lambda i: setattr(own, "last", float(i)), steps=30) == 29

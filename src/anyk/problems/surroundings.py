@@ -33,7 +33,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 Variables = dict[str, str]  # what is shown of each value, or a digest of it, by the variable's name
 
 
-def variables_of(roots: Mapping[str, object]) -> Variables:
+def variables_of(roots: Mapping[str, object], *, arrays: bool = True) -> Variables:
     """Return the variables that some objects consist of, and that their functions read, by name.
 
     Functions are followed into their closures, their defaults and the module variables that they name, also of modules
@@ -44,7 +44,7 @@ def variables_of(roots: Mapping[str, object]) -> Variables:
     {'argument 0 of the loss': '0.5'}
     """
     found: Variables = {}
-    survey = _Survey()
+    survey = _Survey(arrays=arrays)
     for root, value in roots.items():
         # an object may raise anything where its attributes are read: what was found before counts
         with contextlib.suppress(Exception):
@@ -70,7 +70,8 @@ def differences(before: Variables, after: Variables) -> Iterator[tuple[str, str,
 class _Survey:
     """Walks through objects, each of which is visited once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, arrays: bool) -> None:
+        self._arrays = arrays
         self._seen: dict[int, Any] = {}  # keeps the objects alive, as their ids are the keys
 
     def leaves(self, value: Any, name: str, depth: int) -> Iterator[tuple[str, str]]:
@@ -81,6 +82,8 @@ class _Survey:
         if id(value) in self._seen or depth > _DEPTH or _is_generator(value):
             return
         self._seen[id(value)] = value
+        if not self._arrays and _has_many(value):
+            return
         array = _array(value)
         if array is not None:
             yield name, _digest(array)
@@ -231,6 +234,12 @@ def _is_generator(value: object) -> bool:
     )
 
 
+def _has_many(value: Any) -> bool:
+    """Return whether an object is an array or tensor of several numbers."""
+    shape = getattr(value, "shape", None)
+    return isinstance(shape, tuple) and any(size != 1 for size in shape)
+
+
 def _array(value: Any) -> Array | None:
     """Return an array or tensor as NumPy's; None for anything else."""
     kind = type(value).__module__.partition(".")[0]
@@ -243,6 +252,10 @@ def _array(value: Any) -> Array | None:
         if isinstance(value, np.ndarray) or (kind in ("jax", "jaxlib") and hasattr(value, "__array__")):
             array = np.asarray(value)
             return None if array.dtype.kind == "O" else array
+        if kind == "pandas" and hasattr(value, "to_numpy"):
+            from pandas.util import hash_pandas_object
+
+            return np.asarray(hash_pandas_object(value))
     except Exception:  # a tensor without memory, keys of random numbers
         return None
     return None

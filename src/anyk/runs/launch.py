@@ -19,6 +19,7 @@ from anyk.errors import BadInput, RunFailed, describe_error
 from anyk.problems.base import abilities_of, with_values
 from anyk.problems.many import each_of, problem_of
 from anyk.problems.values import Leaves
+from anyk.problems.watch import is_glanced_at
 from anyk.protocol import Lost, Strategy
 from anyk.runs.callbacks import EndInfo, EvaluationInfo, Hooks, LostInfo, RunInfo, StepInfo
 from anyk.runs.engine.driver import Driver
@@ -326,9 +327,12 @@ class Launch:
 
     def _tell_news(self, driver: Driver) -> None:
         """Call the hooks that are due."""
-        if self._watch is not None and (driver.step.bit_count() == 1 or driver.step == driver.steps):
+        if self._watch is not None:
             try:
-                self._watch.check()
+                if driver.step.bit_count() == 1 or driver.step == driver.steps:
+                    self._watch.check()
+                elif is_glanced_at(driver.step):
+                    self._watch.glance()
             except BadInput as changed:
                 raise RunFailed(str(changed)) from None
         while self._news:

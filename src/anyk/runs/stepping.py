@@ -26,6 +26,7 @@ from anyk.problems.torch.hooks import set_gradients
 from anyk.problems.torch.module_partitions import dtype_of, pieces_of
 from anyk.problems.torch.network import copy_array, is_norm, kept_tensors, parts_of, renewed_norms, trainable_parameters
 from anyk.problems.values import Values
+from anyk.problems.watch import is_glanced_at
 from anyk.protocol import Strategy
 from anyk.runs.callbacks import Callback, Callbacks, RunInfo, StepInfo, StopRun, check_callbacks
 from anyk.runs.defaults import with_usual_batch
@@ -219,8 +220,11 @@ class SteppedRounds:
                     self._say_where(step.number)
                 if self._into is not None:
                     self._check_frozen()
-                if watch is not None and (_is_power_of_two(step.number) or step.number + 1 == self._last):
-                    watch.check()
+                if watch is not None:
+                    if _is_power_of_two(step.number) or step.number + 1 == self._last:
+                        watch.check()
+                    elif is_glanced_at(step.number):
+                        watch.glance()
                 if self._into is not None:
                     if first:
                         _put_model(self._parameters, step.model)

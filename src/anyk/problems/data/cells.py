@@ -24,6 +24,7 @@ Kind: TypeAlias = Literal["number", "date", "text"]
 
 _FEW = 20  # different values up to which numbers with different units may well be categories, such as 1st, 2nd, 3rd
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 _LABEL = 2.0**53  # from here on neighbouring whole numbers can be one float64
 
 # ------------------------------------------------------------------------------------------- dates
@@ -297,7 +298,22 @@ def _objects(cells: Iterable[object]) -> Array:
     return column
 
 
+def check_long_numbers(words: Iterable[str], where: str, name: str) -> None:
+    """Raise BadInput if different whole numbers in a column, such as identifiers, are the same float64."""
+    written: dict[float, str] = {}
+    for word in words:
+        if _WHOLE.fullmatch(word.strip()):
+            other = written.setdefault(float(word), word)
+            if int(other) != int(word):
+                raise BadInput(
+                    f"{where} has whole numbers too long for float64, such as '{shown(other)}' and '{shown(word)}', "
+                    f"which would be equal; {_remedy(name)}, numbers={shown(name)} reads them all the same"
+                )
+
+
 # ------------------------------------------------------------------------------------------- remarks
+
+_NINES = re.compile("99+")
 
 
 def like_an_identifier(column: Array) -> bool:
@@ -327,6 +343,42 @@ def like_dates_in_digits(column: Array) -> bool:
     except ValueError:
         return False
     return True
+
+
+def like_thousands(column: Array) -> bool:
+    """Return whether the points in a column of numbers may separate thousands, as in 1.234 beside 999.
+
+    >>> like_thousands(np.array([1.234, 12.345, 999.0])), like_thousands(np.array([0.125, 12.345, 999.0]))
+    (True, False)
+    """
+    if column.dtype.kind != "f":
+        return False
+    sizes = np.abs(column[np.isfinite(column) & (column != 0)])
+    whole = sizes == np.floor(sizes)
+    if not 0.05 * len(sizes) < whole.sum() < len(sizes) or (sizes < 1).any() or (sizes >= 1000).any():
+        return False
+    thousandths = sizes[~whole] * 1000
+    exact = np.abs(thousandths - np.round(thousandths)) < 1e-6
+    three = np.round(thousandths) % 10 != 0  # three decimals, none of which ends in 0
+    return bool(exact.all() and 2 * three.sum() > len(three))
+
+
+def perhaps_missing(column: Array) -> float | None:
+    """Return a number such as -999 that occurs again and again, far from all others; None if there is none.
+
+    >>> perhaps_missing(np.array([1.5, -999.0, 2.5, -999.0])), perhaps_missing(np.array([98.0, 99.0, 99.0, 97.0]))
+    (-999.0, None)
+    """
+    if column.dtype.kind != "f":
+        return None
+    values, counts = np.unique(column[np.isfinite(column)], return_counts=True)
+    if len(values) < 3:
+        return None
+    for value, count, others in ((values[0], counts[0], values[1:]), (values[-1], counts[-1], values[:-1])):
+        apart = np.abs(others - value).min() > others[-1] - others[0]
+        if count > 1 and apart and _NINES.fullmatch(f"{abs(value):.0f}") and value == np.floor(value):
+            return float(value)
+    return None
 
 
 def counts_rows(column: Array) -> bool:

@@ -20,11 +20,14 @@ from anyk.problems.data.cells import (
     Kind,
     Settings,
     check_categories,
+    check_long_numbers,
     counts_rows,
     like_an_identifier,
     like_dates_in_digits,
+    like_thousands,
     long_numbers,
     merged,
+    perhaps_missing,
     read_dates,
     read_numbers,
     without_missing,
@@ -479,6 +482,7 @@ def _read_column(
         if values.dtype.kind == "f":
             return Column(name), values
         if all(map(is_number, words)) and not any(map(is_code, words)):
+            check_long_numbers(words, where, name)
             return Column(name), np.array([np.nan if cell is None else float(cell) for cell in cells])
     if kind != "text":
         check_categories(words, where, name=name, row_of=_rows_of(cells))
@@ -511,6 +515,17 @@ def _notice(column: Column, cells: Array, raw: Array, file: Path, settings: _Fil
         settings.say(
             f"a guess: column '{name}' of {file.name} is learned from, although nearly every row has another value, "
             f"like an identifier; {remedy}"
+        )
+    elif like_thousands(cells):
+        settings.say(
+            f"a guess: column '{name}' of {file.name} has decimal points, although its numbers look as if points "
+            f"separated thousands, such as {np.nanmin(cells[cells % 1 != 0]):g}; write numbers without separators if so"
+        )
+    if (number := perhaps_missing(cells)) is not None:
+        rows = rows_text(int((cells == number).sum()))
+        settings.say(
+            f"a guess: {number:.0f} in {rows} of column '{name}' of {file.name} is a number like others, although "
+            f"it may stand for a missing value; missing={number:.0f} says that it does"
         )
 
 

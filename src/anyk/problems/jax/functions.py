@@ -165,6 +165,7 @@ class JaxProblem(NetworkProblem):
         if workers == "numpy" and not self._data.in_memory:
             raise BadInput("workers='numpy' take arrays in memory; leave it out for workers that have JAX")
         self._set_weights(weights, held_out_weights, sampling)
+        self._given_weights = weights
         if self._weighted:
             self._check_weighted(reduction)
         remark = self._try(self._data, "the data")
@@ -304,8 +305,10 @@ class JaxProblem(NetworkProblem):
         """Return an object that notices if the given loss computes something else than now."""
         network = self._network
         roots = {"the loss": network.loss, "the model": network.model, DATA: self._data.arrays, **self._data.code}
+        if self._given_weights is not None:
+            roots[f"{DATA}'s weights"] = self._given_weights
         limit = _ROUNDINGS * float(np.finfo(self.dtype).eps)
-        return Watch(lambda: variables_of(roots), self._gradient_now, limit)
+        return Watch(partial(variables_of, roots), self._gradient_now, limit)
 
     def _gradient_now(self) -> Vector:
         """Return the gradient of a few rows, for which the loss is traced anew."""

@@ -14,7 +14,8 @@ class Loaded(NamedTuple):
     """The contents of a loader.
 
     ``collate``: None for torch's own. ``batch``: the samples of a step. ``weights``: in proportion to which samples are
-    drawn, one for each, or None. ``remark``: a sentence on what replaces the loader's own sampling.
+    drawn, one for each, or None. ``remark``: a sentence on what replaces the loader's own sampling. ``sampler``: the
+    loader's, if it chooses or weighs samples.
     """
 
     data: Any
@@ -23,6 +24,7 @@ class Loaded(NamedTuple):
     batch: int
     weights: Any
     remark: str
+    sampler: Any
 
 
 def is_loader(data: object) -> bool:
@@ -76,6 +78,7 @@ def read_loader(loader: Any, name: str) -> Loaded:
         f"the DataLoader's {type(batches.sampler).__name__} is replaced: anyk draws the samples of each mini-batch, of "
         f"{batches.batch_size} samples a step unless the strategy has batch=…, from the run's seed; generator, "
         "drop_last and prefetching have no effect",
+        None if chosen is None and weights is None else batches.sampler,
     )
 
 

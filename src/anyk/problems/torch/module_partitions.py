@@ -290,12 +290,27 @@ def _threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def modes_of(module: torch.nn.Module) -> dict[str, str]:
+    """Return the modes of a module's parts as variables; none if it is in evaluation mode as a whole."""
+    if not module.training:
+        return {}
+    modes = {True: "training mode", False: "evaluation mode"}
+    return {f"the mode of the module.{name}": modes[part.training] for name, part in module.named_modules() if name}
+
+
 @contextmanager
 def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[None]:
-    """Let a module compute with the frozen parameters, the buffers and the modes of another, for a while."""
+    """Let a module compute with the frozen parameters and the buffers of another, for a while.
+
+    If it is in evaluation mode as a whole, it computes with the other's modes, too.
+    """
     parameters = [(parameter, parameter.data, parameter.requires_grad) for parameter in module.parameters()]
     modes = [(part, part.training) for part in module.modules()]
+    # a loop's dictionaries compute running statistics when they are read
+    computed = [(part, part._buffers) for part in module.modules() if type(part._buffers) is not dict]
     try:
+        for part, buffers in computed:
+            part._buffers = dict(dict.items(buffers))
         with preserved_buffers(module):
             for (parameter, *_), initial_parameter in zip(parameters, initial.parameters(), strict=True):
                 parameter.requires_grad_(initial_parameter.requires_grad)
@@ -303,10 +318,13 @@ def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[No
                     parameter.data = initial_parameter.data.to(parameter.device)
             for buffer, initial_buffer in zip(module.buffers(), initial.buffers(), strict=True):
                 buffer.copy_(initial_buffer)
-            for (part, _), initial_part in zip(modes, initial.modules(), strict=True):
-                part.training = initial_part.training
+            if not module.training:
+                for (part, _), initial_part in zip(modes, initial.modules(), strict=True):
+                    part.training = initial_part.training
             yield
     finally:
+        for part, buffers in computed:
+            part._buffers = buffers
         for parameter, data, trained in parameters:
             parameter.data = data
             parameter.requires_grad_(trained)

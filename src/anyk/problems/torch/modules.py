@@ -30,7 +30,7 @@ from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
 from anyk.problems.replicas import TOGETHER, trial_groups
-from anyk.problems.surroundings import variables_of
+from anyk.problems.surroundings import Variables, variables_of
 from anyk.problems.torch.hooks import call_hooks, has_hooks
 from anyk.problems.torch.loaders import is_loader, read_loader
 from anyk.problems.torch.metrics import Metric, Metrics, check_on_trial, compute_metrics, default_metrics
@@ -53,6 +53,7 @@ from anyk.problems.torch.module_partitions import (
     as_initial,
     dtype_of,
     has_parameters,
+    modes_of,
     pieces_of,
     preserved_buffers,
     use_leaves,
@@ -76,7 +77,7 @@ from anyk.problems.torch.tensor_samples import (
     tensor_over,
 )
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import DATA, Watch
+from anyk.problems.watch import DATA, Copied, Watch
 
 if TYPE_CHECKING:
     import torch
@@ -200,11 +201,13 @@ class TorchProblem(NetworkProblem):
         values: Mapping[str, Any] | None = None,
     ) -> None:
         device = str(device)  # it may be a torch.device
+        sampler = None
         if is_loader(dataset):
             loaded = read_loader(dataset, "the data set")
             dataset, self.step_samples, self.data_remarks = loaded.data, loaded.batch, (loaded.remark,)
             num_workers = num_workers or loaded.processes
             collate_fn = _only_one(loaded.collate, collate_fn, "collate_fn")
+            sampler = loaded.sampler
             if loaded.weights is not None:
                 weights, sampling = _only_one(loaded.weights, weights, "weights"), "weights"
         functions = {"collate_fn": collate_fn, "transform": transform, "eval_transform": eval_transform, "count": count}
@@ -251,6 +254,7 @@ class TorchProblem(NetworkProblem):
             reading.evaluated.refuse_arrays("the data set", "arrays or shards")
         self._set_samples(data, held_out_samples)
         self._set_weights(weights, held_out_weights, sampling)
+        self._drawn = {"weights": weights, "sampler": sampler}  # what the user may change, by its name
         if any(samples.weights is not None for samples in (data, held_out_samples) if samples is not None):
             with explaining("the first samples cannot be read", alone=RunFailed):
                 self._network.check_weighted(data.head.batch, min(_WEIGHED, len(data.head)))
@@ -438,16 +442,31 @@ class TorchProblem(NetworkProblem):
             live.loss = copy.copy(self._given_loss)
             live.loss.reduction = "sum"
         live.place = next(self.module.parameters()).device
-        partitions = self.split(1)
-        roots = {"the loss": self._given_loss, "the module": self.module, "count": live.count, DATA: self._data.arrays}
+        partitions, copies = self.split(1), self._network.module
+        roots = {"the loss": self._given_loss, "count": live.count, DATA: self._data.arrays, **self._data.code}
+        roots |= {f"{DATA}'s {name}": given for name, given in self._drawn.items() if given is not None}
+        items = self._data.mark if isinstance(self._data, Items) else ()
+
+        def variables(*, arrays: bool = True) -> Variables:
+            objects = {**roots, "the module": self.module, f"{DATA}'s length": len(items)}
+            return variables_of(objects, arrays=arrays) | modes_of(self.module)
 
         def gradient() -> Vector:
-            with as_initial(self.module, self._network.module):
+            with as_initial(self.module, copies):
                 return partitions.tried_with(live)
+
+        def copied_gradient() -> Vector:
+            copied = copy.copy(live)
+            there = next(copies.parameters()).device == live.place
+            copied.module = copies if there else copy.deepcopy(copies).to(live.place)
+            with as_initial(copied.module, copies):
+                return partitions.tried_with(copied)
 
         rounding = _ROUNDINGS * float(np.finfo(self.dtype).eps)
         limit = rounding if live.kind == "cpu" and live.precision is None else partitions.rounding()
-        return Watch(lambda: variables_of({**roots, **self._data.code}), gradient, limit)
+        copied = Copied(lambda: variables_of({"the module": copies}) | modes_of(copies), copied_gradient)
+        # hooks of parameters, which the copies have not, change the gradient of the module itself
+        return Watch(variables, gradient, limit, copied=None if self.hooked_parameters else copied)
 
     def initial(self) -> Vector:
         """Return the parameters of the given module, as one vector."""

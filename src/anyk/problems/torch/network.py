@@ -243,7 +243,7 @@ class Network:
                 loss: Any = self.loss(outputs, targets, **arguments(self.for_loss, self.values))
             else:
                 losses = self._sample_losses(outputs, targets)
-                factors = torch.as_tensor(weights, dtype=losses.dtype, device=losses.device)
+                factors = torch.tensor(weights, dtype=losses.dtype, device=losses.device)  # weights may be read-only
                 loss = (losses * factors)[factors != 0].sum()
         if not isinstance(loss, torch.Tensor) or loss.dim():
             shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
