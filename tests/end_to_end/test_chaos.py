@@ -277,6 +277,7 @@ def test_an_interrupt_ends_all() -> None:
     process = subprocess.Popen([*command, "--seconds", "300"], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
+        assert process.stderr.readline().startswith("300 s of training under faults")
         assert "updates; " in process.stderr.readline()
         while len(of_this_test()) < 4:
             assert process.poll() is None

@@ -505,7 +505,8 @@ def test_a_virtual_clock_that_hardly_moves_ends_in_a_sentence(spec, delays, tmp_
     said = r"steps took .* s of the virtual clock; at this pace a limit of 3 seconds .* give steps as well"
     with pytest.raises(anyk.RunFailed, match=said):
         anyk.train(Squares(6), spec, seconds=3, out=tmp_path / "run", **how)
-    assert anyk.resume(tmp_path / "run", problem=Squares(6), steps=20).steps == 20
+    with anyk.resume(tmp_path / "run", problem=Squares(6), steps=20) as resumed:
+        assert resumed.steps >= 20  # more if the run was slow enough to have a checkpoint
     assert anyk.train(Squares(6), spec, seconds=3, steps=1500, **how).steps == 1500
 
 
