@@ -246,6 +246,19 @@ def test_labels_come_back_as_they_are_in_the_file(labels: list[str], classes: tu
             load("file", file=tmp_path / "t.svm", progress=None)
 
 
+def test_numbers_of_any_length_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    many = "9" * 5000  # int() reads at most 4,300 digits
+    with pytest.raises(BadInput, match="column 'x' of .*d.csv has whole numbers too long for float64"):
+        read(write(tmp_path, x=[many, many[:-1] + "8"]))
+    file = write(tmp_path, x=[1.0, 2.0])
+    for setting in ("drop", "text", "numbers"):
+        with pytest.raises(BadInput, match="has no column '9+.*' for " + setting):
+            read(file, f"{setting}={many}")
+    with pytest.raises(BadInput, match="has no column '9+.*' for the target"):
+        read(file, f"target={many}")
+    assert read(file, "columns=-2,target=-1")[0].columns == (Column("x"),)
+
+
 def test_long_numbers_to_predict_stay_numbers(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"{i % 7},{10**16 + 7 * i}\n" for i in range(60)))
     data = load("file", file=tmp_path / "t.csv", progress=None)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -304,7 +305,7 @@ def check_long_numbers(words: Iterable[str], where: str, name: str) -> None:
     for word in words:
         if _WHOLE.fullmatch(word.strip()):
             other = written.setdefault(float(word), word)
-            if int(other) != int(word):
+            if Decimal(other) != Decimal(word):  # int() refuses more than 4,300 digits
                 raise BadInput(
                     f"{where} has whole numbers too long for float64, such as '{shown(other)}' and '{shown(word)}', "
                     f"which would be equal; {_remedy(name)}, numbers={shown(name)} reads them all the same"

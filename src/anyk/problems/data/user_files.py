@@ -531,6 +531,7 @@ def _notice(column: Column, cells: Array, raw: Array, file: Path, settings: _Fil
 
 def places_named(wanted: Sequence[str], names: Sequence[str], file: Path | str, setting: str) -> list[int]:
     """Return the places of columns that a setting names, or numbers from 0; raise BadInput for unknown ones."""
+    numbered = {str(i): i % len(names) for i in range(-len(names), len(names))}
     places = []
     for one in wanted:
         found = [i for i, name in enumerate(names) if name == one]
@@ -539,8 +540,8 @@ def places_named(wanted: Sequence[str], names: Sequence[str], file: Path | str, 
                 f"{shown(file)} has {len(found)} columns '{shown(one)}'; in {setting} give their numbers, "
                 f"{' or '.join(map(str, found))}"
             )
-        if not found and one.lstrip("-").isdecimal() and -len(names) <= int(one) < len(names):
-            found = [int(one) % len(names)]
+        if not found and one in numbered:
+            found = [numbered[one]]
         if not found:
             raise BadInput(f"{shown(file)} has no column '{shown(one)}' for {setting}; {column_hint(one, names)}")
         places += found
