@@ -19,7 +19,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
 
-from anyk.decompile import to_python  # noqa: E402
+from readjax import to_python  # noqa: E402
 
 RANDOM = np.random.default_rng(0)
 

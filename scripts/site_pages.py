@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import site_pictures
 
 ROOT = Path(__file__).parents[1]
+ANNEXES = {"readjax": "decompile/src", "anyk_papers": "papers/src"}  # distributions beside anyk, read where they are
+sys.path += [str(ROOT / folder) for folder in ANNEXES.values()]
 ROOMS = [*(name for name in anyk.__all__ if hasattr(getattr(anyk, name), "__path__")), "protocol", "sklearn"]
 PICTURE = re.compile(r"<!-- picture: (?P<kind>code|strategy) (?P<spec>\S+)(?: workers=(?P<workers>\d+))? -->")
 DRAWN: set[str] = set()
@@ -42,7 +44,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     for section in config.nav or []:
         for entry in section.get("Reference", []):
             if "Python" in entry:
-                entry["Python"] = ["reference/anyk.md", *(f"reference/{room}.md" for room in sorted(ROOMS))]
+                entry["Python"] = [
+                    "reference/anyk.md",
+                    *(f"reference/{room}.md" for room in [*sorted(ROOMS), *ANNEXES]),
+                ]
             if "Examples" in entry:
                 entry["Examples"] = [f"examples/{path.stem}.md" for path in EXAMPLES]
     return config
@@ -88,6 +93,7 @@ def pages() -> dict[str, str]:
     """The pages made here, by place."""
     made = {"reference/command-line.md": command_line(), "reference/anyk.md": api("anyk")}
     made |= {f"reference/{room}.md": api(f"anyk.{room}") for room in ROOMS}
+    made |= {f"reference/{annex}.md": api(annex) for annex in ANNEXES}
     made |= {f"examples/{path.stem}.md": example(path) for path in EXAMPLES}
     made["contributing.md"] = moved("CONTRIBUTING.md")
     made["changelog.md"] = moved("CHANGELOG.md")
@@ -136,7 +142,7 @@ def api(module: str) -> str:
     found = import_module(module)
     names = found.__all__
     # only what has a docstring of anyk's: classes and functions, not registries and types
-    own = [name for name in names if getattr(getattr(found, name), "__module__", "").startswith("anyk")]
+    own = [name for name in names if getattr(getattr(found, name), "__module__", "").startswith(("anyk", "readjax"))]
     said = (found.__doc__ or "").strip()
     return f"# {module}\n\n{markdown_of(said)}\n\n" + "\n\n".join(f"::: {module}.{name}" for name in own) + "\n"
 

@@ -27,8 +27,11 @@ from typing import Any
 import click
 
 import anyk
+import anyk_papers
+import readjax
 from anyk.specs import Registry
 
+DISTRIBUTIONS = (anyk, anyk_papers, readjax)
 SNAPSHOT = Path(__file__).with_name("surface.txt")
 MODULE_PREFIX = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -36,12 +39,16 @@ EMPTY = inspect.Parameter.empty
 
 
 def modules() -> list[ModuleType]:
-    names = [info.name for info in pkgutil.walk_packages(anyk.__path__, "anyk.")]
-    return [anyk, *(importlib.import_module(name) for name in sorted(names) if not name.endswith("__main__"))]
+    """All modules of the three distributions."""
+    found = []
+    for package in DISTRIBUTIONS:
+        names = [info.name for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+        found += [package, *(importlib.import_module(name) for name in sorted(names) if not name.endswith("__main__"))]
+    return found
 
 
 def ours(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).partition(".")[0] == "anyk"
+    return str(getattr(value, "__module__", "")).partition(".")[0] in {package.__name__ for package in DISTRIBUTIONS}
 
 
 # ------------------------------------------------------------------------------------------- values and signatures

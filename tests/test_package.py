@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import anyk
 from anyk.cli import main
 from doclines import lines_of, pages
+from surface import DISTRIBUTIONS, modules
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +44,7 @@ def test_help_needs_only_click():
 def test_no_module_imports_itself_by_way_of_others():
     import grimp
 
-    graph = grimp.build_graph("anyk", exclude_type_checking_imports=True)
+    graph = grimp.build_graph(*(package.__name__ for package in DISTRIBUTIONS), exclude_type_checking_imports=True)
     cycles = [
         (module, imported)
         for module in graph.modules
@@ -162,7 +163,7 @@ def test_plug_ins_work_without_touching_the_package(tmp_path):
 
 
 def test_the_readme_is_short_and_counts_right():
-    from anyk.papers import items
+    from anyk_papers import items
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 130
@@ -173,16 +174,12 @@ def test_the_readme_is_short_and_counts_right():
 def test_docstring_examples_run():
     """Every example in a docstring, collected over all modules."""
     import doctest
-    import pkgutil
 
     failures = []
     count = 0
-    for module in pkgutil.walk_packages(anyk.__path__, "anyk."):
-        if module.name.endswith("__main__"):
-            continue
-        found = importlib.import_module(module.name)
-        result = doctest.testmod(found, optionflags=doctest.ELLIPSIS, extraglobs={"anyk": anyk, "np": np})
-        failures += [module.name] * bool(result.failed)
+    for module in modules():
+        result = doctest.testmod(module, optionflags=doctest.ELLIPSIS, extraglobs={"anyk": anyk, "np": np})
+        failures += [module.__name__] * bool(result.failed)
         count += result.attempted
     assert not failures
     assert count > 40
@@ -194,14 +191,12 @@ def test_every_public_method_has_a_docstring_of_its_own_or_inherited():
     What implements a protocol without inheriting from it has the protocol's docstring; how a strategy handles an event,
     by ``on_reply`` and the like, is described where it decides.
     """
-    import pkgutil
-
     missing, checked, protocols = [], 0, set()
-    for module in pkgutil.walk_packages(anyk.__path__, "anyk."):
-        if module.name.endswith("__main__") or module.name.startswith("anyk.papers.items."):
+    for module in modules():
+        if module.__name__.startswith("anyk_papers.gallery."):
             continue
-        for owner in vars(importlib.import_module(module.name)).values():
-            if not inspect.isclass(owner) or owner.__module__ != module.name or owner.__name__.startswith("_"):
+        for owner in vars(module).values():
+            if not inspect.isclass(owner) or owner.__module__ != module.__name__ or owner.__name__.startswith("_"):
                 continue
             methods = [name for name in vars(owner) if not name.startswith("_") and is_method(owner, name)]
             checked += len(methods)
@@ -209,7 +204,7 @@ def test_every_public_method_has_a_docstring_of_its_own_or_inherited():
                 protocols |= {name for name in methods if vars(owner)[name].__doc__}
             for name in methods:
                 if not any(vars(base)[name].__doc__ for base in owner.__mro__ if name in vars(base)):
-                    missing.append(f"{module.name}.{owner.__name__}.{name}")
+                    missing.append(f"{module.__name__}.{owner.__name__}.{name}")
     events = [name for name in missing if name.startswith("anyk.strategies.") and ".on_" in name]
     assert not [name for name in missing if name not in events and name.rpartition(".")[2] not in protocols]
     assert checked > 1000

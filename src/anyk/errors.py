@@ -53,22 +53,26 @@ class RunFailed(RuntimeError):
 
 
 class MissingPackage(BadInput):
-    """An optional package is missing; the sentence gives the line that installs it."""
+    """An optional package is missing; the sentence gives the line that installs it.
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
+    ``origin``: an extra of anyk, or a folder of its source that is a distribution of its own, such as ./papers.
+    """
+
+    def __init__(self, package: str, origin: str, purpose: str) -> None:
+        what = origin if origin.startswith("./") else f"'.[{origin}]'"
         super().__init__(
             f"{purpose} needs {package}, which is not installed; in the folder of anyk's source, run: "
-            f"pip install '.[{extra}]'"
+            f"pip install {what}"
         )
 
 
 @contextmanager
-def needing(package: str, extra: str, purpose: str) -> Iterator[None]:
-    """Raise :class:`MissingPackage` if an import in the block fails."""
+def needing(package: str, origin: str, purpose: str) -> Iterator[None]:
+    """Raise :class:`MissingPackage`, which see, if an import in the block fails."""
     try:
         yield
     except ImportError:
-        raise MissingPackage(package, extra, purpose) from None
+        raise MissingPackage(package, origin, purpose) from None
 
 
 @contextmanager

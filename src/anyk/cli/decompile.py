@@ -14,7 +14,7 @@ from anyk.errors import BadInput, needing
 from anyk.named import function_named
 
 if TYPE_CHECKING:
-    from anyk.decompile import Target
+    from readjax import Target
 
 _ARGUMENT = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*(?:,|$)")
 
@@ -51,14 +51,18 @@ def decompile(function: str, arguments: str, target: Target, grad: bool, out: st
 
     FUNCTION is module:function, or file.py:function. The source is for arguments of the types given.
     """
-    from anyk.decompile import to_python
+    from anyk.problems.jax.decompiling import decompiling
 
     with needing("jax", "jax", "decompiling a function"):
         import jax  # first: the function's own file may import it, too
-    (decompiled, _), examples = function_named(function, "function"), _examples(arguments)
-    source = to_python(jax.grad(decompiled) if grad else decompiled, *examples, target=target)
+    with decompiling("anyk decompile"):
+        from readjax import to_python
+
+        (decompiled, _), examples = function_named(function, "function"), _examples(arguments)
+        source = to_python(jax.grad(decompiled) if grad else decompiled, *examples, target=target)
+        if out is not None:
+            source.save(out)
     if out is not None:
-        source.save(out)
         click.echo(f"source: {out}", err=True)
     elif not json_to_output():
         click.echo(source.text, nl=False)
@@ -69,9 +73,9 @@ def _examples(text: str) -> list[Any]:
     """Return the shapes and types that ``--args`` specifies."""
     import jax
 
-    from anyk.decompile.literals import SHORT
+    from readjax import SHORT_TYPES
 
-    types = {short: dtype for dtype, short in SHORT.items()}
+    types = {short: dtype for dtype, short in SHORT_TYPES.items()}
     examples, place = [], 0
     while place < len(text):
         match = _ARGUMENT.match(text, place)

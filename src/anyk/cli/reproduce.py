@@ -12,11 +12,11 @@ from anyk.cli.fields import as_field, option, options_class, takes
 from anyk.cli.group import main
 from anyk.cli.options import json_option, quiet_option
 from anyk.cli.output import say, write_json
-from anyk.errors import BadInput
+from anyk.errors import BadInput, needing
 from anyk.plain import ByName, values_of
 
 if TYPE_CHECKING:
-    from anyk.papers import Item, Reproduction
+    from anyk_papers import Item, Reproduction
 
 
 @options_class
@@ -42,8 +42,9 @@ class ReproductionOptions:
 @json_option
 def reproduce(name: str | None, options: ReproductionOptions) -> None:
     """Reproduce a figure or table of a paper and check its claims. Without NAME: list all items."""
-    from anyk.papers import items, reproduce_all
-    from anyk.papers import reproduce as run_item
+    with needing("anyk-papers", "./papers", "anyk reproduce"):
+        from anyk_papers import items, reproduce_all
+        from anyk_papers import reproduce as run_item
 
     if name is None and not options.everything:
         _list()
@@ -87,8 +88,8 @@ def _minutes(item: Item) -> str:
 
 
 def _list() -> None:
-    from anyk.papers import items
     from anyk.views.columns import Columns
+    from anyk_papers import items
 
     rows = [[item.name, item.title, _minutes(item)] for item in items().values()]
     say(Columns(["item", "what", "full size"], rows))

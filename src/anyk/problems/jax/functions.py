@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from anyk.arrays import Floats, Vector
 from anyk.checks import AtLeastZero, typed
-from anyk.decompile import Source
 from anyk.errors import BadInput, describe_error, needing
 from anyk.problems.base import NO_HELD_OUT, Better, Index, cut, digest_of
 from anyk.problems.data.sample_batches import Samples
+from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.loss_partitions import TOGETHER, DecompiledPartitions, JaxPartitions, data_of, sums_of
 from anyk.problems.jax.model_loss import SEED, Averages, JaxNetwork, names_of, seed_for, seed_of
 from anyk.problems.jax.pytrees import Held, JaxArray, Trainable, Tree, distinct, first_line, is_array, kind_of, model_of
@@ -37,6 +37,10 @@ from anyk.problems.surroundings import variables_of
 from anyk.problems.values import Leaves, Values
 from anyk.problems.watch import DATA, Watch
 
+if TYPE_CHECKING:
+    from readjax import Source
+
+_WITHOUT_JAX = "JaxProblem(workers='numpy')"
 _ROUNDED = 0.02  # relative difference that rounding may cause in a loss that computes in bfloat16
 _RENEWED = 1024  # rows of shards from which running statistics are computed to evaluate
 _ROUNDINGS = 16.0  # by which two gradients of the same rows may differ in the same process
@@ -93,7 +97,7 @@ class JaxProblem(NetworkProblem):
       batch, beta)``, or all of them in a parameter called ``values``.
     - ``platform``: where workers compute: ``"cpu"``, on one thread, or ``"gpu"``, spread over a machine's devices.
     - ``workers``: the framework of the workers: ``"jax"``, compiled once for each number of rows; or ``"numpy"``, so
-      that workers need no JAX. They run the gradient's source, written by :func:`anyk.decompile.to_python`
+      that workers need no JAX. They run the gradient's source, written by :func:`readjax.to_python`
       (:meth:`source` shows it), which is plain text, and nothing is unpickled. The source is for one number of rows:
       for a strategy with mini-batches give their size, ``batch``.
 
@@ -141,6 +145,9 @@ class JaxProblem(NetworkProblem):
     ) -> None:
         with needing("JAX", "jax", "JaxProblem"):
             import jax
+        if workers == "numpy":
+            with decompiling(_WITHOUT_JAX):
+                pass  # refused at once where it is not installed
         self._workers, self._batch, self._platform = workers, batch, platform
         self.l2 = checked_l2(l2)
         model = model_of(params, trainable)
@@ -332,8 +339,6 @@ class JaxProblem(NetworkProblem):
         """
         import jax
 
-        from anyk.decompile import to_python
-
         leaves, tree = jax.tree.flatten(self._data.head.batch(slice(0, 1)))
         like: Any = jax.ShapeDtypeStruct
         examples = [like((rows, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
@@ -342,7 +347,10 @@ class JaxProblem(NetworkProblem):
             return self._network.gradient(model, self._held, jax.tree.unflatten(tree, arrays), SEED)
 
         model = like(self._initial.shape, self._initial.dtype)
-        return to_python(gradient, model, *examples, target="numpy")
+        with decompiling(_WITHOUT_JAX):
+            from readjax import to_python
+
+            return to_python(gradient, model, *examples, target="numpy")
 
     def initial(self) -> Vector:
         """Return the given parameters, as one vector."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from anyk.arrays import Array, DType, Floats, Vector
-from anyk.decompile import compile_source
 from anyk.errors import BadInput
 from anyk.plain import ByName
 from anyk.problems.base import Ends, Index, PartitionAbilities, even_ends
@@ -21,6 +20,7 @@ from anyk.problems.data.sample_batches import Arrays, NamedForm, PartitionSample
 from anyk.problems.data.shards.shard_samples import ShardSamples
 from anyk.problems.data.shards.sources import Shards
 from anyk.problems.data.streams import ENDS, Stream, StreamSamples
+from anyk.problems.jax.decompiling import decompiling
 from anyk.problems.jax.model_loss import EVALUATION, SEED, JaxNetwork, seed_for, seed_of
 from anyk.problems.jax.pytrees import Held, Tree, first_line
 from anyk.problems.network_problem import check_lengths, number_array
@@ -76,7 +76,10 @@ class DecompiledPartitions(PartitionAbilities):
 
     def load(self, partitions: Sequence[int]) -> None:
         """Compile the texts."""
-        self._functions = {rows: compile_source(*text) for rows, text in self._texts.items()}
+        with decompiling("a worker without JAX"):
+            from readjax import compile_source
+
+            self._functions = {rows: compile_source(*text) for rows, text in self._texts.items()}
 
     def check_partial_loss(self) -> None:
         raise BadInput(
