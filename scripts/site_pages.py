@@ -23,7 +23,6 @@ import site_pictures
 
 ROOT = Path(__file__).parents[1]
 ANNEXES = {"readjax": "decompile/src", "anyk_papers": "papers/src"}  # distributions beside anyk, read where they are
-sys.path += [str(ROOT / folder) for folder in ANNEXES.values()]
 ROOMS = [*(name for name in anyk.__all__ if hasattr(getattr(anyk, name), "__path__")), "protocol", "sklearn"]
 PICTURE = re.compile(r"<!-- picture: (?P<kind>code|strategy) (?P<spec>\S+)(?: workers=(?P<workers>\d+))? -->")
 DRAWN: set[str] = set()
@@ -93,6 +92,7 @@ def pages() -> dict[str, str]:
     """The pages made here, by place."""
     made = {"reference/command-line.md": command_line(), "reference/anyk.md": api("anyk")}
     made |= {f"reference/{room}.md": api(f"anyk.{room}") for room in ROOMS}
+    sys.path += [str(ROOT / folder) for folder in ANNEXES.values()]  # here, as MkDocs resets it after its hooks loaded
     made |= {f"reference/{annex}.md": api(annex) for annex in ANNEXES}
     made |= {f"examples/{path.stem}.md": example(path) for path in EXAMPLES}
     made["contributing.md"] = moved("CONTRIBUTING.md")

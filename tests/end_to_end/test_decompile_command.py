@@ -105,5 +105,6 @@ def test_commands_name_the_distribution_that_is_missing(folder, monkeypatch):
         "simulated",
         workers=1,
         steps=1,
+        lr=0.1,
     )
     assert run.steps == 1
