@@ -343,7 +343,9 @@ def test_a_resumed_training_has_the_rest_of_the_seconds(tmp_path: Path, monkeypa
 
 def disturbed(tmp_path: Path) -> DisturbedTraining:
     faults = FaultPlan(kill="1/s", seconds=30.0)
-    return DisturbedTraining(["train"], ["resume"], tmp_path / "run", "processes", faults, tmp_path, lambda _: None)
+    return DisturbedTraining(
+        ["train"], ["resume"], tmp_path / "run", "processes", faults, tmp_path / "requests", tmp_path, lambda _: None
+    )
 
 
 @pytest.mark.in_process

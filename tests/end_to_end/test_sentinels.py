@@ -412,6 +412,7 @@ FOLDERS: dict[str, Callable[[Path], None]] = {
     "code of an inner optimiser": lambda at: edited(at, strategy="pasgd:tau=2,inner=(torch:method=evil.X)"),
     "code of a callback": lambda at: edited(at, callbacks=["evil:make", f"{at}/evil.py:make"]),
     "modules to preload": lambda at: edited(at, cluster="processes:preload=evil"),
+    "a folder of requests": lambda at: edited(at, cluster=f"processes:spoiled={at.parent}"),
     "plug-ins": lambda at: edited(at, digests={"code": {f"{at}/evil.py": "0" * 64}, "plugins": [f"{at}/evil.py"]}),
     "data at an address": lambda at: edited(at, problem={"data": "http://203.0.113.9/x.csv"}),
     "a cluster at an address": lambda at: edited(at, cluster="ray:address=203.0.113.9:6379"),

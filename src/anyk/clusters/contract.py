@@ -42,6 +42,7 @@ class Cluster(ABC):
 
     def __init__(self, options: ClusterOptions) -> None:
         self.workers, self.seed, self.byzantine = options.workers, options.seed, tuple(options.byzantine)
+        self.spoiled = options.spoiled
         self.injection = Injection(options)
         self.delays, self.communication = self.injection.delays, self.injection.communication
         self.report_cuts = True  # whether to report how far cancelled chunks came

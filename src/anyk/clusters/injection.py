@@ -52,6 +52,7 @@ class ClusterOptions:
     ``workers``: n. ``delays``: seconds before computing, a delay model or its spec, sampled for the n-th task of a
     worker from (seed, worker, n). ``communication``: additional seconds for the transfer of vectors, depending on the
     bytes that a task exchanges. ``byzantine``: workers that send -100 times the correct message, to study codes.
+    ``spoiled``: a folder in which a file called ``nan`` or ``corrupt`` has a worker remove it and spoil one message.
     """
 
     workers: int
@@ -59,6 +60,7 @@ class ClusterOptions:
     seed: int = 0
     byzantine: Sequence[int] = ()
     communication: Communication | DelayModel | str | None = None
+    spoiled: str = ""
 
     def __post_init__(self) -> None:
         check_workers(self.workers)

@@ -109,9 +109,9 @@ def check_rows(problem: Problem, strategy: Strategy) -> None:
 
 
 def check_address(cluster: str, of: str, *, trust: bool) -> None:
-    """Raise if an untrusted folder names a remote cluster, or modules that its workers would import."""
+    """Raise if an untrusted folder names a remote cluster, modules to import, or a folder in which to remove files."""
     settings = parse(cluster)[1]
-    if not trust and (settings.get("address", "auto") != "auto" or "preload" in settings):
+    if not trust and (settings.get("address", "auto") != "auto" or {"preload", "spoiled"} & settings.keys()):
         raise BadInput(
             f"{of} names the cluster '{cluster}', which may belong to somebody else; if it is yours, trust the folder "
             "with --trust (in Python: trust=True)"

@@ -24,7 +24,7 @@ from anyk.protocol import Strategy
 from anyk.runs import Run, replay, train, verify
 from anyk.runs.folder.rebuilding import rebuild
 from anyk.runs.log import queries
-from anyk.specs import parse
+from anyk.specs import parse, show
 from anyk.strategies import strategy as build
 from anyk.strategies import with_fleet
 from anyk.testing.chaos_faults import PROMISES, FaultPlan
@@ -134,7 +134,10 @@ def chaos(
     _check_possible(plan, cluster, faults)
     scratch = Path(tempfile.mkdtemp(prefix="anyk-chaos-"))
     folder = scratch / "run" if out is None else Path(out)
-    shared = ["--cluster", cluster, "--workers", str(workers), "--seconds", str(faults.seconds), *options]
+    name, keys = parse(cluster)
+    requests = scratch / "requests"
+    spoiling = show(name, keys | {"spoiled": requests})
+    shared = ["--cluster", spoiling, "--workers", str(workers), "--seconds", str(faults.seconds), *options]
     problem = [word for pair in pairwise(options) if pair[0] == "--problem" for word in pair]
     descriptors, report = _descriptors(), tell or (lambda _: None)
     report(f"{faults.seconds:g} s of training under faults, after the start of {workers} workers and before the checks")
@@ -142,9 +145,10 @@ def chaos(
         ["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
         ["resume", str(folder), "--trust", "--quiet", *problem],
         folder,
-        parse(cluster)[0],
+        name,
         faults,
-        scratch,
+        requests,
+        scratch / "temporary",
         report,
     )
     try:

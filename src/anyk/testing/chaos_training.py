@@ -23,7 +23,7 @@ from anyk.errors import BadInput, RunFailed
 from anyk.runs.folder import checkpoints
 from anyk.testing.chaos_faults import FaultPlan, slowness
 
-MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, which names the folder for requests
+MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, by which they are found
 _TICK, _LOOK, _TELL = 0.02, 0.25, 5.0  # seconds between faults, looks at workers and log, and lines of progress
 _STOPPED = 0.1, 2.0  # the least and the most seconds for which a worker is stopped
 _CYCLE = 0.2  # seconds of which a slowed worker spends a part stopped
@@ -36,10 +36,11 @@ _END = 120.0  # seconds that a training may take beyond twice its own
 class DisturbedTraining:
     """A training and its faults, from the first process to the last.
 
-    ``train``, ``resume``: arguments of the program ``anyk``. ``injected``, ``observed``: the number of faults of each
-    kind, and of effects that were seen. ``samples``: seconds since the first step, and updates in the log. ``marks``:
-    seconds and kinds of faults. ``outages``: from each death of the driver to the next update. ``named``: files and
-    folders outside of the folder ``temporary`` that were used. ``defects``: sentences on what should not have happened.
+    ``train``, ``resume``: arguments of the program ``anyk``. ``requests``: the folder of requests for spoiled messages,
+    which the cluster in ``train`` names. ``injected``, ``observed``: the number of faults of each kind, and of effects
+    that were seen. ``samples``: seconds since the first step, and updates in the log. ``marks``: seconds and kinds of
+    faults. ``outages``: from each death of the driver to the next update. ``named``: files and folders outside of the
+    folder ``temporary`` that were used. ``defects``: sentences on what should not have happened.
     """
 
     def __init__(
@@ -49,13 +50,14 @@ class DisturbedTraining:
         folder: Path,
         cluster: str,
         faults: FaultPlan,
-        scratch: Path,
+        requests: Path,
+        temporary: Path,
         tell: Callable[[str], None],
     ) -> None:
         self._arguments, self._resume, self._faults, self._tell = train, resume, faults, tell
         self._folder = folder
         self._log, self._find = folder / "log.sqlite", FINDERS[cluster]
-        self._requests, self.temporary = scratch / "requests", scratch / "temporary"
+        self._requests, self.temporary = requests, temporary
         self._mark = str(self._requests)  # in the environment of all processes
         self.injected, self.observed = Counter[str](), Counter[str]()
         self.samples: list[tuple[float, int]] = []

@@ -91,6 +91,7 @@ class Processes(Remote[_ProcessHandle]):
     ``children``: the most processes that a worker may have at once, such as the loaders of a ``DataLoader``; a worker
     with more is ended, with all its processes. A process that starts a session (``setsid``), as a server does, is
     neither counted nor ended.
+    ``spoiled``: a folder in which a file called ``nan`` or ``corrupt`` has a worker spoil one message, to test a run.
 
     Raises :class:`~anyk.errors.BadInput` on other systems than Linux and macOS, or without enough shared memory.
 
@@ -113,8 +114,10 @@ class Processes(Remote[_ProcessHandle]):
         communication: Communication | DelayModel | str | None = None,
         children: AtLeastZero = 64,
         preload: Sequence[str] = (),
+        spoiled: str = "",
     ) -> None:
-        super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication), _ProcessHandle)
+        options = ClusterOptions(workers, delays, seed, byzantine, communication, spoiled)
+        super().__init__(options, _ProcessHandle)
         self.children, self.preload = children, tuple(preload)
         if not sys.platform.startswith(("linux", "darwin")):
             raise BadInput(f"cluster 'processes' runs on Linux and macOS, not on {sys.platform}; use 'simulated'")
@@ -129,8 +132,13 @@ class Processes(Remote[_ProcessHandle]):
 
     @property
     def spec(self) -> str:
-        values = {"byzantine": self.byzantine, "children": self.children, "preload": self.preload}
-        return show(self.name, values, {"byzantine": (), "children": 64, "preload": ()})
+        values = {
+            "byzantine": self.byzantine,
+            "children": self.children,
+            "preload": self.preload,
+            "spoiled": self.spoiled,
+        }
+        return show(self.name, values, {"byzantine": (), "children": 64, "preload": (), "spoiled": ""})
 
     @property
     def helper(self) -> int | None:

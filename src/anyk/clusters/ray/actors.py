@@ -121,8 +121,10 @@ class Ray(Networked[_ActorHandle]):
         resources: dict[str, float] | None = None,
         runtime_env: dict[str, Any] | None = None,
         placement_group: Any = None,
+        spoiled: str = "",
     ) -> None:
-        super().__init__(ClusterOptions(workers, delays, seed, byzantine, communication), _ActorHandle)
+        options = ClusterOptions(workers, delays, seed, byzantine, communication, spoiled)
+        super().__init__(options, _ActorHandle)
         if placement_group is not None and nodes:
             raise BadInput("a placement group determines the workers' machines; omit nodes= or placement_group=")
         if not isinstance(resources or {}, dict) or any(
@@ -150,8 +152,10 @@ class Ray(Networked[_ActorHandle]):
             "gpus": self.gpus,
             "nodes": self.nodes,
             "byzantine": self.byzantine,
+            "spoiled": self.spoiled,
         }
-        return show(self.name, values, {"address": "", "cpus": 1.0, "gpus": 0.0, "nodes": (), "byzantine": ()})
+        defaults = {"address": "", "cpus": 1.0, "gpus": 0.0, "nodes": (), "byzantine": (), "spoiled": ""}
+        return show(self.name, values, defaults)
 
     # ------------------------------------------------------------------------------------------- life
 

@@ -153,7 +153,15 @@ class Remote(Cluster, Generic[H]):
         self._comparisons = Comparisons(messages.tolerance)
         self.losses = Losses(self.handles, self.store, partitions.sizes, layout.assignment, self.send_orders)
         self._opened = True
-        self.setup = RunSetup(layout.blocks, self.byzantine, self.seed, local, layout.together, layout.epochs)
+        self.setup = RunSetup(
+            blocks=layout.blocks,
+            byzantine=self.byzantine,
+            seed=self.seed,
+            local=local,
+            together=layout.together,
+            epochs=layout.epochs,
+            spoiled=self.spoiled,
+        )
         self.assignment = layout.assignment
         try:
             self.ship(partitions)

@@ -6,7 +6,6 @@ Each cluster implements how orders and messages travel: through shared memory, R
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
@@ -31,8 +30,6 @@ from anyk.protocol import Chunk
 READY, REPLY, PROGRESS, STOPPED, FAILED, COMPARED, EVALUATED, LEAVING = range(8)  # kinds of reports
 ASKED = "asked for losses"  # the slot name of models whose losses workers evaluate
 
-_CHAOS_FOLDER = os.environ.get("ANYK_CHAOS", "")  # the folder in which `anyk chaos` requests wrong messages
-
 R = TypeVar("R")  # what a cluster uses to refer to a message buffer
 
 
@@ -45,6 +42,7 @@ class RunSetup(NamedTuple):
     local: Local | None = None  # how workers take local steps
     together: bool = False  # whether consecutive partitions are computed together
     epochs: bool = False  # whether mini-batches are parts of a permutation
+    spoiled: str = ""  # the folder in which wrong messages are requested, if any
 
 
 class _Stop(BaseException):  # like Disconnected; not an Exception, which a user's code may catch
@@ -340,8 +338,8 @@ class Worker(ABC, Generic[R]):
         """Send the message in a buffer, or report its fault; ``compression``: chunk, version and model, if required."""
         if self.worker in self._setup.byzantine:
             reverse_attack(out)
-        if _CHAOS_FOLDER:
-            spoil(out, Path(_CHAOS_FOLDER))
+        if self._setup.spoiled:
+            spoil(out, Path(self._setup.spoiled))
         computed = time.monotonic()
         fault, bits = inspect_message(out)
         if fault is not None:
