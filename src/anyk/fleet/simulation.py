@@ -16,8 +16,7 @@ from anyk.delays import Communication, DelayModel, Table
 from anyk.errors import BadInput
 from anyk.protocol import Pace, Strategy
 from anyk.runs import Driver, session
-from anyk.runs.log.queries import finished_works, mean_update, works
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.api import RunLog, finished_works, mean_update, works
 from anyk.strategies import strategy as build_strategy
 
 _BATCHES = 20  # of updates, whose means give the standard error

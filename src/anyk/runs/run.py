@@ -185,7 +185,7 @@ class Run(Results, AbstractContextManager["Run"]):
     @property
     def _versions(self) -> dict[str, int]:
         """The newest version of each trained model, by slot."""
-        return queries.newest(self.log, without=self.config.auxiliary)
+        return queries.newest_versions(self.log, without=self.config.auxiliary)
 
     @property
     def models_trained(self) -> int:
@@ -298,7 +298,7 @@ class Run(Results, AbstractContextManager["Run"]):
         >>> run.history_of("model")["step"].tolist()
         [0, 1, 2]
         """
-        columns = queries.columns(self.log, "steps", slot)
+        columns = queries.log_columns(self.log, "steps", slot)
         columns["step"] = columns["step"].astype(np.int64)
         names = "step", "seconds", "replies", "residual", "gain", "staleness", "loss"
         return {name: columns[name] for name in names} | {self.metric_name: columns["metric"]}
@@ -366,7 +366,7 @@ class Run(Results, AbstractContextManager["Run"]):
         >>> run.to_frame("chunks").groupby("ending").size().to_dict()
         {'cancelled': 2, 'counted': 6}
         """
-        columns = queries.columns(self.log, table)
+        columns = queries.log_columns(self.log, table)
         try:
             import pandas
         except ImportError:

@@ -17,10 +17,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from anyk import keyed
-from anyk.clusters.remote.handles import is_stopped
+from anyk.clusters import is_stopped
 from anyk.errors import BadInput, RunFailed
-from anyk.runs.folder import checkpoints
-from anyk.runs.log.glances import count_updates, faults_after
+from anyk.runs.api import count_updates, faults_after, load_checkpoint
 from anyk.testing.chaos_faults import FaultPlan, slowness
 
 MARK = "ANYK_CHAOS"  # the variable in the environment of all processes, by which they are found
@@ -144,7 +143,7 @@ class DisturbedTraining:
         Its clock goes back to the checkpoint with it; with the old limit it would train again for what it has lost.
         """
         try:
-            saved = checkpoints.load(self._folder)
+            saved = load_checkpoint(self._folder)
         except BadInput:  # the resumed run reports it
             return list(self._resume)
         clock = 0.0 if saved is None else float(saved.state["now"])

@@ -11,8 +11,7 @@ import numpy as np
 from anyk.clusters import Cluster, Simulated
 from anyk.delays import Constant, DelayModel
 from anyk.optimizers import GD
-from anyk.problems.base import Problem, some_rows
-from anyk.problems.many import ManyProblems
+from anyk.problems import ManyProblems, Problem, some_rows
 from anyk.protocol import (
     Cancel,
     Chunk,
@@ -33,9 +32,7 @@ from anyk.protocol import (
     Task,
 )
 from anyk.runs import Driver, Evaluate, session, train
-from anyk.runs.callbacks import EvaluationInfo
-from anyk.runs.log.queries import columns, decisions
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.api import EvaluationInfo, RunLog, decisions, log_columns
 from anyk.strategies import strategy as build
 from anyk.testing.problems import Squares
 from anyk.testing.toy import Toy
@@ -137,7 +134,7 @@ def check_discard(make: MakeCluster) -> None:
         return _step(toy, event)
 
     driver = _run(Toy(2, [Dispatch(0, (0, 1), (_all(2), _all(2)))], {Reply: react}), make(2, _Staggered(value=0.2)), 2)
-    chunks = columns(_log(driver), "chunks")
+    chunks = log_columns(_log(driver), "chunks")
     endings, received, cancelled = chunks["ending"].tolist(), chunks["received"], chunks["cancelled"]
     assert endings == ["counted", "discarded", "counted"], f"endings: {endings}"
     assert received[1] > cancelled[1], "the discarded message should come after the cancel"

@@ -13,8 +13,7 @@ import numpy as np
 
 from anyk import codes, keyed
 from anyk.arrays import Flags, Floats
-from anyk.clusters import Simulated
-from anyk.clusters.virtual.cores import Compute
+from anyk.clusters import Compute, Simulated
 from anyk.compression import compressor
 from anyk.delays import DelayModel, Table
 from anyk.errors import BadInput
@@ -24,8 +23,7 @@ from anyk.fleet.records.record_sources import Readable
 from anyk.fleet.simulation import drive, for_jobs
 from anyk.optimizers import optimizer as build_optimizer
 from anyk.protocol import Strategy, shares_computed
-from anyk.runs.log.queries import mean_update, newest, transfers, used_works, works
-from anyk.runs.log.runlog import RunLog
+from anyk.runs.api import RunLog, mean_update, newest_versions, transfers, used_works, works
 from anyk.specs import parse
 from anyk.strategies import strategy as build_strategy
 
@@ -58,7 +56,7 @@ def vectors_sent(log: RunLog, blocks: int, size: VectorSize) -> float | None:
     none were cancelled. The first tasks of a run do not count, because not all workers are given new ones at an
     asynchronous step.
     """
-    steps = max(newest(log).values(), default=0)
+    steps = max(newest_versions(log).values(), default=0)
     if not steps:
         return None
     first = 1 if steps > 1 else 0

@@ -236,7 +236,7 @@ def _of_models(folder: Path, log: RunLog) -> Iterator[Check]:
     """Yield the checks of exported models, whose SHA-256 the log contains once the run has ended."""
     try:
         recorded = dict(log.summary().get("models", {}))
-        for slot in sorted({*recorded, *queries.newest(log)}):
+        for slot in sorted({*recorded, *queries.newest_versions(log)}):
             name = Path(f"{slot}.safetensors").name
             digest = file_digest(folder / name, follow=False)
             if slot in recorded:

@@ -136,7 +136,7 @@ def totals(log: RunLog) -> Totals:
     return totals
 
 
-def newest(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
+def newest_versions(log: RunLog, without: Collection[str] = ()) -> dict[str, int]:
     """Return the newest version of each slot that has been updated, except ``without``; sorted by slot."""
     return {slot: version for slot, version in sorted(totals(log).newest.items()) if slot not in without}
 
@@ -336,11 +336,11 @@ _QUERIES = {
 TABLES = tuple(_QUERIES)
 _TEXT = {"slot", "ending", "kind", "info", "text", "partitions", "coefficients", "compress"}
 _INTEGERS = {"task", "chunk", "worker", "version", "work", "seq"}
-# columns of integers that columns() returns as float, because values may be missing
+# columns of integers that log_columns() returns as float, because values may be missing
 COUNTS = ("step", "done", "replies", "stalest", "worker", "task", "chunk")
 
 
-def columns(log: RunLog, table: str, slot: str | None = None) -> dict[str, Array]:
+def log_columns(log: RunLog, table: str, slot: str | None = None) -> dict[str, Array]:
     """Return a table of the log, one of :data:`TABLES`, as columns; with ``slot`` only the rows of this slot, by step.
 
     Missing numbers are NaN, missing text is None. A message with a weight for each block has their mean in the column.
