@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -200,7 +201,7 @@ def test_a_module_changed_after_its_problem_was_made_is_refused() -> None:
     cases: list[tuple[Callable[[Any], Any], str]] = [
         (lambda module: setattr(module, "scale", 3.0), "attribute 'scale' of the module was 1.0 when the problem"),
         (lambda module: module.norm.eval(), "mode of the module.norm was training mode when the problem"),
-        (relu, "the module has changed since then"),
+        (relu, r"the module has other parameters .* \(linear.0.bias, linear.0.weight, linear.bias\)"),
     ]
     for change, words in cases:
         module = Scaled()
@@ -210,7 +211,7 @@ def test_a_module_changed_after_its_problem_was_made_is_refused() -> None:
             with pytest.raises(BadInput, match=words):
                 loop(problem, lambda i: None, into=module)
         with pytest.raises(BadInput, match=words):
-            problem.watch_code()
+            problem.check_unchanged(begins=True)
 
 
 def test_parameters_buffers_and_validation_are_no_change() -> None:
@@ -309,3 +310,42 @@ def test_weights_of_a_sampler_changed_in_a_loop_are_refused() -> None:
 def test_variables_without_effect_stay_without_effect() -> None:
     own = Loss()
     assert loop(problem_of(own), lambda i: setattr(own, "last", float(i)), steps=30) == 29
+
+
+HOOKS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("forward ", lambda part: part.register_forward_hook(lambda _, inputs, outputs: 2 * outputs)),
+    ("forward pre-", lambda part: part.register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],))),
+    ("backward ", lambda part: part.register_full_backward_hook(lambda _, inputs, outputs: (2 * inputs[0],))),
+    ("backward pre-", lambda part: part.register_full_backward_pre_hook(lambda _, outputs: (2 * outputs[0],))),
+]
+
+
+@pytest.mark.parametrize(("kind", "add"), HOOKS)
+def test_hooks_added_or_removed_in_a_loop_are_refused(kind: str, add: Callable[[Any], Any]) -> None:
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    with pytest.raises(BadInput, match=f"the number of {kind}hooks of the module.2 was 0 when the run began and is 1"):
+        loop(problem_of(nn.MSELoss(), module=module), lambda i: add(module[2]) and None, into=module)
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+    handle = add(module[2])
+    with pytest.raises(BadInput, match=f"the number of {kind}hooks of the module.2 was 1 when the run began and is 0"):
+        loop(problem_of(nn.MSELoss(), module=module), lambda i: handle.remove(), into=module)
+
+
+def test_hooks_that_only_look_are_no_change() -> None:
+    module, seen = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1)), []
+    module[0].register_forward_hook(lambda _, inputs, outputs: seen.append(outputs.detach()))
+
+    def look(_: int) -> None:
+        module[1].register_forward_hook(lambda _, inputs, outputs: seen.append(outputs.detach()))
+        module(X)
+
+    assert loop(problem_of(nn.MSELoss(), module=module), look, into=module) == 9
+
+
+def test_an_environment_changed_in_a_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(outputs, targets) * float(os.environ.get("ANYK_TEST_BETA", "1"))
+
+    monkeypatch.delenv("ANYK_TEST_BETA", raising=False)
+    with pytest.raises(BadInput, match="environment variable 'ANYK_TEST_BETA' was not set when the run began"):
+        loop(problem_of(loss), lambda i: monkeypatch.setenv("ANYK_TEST_BETA", "0.5"))

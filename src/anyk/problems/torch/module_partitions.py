@@ -20,6 +20,7 @@ from anyk.problems.data.sample_batches import Batch, PartitionSamples, Rows, Sam
 from anyk.problems.generators import cuda_generators, preserved_generators, seeded_generators
 from anyk.problems.replicas import ROWS, TOGETHER, Trial, model_like, scales_of, seed_of_draws
 from anyk.problems.surroundings import Variables, variables_of
+from anyk.problems.torch.hooks import without_hooks
 from anyk.problems.torch.module_checks import check_loss, check_samples
 from anyk.problems.torch.network import (
     Network,
@@ -300,7 +301,7 @@ def modes_of(module: torch.nn.Module) -> dict[str, str]:
 
 @contextmanager
 def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[None]:
-    """Let a module compute with the frozen parameters and the buffers of another, for a while.
+    """Let a module compute with the frozen parameters and the buffers of another, without hooks of its parameters.
 
     If it is in evaluation mode as a whole, it computes with the other's modes, too.
     """
@@ -311,7 +312,7 @@ def as_initial(module: torch.nn.Module, initial: torch.nn.Module) -> Iterator[No
     try:
         for part, buffers in computed:
             part._buffers = dict(dict.items(buffers))
-        with preserved_buffers(module):
+        with preserved_buffers(module), without_hooks(module.parameters()):
             for (parameter, *_), initial_parameter in zip(parameters, initial.parameters(), strict=True):
                 parameter.requires_grad_(initial_parameter.requires_grad)
                 if not parameter.requires_grad:
