@@ -181,3 +181,24 @@ def test_a_problem_that_has_been_trained_is_unchanged() -> None:
     problem.module_at(problem.initial())
     assert problem.check_unchanged(begins=True) == []
     assert np.array_equal(train(problem).model, train(problem).model)
+
+
+class FrozenNorm(nn.Sequential):
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self[0].eval()
+        return self
+
+
+def test_modes_that_a_module_sets_by_itself_are_no_change() -> None:
+    module = FrozenNorm(nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 1))
+    problem = problem_of(module)
+    train(problem)
+    loop(problem, module)
+    module.train()
+    train(problem)
+    loop(problem, module)
+    module[1].eval()
+    for start in (train, loop):
+        with pytest.raises(BadInput, match="the mode of the module.1 was training mode"):
+            start(problem)

@@ -99,7 +99,7 @@ class _Survey:
                 self.texts.add(value)
             yield name, _shown(value)
             return
-        if id(value) in self._seen or depth > _DEPTH or _is_generator(value):
+        if id(value) in self._seen or depth > _DEPTH or _is_generator(value) or _is_trained(value):
             return
         self._seen[id(value)] = value
         if not self._arrays and _has_many(value):
@@ -280,6 +280,14 @@ def _is_generator(value: object) -> bool:
         "Generator",
         "Random",
         "SystemRandom",
+    )
+
+
+def _is_trained(value: object) -> bool:
+    """Return whether an object is a variable of Flax's nnx that computing changes, or a trained one."""
+    return any(
+        base.__name__ in ("Param", "RngState", "BatchStat") and base.__module__.startswith("flax.nnx")
+        for base in type(value).__mro__
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ DATA = "the data"  # the name of the arrays of samples, every change of which is
 DATA_SET = "the data set"  # the name of a map-style data set
 _EVERY_STEP = 64  # first steps, at each of which a watch glances at variables; then at every seventh:
 _STRIDE = 7
+_LISTED = 3  # names that a sentence lists at most
 _OFTEN = 3  # changes without an effect after which a glance ignores a variable
 _REMEDY = (
     "workers compute with the copies that they got then: name a number or array that changes in values= of the "
@@ -62,6 +63,15 @@ def compare_copies(copies: Computing, present: Computing, limit: float) -> None:
         return
     what = named(different, "the problem was made") if different else "the module has changed since then"
     raise BadInput(f"the problem trains the copy of the module that it was made with, and {what}; {ANEW}")
+
+
+def other_numbers(names: Sequence[str], of: str) -> str:
+    """Return the sentence on arrays of a model that have changed since its problem was made."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (
+        f"{', '.join(names[:_LISTED])}{more} of {of} had other numbers when the problem was made, with which it is "
+        "trained; make the problem anew to train from the present ones"
+    )
 
 
 def _moved(trial: Trial, compute: Callable[[], Vector]) -> bool:

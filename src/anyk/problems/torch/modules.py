@@ -78,7 +78,7 @@ from anyk.problems.torch.tensor_samples import (
     tensor_over,
 )
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import ANEW, DATA, Computing, Watch, compare_copies
+from anyk.problems.watch import ANEW, DATA, Computing, Watch, compare_copies, other_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -231,6 +231,7 @@ class TorchProblem(NetworkProblem):
         self.module, self._given = module, list(module.parameters())
         self._given_loss, self._given_mean = loss, mean
         self._given_reduction = getattr(loss, "reduction", None)
+        self._made_modes = [part.training for part in module.modules()]
         self._made_with = self._numbers_of(twin)
         ignored = ignored_target(loss)
         parameters = trainable_parameters(twin)
@@ -464,7 +465,7 @@ class TorchProblem(NetworkProblem):
             return variables_of(objects, arrays=arrays) | modes_of(self.module)
 
         def gradient() -> Vector:
-            with as_initial(self.module, copies):
+            with as_initial(self.module, copies, self._made_modes):
                 return partitions.tried_with(live)
 
         return Computing(variables, gradient)
@@ -494,21 +495,23 @@ class TorchProblem(NetworkProblem):
         self._given_arrays.check()
         self._check_made()
         live, copies, partitions = self._live(), self._network.module, self.split(1)
-
-        def variables(module: torch.nn.Module) -> Variables:
-            return variables_of({"the module": module}) | modes_of(module)
+        made = modes_of(self.module, self._made_modes)
 
         def gradient() -> Vector:
             copied = copy.copy(self._network)
             copied.place = live.place
             there = next(copies.parameters()).device == live.place
             copied.module = copies if there else copy.deepcopy(copies).to(live.place)
-            with as_initial(copied.module, copies):
+            modes = [part.training for part in copies.modules()]
+            with as_initial(copied.module, copies, modes):
                 return partitions.tried_with(copied)
 
         compare_copies(
-            Computing(lambda: variables(copies), gradient),
-            Computing(lambda: variables(self.module), self._present(partitions).gradient),
+            Computing(lambda: variables_of({"the module": copies}) | made, gradient),
+            Computing(
+                lambda: variables_of({"the module": self.module}) | modes_of(self.module),
+                self._present(partitions).gradient,
+            ),
             self._rounding(),
         )
         numbers = self._numbers_of(self.module)
@@ -516,13 +519,7 @@ class TorchProblem(NetworkProblem):
         trained = {f"parameter '{name}'" for name, given in self.module.named_parameters() if given.requires_grad}
         if not begins:
             other = [name for name in other if name not in trained]
-        if not other:
-            return []
-        more = f" and {len(other) - _LISTED} more" if len(other) > _LISTED else ""
-        return [
-            f"{', '.join(other[:_LISTED])}{more} of the module had other numbers when the problem was made, with which "
-            "it is trained; make the problem anew to train from the present ones"
-        ]
+        return [other_numbers(other, "the module")] if other else []
 
     def _numbers_of(self, module: torch.nn.Module) -> Variables:
         """Return digests of a module's parameters and buffers, without running statistics that are computed anew."""
