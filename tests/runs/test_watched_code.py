@@ -349,3 +349,80 @@ def test_an_environment_changed_in_a_loop_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("ANYK_TEST_BETA", raising=False)
     with pytest.raises(BadInput, match="environment variable 'ANYK_TEST_BETA' was not set when the run began"):
         loop(problem_of(loss), lambda i: monkeypatch.setenv("ANYK_TEST_BETA", "0.5"))
+
+
+class Recorded(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        self.y, self.weights, self.history, self.records = y.clone(), torch.ones(40), np.zeros(40), [0.0] * 40
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> Any:
+        return X[i], self.target(i)
+
+    def target(self, i: int) -> torch.Tensor:
+        return self.y[i] * self.scaled[i]
+
+    @property
+    def scaled(self) -> torch.Tensor:
+        return self.weights
+
+    def record(self, i: int, loss: float) -> None:
+        self.history[i] = self.records[i] = loss
+
+
+class Indirect(Recorded):
+    def __getitem__(self, i: int) -> Any:
+        return X[i], self.y[i] * (1.0 + getattr(self, "history")[i])  # noqa: B009
+
+
+def with_history(data: Any, i: int) -> Any:
+    return X[i], data.y[i] + data.history[i]
+
+
+class Called(Recorded):
+    def __getitem__(self, i: int) -> Any:
+        return with_history(self, i)
+
+
+def test_records_in_a_data_set_that_items_do_not_read_are_no_change() -> None:
+    for wrap in (lambda data: data, lambda data: torch.utils.data.Subset(data, range(40))):
+        data = Recorded()
+        assert loop(problem_of(nn.MSELoss(), wrap(data)), lambda i, data=data: data.record(37, 1.0 + i)) == 9  # type: ignore[misc]
+        with pytest.raises(BadInput, match="attribute 'y' of .*the data set was an array"):
+            loop(problem_of(nn.MSELoss(), wrap(data)), lambda i, data=data: data.y[37:].mul_(2.0) is None)  # type: ignore[misc]
+        with pytest.raises(BadInput, match="attribute 'weights' of .*the data set was an array"):
+            loop(problem_of(nn.MSELoss(), wrap(data)), lambda i, data=data: data.weights[37:].mul_(2.0) is None)  # type: ignore[misc]
+
+
+def test_records_that_items_may_read_are_refused_with_a_remedy() -> None:
+    for data in (Indirect(), Called()):
+        with pytest.raises(BadInput, match=r"attribute 'history' of the data set.*must be kept outside of the data"):
+            loop(problem_of(nn.MSELoss(), data), lambda i, data=data: data.record(37, 1.0 + i))  # type: ignore[misc]
+    data = Recorded()
+    problem = anyk.problems.TorchProblem(
+        nn.Linear(5, 1), nn.MSELoss(), data, transform=lambda item: (item[0], item[1] + data.history[0])
+    )
+    with pytest.raises(BadInput, match="attribute 'history' of the data set"):
+        loop(problem, lambda i: data.record(37, 1.0 + i))
+
+
+def test_an_array_of_the_data_that_the_loss_does_not_read_may_change() -> None:
+    def loss(module: Any, batch: Any) -> Any:
+        return nn.functional.mse_loss(module(batch["x"]), batch["y"])
+
+    def weighted(module: Any, batch: Any) -> Any:
+        return (batch["last"] * (module(batch["x"]) - batch["y"])[:, 0] ** 2).mean()
+
+    for own, words in ((loss, ""), (weighted, r"the data\[2\] was an array .*kept outside of the data")):
+        data = {"x": X.clone(), "y": y.clone(), "last": torch.ones(40)}
+
+        def record(i: int, data: Any = data) -> None:
+            data["last"][37:] = torch.rand(3)
+
+        if not words:
+            assert loop(problem_of(own, data), record, steps=40) == 39
+        else:
+            with pytest.raises(BadInput, match=words):
+                loop(problem_of(own, data), record)

@@ -13,7 +13,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,15 @@ _HOOKS = {  # a torch module's tables of hooks that a computation calls, by kind
     "_backward_pre_hooks": "backward pre-",
     "_backward_hooks": "backward ",
 }
+_WRAPPED = 4  # layers around a function, and functions in functions, that are looked into
+_READERS = ("__getitem__", "__getitems__", "__getattr__", "__len__")  # methods by which samples are read
+_INDIRECT = {
+    "getattr",
+    "vars",
+    "eval",
+    "exec",
+    "__dict__",
+}  # names with which code reads attributes that it does not name
 _ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}  # names with which a function reads the environment
 _OPEN = 8  # letters of a text in the environment that is shown: a longer one may be a secret
 _IS_NAME = re.compile(r"[A-Za-z_]\w{0,80}").fullmatch
@@ -81,6 +90,50 @@ def differences(before: Variables, after: Variables) -> Iterator[tuple[str, str,
         other = after.get(name)
         if other is not None and other != value:
             yield name, value, other
+
+
+def is_read(data: object, name: str, functions: Sequence[object]) -> bool:
+    """Return whether items of a data set may be read from one of its variables, by the variable's name.
+
+    An attribute is not read if no code names it that ``__getitem__`` reaches: this method, the methods and properties
+    that it names in turn, and ``functions`` of items. Data sets inside the data set are looked at in the same way.
+    """
+    path = re.findall(r"attribute '(\w+)' of", name)[::-1]
+    named_by_functions = {each for function in functions for each in _names_of(function)}
+    while path and hasattr(type(data), "__getitem__") and hasattr(data, path[0]):
+        names = _names_read(type(data)) | named_by_functions
+        if path[0] not in names and not names & _INDIRECT:
+            return False
+        data = getattr(data, path.pop(0))
+    return True
+
+
+def _names_read(kind: type) -> set[str]:
+    """Return the names in the code that reads an item of a data set."""
+    names: set[str] = set()
+    todo = set(_READERS)
+    while todo:
+        name = todo.pop()
+        names.add(name)
+        for base in kind.__mro__:
+            todo |= set(_names_of(vars(base).get(name))) - names
+    return names
+
+
+def _names_of(member: Any, depth: int = 0) -> Iterator[str]:
+    """Yield the names in a function's code, or in that of a method or property, and of functions that it calls."""
+    for _ in range(_WRAPPED):
+        inner = (getattr(member, name, None) for name in ("fget", "func", "__func__"))
+        member = next((each for each in inner if each is not None), member)
+    if not isinstance(member, types.FunctionType):
+        member = vars(type(member)).get("__call__")
+    if isinstance(member, types.FunctionType) and depth < _WRAPPED:
+        names = set(_names_in(member.__code__))
+        yield from names
+        for name in names:
+            called = member.__globals__.get(name)
+            if isinstance(called, types.FunctionType) and not _is_library(called.__module__):
+                yield from _names_of(called, depth + 1)
 
 
 class _Survey:

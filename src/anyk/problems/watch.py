@@ -24,6 +24,10 @@ _REMEDY = (
     "workers compute with the copies that they got then: name a number or array that changes in values= of the "
     "problem, which lets it travel with the model (in a loop: step.values)"
 )
+_REMEDY_OF_DATA = (
+    "workers compute with the samples that they got then: to train on other ones, continue in a run of a new problem "
+    "(begin=…); what the loss does not need, such as a record of losses, must be kept outside of the data"
+)
 ANEW = "make the problem anew after the change, from the module as it is"
 
 
@@ -90,11 +94,17 @@ class Watch:
     user's objects are now. Variables that computing itself changes, such as counters, are ignored. So are others that
     change without an effect on the gradient, unless the gradient is random or cannot be computed, or they are arrays
     and elements of the data, of which the gradient shows only a few samples. ``limit``: the relative difference that
-    rounding may cause.
+    rounding may cause. ``is_read``: whether samples may be computed from a variable of the data, by its name.
     """
 
-    def __init__(self, variables: Callable[..., Variables], gradient: Callable[[], Vector], limit: float) -> None:
-        self._variables, self._gradient = variables, gradient
+    def __init__(
+        self,
+        variables: Callable[..., Variables],
+        gradient: Callable[[], Vector],
+        limit: float,
+        is_read: Callable[[str], bool] = lambda name: True,
+    ) -> None:
+        self._variables, self._gradient, self._is_read = variables, gradient, is_read
         before = variables()
         self._trial = Trial.of(gradient, limit, replicas=False)
         moving = {name for name, *_ in differences(before, variables())}
@@ -119,9 +129,10 @@ class Watch:
         different = list(differences(self._before, self._variables()))
         moved = self._trial is not None and _moved(self._trial, self._gradient)
         if self._trial is not None and not moved:
-            different = [change for change in different if _is_of_samples(*change)]
+            different = [change for change in different if _is_of_samples(*change) and self._is_read(change[0])]
         if different:
-            raise BadInput(f"{named(different, 'the run began')}; {_REMEDY}")
+            remedy = _REMEDY if moved or self._trial is None else _REMEDY_OF_DATA
+            raise BadInput(f"{named(different, 'the run began')}; {remedy}")
         if moved:
             raise BadInput(
                 f"the loss, the module or the data set compute something else than when the run began; {_REMEDY}"

@@ -30,8 +30,8 @@ from anyk.problems.given import GivenArrays
 from anyk.problems.linear.scaling import checked_l2
 from anyk.problems.model_files import load_copy, write_model_file
 from anyk.problems.network_problem import NetworkProblem, check_metrics
-from anyk.problems.replicas import TOGETHER, trial_groups
-from anyk.problems.surroundings import Variables, variables_of
+from anyk.problems.replicas import ROWS, TOGETHER, trial_groups
+from anyk.problems.surroundings import Variables, is_read, variables_of
 from anyk.problems.torch.hooks import call_hooks, has_hooks
 from anyk.problems.torch.loaders import is_loader, read_loader
 from anyk.problems.torch.metrics import Metric, Metrics, check_on_trial, compute_metrics, default_metrics
@@ -78,7 +78,7 @@ from anyk.problems.torch.tensor_samples import (
     tensor_over,
 )
 from anyk.problems.values import Leaves, Values
-from anyk.problems.watch import ANEW, DATA, Computing, Watch, compare_copies, other_numbers
+from anyk.problems.watch import ANEW, DATA, DATA_SET, Computing, Watch, compare_copies, other_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -450,7 +450,32 @@ class TorchProblem(NetworkProblem):
     def watch_code(self) -> Watch:
         """Return an object that notices if the given module, loss or data set compute something else than now."""
         present = self._present(self.split(1))
-        return Watch(present.variables, present.gradient, self._rounding())
+        return Watch(present.variables, present.gradient, self._rounding(), self._is_read)
+
+    def _is_read(self, name: str) -> bool:
+        """Return whether the loss may depend on a variable of the data, by the variable's name."""
+        data = self._data
+        if isinstance(data, Items):
+            functions = [function for root, function in data.code.items() if root != DATA_SET]
+            return is_read(data.mark, name, [*functions, self._given_loss])
+        number = name.removeprefix(f"{DATA}[").removesuffix("]")
+        if not (isinstance(data, Arrays) and number.isdigit()):
+            return True
+        array, rows = data.arrays[int(number)], np.arange(min(ROWS, len(data)))
+        elsewhere = np.flatnonzero((array != array[:1]).reshape(len(array), -1).any(axis=1))
+        if not elsewhere.size:
+            return True
+        some, changed = data.select_rows(rows), data.select_rows(rows)
+        changed.arrays[int(number)] = array[np.resize(elsewhere, len(rows))]
+        try:
+            with as_initial(self.module, self._network.module, self._made_modes):
+                one, other = (
+                    TorchPartitions(self._network, each, cut(len(rows), 1)).tried_with(self._live())
+                    for each in (some, changed)
+                )
+        except Exception:  # such as a target that is out of range for its sample
+            return True
+        return not np.array_equal(one, other)
 
     def _present(self, partitions: TorchPartitions) -> Computing:
         """Return the variables and the gradient of the given module, loss and data set as they are now."""
