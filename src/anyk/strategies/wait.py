@@ -63,6 +63,12 @@ class Waiting:
         return tuple(reply // self._messages for reply in self._state.task_of)
 
     @property
+    def arrivals(self) -> tuple[float, ...]:
+        """Seconds from the start of this round to each reply, in the order of ``replied``."""
+        arrivals = self._state.arrivals
+        return tuple(arrivals[reply] for reply in self._state.task_of)
+
+    @property
     def recent(self) -> Sequence[float]:
         """Seconds from a round's start to each reply in the last rounds, if a rule remembers them."""
         return tuple(self._state.recent)

@@ -232,6 +232,8 @@ class Driver:
                 log.tidy()
             if not isinstance(event, Reply):
                 self._note_worker(event)
+            elif stale := self.ledger.staleness(event):
+                event = event._replace(staleness=stale)
             commands = on(event)
             if commands or self.interrupted:
                 self._obey(commands)
