@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -221,7 +222,7 @@ class _Trial:
         wholes, state, w = self._start(), self._start(), self.w
         for t in range(_STEPS):
             cuts = np.unique([0, min(1, size), size // 5, size // 2, size]).tolist()
-            slices = [slice(first, last) for first, last in zip(cuts, cuts[1:], strict=False)]
+            slices = [slice(first, last) for first, last in pairwise(cuts)]
             out = np.full_like(w, np.nan)
             with self.optimizer.stepping(w.copy(), state, t, _SCALES[t], out) as take:
                 if take is None:

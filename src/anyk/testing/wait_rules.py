@@ -170,7 +170,7 @@ class _Rounds:
             self.answers.append((moment, enough))
             assert not enough or moment.arrivals, f"enough() is True without a reply, {moment}"
             assert not (enough and not self.rule.approximate) or moment.decoder.decodable, (
-                f"enough() is True although the sum is not exact, which a rule that is not approximate waits for, {moment}"
+                f"enough() is True although the sum is not exact, but the rule is not approximate, {moment}"
             )
             assert enough or met is None, f"enough() is False {moment}, after it was True {met}"
             if enough and met is None:
