@@ -20,7 +20,7 @@ from anyk.strategies.construction import (
     strategy,
     with_fleet,
 )
-from anyk.strategies.crew import Crew
+from anyk.strategies.crew import Crew, CrewStrategy
 from anyk.strategies.kfamily.growth import AdaSync, Gradual, Growth, adapted_k, k_for_delays, k_for_noise
 from anyk.strategies.kfamily.kfamily import KFamily
 from anyk.strategies.kfamily.observed import Durations, order_means
@@ -74,6 +74,7 @@ __all__ = [
     "CooperativeSGD",
     "Count",
     "Crew",
+    "CrewStrategy",
     "Deadline",
     "DecentralisedSGD",
     "Decided",

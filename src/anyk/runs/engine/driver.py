@@ -254,6 +254,8 @@ class Driver:
             self.log.tidy()
         if not isinstance(event, Reply):
             self._note_worker(event)
+        elif stale := self.ledger.staleness(event):
+            event = event._replace(staleness=stale)
         commands = self.running.on(event)
         if not commands and not self.interrupted:
             return False
