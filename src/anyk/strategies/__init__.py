@@ -56,7 +56,9 @@ from anyk.strategies.wait import (
     ResidualBelow,
     Wait,
     Waiting,
+    WaitLike,
     register_wait,
+    wait_rule,
 )
 from anyk.strategies.wait import registry as wait_rules
 
@@ -106,6 +108,7 @@ __all__ = [
     "Tolerance",
     "TreeRounds",
     "Wait",
+    "WaitLike",
     "Waiting",
     "adacomm",
     "adapted_k",
@@ -135,6 +138,7 @@ __all__ = [
     "smallest_bursty",
     "stragglers",
     "strategy",
+    "wait_rule",
     "wait_rules",
     "with_fleet",
 ]

@@ -17,8 +17,7 @@ from anyk.codes import code as build_code
 from anyk.delays import Exponential
 from anyk.errors import BadInput, describe_error
 from anyk.fleet import pace, simulated_pace
-from anyk.strategies import Predicate, Rounds, Wait, Waiting
-from anyk.strategies.wait import AnyOf, WaitLike, wait_rule
+from anyk.strategies import AnyOf, Predicate, Rounds, Wait, Waiting, WaitLike, wait_rule
 
 _ROUNDS = 30  # of each code
 _TIMES = 16  # moments that are looked at between two arrivals
