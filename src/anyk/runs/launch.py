@@ -64,6 +64,7 @@ class Launch:
         self._drained: list[int] = []  # workers that are to stay away
         self._writer = None if folder is None else checkpoints.CheckpointWriter(folder, log)
         self._evaluate, self._evaluated = resolve_data(prepared.evaluate, self._problem), prepared.evaluated
+        self._check_values()
         check_watched(self._evaluate, self._evaluated, self._strategy, prepared.optimizer)
         self._asking: Asking | None = None
         self._unknown = ""  # the last logged reason why a loss is unknown
@@ -290,11 +291,16 @@ class Launch:
         values = None if carried is None else carried.changed
         where = "driver" if self._evaluate is None else self._evaluate.where
         if values is not None and where != "driver":
-            raise RunFailed(
-                f"the problem's values change during the run, which evaluation {AWAY[where]} does not follow; evaluate "
-                "where='driver'"
-            )
+            raise RunFailed(_not_followed("the problem's values", where))
         return values
+
+    def _check_values(self) -> None:
+        """Refuse an evaluation elsewhere if schedules change the problem's values."""
+        where = "driver" if self._evaluate is None else self._evaluate.where
+        values = abilities_of(self._problem).changing_values
+        if where != "driver" and values is not None and values.scheduled:
+            names = ", ".join(f"'{name}'" for name in values.scheduled)
+            raise BadInput(_not_followed(f"the problem's values {names}", where))
 
     def _store_first_versions(self) -> None:
         """Store, for evaluation, the versions with which the run starts or continues."""
@@ -519,6 +525,14 @@ class Launch:
             }
         )
         return divergence(evaluations, self._config.lr, self._config.metric, self._config.better)
+
+
+def _not_followed(values: str, where: str) -> str:
+    """Return the sentence on values that an evaluation elsewhere does not get."""
+    return (
+        f"{values} change during the run, and evaluation {AWAY[where]} computes with the initial ones; evaluate "
+        "where='driver'"
+    )
 
 
 def nothing_left(step: int, reason: str) -> str:
