@@ -238,6 +238,8 @@ def test_only_the_log_speaks_sql():
         if module.__name__.startswith("anyk.runs.log"):
             continue
         tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-        texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        texts = (
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
         found += [f"{module.__name__}: {text}" for text in texts if statement.match(text)]
     assert not found
