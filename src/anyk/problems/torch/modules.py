@@ -467,7 +467,9 @@ class TorchProblem(NetworkProblem):
         if not elsewhere.size:
             return True
         some, changed = data.select_rows(rows), data.select_rows(rows)
-        changed.arrays[int(number)] = array[np.resize(elsewhere, len(rows))]
+        arrays = list(changed.arrays)
+        arrays[int(number)] = array[np.resize(elsewhere, len(rows))]
+        changed.arrays = arrays
         try:
             with as_initial(self.module, self._network.module, self._made_modes):
                 one, other = (
