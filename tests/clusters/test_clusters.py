@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ from anyk.codes import registry as codes
 from anyk.delays import Exponential
 from anyk.runs.callbacks import Watching
 from anyk.strategies import registry as strategies
-
-sys.path.insert(0, str(Path(__file__).parent))
-from limits import FAULTS, SIZES, STRATEGIES, fitting, make_problem, settled, survive
+from clusters.limits import FAULTS, SIZES, STRATEGIES, fitting, make_problem, settled, survive
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,6 @@ from math import comb
 
 import numpy as np
 import pytest
-from code_oracles import AnyMatrix, harmonic, lost_chance, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -15,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 from anyk.codes import Code
 from anyk.delays import ShiftedExponential
 from anyk.errors import BadInput
+from code_oracles import AnyMatrix, harmonic, lost_chance, made
 
 pytestmark = pytest.mark.in_process
 

@@ -6,13 +6,13 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from code_oracles import dense, least_squares, made, spans_ones, subsets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
 from anyk.codes import BinaryCode, FractionalRepetition
 from anyk.errors import BadInput, NotDecodable
+from code_oracles import dense, least_squares, made, spans_ones, subsets
 
 pytestmark = pytest.mark.in_process
 

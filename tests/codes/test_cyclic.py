@@ -7,11 +7,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from code_oracles import dense, least_squares, made, subsets
 
 from anyk.codes import CyclicRepetition
 from anyk.codes.cyclic import _best_sample
 from anyk.errors import BadInput
+from code_oracles import dense, least_squares, made, subsets
 
 pytestmark = pytest.mark.in_process
 

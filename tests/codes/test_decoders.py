@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from code_oracles import AnyMatrix, dense, least_squares, made, spans_ones
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from anyk import codes
 from anyk.codes import Code, Uncoded
 from anyk.errors import BadInput, NotDecodable
+from code_oracles import AnyMatrix, dense, least_squares, made, spans_ones
 
 pytestmark = pytest.mark.in_process
 

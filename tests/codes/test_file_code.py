@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import scipy.sparse
 from click.testing import CliRunner
-from code_oracles import spans_ones
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from anyk.cli import main
 from anyk.codes.file_code import proven_stragglers
 from anyk.errors import BadInput
 from anyk.testing import check_code, check_strategy
+from code_oracles import spans_ones
 
 pytestmark = pytest.mark.in_process
 

@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from code_oracles import dense
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -14,6 +13,7 @@ from scipy.optimize import minimize
 import anyk
 from anyk.codes import HeterogeneousCode
 from anyk.errors import BadInput
+from code_oracles import dense
 
 pytestmark = pytest.mark.in_process
 

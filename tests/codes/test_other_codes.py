@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from code_oracles import dense, harmonic, least_squares, made, spans_ones, subsets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +32,7 @@ from anyk.codes import (
 )
 from anyk.codes.tree_code import ROOT
 from anyk.errors import BadInput, NotDecodable
+from code_oracles import dense, harmonic, least_squares, made, spans_ones, subsets
 
 pytestmark = pytest.mark.in_process
 

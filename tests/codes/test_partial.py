@@ -6,12 +6,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from code_oracles import dense, least_squares, subsets
 
 import anyk
 from anyk.codes import PartialStragglers
 from anyk.specs import parse
 from anyk.testing import check_code
+from code_oracles import dense, least_squares, subsets
 
 pytestmark = pytest.mark.in_process
 

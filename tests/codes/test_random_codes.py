@@ -7,7 +7,6 @@ from math import comb
 
 import numpy as np
 import pytest
-from code_oracles import AnyMatrix, dense, least_squares, made, subsets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse.csgraph import connected_components
@@ -26,6 +25,7 @@ from anyk.codes import (
 from anyk.codes.edges import edge_weights
 from anyk.errors import BadInput
 from anyk.graphs import adjacency, edges_of_regular, second_eigenvalue
+from code_oracles import AnyMatrix, dense, least_squares, made, subsets
 
 pytestmark = pytest.mark.in_process
 

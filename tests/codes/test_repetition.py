@@ -7,13 +7,13 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from code_oracles import dense, least_squares, lost_chance, made, spans_ones, subsets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyk import codes
 from anyk.codes import FractionalRepetition, Uncoded
 from anyk.errors import BadInput
+from code_oracles import dense, least_squares, lost_chance, made, spans_ones, subsets
 
 pytestmark = pytest.mark.in_process
 

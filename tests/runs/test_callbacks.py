@@ -166,7 +166,7 @@ def test_a_callback_that_raises_ends_the_run_with_its_error_and_a_folder_to_resu
         (note,) = run.notes
         assert (
             note["kind"] == "failed"
-            and "ZeroDivisionError: of the callback's own (test_hooks.py, line " in note["text"]
+            and "ZeroDivisionError: of the callback's own (test_callbacks.py, line " in note["text"]
         )
         assert run.loss == run.history["loss"][5]
     assert anyk.verify(tmp_path / "run").whole

@@ -2,8 +2,9 @@
 
 from collections import Counter
 
-import corruption
 import pytest
+
+from runs import corruption
 
 pytestmark = pytest.mark.slow
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from byhand import ByHand
 
 import anyk
 from anyk.protocol import Alarm, Combine, Command, Dispatch, Fleet, Joined, Lost, Mix, Reply
+from byhand import ByHand
 
 pytestmark = pytest.mark.in_process
 

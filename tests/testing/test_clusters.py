@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conform import ON_RAY
 
 import anyk
 from anyk.clusters import Cluster, Outage, Processes, Simulated
 from anyk.clusters.store import VectorStore
 from anyk.testing.clusters import CHECKS, check_a_lost_worker
+from clusters.conform import ON_RAY
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+CONFORM = str(ROOT / "tests" / "clusters" / "conform.py")
 NAMES = [check.__name__ for check in (*CHECKS, check_a_lost_worker)]
 MAKERS: dict[str, Callable[..., Cluster]] = {
     "simulated": lambda workers, delays: Simulated(workers, delays=delays),
@@ -64,7 +65,7 @@ def told(*command: str) -> dict[str, str]:
 @pytest.mark.timeout(600)  # a busy machine starts actors slowly
 def test_ray_conforms() -> None:
     """What is Ray's own, on two nodes; also a machine that leaves and one that comes, a gradient that exits, processes left behind."""
-    assert told(sys.executable, str(HERE / "conform.py"), "ray") == dict.fromkeys(
+    assert told(sys.executable, CONFORM, "ray") == dict.fromkeys(
         [
             "loopback",
             "abandoned",
@@ -84,7 +85,7 @@ def test_ray_conforms() -> None:
 def test_mpi_conforms() -> None:
     """Also many steps with stragglers; a rank cannot be started anew: of one that dies see test_mpi."""
     names = [name for name in NAMES if name != "check_a_lost_worker"]
-    assert told(mpiexec(), "-n", "7", sys.executable, str(HERE / "conform.py"), "mpi") == dict.fromkeys(
+    assert told(mpiexec(), "-n", "7", sys.executable, CONFORM, "mpi") == dict.fromkeys(
         [*names, "by_value", "go_on"], ""
     )
 
@@ -97,7 +98,7 @@ def test_examples_train_on_ray_and_mpi_as_well(example: str, cluster: str) -> No
     if example == "gpt2.py" and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed; pip install 'anyk[test]' brings it")
     launch = [mpiexec(), "-n", "3"] if cluster == "mpi" else []
-    script = str(HERE.parents[1] / "examples" / example)
+    script = str(ROOT / "examples" / example)
     done = subprocess.run(
         [*launch, sys.executable, script, cluster, "2"], capture_output=True, text=True, timeout=580, check=False
     )

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from byhand import ByHand
 
 import anyk
 from anyk import codes, strategies
@@ -36,6 +35,7 @@ from anyk.runs import Driver, session
 from anyk.testing import check_strategy
 from anyk.testing.hostile import hostile
 from anyk.testing.world import Broken
+from byhand import ByHand
 from strategy_schedules import STRATEGIES
 
 pytestmark = pytest.mark.in_process
@@ -55,7 +55,7 @@ def test_every_strategy_and_code_is_in_the_net():
     covered = {spec.partition(":")[0] for spec, _ in STRATEGIES}
     entries = [*strategies.registry, *codes.registry]
     named = {entry.name for entry in entries if entry.build.__module__.startswith("anyk.")}
-    assert covered == named - {"matrix"} | {"agc"}  # a matrix needs its file: tests/codes/test_files.py
+    assert covered == named - {"matrix"} | {"agc"}  # a matrix needs its file: tests/codes/test_file_code.py
 
 
 @pytest.mark.parametrize("seeds", ["few", pytest.param("more", marks=pytest.mark.slow)])

@@ -3,7 +3,7 @@
 | channel | limited in |
 | --- | --- |
 | run.toml, race.toml, auto.toml, plan.toml | their msgspec types; at most 64 MiB; tests/end_to_end/test_sentinels.py |
-| rows of the log | anyk.runs.log.schema.wrong_rows; tests/runs/test_forged.py |
+| rows of the log | anyk.runs.log.schema.wrong_rows; tests/runs/log/test_schema.py |
 | checkpoints, predictors, tables, traces, matrices, specs | anyk.tables, safetensors; tests/test_readers.py |
 | reports of workers of ``processes``: records in a pipe | Processes._read_records; here |
 | texts of workers: their error boxes | Processes._error: ERROR_BOX; here |

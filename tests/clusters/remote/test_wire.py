@@ -21,7 +21,7 @@ from anyk.clusters.mpi.mpi import Rank
 from anyk.clusters.remote.wire import form_of, pack_reports, unpack_reports
 from test_readers import EXAMPLES, damaged
 
-HERE = Path(__file__).parent
+ATTACKS = Path(__file__).parents[1] / "ray_attacks.py"
 NEWS = [
     (Report(1, 7, 0, 3, 0.5, 1.0, 1.5, 2.0, -12345), np.arange(5.0)),
     (Report(4, 8, 1, text="ValueError: näh"), None),
@@ -35,7 +35,7 @@ fuzz = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list
 @pytest.mark.timeout(300)
 def test_ray_unpickles_nothing_from_actors() -> None:
     pytest.importorskip("ray")
-    done = subprocess.run([sys.executable, HERE / "ray_attacks.py"], capture_output=True, text=True, timeout=280)
+    done = subprocess.run([sys.executable, ATTACKS], capture_output=True, text=True, timeout=280)
     found = {name: (ended, ran) for name, ended, ran in map(json.loads, done.stdout.splitlines())}
     assert len(found) == 6, done.stdout + done.stderr[-3000:]
     assert found.pop("none") == ("3 steps", False)

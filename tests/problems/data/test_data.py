@@ -30,7 +30,7 @@ from anyk.problems.data import Column, Dataset, load, sources
 from anyk.problems.data.dataset import assemble, read_target
 from anyk.tables import limit, read_csv
 
-REAL = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[2] / "../shared/data"))
+REAL = Path(os.environ.get("ANYK_DATA", Path(__file__).parents[3] / "../shared/data"))
 
 
 def real(name: str) -> Path:

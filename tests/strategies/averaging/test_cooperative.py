@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_local import GD, Oracle, trained
 
 import anyk
 from anyk.errors import BadInput
 from anyk.graphs import elastic, graph, zeta
 from anyk.strategies import strategy
+from strategies.averaging.test_local_steps import GD, Oracle, trained
 
 N = 4
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byhand import ByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from anyk.graphs import elastic, graph, matcha
 from anyk.protocol import Chunk
 from anyk.strategies import DecentralisedSGD, adapted_tau, strategy
 from anyk.testing import check_strategy
+from byhand import ByHand
 
 pytestmark = pytest.mark.slow
 

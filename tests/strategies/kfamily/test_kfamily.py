@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byhand import ByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from anyk.errors import BadInput
 from anyk.plain import from_plain, to_plain
 from anyk.protocol import Cancel, Combine, Command, Dispatch, Event, Failed, Fleet, Joined, Lost, Reply, Stop
 from anyk.strategies import KFamily, adapted_k, adasync, strategy
+from byhand import ByHand
 
 
 def begun(workers: int, present: Sequence[int] | None = None, lr_scale: float = 1.0) -> ByHand:

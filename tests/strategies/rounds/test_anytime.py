@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from byhand import ByHand
 
 import anyk
 from anyk.clusters import Outage, Simulated
@@ -31,6 +30,7 @@ from anyk.protocol import (
 from anyk.protocol import RequestMessage as Request
 from anyk.strategies import Anytime
 from anyk.testing import Squares
+from byhand import ByHand
 
 
 class Staggered(Constant):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byhand import ByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from anyk.clusters import Simulated
 from anyk.protocol import Combine, Command, Dispatch, Failed, Fleet, MessageProjected, ProjectMessage, Reply, Stop
 from anyk.strategies import strategy
 from anyk.testing import Squares, check_strategy
+from byhand import ByHand
 
 
 def begun(spec: str, n: int) -> ByHand:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byhand import ByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +37,7 @@ from anyk.protocol import (
     Stop,
 )
 from anyk.strategies import AdaptingSteps, Deadline, Decodable, LocalSteps, Rounds, strategy
+from byhand import ByHand
 
 pytestmark = pytest.mark.in_process
 

@@ -6,7 +6,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from byhand import ByHand
 
 import anyk
 from anyk.errors import BadInput
@@ -17,6 +16,7 @@ from anyk.runs import Driver, session
 from anyk.runs.log import queries
 from anyk.testing import check_strategy
 from anyk.testing.world import Broken, World
+from byhand import ByHand
 
 pytestmark = pytest.mark.in_process
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byhand import ByHand
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +36,7 @@ from anyk.protocol import (
 )
 from anyk.strategies import ProgressRounds, strategy
 from anyk.testing import check_strategy
+from byhand import ByHand
 
 
 @cache

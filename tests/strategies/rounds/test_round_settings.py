@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byhand import ByHand
 
 import anyk
 from anyk.clusters import Simulated
@@ -18,6 +17,7 @@ from anyk.errors import BadInput, NotDecodable, RunFailed
 from anyk.protocol import Combine, Dispatch, Fleet, Reply
 from anyk.strategies import Rounds, strategy
 from anyk.testing import Squares, check_strategy
+from byhand import ByHand
 
 
 def made(spec: str, n: int) -> ByHand:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byhand import ByHand
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +32,7 @@ from anyk.protocol import (
 )
 from anyk.strategies import TreeRounds, strategy
 from anyk.testing import check_strategy
+from byhand import ByHand
 
 pytestmark = pytest.mark.in_process
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from byhand import ByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from anyk.fleet import simulate
 from anyk.protocol import Cancel, Command, Dispatch, Event, Reply
 from anyk.strategies import Bursty, strategy
 from anyk.testing import check_strategy
+from byhand import ByHand
 
 pytestmark = pytest.mark.slow
 
