@@ -41,7 +41,7 @@ def test_a_misspelt_argument_is_answered_with_the_nearest():
         anyk.train(problem, "uncoded", xyz=2)
 
 
-def test_arrays_in_place_of_a_problem_are_answered_with_what_to_pass():
+def test_arrays_as_a_problem_are_answered_with_what_to_pass():
     with pytest.raises(
         BadInput, match=r"as in LogisticRegression\(X, y\), got data \(ndarray of shape \(5, 2\)\); make a"
     ):
@@ -255,7 +255,7 @@ def test_what_is_shown_of_things_says_what_they_are():
     assert repr(run).startswith("<Run frc:load=2 on 4 workers, simulated")
 
 
-def test_what_a_users_code_raises_is_told_with_its_place_and_our_own_sentences_as_they_are():
+def test_errors_of_a_users_code_are_told_with_their_line():
     def caught(call):
         with pytest.raises(Exception) as found:
             call()

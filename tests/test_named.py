@@ -142,7 +142,7 @@ def test_trust_has_its_bounds(place):
             assert not (place / "sentinel").exists()
 
 
-def test_a_function_named_again_or_trusted_is_run_and_must_be_what_it_was(tmp_path, monkeypatch):
+def test_a_trusted_function_is_run_if_it_is_unchanged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "mine.py"
     file.write_text(EVIL.format(sentinel=str(tmp_path / "sentinel")).replace("torch.optim.SGD", "object"))
@@ -268,7 +268,7 @@ def forgetful(monkeypatch):
     sys.path[:] = path
 
 
-def test_what_a_file_imports_from_beside_it_is_recorded_and_must_be_what_it_was(tmp_path, monkeypatch, forgetful):
+def test_a_files_own_imports_are_recorded_and_must_not_change(tmp_path, monkeypatch, forgetful):
     monkeypatch.chdir(tmp_path)
     for name, text in {
         "mine.py": HELPED,

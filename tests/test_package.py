@@ -185,7 +185,7 @@ def test_docstring_examples_run():
     assert count > 40
 
 
-def test_every_public_method_has_a_docstring_of_its_own_or_inherited():
+def test_every_public_method_has_a_docstring():
     """Ruff's D102 would demand that overrides repeat the docstrings that they inherit.
 
     What implements a protocol without inheriting from it has the protocol's docstring; how a strategy handles an event,

@@ -88,7 +88,7 @@ def test_a_pipe_in_a_run_folder_keeps_nobody_waiting(folder):
             anyk.Run.open(folder).model  # noqa: B018
 
 
-def test_one_folder_that_cannot_be_read_does_not_keep_the_list_waiting(folder, tmp_path):
+def test_an_unreadable_folder_keeps_no_list_waiting(folder, tmp_path):
     shutil.copytree(folder, "other")
     os.mkfifo(folder / "log.sqlite-wal")
     with Watch([tmp_path]) as watch:
@@ -142,7 +142,7 @@ HOSTILE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("named", HOSTILE)
-def test_data_that_a_folder_names_is_neither_fetched_nor_waited_for(named, folder, monkeypatch):
+def test_data_that_a_folder_names_is_not_fetched(named, folder, monkeypatch):
     def fetch(*_, **__):
         raise AssertionError("it is fetched")
 
@@ -162,7 +162,7 @@ def test_data_that_a_folder_names_is_neither_fetched_nor_waited_for(named, folde
     assert not remote or "would be fetched" in run("verify", "run").output
 
 
-def test_remote_data_is_read_with_trust_or_when_it_is_named_again(folder, monkeypatch):
+def test_remote_data_is_read_if_trusted_or_named_again(folder, monkeypatch):
     from fsspec import filesystem
 
     for module in (sharded, survey):
@@ -192,7 +192,7 @@ class Linking(Callback):
                     (self.place / f"{name}{end}").symlink_to(self.precious)
 
 
-def test_links_made_in_a_mirrors_folder_meanwhile_are_not_followed(tmp_path):
+def test_new_links_in_a_mirrors_folder_are_not_followed(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("mine")
     mirror = Mirror(tmp_path / "copy")

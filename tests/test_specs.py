@@ -145,7 +145,7 @@ def test_what_the_caller_supplies_is_no_key(registry: Registry[Any]) -> None:
         ("compressed:of=(frc:load=3)", ["9 workers", "12 workers"]),
     ],
 )
-def test_a_spec_that_does_not_fit_the_workers_is_answered_with_the_nearest_that_do(spec: str, near: list[str]) -> None:
+def test_a_spec_that_does_not_fit_gets_the_nearest_that_do(spec: str, near: list[str]) -> None:
     with pytest.raises(BadInput) as caught:
         strategies.strategy(spec, workers=10)
     _, _, text = str(caught.value).rpartition("; nearest: ")
@@ -160,7 +160,7 @@ def test_a_spec_that_does_not_fit_the_workers_is_answered_with_the_nearest_that_
 
 
 @pytest.mark.parametrize("spec", ["frc:load=three", "frc:lod=3", "frc:load=2,stragglers=1", "frc:load=2,wait=x"])
-def test_a_spec_that_fits_no_number_of_workers_gets_no_suggestion(spec: str) -> None:
+def test_a_spec_that_fits_no_workers_gets_no_suggestion(spec: str) -> None:
     with pytest.raises(BadInput) as caught:
         strategies.strategy(spec, workers=10)
     assert "nearest" not in str(caught.value)

@@ -146,7 +146,7 @@ def test_what_it_cannot_do_is_said():
     assert optimizer.run.steps == 1
 
 
-def test_an_attribute_that_a_callback_lacks_is_not_taken_for_the_run():
+def test_an_attribute_that_a_callback_lacks_is_an_error():
     class Faulty(anyk.Callback):
         def on_step(self, info):
             return info.nothing_like_it

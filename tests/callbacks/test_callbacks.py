@@ -83,7 +83,7 @@ def scripted(*callbacks, losses=(0.0,), metrics=None, better="lower", steps=20, 
         (2, 0.0, [5, float("nan"), 6, 4], 2),
     ],
 )
-def test_early_stopping_waits_for_so_many_evaluations_that_are_not_better(patience, delta, losses, steps):
+def test_early_stopping_waits_for_patience_evaluations(patience, delta, losses, steps):
     losses = [*losses, *np.linspace(losses[-1] - 1, losses[-1] - 50, 30)] if steps == 20 else losses
     run = scripted(EarlyStopping(patience, min_delta=delta), losses=losses)
     assert run.steps == steps
@@ -109,7 +109,7 @@ def test_early_stopping_goes_on_where_a_resumed_run_stood(tmp_path):
     assert run.steps == whole.steps == 5 and again.best == stop.best == 4
 
 
-def test_early_stopping_judges_each_run_of_a_race_by_itself_and_works_on_real_workers():
+def test_early_stopping_judges_each_run_of_a_race_by_itself():
     stop = EarlyStopping(1)
     race = anyk.race(
         Scripted([5, 4, 6]), ["uncoded", "frc:load=2"], workers=4, cluster="simulated", optimizer=Counting(), steps=9,
@@ -186,7 +186,7 @@ def test_checkpoint_keeps_every_so_many_and_the_best(tmp_path):
     assert np.load(tmp_path / "models" / "step-00000008.npy").tolist() == [8.0] * 4 and run.model[0] == 10
 
 
-def test_checkpoint_of_a_resumed_run_goes_on_with_the_best_whatever_kind_of_number_it_is(tmp_path):
+def test_checkpoint_of_a_resumed_run_remembers_the_best(tmp_path):
     folder, metrics = tmp_path / "models", list(map(np.float64, (1, 5, 3, 4)))
     best = {"metrics": metrics, "better": "higher"}
     scripted(Checkpoint(folder, best="metric"), **best, steps=2, out=tmp_path / "run").close()
@@ -209,7 +209,7 @@ def test_checkpoint_of_several_models_and_runs(tmp_path):
     assert sorted(path.name for path in (tmp_path / "race").iterdir()) == ["frc-load=2", "uncoded"]
 
 
-def test_checkpoint_that_cannot_be_written_ends_the_run_in_a_sentence(tmp_path):
+def test_unwritable_checkpoint_ends_the_run_in_a_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(anyk.RunFailed, match=r"the model '.*step-00000002.npy' cannot be written \(Not a directory\)"):
         scripted(Checkpoint(tmp_path / "file" / "models", every=2))
@@ -256,7 +256,7 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert "| strategy | agc:load=2,wait=3 |" in text and "| workers | 4 |" in text
 
 
-def test_tensorboard_has_a_folder_for_each_run_of_a_race_and_closes_those_that_fail(tmp_path):
+def test_tensorboard_has_a_folder_for_each_run_of_a_race(tmp_path):
     class Faulty(Callback):
         def on_step(self, info):
             raise ZeroDivisionError

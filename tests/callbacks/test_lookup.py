@@ -48,7 +48,7 @@ def forget():
     sys.modules.pop("anyk_file_mine", None)
 
 
-def test_callbacks_are_kept_and_made_again_by_who_trusts_the_folder(tmp_path, monkeypatch):
+def test_callbacks_are_made_again_if_the_folder_is_trusted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     more = "--callback mine.py:make --callback early-stopping:90 --callback checkpoint:models,every=2"

@@ -69,7 +69,7 @@ def mortal(folder: Path, lives: int) -> str:
     return f"{folder / 'mortal.py'}:make"
 
 
-def test_a_killed_run_is_resumed_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed_to_the_same_end(tmp_path: Path) -> None:
     result = train(tmp_path / "killed", "--problem", mortal(tmp_path, 2), "--steps", "150")
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("the run was killed (SIGKILL)") == 2
@@ -99,7 +99,7 @@ def test_bad_input_and_failed_runs_are_final(tmp_path: Path, arguments: list[str
     assert words in result.stderr
 
 
-def test_an_interrupt_ends_both_processes_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+def test_an_interrupt_ends_both_processes_and_resume_works(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = subprocess.Popen(
         command(folder, "--data", "synthetic:rows=120,features=6", "--steps", "100000000"),

@@ -23,7 +23,7 @@ def commands(group, path=()):
             yield from commands(command, (*path, name))
 
 
-def test_help_lists_each_command_and_option_once_and_fits_the_screen():
+def test_help_lists_commands_once_and_fits_the_screen():
     assert sorted(name for names in main.sections.values() for name in names) == sorted(main.commands)
     for path, command in [((), main), *commands(main)]:
         lines = printed(*path, "--help").splitlines()
@@ -51,7 +51,7 @@ def test_lists_break_lines_between_words_only(command):
     assert words <= set(narrow.split())
 
 
-def test_text_is_wrapped_with_its_indentation_and_long_words_are_kept():
+def test_wrapped_text_keeps_indentation_and_long_words():
     assert wrapped("    ab cd ef\nghi", 9) == "    ab cd\n    ef\nghi"
     assert wrapped("a " + "b" * 12, 9) == "a\n" + "b" * 12
     assert wrapped("m:a=1,b=2,c=3", 9) == "m:a=1,\nb=2,c=3"

@@ -44,7 +44,7 @@ def test_no_strategy_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("spec", ["matcha:graph=ring,tau=2", "dpsgd:graph=ring"])
-def test_messages_that_wait_for_a_frozen_worker_are_taken_up_again(spec: str, tmp_path: Path) -> None:
+def test_messages_left_with_a_frozen_worker_are_taken_up(spec: str, tmp_path: Path) -> None:
     """The others run ahead of it by as many rounds as the graph allows, and more than a worker has buffers."""
     cluster = anyk.clusters.Processes(8, delays=Exponential(mean=0.003), seed=0)
 

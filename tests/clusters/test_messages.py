@@ -13,7 +13,7 @@ from anyk.testing import Squares
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_messages_of_partitions_that_have_travelled_have_numpys_own_type(dtype: str) -> None:
+def test_messages_of_sent_partitions_have_numpys_own_type(dtype: str) -> None:
     """An unpickled type is equal but another object, with which NumPy's ``add.at`` takes 10 times as long."""
     travelled = pickle.loads(pickle.dumps(Squares(3, dtype=dtype).split(3)))
     assert travelled.dtype is not np.dtype(dtype)
@@ -22,7 +22,7 @@ def test_messages_of_partitions_that_have_travelled_have_numpys_own_type(dtype: 
 
 @pytest.mark.parametrize("size", [3, 5000, 300_001])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_digests_of_messages_notice_signs_and_order_and_what_is_not_finite(size: int, dtype: str) -> None:
+def test_digests_notice_signs_order_and_infinite_values(size: int, dtype: str) -> None:
     message = np.random.default_rng(size).standard_normal(size).astype(dtype)
     whole = inspect_message(message)
     others = [-message, message[::-1].copy(), np.roll(message, 1), np.roll(message, 512)]

@@ -47,7 +47,7 @@ def test_mds_decodes_random_sets_where_least_squares_do() -> None:
 
 
 @pytest.mark.parametrize("factor", ["progress", "partial", "comm-efficient"])
-def test_a_product_refuses_factors_that_send_more_or_less_than_one_message(factor: str) -> None:
+def test_a_product_refuses_factors_without_one_whole_message(factor: str) -> None:
     with pytest.raises(BadInput, match="one whole message"):
         codes.code(f"kronecker:left=({factor}),right=(frc)", workers=12)
 

@@ -29,7 +29,7 @@ def cyclic(n: int, s: int) -> CyclicRepetition:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "s"), [*SMALL, (12, 3), (30, 7), (100, 9)])
-def test_rows_are_cyclic_of_unit_norm_and_span_n_less_s_dimensions(n: int, s: int) -> None:
+def test_rows_are_cyclic_of_unit_norm_and_of_rank_n_minus_s(n: int, s: int) -> None:
     B = dense(cyclic(n, s))
     for i, row in enumerate(B):
         assert sorted(np.flatnonzero(row)) == sorted((i + j) % n for j in range(s + 1))
@@ -46,7 +46,7 @@ def test_rows_are_cyclic_of_unit_norm_and_span_n_less_s_dimensions(n: int, s: in
     assert (code.load, code.tolerates, code.partitions) == (s + 1, s, n)
 
 
-def test_without_stragglers_it_is_the_identity_and_with_all_but_one_every_row_is_alike() -> None:
+def test_extreme_tolerances_give_identity_and_equal_rows() -> None:
     for n in (1, 4, 7):
         assert np.array_equal(dense(cyclic(n, 0)), np.eye(n))
         assert dense(cyclic(n, n - 1)) == pytest.approx(np.full((n, n), n**-0.5), rel=1e-9)

@@ -42,7 +42,7 @@ def added(code: Code, order: Any) -> Any:
 
 @settings(deadline=None, max_examples=150)
 @given(matrices(), st.data())
-def test_the_least_squares_decoder_agrees_with_rational_arithmetic(
+def test_least_squares_agrees_with_rational_arithmetic(
     matrix: tuple[tuple[int, ...], ...], data: st.DataObject
 ) -> None:
     code = AnyMatrix(len(matrix), matrix)
@@ -63,9 +63,7 @@ def test_the_least_squares_decoder_agrees_with_rational_arithmetic(
 
 @settings(deadline=None, max_examples=100)
 @given(matrices(), st.data())
-def test_numbering_the_workers_otherwise_numbers_the_weights_otherwise(
-    matrix: tuple[tuple[int, ...], ...], data: st.DataObject
-) -> None:
+def test_renumbered_workers_have_renumbered_weights(matrix: tuple[tuple[int, ...], ...], data: st.DataObject) -> None:
     n = len(matrix)
     order = data.draw(st.permutations(range(n)))
     code, renumbered = AnyMatrix(n, matrix), AnyMatrix(n, tuple(matrix[i] for i in order))
@@ -100,7 +98,7 @@ def test_a_worker_without_partitions_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize("n", [30, 100])
-def test_random_dense_codes_decode_when_there_are_as_many_replies_as_partitions(n: int) -> None:
+def test_dense_codes_decode_as_many_replies_as_partitions(n: int) -> None:
     random = np.random.default_rng(n)
     B = random.standard_normal((n, n // 2))
     code = AnyMatrix(n, tuple(map(tuple, B.tolist())))

@@ -82,7 +82,7 @@ def test_symmetric_designs_of_the_handbook_are_built(n: int, load: int, shared: 
         assert np.array_equal(incidence @ incidence.T, (load - shared) * np.eye(n) + shared)
 
 
-def test_the_numbers_of_workers_for_which_there_are_projective_planes() -> None:
+def test_projective_planes_exist_for_known_numbers_of_workers() -> None:
     there = [n for n in range(1, 151) if any(d.family == "projective" for d in designs_for(n))]
     assert there == [7, 13, 21, 31, 57, 73, 91, 133]
     assert [n for n in range(1, 151) if any(d.family == "affine" for d in designs_for(n))] == [
@@ -136,7 +136,7 @@ def test_the_error_depends_only_on_how_many_reply(n: int, design: codes.designs.
             assert error == pytest.approx(code.partitions * least_squares(code, replied.tolist())[1] ** 2, abs=1e-8)
 
 
-def test_with_stragglers_it_is_never_exact_and_the_decoder_says_so() -> None:
+def test_with_stragglers_the_decoder_claims_no_exact_sum() -> None:
     code = BlockDesignCode(13)
     decoder = code.decoder()
     said = [decoder.add(worker) for worker in (5, 3, 12, 0, 1, 2, 4, 6, 7, 8, 9, 10, 11)]
@@ -155,7 +155,7 @@ def test_where_there_is_no_design_the_nearest_are_named() -> None:
             anyk.code("bibd", workers=n)
 
 
-def test_a_load_or_family_that_is_not_there_is_answered_with_what_is() -> None:
+def test_a_missing_load_or_family_is_answered_with_what_exists() -> None:
     with pytest.raises(
         BadInput, match=r"bibd:load=5 does not exist for 7 workers; there is family=projective \(load=3\)"
     ):
@@ -223,7 +223,7 @@ def test_matrix_loads_and_decodes_of_products(left: str, n1: int, right: str, n2
     [("frc:load=2", 4, "frc:load=3", 3), ("mds:stragglers=1", 3, "frc:load=2", 4), ("cyclic:stragglers=2", 4, "uncoded", 2),
      ("binary:stragglers=1", 3, "mds:stragglers=1", 3)],
 )  # fmt: skip
-def test_a_product_tolerates_less_than_a_spoiled_row_of_spoiled_rows(left: str, n1: int, right: str, n2: int) -> None:
+def test_a_product_fails_at_a_spoiled_row_of_spoiled_rows(left: str, n1: int, right: str, n2: int) -> None:
     code = KroneckerCode(made(left, n1), made(right, n2))
     most = (made(left, n1).tolerates + 1) * (made(right, n2).tolerates + 1) - 1
     assert code.tolerates == most and not code.approximate

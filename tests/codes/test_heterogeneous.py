@@ -44,7 +44,7 @@ def test_right_on_average_with_the_error_it_says(code: HeterogeneousCode) -> Non
 
 @settings(deadline=None, max_examples=200)
 @given(fleets())
-def test_placed_within_budgets_covering_everything_and_never_on_the_dead(code: HeterogeneousCode) -> None:
+def test_placement_keeps_budgets_and_spares_the_dead(code: HeterogeneousCode) -> None:
     assert len(code.allocation) == code.partitions
     for own in code.allocation:
         assert own and len(set(own)) == len(own)
@@ -61,21 +61,21 @@ def test_placed_within_budgets_covering_everything_and_never_on_the_dead(code: H
 
 @settings(deadline=None, max_examples=50)
 @given(fleets())
-def test_the_load_is_the_most_partitions_that_any_worker_computes(code: HeterogeneousCode) -> None:
+def test_the_load_is_the_most_partitions_of_any_worker(code: HeterogeneousCode) -> None:
     assert code.load == max(map(len, code.assignment))
     again = anyk.code(code.spec, workers=code.workers)
     assert again == code and again.budgets == code.budgets
     assert (code.load, code.budgets) == ((relearned := code.relearned([1] * code.workers, 2)).load, relearned.budgets)
 
 
-def test_budgets_that_differ_make_another_code_though_the_load_is_the_same() -> None:
+def test_different_budgets_make_different_codes() -> None:
     uneven, even = (HeterogeneousCode(4, probability=0.2, load=load) for load in ((1, 1, 2, 3), 3))
     assert uneven != even and (uneven.load, even.load) == (3, 3)
     assert (uneven.spec, even.spec) == ("hetero:probability=0.2,load=1/1/2/3", "hetero:probability=0.2,load=3")
     anyk.testing.check_code(uneven)
 
 
-def test_the_mean_over_all_straggler_sets_is_the_sum_and_its_error_the_formula() -> None:
+def test_over_all_straggler_sets_mean_and_error_are_the_formula() -> None:
     code = HeterogeneousCode(7, probability=(0.1, 0.2, 0.3, 0.05, 0.5, 0.9, 1.0), load=4, partitions=6)
     p, B = np.array(code.probabilities), dense(code)
     mean, error = np.zeros(6), 0.0
@@ -166,7 +166,7 @@ def test_a_worker_that_never_fails_is_nearly_all_that_counts() -> None:
     assert code.expected_error() == pytest.approx(0.0, abs=1e-5)
 
 
-def test_decoding_adds_up_whoever_replies_and_least_squares_can_do_better() -> None:
+def test_decoding_adds_up_and_least_squares_can_do_better() -> None:
     code = HeterogeneousCode(10, probability=0.3, load=3)
     random, B = np.random.default_rng(0), dense(code)
     for _ in range(20):
@@ -180,7 +180,7 @@ def test_decoding_adds_up_whoever_replies_and_least_squares_can_do_better() -> N
 # ------------------------------------------------------------------------------------------- learning
 
 
-def test_relearned_probabilities_are_the_mean_under_a_uniform_prior() -> None:
+def test_relearned_probabilities_have_a_uniform_prior() -> None:
     code = HeterogeneousCode(6, probability=(0.1, 0.2, 0.3, 0.4, 0.5, 0.2), load=3)
     missed, steps = (0, 5, 20, 3, 10, 7), 20
     new = code.relearned(missed, steps)
@@ -194,7 +194,7 @@ def test_relearned_probabilities_are_the_mean_under_a_uniform_prior() -> None:
     assert new.relearned(missed, steps).learned == new.learned and new.relearned((0,) * 6, 0).learned == (0.5,) * 6
 
 
-def test_relearning_forgets_what_was_learned_before_and_lowers_the_error_under_the_truth() -> None:
+def test_relearning_forgets_the_past_and_lowers_the_error() -> None:
     truth, steps = np.array([0.05, 0.5, 0.1, 0.6, 0.2, 0.05]), 400
     missed = np.random.default_rng(1).binomial(steps, truth)
     guessed = HeterogeneousCode(6, probability=0.2, load=3)

@@ -190,13 +190,13 @@ def broken(**parts: Any) -> csr_array:
         (broken(indptr=[0, 1, 2, 99]), "the encoding is not a valid sparse matrix"),
     ],
 )
-def test_a_matrix_that_cannot_be_is_refused_when_the_code_is_made(matrix: Any, why: str) -> None:
+def test_an_impossible_matrix_is_refused_when_the_code_is_made(matrix: Any, why: str) -> None:
     with pytest.raises(BadInput, match="^OwnMatrix: ") as error:
         OwnMatrix(3, matrix)
     assert why in str(error.value)
 
 
-def test_a_users_matrix_is_copied_and_may_be_dense_whole_numbers_or_unsorted() -> None:
+def test_a_users_matrix_of_any_form_is_copied() -> None:
     unsorted = csr_array((np.array([2.0, 1.0, 1.0, 1.0]), np.array([2, 0, 1, 2]), np.array([0, 2, 3, 4])), shape=(3, 3))
     code = OwnMatrix(3, unsorted)
     assert code.rows[0] == ((0, 2), (1.0, 2.0))
@@ -244,7 +244,7 @@ OWN = [
 
 
 @pytest.mark.parametrize("build", OWN, ids=lambda build: build.__name__)
-def test_any_value_of_any_parameter_makes_a_sound_code_or_is_refused(build: Any) -> None:
+def test_any_parameter_makes_a_sound_code_or_is_refused(build: Any) -> None:
     for name in inspect.signature(build).parameters:
         for value in HOSTILE:
             keys: dict[str, Any] = {"workers": 7 if build is anyk.codes.BlockDesignCode else 6}

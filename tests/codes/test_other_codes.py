@@ -68,7 +68,7 @@ def test_the_mean_number_of_replies_needed_of_many_workers() -> None:
         assert abs(np.mean(needed) - code.expected_replies) < 4 * np.std(needed) / 800**0.5
 
 
-def test_picks_are_uniform_and_their_gaps_filled_as_often_as_counted() -> None:
+def test_picks_are_uniform_and_gaps_filled_as_counted() -> None:
     """P(some batch unassigned) is 0.1419 for n = 40, b = 10: then a group of one is made from the largest."""
     counts = np.zeros(10)
     for seed in range(400):
@@ -90,7 +90,7 @@ def test_every_set_of_replies_of_a_small_coupon_code() -> None:
             assert code.worst_error(f) == (pytest.approx(worst[f], abs=1e-9), True)
 
 
-def test_batches_left_out_need_three_quarters_of_the_workers_at_most() -> None:
+def test_missed_batches_cost_at_most_three_quarters_of_workers() -> None:
     for n in (1, 2, 10, 40, 100):
         b = BatchedCoupons(n).groups
         assert b == 1 or b * harmonic(b) <= 0.75 * n
@@ -247,7 +247,7 @@ def test_the_step_ends_with_the_level_that_is_ready_first(n: int, s: int, kind: 
         assert {len(ask.partitions) for ask in watch.asks()} == {code.levels[best].load}
 
 
-def test_before_a_level_is_ready_the_asks_give_what_the_residual_says() -> None:
+def test_early_asks_give_what_the_residual_says() -> None:
     code, random = NestedCode(8, stragglers=3, kind="binary"), np.random.default_rng(0)
     for _ in range(30):
         watch, done = code.watch(), [0] * 8
@@ -494,7 +494,7 @@ def test_parents_and_children_are_a_regular_tree(c: int, depth: int) -> None:
 
 
 @pytest.mark.parametrize(("c", "s"), [(3, 1), (4, 1), (3, 2)])
-def test_any_dead_children_at_every_parent_leave_weights_that_add_up_to_one(c: int, s: int) -> None:
+def test_with_dead_children_weights_add_up_to_one(c: int, s: int) -> None:
     code = TreeCode(c + c * c, children=c, stragglers=s)
     B = dense(code)
     patterns = list(product(combinations(range(c), s), repeat=c + 1))
@@ -584,7 +584,7 @@ METHOD_CODES += [("cyclic:stragglers=3", 10), ("expander:load=4", 20), ("bibd", 
 
 
 @pytest.mark.parametrize(("spec", "n"), METHOD_CODES)
-def test_algorithmic_decoding_never_grows_its_error_and_ends_at_least_squares(spec: str, n: int) -> None:
+def test_algorithmic_decoding_descends_to_least_squares(spec: str, n: int) -> None:
     code, random = made(spec, n), np.random.default_rng(n)
     for r in (n // 2, n - 2):
         replied = random.choice(n, r, replace=False)
@@ -598,7 +598,7 @@ def test_algorithmic_decoding_never_grows_its_error_and_ends_at_least_squares(sp
         assert code.decode(replied, decoder="algorithmic").residual == errors[5]
 
 
-def test_algorithmic_decoding_converges_to_the_weights_of_least_norm() -> None:
+def test_algorithmic_decoding_finds_the_weights_of_least_norm() -> None:
     code = made("biregular:load=4", 12)
     replied = [0, 1, 2, 5, 7, 8, 11]
     found = code.decode(replied, decoder=Algorithmic(20_000))
@@ -627,7 +627,7 @@ def test_methods_by_name_and_as_values_are_the_same(spec: str, n: int) -> None:
 
 
 @pytest.mark.parametrize(("spec", "n"), METHOD_CODES)
-def test_what_was_decoded_before_is_remembered_and_cannot_be_written(spec: str, n: int) -> None:
+def test_remembered_decodings_cannot_be_written(spec: str, n: int) -> None:
     code = anyk.code(spec, workers=n)
     one = code.decode([1, 0, 2])
     assert code.decode([2, 1, 0]) is one and code.decode(np.array([0, 1, 2])) is one and code.decode({0, 1, 2}) is one
@@ -638,7 +638,7 @@ def test_what_was_decoded_before_is_remembered_and_cannot_be_written(spec: str, 
         one.weights[0] = 5.0
 
 
-def test_the_exact_method_raises_where_the_sum_would_not_be_exact() -> None:
+def test_the_exact_method_raises_where_no_sum_is_exact() -> None:
     for spec, n in METHOD_CODES:
         code = made(spec, n)
         with pytest.raises(NotDecodable, match=rf"1 of {n} replies do not give the exact sum"):

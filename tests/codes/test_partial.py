@@ -62,7 +62,7 @@ def test_the_load_is_the_most_that_any_worker_computes(inner: str) -> None:
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: f"{code.workers}-{code.spec}")
-def test_private_parts_are_disjoint_and_the_coded_part_is_the_inner_code(code: PartialStragglers) -> None:
+def test_private_parts_are_disjoint_beside_the_inner_code(code: PartialStragglers) -> None:
     B, n = dense(code), code.workers
     private = n * (int(parse(code.spec)[1]["load"]) - code.stragglers - 1)
     first, second = B[0::2], B[1::2]

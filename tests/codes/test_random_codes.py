@@ -57,7 +57,7 @@ def test_golden_errors_of_one_step_decoding() -> None:
 
 @settings(deadline=None, max_examples=100)
 @given(st.integers(2, 60), st.data())
-def test_the_block_code_has_bernoulli_and_repetition_as_special_cases(n: int, data: st.DataObject) -> None:
+def test_sbc_has_bernoulli_and_repetition_as_special_cases(n: int, data: st.DataObject) -> None:
     r, b = data.draw(st.integers(1, n)), data.draw(st.sampled_from([c for c in range(1, n + 1) if n % c == 0]))
     d = data.draw(st.integers(1, n))
     same = StochasticBlockCode(n, block=b, inside=d / n, outside=d / n)
@@ -131,7 +131,7 @@ def test_without_crowded_rows_the_regularised_code_thins_nothing() -> None:
 @pytest.mark.parametrize(
     "spec", ["bgc:load=4", "rbgc:load=4", "sbc:load=4", "biregular:load=4", "expander:load=4", "graph:load=4"]
 )
-def test_the_seed_decides_the_draw_and_numpys_own_generator_is_left_alone(spec: str) -> None:
+def test_the_seed_alone_decides_the_draw(spec: str) -> None:
     np.random.seed(7)  # noqa: NPY002
     before = np.random.get_state()[1].tolist()  # noqa: NPY002
     rows = [anyk.code(f"{spec},seed={seed}", workers=30).rows for seed in (1, 1, 2)]
@@ -202,7 +202,7 @@ def test_graphs_that_cannot_be_are_refused(n: int, d: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "d"), [(10, 3), (12, 4), (30, 4), (57, 6), (100, 6), (100, 3), (500, 4)])
-def test_the_expander_is_a_normalised_regular_graph_with_a_small_second_eigenvalue(n: int, d: int) -> None:
+def test_expander_has_a_small_second_eigenvalue(n: int, d: int) -> None:
     code = ExpanderCode(n, load=d)
     A = dense(code) * d
     assert np.array_equal(A, A.T) and not np.diagonal(A).any() and set(A.ravel().tolist()) == {0.0, 1.0}
@@ -250,7 +250,7 @@ def test_nobody_breaks_the_bound_of_regular_codes(code: Code) -> None:
             assert code.partitions * max(residuals) ** 2 <= bound + 1e-9
 
 
-def test_greedy_stragglers_hurt_more_than_random_ones_and_exhaustive_search_is_the_worst() -> None:
+def test_greedy_stragglers_hurt_more_than_random_ones() -> None:
     code, random = made("biregular:load=4", 12), np.random.default_rng(2)
     for f in (1, 2, 3):
         lost, decoding = worst_stragglers(code, f)
@@ -317,7 +317,7 @@ def test_the_graph_code_decodes_as_well_as_least_squares(n: int, d: int) -> None
         assert not np.delete(weights, replied).any()
 
 
-def test_the_error_of_the_graph_code_is_about_the_chance_to_lose_all_edges_of_a_vertex() -> None:
+def test_graph_code_error_is_the_chance_of_isolated_vertices() -> None:
     """V = 256, d = 4, p = 0.2: p^d = 1.6e-3."""
     code, random = EdgeCode(512, degree=4), np.random.default_rng(4)
     errors = [code.decode(np.flatnonzero(random.random(512) >= 0.2)).residual ** 2 for _ in range(100)]
@@ -356,7 +356,7 @@ def test_graph_codes_that_do_not_exist(n: int, load: int) -> None:
     ],
     ids=lambda code: code.spec,
 )
-def test_the_expected_error_of_one_step_decoding_is_the_mean_over_all_sets(code: Code) -> None:
+def test_expected_one_step_error_is_the_mean_over_all_sets(code: Code) -> None:
     n, B = code.replies, dense(code)
     for r in range(1, n + 1):
         rho = code.partitions * n / (r * B.sum())

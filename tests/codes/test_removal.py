@@ -42,7 +42,7 @@ def test_weights_and_residuals_are_those_of_a_solve(kind: str) -> None:
             assert found == pytest.approx(np.linalg.norm(best - 1.0) / m**0.5, abs=1e-7)
 
 
-def test_facts_of_large_codes_are_found_without_an_iterative_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_of_large_codes_need_no_iterative_solve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 300 workers that was a minute."""
 
     def never(*_: Any) -> Any:

@@ -48,7 +48,7 @@ def test_the_matrix_of_six_workers_and_load_three() -> None:
     assert code.decode([0, 1, 2]).residual ** 2 * 6 == pytest.approx(3.0, abs=1e-12)  # ||a B - 1||^2 = c
 
 
-def test_the_lowest_numbered_reply_of_a_group_counts_whoever_was_first() -> None:
+def test_the_lowest_numbered_reply_of_a_group_counts() -> None:
     code = FractionalRepetition(6, load=3)
     for order in permutations([1, 2, 3, 5]):
         decoder = code.decoder()
@@ -196,7 +196,7 @@ def test_expected_coefficients_are_the_mean_over_all_sets(spec: str) -> None:
         assert np.mean(sums, axis=0) == pytest.approx(code.expected_coefficients(r), rel=1e-12)
 
 
-def test_the_default_load_is_the_largest_of_three_two_and_one_that_divides() -> None:
+def test_the_default_load_is_at_most_3_and_divides() -> None:
     assert [codes.code("frc", workers=n).load for n in (1, 2, 3, 4, 5, 6, 7, 9, 10, 30)] == [
         1,
         2,

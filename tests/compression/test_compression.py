@@ -86,7 +86,7 @@ def test_unbiased_with_the_variance_it_states(spec: str) -> None:
         assert measured <= min(100 / 16, 10 / 4)
 
 
-def test_random_k_is_linear_within_a_version_and_draws_anew_in_the_next() -> None:
+def test_random_k_is_linear_within_a_version_only() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((2, 50))
     spec = "random-k:share=0.3"
@@ -97,7 +97,7 @@ def test_random_k_is_linear_within_a_version_and_draws_anew_in_the_next() -> Non
     assert not np.array_equal(through(spec, x, one) == 0, through(spec, x, (3, "5:0 (0, 1)")) == 0)
 
 
-def test_replicas_of_a_message_are_rounded_alike_and_others_are_not() -> None:
+def test_only_replicas_of_a_message_are_rounded_alike() -> None:
     x = np.random.default_rng(0).standard_normal(300)
     chunk = Chunk((0, 1), (1.0, 1.0), compress="qsgd:levels=2")
     first, again = (pack(0, chunk, 5, 1, x, x, {}) for _ in range(2))

@@ -85,7 +85,7 @@ def test_draw_t_is_row_t_modulo_rounds(
     assert drawn.tolist() == [TABLE[(start + i) % 4, worker] for i in range(count)]
 
 
-def test_by_round_or_task_is_a_row_and_by_item_a_draw_from_the_column(file: str) -> None:
+def test_items_draw_from_the_column_rounds_and_tasks_take_rows(file: str) -> None:
     asked = {"number": 7, "version": 5, "repeat": 0, "partitions": 1, "relative_load": 0.25}
     for by, row in (("task", 3), ("round", 1)):
         stream = DelayStream(Trace(file, by=by), seed=1, workers=3)  # type: ignore[arg-type]

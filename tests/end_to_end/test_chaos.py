@@ -113,7 +113,7 @@ def test_what_cannot_be_tested_is_refused_in_a_sentence(arguments: list[str], wo
 
 @pytest.mark.in_process
 @pytest.mark.parametrize("strategy", ["draco", "frc:load=3,check=1", "cyclic:stragglers=1,check=1"])
-def test_strategies_that_compare_every_message_may_be_sent_wrong_numbers(strategy: str) -> None:
+def test_strategies_that_compare_may_get_wrong_numbers(strategy: str) -> None:
     plan = chaos_outcome.build(strategy, workers=6)
     chaos_outcome._check_possible(plan, "processes", FaultPlan(corrupt="1/s"))
 
@@ -150,7 +150,7 @@ def test_a_training_that_fails_before_its_first_step_is_named(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("evaluate", ["none", "on=held_out"])
-def test_a_training_that_is_over_at_once_and_has_no_loss_is_no_crash(evaluate: str) -> None:
+def test_a_training_over_at_once_without_a_loss_is_no_crash(evaluate: str) -> None:
     options = [*SMALL, "--steps", "2", "--evaluate", evaluate]
     result = chaos("async", "processes", FaultPlan(kill="1/h", seconds=5), options=options)
     findings = {finding.name: finding for finding in result.findings}

@@ -157,7 +157,7 @@ def test_the_shell_completes_commands_and_options():
     assert "--strategy" in {item.value for item in complete.get_completions(["train"], "--str")}
 
 
-def test_codes_side_by_side_say_which_exist_and_why_others_do_not():
+def test_codes_side_by_side_say_why_some_do_not_exist():
     shown = run("list", "codes", "--workers", "12", "--stragglers", "2")
     assert "12 workers, 2 of them stragglers" in shown.output
     assert "no block design is known for 12 workers; nearest: 11 or 13 workers" in shown.output
@@ -286,7 +286,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(arguments, sentence, tmp_pa
         (["--strategy", "async", "--models", "2"], "cannot race with 2 models"),
     ],
 )
-def test_a_race_that_cannot_be_is_refused_before_anything_is_said_of_it(arguments, sentence, tmp_path):
+def test_an_impossible_race_is_refused_before_any_output(arguments, sentence, tmp_path):
     folder = tmp_path / "race"
     result = run("race", *SMALL, "--steps", "2", "--out", str(folder), *arguments)
     assert result.exit_code == 2 and sentence in result.output, result.output
@@ -379,7 +379,7 @@ def make():
 """
 
 
-def test_runs_that_start_at_the_same_time_get_folders_of_their_own(tmp_path, monkeypatch):
+def test_simultaneous_runs_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "meanwhile.py").write_text(_TRAINS_MEANWHILE)
     arguments = ["train", "--cluster", "simulated", "--workers", "3", "--problem", "meanwhile.py:make", "--quiet"]
@@ -581,7 +581,7 @@ def test_a_graph_is_shown(tmp_path):
     assert wrong.exit_code == 2 and "did you mean 'ring'" in wrong.output
 
 
-def test_a_trace_and_a_file_are_understood_aloud_and_a_run_of_them_resumes_anywhere(tmp_path, monkeypatch):
+def test_a_run_of_trace_and_file_resumes_anywhere(tmp_path, monkeypatch):
     lines = "".join(f"{r},{w},{100 * (1 + w)}\n" for r in range(4) for w in range(6))
     (tmp_path / "t.csv").write_text("round,worker,ms\n" + lines)
     (tmp_path / "d.csv").write_text("a,b\n" + "".join(f"{i},{i % 7 + 0.5}\n" for i in range(40)))
@@ -617,7 +617,7 @@ def test_ctrl_c_before_there_is_a_run_gets_one_line_and_130(tmp_path):
     assert done.stderr == "anyk: interrupted; start it again\n"
 
 
-def test_a_config_file_is_read_strictly_and_names_options_as_they_are(tmp_path):
+def test_a_config_file_is_read_strictly(tmp_path):
     config = tmp_path / "c.toml"
     base = 'data = "synthetic:rows=60,features=4"\ncluster = "simulated"\nworkers = 4\n'
     for line, sentence in (

@@ -30,7 +30,7 @@ def write(name: str, rows: list[str]) -> None:
     Path(name).write_text("\n".join(["x,y", *rows]) + "\n")
 
 
-def test_a_spec_with_a_colon_and_no_keys_is_written_as_one_that_can_be_read() -> None:
+def test_a_spec_with_a_bare_colon_is_written_readably() -> None:
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     anyk.train(problem, "frc:", "simulated", workers=4, steps=2, out="run").close()
     run = anyk.resume("run", steps=4)
@@ -53,7 +53,7 @@ def test_json_has_no_nan_for_a_metric_that_is_not_defined() -> None:
     assert row["metrics"]["auc"] is None and row["metrics"]["accuracy"] is not None
 
 
-def test_each_metric_of_runs_on_different_data_has_its_own_column() -> None:
+def test_metrics_of_different_data_have_their_own_columns() -> None:
     write("classes.csv", [f"{i % 7},{i % 2}" for i in range(40)])
     write("numbers.csv", [f"{i % 7},{i * 1.5}" for i in range(40)])
     for name in ("classes", "numbers"):

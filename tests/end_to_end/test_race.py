@@ -50,7 +50,7 @@ def printed(table: Columns, width: int = 1000) -> str:
     return captured.get()
 
 
-def test_speed_ups_are_over_uncoded_wherever_it_stands_else_over_the_first():
+def test_speed_ups_are_over_uncoded_or_else_the_first():
     result = raced("frc:load=3", "uncoded:wait=5", "uncoded", target=0.9)
     found = compare(result.runs)
     assert (found.over, found.by) == ("uncoded", "target")
@@ -60,7 +60,7 @@ def test_speed_ups_are_over_uncoded_wherever_it_stands_else_over_the_first():
     assert "vs uncoded\n" in printed(race_table(result.runs))
 
 
-def test_without_a_target_both_are_taken_at_the_loss_both_reached():
+def test_without_a_target_the_loss_that_both_reached_counts():
     """20 updates of async are no 20 steps: it is compared at the loss to which they brought it."""
     result = raced("uncoded", "frc:load=3", "async:lr_scale=0.1", delays="exp:mean=1,by=round")
     found = compare(result.runs)
@@ -113,7 +113,7 @@ def test_one_run_has_no_speed_up():
     assert "speed-up" not in printed(race_table(raced("uncoded").runs))
 
 
-def test_what_races_by_default_exists_for_every_number_of_workers():
+def test_default_racers_exist_for_every_number_of_workers():
     for workers in range(1, 130):
         built = [anyk.strategy(spec, workers=workers) for spec in racers(workers)]
         assert len({one.spec for one in built}) == len(built) == (4 if workers > 1 else 2)
@@ -125,7 +125,7 @@ ROWS = [["frc:load=3", "1.234", "10.1x"], ["agc:load=3,wait=11", "123.45", "1.0x
 
 
 @pytest.mark.parametrize("width", [12, 24, 30, 36, 40, 80])
-def test_numbers_stand_whole_at_every_width_and_rows_are_told_apart(width):
+def test_tables_show_whole_numbers_and_rows_at_every_width(width):
     text = printed(Columns(["strategy", "seconds\nin all", "speed-up"], ROWS), width)
     names = ["frc:load=3", "agc:load=3,wait=11", "agc:load=3,wait=21"]
     for row in ROWS:
@@ -227,7 +227,7 @@ def test_an_interrupted_race_goes_on_to_the_same_models(tmp_path):
         result.close()
 
 
-def test_ctrl_c_in_a_race_prints_what_there_is_and_a_command_that_works(tmp_path, monkeypatch):
+def test_ctrl_c_in_a_race_prints_results_and_a_way_to_go_on(tmp_path, monkeypatch):
     from anyk.views import Progress
 
     folder = tmp_path / "race"
@@ -359,7 +359,7 @@ def test_a_file_that_cannot_be_written_is_found_before_the_work(words, tmp_path,
         assert "should end in .png, .pdf or .svg" in run(*words, "--picture", "x.jgp").output
 
 
-def test_without_matplotlib_and_bokeh_a_race_runs_and_says_how_to_get_its_picture_and_page(tmp_path, monkeypatch):
+def test_a_race_without_matplotlib_or_bokeh_says_how_to_get_them(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "bokeh.document", None)
     monkeypatch.delenv("ANYK_RACE_PAGE")
@@ -389,7 +389,7 @@ def test_a_limit_of_a_clock_that_stands_still_is_refused(tmp_path):
         )
 
 
-def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, monkeypatch):
+def test_a_target_out_of_reach_ends_at_a_reported_limit(tmp_path, monkeypatch):
     for module in ("spec", "training"):
         monkeypatch.setattr(f"anyk.runs.{module}.LIMIT", 30)
     monkeypatch.setattr("anyk.views.result_tables.LIMIT", 30)
@@ -401,7 +401,7 @@ def test_a_target_out_of_reach_ends_after_a_limit_that_is_reported(tmp_path, mon
     assert json.loads(further.stdout)["runs"][0]["steps"] == 60
 
 
-def test_load_that_costs_nothing_is_reported_and_the_demo_charges_it(tmp_path):
+def test_load_that_costs_nothing_is_reported(tmp_path):
     free = raced("uncoded", "frc:load=3").runs
     assert "load costs nothing here (0.167 to 0.5 of the data per worker)" in "\n".join(load_notes(free))
     for rest in ({"delays": "exp:mean=1,per=load"}, {"cluster": "simulated:partition=0.5,cores=6"}):
@@ -431,7 +431,7 @@ def test_a_receipt_names_every_worker(tmp_path):
     assert "no worker was cut off" in run("show", folder + "2", "--step", "1").output
 
 
-def test_what_a_docstring_says_is_printed_as_plain_text_for_the_screen():
+def test_docstrings_are_printed_as_plain_text():
     for words in (("strategies", "show", "k-async:k=2", "--workers", "8"), ("codes", "show", "bibd", "--workers", "7")):
         shown = run(*words, width=60)
         assert shown.exit_code == 0
@@ -441,7 +441,7 @@ def test_what_a_docstring_says_is_printed_as_plain_text_for_the_screen():
     assert "any 1 straggler\n" in run("codes", "show", "frc:stragglers=1", "--workers", "6").output
 
 
-def test_codes_are_compared_without_a_picture_unless_one_is_asked_for(tmp_path, monkeypatch):
+def test_codes_are_compared_with_a_picture_on_request_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = run("codes", "compare", "uncoded", "--workers", "4", "--sets", "3")
     assert shown.exit_code == 0 and "picture" not in shown.output and not list(tmp_path.iterdir())
@@ -531,7 +531,7 @@ def luminance(colour):
     return float(np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
 
 
-def test_many_runs_can_be_told_apart_and_alike_ones_get_a_linear_axis(tmp_path):
+def test_many_runs_can_be_told_apart_in_the_picture(tmp_path):
     runs = raced("uncoded", delays="constant:1").runs
     assert anyk.views.plot(runs).axes[0].get_xscale() == "linear"
     figure = anyk.views.plot(list(runs) * 17, tmp_path / "a.png")

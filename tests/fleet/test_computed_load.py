@@ -19,7 +19,7 @@ from anyk.runs.log.runlog import RunLog
 
 
 @pytest.mark.parametrize("kind", ["binary", "cyclic"])
-def test_nested_codes_compute_what_is_finished_when_the_first_level_is_ready(kind: Any) -> None:
+def test_nested_codes_compute_until_the_first_level_is_ready(kind: Any) -> None:
     """One oracle for both: partitions finished at ``min_u tau_u``, the earliest time of any of the fixed codes."""
     n, rounds = 8, 20
     pace = 0.5 + np.random.default_rng(3).exponential(size=(rounds, n))  # seconds a partition
@@ -32,7 +32,7 @@ def test_nested_codes_compute_what_is_finished_when_the_first_level_is_ready(kin
     assert 1 / n <= found < code.load / n
 
 
-def test_the_load_of_a_code_is_computed_only_where_nobody_is_cut_off() -> None:
+def test_a_codes_load_is_computed_if_nobody_is_cut_off() -> None:
     law = parse("constant:1,per=load")
     for spec in ("uncoded", "frc:load=2", "m-sgc:B=1,W=2,lambda=3,jobs=60"):
         strategy: Any = anyk.strategy(spec, workers=8)
@@ -45,7 +45,7 @@ def test_the_load_of_a_code_is_computed_only_where_nobody_is_cut_off() -> None:
         computed_load(anyk.strategy("pasgd:tau=3", workers=8), law)
 
 
-def test_the_log_says_what_was_finished_and_not_only_what_was_asked_for() -> None:
+def test_the_log_says_what_was_finished() -> None:
     """Worker 0 is fast and finishes four partitions before worker 7 has one; level 0 is never ready."""
     pace = np.array([[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 99.0]])
     strategy = anyk.strategy("nested:stragglers=1", workers=8)

@@ -132,7 +132,7 @@ def test_scaling_the_gradients_scales_the_steps(make: Callable[[Any], Optimizer]
     assert ends[1].tolist() == (4.0 * ends[0]).tolist()
 
 
-def test_adams_first_step_is_the_learning_rate_whatever_the_gradient() -> None:
+def test_adams_first_step_is_the_learning_rate() -> None:
     made = Adam(0.1)
     for size in (1e-3, 1.0, 1e3):
         stepped = made.step(np.zeros(2), np.array([size, -size]), made.start(np.zeros(2)), 0)

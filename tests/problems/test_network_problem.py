@@ -61,7 +61,7 @@ def masked(outputs, targets):
 @pytest.mark.parametrize("loss", [ignoring, Ignoring(), masked], ids=["function", "module", "mask"])
 @pytest.mark.parametrize("data", [tuple, lambda pair: Listed(*pair)], ids=["arrays", "items"])
 @pytest.mark.parametrize("start", ["random", "zero"])
-def test_a_mean_over_what_is_not_padding_is_refused_though_the_first_samples_have_none(loss, data, start):
+def test_a_mean_over_what_is_not_padding_is_refused(loss, data, start):
     module, X, y = padded()
     if start == "zero":  # all losses are alike, their gradients are not
         nn.init.zeros_(module.weight)
@@ -85,7 +85,7 @@ def test_what_is_advised_is_exact():
         assert whole == pytest.approx(np.concatenate([g.reshape(-1).numpy() for g in exact]), abs=1e-6)
 
 
-def test_weights_of_classes_show_though_the_data_are_sorted_by_class():
+def test_class_weights_show_in_sorted_data_too():
     X, y = torch.randn(90, 3, generator=torch.Generator().manual_seed(1)), torch.arange(90) // 30
     weights = torch.tensor([1.0, 1.0, 4.0])
     with pytest.raises(BadInput, match="it weighs or leaves out targets"):
@@ -94,7 +94,7 @@ def test_weights_of_classes_show_though_the_data_are_sorted_by_class():
         TorchProblem(nn.Linear(3, 1), lambda o, t: ((o[:, 0] - t) ** 2)[t > -1].mean(), (X, y.float() - 1.0))
 
 
-def test_outputs_that_are_several_tensors_or_have_another_axis_of_samples():
+def test_outputs_may_be_several_tensors_or_transposed():
     class Pair(nn.Module):
         def __init__(self, part):
             super().__init__()
@@ -123,7 +123,7 @@ def rare(samples=400):
     return TorchProblem(module, lambda o, t: cross_entropy(o, t, ignore_index=2), Listed(X, y))
 
 
-def test_what_shows_in_one_partition_alone_is_found_at_its_first_gradient():
+def test_a_first_gradient_shows_what_one_partition_hides():
     problem = rare()
     parts, w = problem.split(4), problem.initial()
     for j in range(3):
@@ -145,7 +145,7 @@ def test_mini_batches_are_looked_at_again_and_again():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["simulated", "processes"])
 @pytest.mark.parametrize("spec", ["uncoded", "async"])
-def test_a_run_ends_by_name_where_one_worker_finds_that_the_loss_is_no_mean(kind, spec):
+def test_a_worker_whose_loss_is_no_mean_ends_the_run_by_name(kind, spec):
     with pytest.raises(RunFailed, match="worker 3: the loss of 100 samples of partition 3 together is not the mean"):
         anyk.train(rare(), spec, anyk.cluster(kind, workers=4, delays="constant:value=0.01"), steps=40, optimizer=GD)
 
@@ -164,7 +164,7 @@ def test_looking_at_the_loss_changes_no_draw():
             assert np.array_equal(parts.partial_gradient(1, w), parts.partial_gradient(1, w))
 
 
-def test_losses_that_are_means_pass_also_where_rounding_is_coarse():
+def test_means_pass_where_rounding_is_coarse_too():
     module, X, y = padded()
     for loss in (cross_entropy, nn.CrossEntropyLoss(label_smoothing=0.1), lambda o, t: mse_loss(o[:, 0], t.float())):
         for precision in (None, "bf16"):
@@ -172,7 +172,7 @@ def test_losses_that_are_means_pass_also_where_rounding_is_coarse():
             problem.split(2).partial_gradient(0, problem.initial())
 
 
-def test_the_rows_that_tell_have_the_extremes_and_come_from_everywhere():
+def test_trial_rows_have_extremes_and_come_from_everywhere():
     values = np.full((5000, 3), 7)
     values[4321, 2], values[17, 0] = -100, 255
     rows = np.concatenate(list(trial_groups([values], 5000)))
@@ -252,14 +252,14 @@ def test_what_weighs_samples_is_found_where_a_model_nearly_fits():
         TorchProblem(module, lambda o, t: ((o - t) ** 2 * t.abs()).sum() / t.abs().sum(), (X, y))
 
 
-def test_parameters_that_fit_the_data_are_no_mistake_of_a_loss_of_jax():
+def test_fitted_parameters_are_no_mistake_of_a_jax_loss():
     jnp = pytest.importorskip("jax.numpy")
     module, X, y = fitted()
     w = module.weight.detach().numpy()[0]
     JaxProblem(lambda w, b: jnp.mean((b[0] @ w - b[1]) ** 2), w, (X.numpy(), y[:, 0].numpy()))
 
 
-def test_a_loss_that_draws_now_and_then_is_not_taken_for_one_that_weighs():
+def test_a_loss_that_draws_at_times_is_not_said_to_weigh():
     module, X, y = padded(whole=60)
     calls = []
 
@@ -272,7 +272,7 @@ def test_a_loss_that_draws_now_and_then_is_not_taken_for_one_that_weighs():
     assert len(calls) > 29
 
 
-def test_a_module_that_needs_no_gradient_in_evaluation_is_trained():
+def test_a_module_without_gradients_in_evaluation_is_trained():
     class Frugal(nn.Linear):
         def forward(self, x):
             with torch.set_grad_enabled(self.training):

@@ -70,7 +70,7 @@ def script(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_files_problem_trains_on_processes_and_goes_on_from_elsewhere(script, tmp_path, monkeypatch):
+def test_a_files_problem_is_resumed_from_another_folder(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = str(tmp_path / "run")
     arguments = ("--problem", "my_script.py:make_problem", "--workers", "4", "--lr", "0.5", "--optimizer", "gd")

@@ -60,7 +60,7 @@ def global_draws():
 
 @pytest.mark.parametrize("noise", SEEDED.values(), ids=SEEDED)
 @pytest.mark.parametrize("rows", [None, np.array([1, 4])])
-def test_items_draw_alike_for_all_and_leave_everybodys_draws_alone(noise, rows):
+def test_items_draw_alike_and_leave_other_draws_alone(noise, rows):
     problem = problem_of(noise, microbatch=3)
     w = problem.initial()
     one, other = problem.split(3), pickle.loads(cloudpickle.dumps(problem.split(3)))
@@ -130,7 +130,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("noise", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("kind", ["simulated", "processes"])
-def test_draws_that_are_nobodys_to_seed_are_refused_where_codes_rely_on_replicas(noise, kind):
+def test_draws_without_a_seed_are_refused_with_replicas(noise, kind):
     problem = problem_of(noise)
     with pytest.raises(BadInput, match=r"the same model gave two gradients that are [\d.]+ % apart: a code takes rep"):
         anyk.train(
@@ -149,7 +149,7 @@ def test_without_replicas_such_draws_are_the_users_affair():
     assert run.steps == 2
 
 
-def test_a_worker_that_computes_something_else_than_the_driver_is_named():
+def test_a_worker_that_differs_from_the_driver_is_named():
     driver = os.getpid()
     problem = problem_of(lambda i, driver=driver: float(os.getpid() != driver))
     assert (

@@ -93,7 +93,7 @@ def test_values_that_change_in_a_loop_are_refused_by_name(cluster: Callable[[int
             loop(problem, change, cluster=cluster(2))
 
 
-def test_a_change_in_the_middle_of_a_run_is_noticed_before_its_end() -> None:
+def test_a_change_within_a_run_is_noticed_before_its_end() -> None:
     own = Loss()
     with pytest.raises(BadInput, match="when the run began"):
         loop(problem_of(own), lambda i: setattr(own, "beta", 0.5) if i == 4 else None, steps=7)

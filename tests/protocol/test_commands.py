@@ -106,7 +106,7 @@ def direction(d: int, key: int) -> np.ndarray:
 
 @pytest.mark.parametrize("key", [0, 5])
 @pytest.mark.parametrize("kind", PROBLEMS)
-def test_a_measure_is_the_projection_of_the_message_and_the_same_everywhere(kind: str, key: int) -> None:
+def test_a_measure_projects_the_message_on_every_cluster(kind: str, key: int) -> None:
     found = []
     for make in CLUSTERS.values():
         toy, values = measuring(key)
@@ -145,7 +145,7 @@ def test_measures_of_one_message_are_answered_in_the_order_asked(make: Any) -> N
 
 
 @both
-def test_a_measure_is_answered_although_the_last_task_in_flight_is_cancelled(make: Any) -> None:
+def test_a_measure_is_answered_after_the_last_cancellation(make: Any) -> None:
     def begin(toy: Toy) -> Sequence[Command]:
         return [Dispatch(0, (0, 1), [(Chunk((0,), (1.0,)),)] * 2)]
 
@@ -226,7 +226,7 @@ def test_a_worker_adds_up_others_messages(kind: str) -> None:
 
 
 @both
-def test_the_samples_counted_include_those_of_messages_in_messages(make: Any) -> None:
+def test_counted_samples_include_those_of_inner_messages(make: Any) -> None:
     """divisor="counted" divides by the samples that the message covers: partitions 1, 3, 0 and 2."""
     whole = driven(adding_up("all"), make(4)).models["model"]
     assert driven(adding_up("counted"), make(4)).models["model"] == pytest.approx(whole)
@@ -266,7 +266,7 @@ def test_sparse_data_gives_the_full_gradient(spec: str, outputs: int) -> None:
 
 
 @both
-def test_short_replies_of_sparse_data_are_refused_in_one_sentence(make: Any, capfd: Any) -> None:
+def test_short_replies_of_sparse_data_are_refused(make: Any, capfd: Any) -> None:
     with pytest.raises(anyk.BadInput, match="this data is sparse, and its replies are short already"):
         anyk.train(sparse_problem(), "comm-efficient:stragglers=1", make(6), steps=1)
     assert "Traceback" not in capfd.readouterr().err  # nor does the helper program complain
@@ -337,7 +337,7 @@ def test_liars_are_found_out_on_every_cluster(make: Any) -> None:
     assert run.model == pytest.approx(problem.centres.mean(axis=0) * (1 - 0.5**3), rel=1e-12)
 
 
-def test_nan_from_a_worker_spoils_no_round_with_progress_and_no_tree() -> None:
+def test_nan_from_a_worker_spoils_no_nested_round_or_tree() -> None:
     for spec, workers, bad in (
         ("nested:stragglers=1,kind=cyclic", 5, 2),
         ("tree:children=2,stragglers=1", 6, 1),

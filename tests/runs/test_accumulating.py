@@ -82,7 +82,7 @@ class Killed(Exception):
     pass
 
 
-def test_a_loop_resumed_in_the_middle_of_a_step_takes_the_same_steps(tmp_path):
+def test_a_loop_resumed_within_a_step_takes_the_same_steps(tmp_path):
     X, y = samples()
 
     def script(folder, kill=None, accumulate=4):

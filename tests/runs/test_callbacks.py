@@ -82,7 +82,7 @@ def test_a_callback_is_told_what_history_and_receipts_say(strategy):
     assert (end.step, end.loss, end.run, end.error) == (8, run.loss, run, None)
 
 
-def test_what_is_told_cannot_be_changed_and_a_model_is_only_there_in_its_step():
+def test_what_callbacks_are_told_cannot_be_changed():
     kept = []
 
     class Keep(Callback):
@@ -104,7 +104,7 @@ def test_callbacks_do_not_change_a_run():
     assert np.array_equal(runs[0].model, runs[1].model) and runs[0].ledger == runs[1].ledger
 
 
-def test_any_object_with_a_hook_will_do_and_what_is_none_is_refused():
+def test_any_object_with_a_hook_is_a_callback():
     class Mine:
         steps = 0
 
@@ -153,7 +153,7 @@ class Faulty(Callback):
 
 
 @pytest.mark.parametrize("hook", ["on_step", "on_evaluation"])
-def test_a_callback_that_raises_ends_the_run_with_its_error_and_a_folder_to_resume(tmp_path, hook):
+def test_a_callback_that_raises_leaves_a_folder_to_resume(tmp_path, hook):
     recorder = Recorder()
     with pytest.raises(ZeroDivisionError, match="of the callback's own") as caught:
         anyk.train(linear(), "k-async:k=2", fleet(), steps=12, callbacks=[Faulty(hook), recorder], out=tmp_path / "run")
@@ -202,7 +202,7 @@ def test_an_interrupted_run_and_one_that_fails_tell_their_error():
         assert isinstance(recorder.of("end")[0].error, error) and recorder.of("end")[0].run is None
 
 
-def test_workers_lost_are_told_and_receipts_know_who_is_told_to_stop():
+def test_lost_workers_are_told_and_stops_are_in_receipts():
     recorder = Recorder()
     cluster = anyk.clusters.Processes(4, delays=anyk.delays.Constant(0.02))
     killed = []
@@ -226,7 +226,7 @@ def test_workers_lost_are_told_and_receipts_know_who_is_told_to_stop():
         assert {cut.worker for cut in late.cut_off} <= {cut.worker for cut in early.cut_off} | set(early.spare)
 
 
-def test_a_race_tells_each_run_apart_and_resumed_ones_begin_where_they_stand(tmp_path):
+def test_callbacks_of_a_race_are_told_each_run(tmp_path):
     recorder = Recorder()
     titles = []
 
@@ -327,7 +327,7 @@ def looped(steps, optimizer, stop=None, cluster=None, **rest):
 
 
 @pytest.mark.parametrize("stop", [None, 5])
-def test_a_loop_resumes_bit_for_bit_with_the_state_of_its_optimiser(tmp_path, stop):
+def test_a_loop_resumes_with_the_state_of_its_optimiser(tmp_path, stop):
     whole = looped(12, Momentum())
     first = Momentum()
     looped(12 if stop else 5, first, stop=stop, out=tmp_path / "run", keep=first, go_on=True).close()
@@ -337,7 +337,7 @@ def test_a_loop_resumes_bit_for_bit_with_the_state_of_its_optimiser(tmp_path, st
     assert anyk.verify(tmp_path / "run").whole
 
 
-def test_a_loop_that_fails_is_resumed_before_the_step_in_which_it_did(tmp_path):
+def test_a_failed_loop_is_resumed_before_its_last_step(tmp_path):
     optimizer = Momentum()
     with pytest.raises(ZeroDivisionError):
         loop = anyk.rounds(linear(), "agc:load=2,wait=4", fleet(), steps=12, out=tmp_path / "run", keep=optimizer)
@@ -350,7 +350,7 @@ def test_a_loop_that_fails_is_resumed_before_the_step_in_which_it_did(tmp_path):
     assert np.array_equal(run.model, looped(12, Momentum()).model)
 
 
-def test_a_torch_loop_resumes_with_its_module_optimiser_and_scheduler(tmp_path):
+def test_a_torch_loop_resumes_with_all_of_its_states(tmp_path):
     torch = pytest.importorskip("torch")
     X = torch.linspace(-1, 1, 24).reshape(12, 2)
     data = (X, (X[:, 0] > 0.2).long())

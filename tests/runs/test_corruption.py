@@ -15,7 +15,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["ended", "killed"])
-def test_a_damaged_folder_ends_in_the_same_result_or_in_a_sentence(name, folders):
+def test_a_damaged_folder_gives_the_same_or_a_sentence(name, folders):
     folder = folders[name]
     expected = corruption.expectations(folder)
     counts = Counter()

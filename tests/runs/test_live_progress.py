@@ -31,7 +31,7 @@ def cell(monkeypatch):
     return outputs
 
 
-def test_a_race_has_an_output_for_each_run_that_ends_with_its_last_step(cell, capfd):
+def test_each_run_of_a_race_has_an_output_to_its_last_step(cell, capfd):
     race = anyk.race(PROBLEM, ["uncoded", "frc:load=2"], workers=4, cluster="simulated", delays="exp:mean=1",
                      steps=5, progress=True)  # fmt: skip
     assert capfd.readouterr().err == ""  # all of it is in the cell

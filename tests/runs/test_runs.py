@@ -156,7 +156,7 @@ def test_a_targets_time_is_that_of_the_version_not_of_the_look():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [None, 0.9])
-def test_looking_at_versions_keeps_to_its_share_however_long_it_takes(target, monkeypatch):
+def test_evaluation_keeps_to_its_share_of_the_time(target, monkeypatch):
     monkeypatch.setattr("anyk.runs.evaluation.evaluator._SHARE", 1e-9)
     problem = anyk.problems.from_data("digits")
     evaluator = anyk.runs.Evaluator(problem, anyk.Evaluate(every=1), target=target, background=True)
@@ -367,7 +367,7 @@ anyk.train(problem, "agc:load=2,wait=3", cluster, steps=100000, out={str(tmp_pat
     resumed.close()
 
 
-def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path):
+def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     problem = anyk.problems.from_data("synthetic:rows=200,features=8")
     setting = {"workers": 6, "delays": "exp:mean=0.5", "seed": 3}
     whole = anyk.train(problem, "frc", anyk.cluster("simulated", **setting), steps=20)
@@ -594,7 +594,7 @@ def test_a_run_ended_by_its_seconds_loses_no_event(tmp_path, spec):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_between_any_two_events_of_real_workers_can_be_resumed(tmp_path):
+def test_a_checkpoint_between_any_two_events_can_be_resumed(tmp_path):
     """Messages that are in but not yet told to the driver are not forgotten."""
     optimizer = anyk.optimizers.GD(lr=0.5)
 
@@ -629,7 +629,7 @@ class _Screen:
         self.lines.append(text)
 
 
-def test_progress_says_what_goes_on_between_steps_and_counts_workers(monkeypatch):
+def test_progress_tells_what_happens_between_steps(monkeypatch):
     monkeypatch.setattr("anyk.runs.live_progress._PLAIN", 0.0)
     monkeypatch.setattr(Evaluator, "_evaluate_sometimes", lambda _: None)  # something is left to evaluate at the end
     screen = _Screen()

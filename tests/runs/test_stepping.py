@@ -61,7 +61,7 @@ def test_the_scale_of_a_step_is_the_strategys():
     assert {step.scale for step in anyk.rounds(PROBLEM, "uncoded", simulated(), steps=5)} == {1.0}
 
 
-def test_the_first_gradient_is_that_of_the_objective_and_what_was_handed_out_stays_as_it_is():
+def test_gradients_of_a_loop_are_the_objectives_and_stay():
     problem = anyk.problems.from_data("synthetic:rows=60,features=3", l2=0.1)
     kept = []
     for step in anyk.rounds(problem, "frc:load=2", simulated(), steps=4):
@@ -109,7 +109,7 @@ def test_the_step_at_which_a_loop_is_left_is_the_last_one(cluster):
 
 
 @pytest.mark.parametrize("cluster", [simulated, lambda: anyk.clusters.Processes(3)])
-def test_an_exception_in_the_loop_is_the_callers_and_ends_the_run(cluster):
+def test_an_exception_in_the_loop_ends_the_run(cluster):
     loop = anyk.rounds(PROBLEM, "uncoded", cluster(), steps=50)
     with pytest.raises(ZeroDivisionError):
         for step in loop:
@@ -133,7 +133,7 @@ def test_what_a_run_fails_of_reaches_the_loop():
     assert not began()
 
 
-def test_a_failure_of_the_step_at_which_a_loop_is_left_is_told_by_its_run():
+def test_a_failure_of_a_loops_last_step_is_told_by_its_run():
     loop = anyk.rounds(PROBLEM, "uncoded", simulated(), steps=50)
     for step in loop:
         step.model[:] = np.nan
@@ -349,7 +349,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_running_statistics_are_those_of_the_parameters_whenever_somebody_looks(look):
+def test_running_statistics_are_always_of_the_parameters(look):
     X, y = samples()
     module = Nested()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
@@ -371,7 +371,7 @@ def test_running_statistics_are_those_of_the_parameters_whenever_somebody_looks(
     assert not torch.equal(module.first[1].running_mean, kept.first[1].running_mean)
 
 
-def test_a_batch_norm_on_one_worker_is_that_of_training_in_one_process():
+def test_a_batch_norm_on_one_worker_is_that_of_one_process():
     X, y = samples()
     alone, module = Nested(), Nested()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
@@ -431,7 +431,7 @@ def test_a_run_of_a_loop_is_not_resumed_without_it(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["limit", "break", "error"])
-def test_after_the_loop_running_statistics_are_right_and_nothing_stays_in_the_module(how):
+def test_after_the_loop_running_statistics_are_right(how):
     X, y = samples()
     module = Nested()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y), held_out=(X, y))

@@ -30,7 +30,7 @@ def kinds(commands: Any) -> list[type]:
     return [type(command) for command in commands]
 
 
-def test_what_a_compressor_left_out_stays_with_the_last_message_that_was_used() -> None:
+def test_what_a_compressor_left_out_stays_with_the_used_message() -> None:
     made, commands = begun("compressed:of=(async:cutoff=2),by=sign", 3)
     assert states(commands) == dict.fromkeys(range(3), -1)
     assert states(made.on(Reply(0.1, 2, 2, 0))) == {2: 2}
@@ -50,7 +50,7 @@ def test_what_a_compressor_left_out_is_lost_with_its_worker() -> None:
 
 
 @pytest.mark.parametrize("event", [Lost(0.4, 3, "died"), Reply(0.4, 3, 3, 0)])
-def test_a_round_that_compares_ends_when_nothing_more_can_be_compared(event: Any) -> None:
+def test_a_comparing_round_ends_when_no_comparison_is_left(event: Any) -> None:
     made, _ = begun("frc:load=2,check=1", 4)
     for worker in (0, 1, 2):
         assert not made.on(Reply(0.1 * worker, worker, worker, 0))

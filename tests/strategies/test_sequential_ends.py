@@ -31,7 +31,7 @@ SPECS = [
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(2, 9), st.integers(0, 8), st.integers(0, 10_000))
-def test_gradient_coding_ends_when_its_code_can_be_decoded_and_never_after_a_cut_off(n: int, s: int, seed: int) -> None:
+def test_gc_ends_when_decodable_and_never_after_a_cut_off(n: int, s: int, seed: int) -> None:
     s = min(s, n - 1)
     table = np.random.default_rng(seed).exponential(size=(8, n)) + 0.1
     counted, _ = simulate(f"gc:stragglers={s},inner=cyclic", table, jobs=8)
@@ -105,7 +105,7 @@ class Grouped(Bursty):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 2), st.integers(0, 10_000))
-def test_groups_bear_many_more_stragglers_than_their_number_promises(B: int, x: int, seed: int) -> None:
+def test_groups_bear_more_stragglers_than_promised(B: int, x: int, seed: int) -> None:
     """Pairs of 8 workers, lambda = 1: up to 4 straggle at once; and of SR-SGC all but the fastest, if not for long."""
     n, jobs, W = 8, 7, x * B + 1
     pattern = Grouped(B, W, n).draw(jobs + W + B, n, seed=seed)
@@ -122,7 +122,7 @@ def test_groups_bear_many_more_stragglers_than_their_number_promises(B: int, x: 
     "spec", ["m-sgc:B=2,W=3,lambda=2,end=decodable", "m-sgc:B=1,W=2,lambda=2,inner=frc", "sr-sgc:B=1,W=2,lambda=4,end=decodable",
              "sr-sgc:B=2,W=3,lambda=3,inner=frc,end=cutoff,late=keep", "gc:stragglers=3,inner=frc"],
 )  # fmt: skip
-def test_the_sums_are_those_of_the_whole_data_and_outages_are_borne(spec: str) -> None:
+def test_sums_are_of_the_whole_data_despite_outages(spec: str) -> None:
     problems = [anyk.problems.from_data(f"synthetic:rows=60,features=3,seed={i}") for i in range(4)]
     fleet = anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(1.0), seed=4)
     run = anyk.train_many(problems, spec, fleet, steps=3, optimizer=anyk.optimizers.GD(lr=0.5))

@@ -70,7 +70,7 @@ def test_hostile_schedules_break_no_rule(spec, workers, seeds):
 
 
 @pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
-def test_who_is_told_to_be_here_twice_is_given_nothing_and_who_is_lost_twice_changes_nothing(spec, workers):
+def test_workers_joined_or_lost_twice_change_nothing(spec, workers):
     found = ByHand(anyk.strategy(spec, workers=workers))
     found.start(Fleet(workers, tuple(range(workers))))
     found.on(Lost(1.0, 1, "died"))
@@ -93,7 +93,7 @@ def asked_while_unusable(spec, workers):
 
 
 @pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
-def test_a_worker_whose_messages_are_unusable_is_asked_three_times_where_no_other_can_help(spec, workers):
+def test_an_irreplaceable_worker_is_asked_three_times(spec, workers):
     strategy = anyk.strategy(spec, workers=workers)
     kind = type(getattr(strategy, "of", strategy))
     alone = kind.__module__.startswith(("anyk.strategies.kfamily", "anyk.strategies.averaging"))  # the driver counts
@@ -101,7 +101,7 @@ def test_a_worker_whose_messages_are_unusable_is_asked_three_times_where_no_othe
 
 
 @pytest.mark.parametrize(("spec", "workers"), STRATEGIES)
-def test_a_worker_that_returns_is_asked_again_however_often_it_failed(spec, workers):
+def test_a_returned_worker_is_asked_again_despite_failures(spec, workers):
     """It is another process, perhaps on another machine; nobody may wait for it while it waits for a task."""
     found = ByHand(anyk.strategy(spec, workers=workers))
     commands = list(found.start(Fleet(workers, tuple(range(workers)))))
@@ -115,7 +115,7 @@ def test_a_worker_that_returns_is_asked_again_however_often_it_failed(spec, work
     assert [list(c.workers) for c in commands if isinstance(c, (Dispatch, Stop))] == [[1]], commands
 
 
-def test_who_once_sent_what_is_not_finite_is_remembered_when_restored():
+def test_senders_of_infinite_values_are_remembered():
     n, spec = 7, "draco:byzantine=1,kind=cyclic"
     found, restored = ByHand(anyk.strategy(spec, workers=n)), ByHand(anyk.strategy(spec, workers=n))
     found.start(Fleet(n, tuple(range(n))))

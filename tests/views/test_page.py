@@ -87,7 +87,7 @@ def test_the_account_adds_up_to_the_time_of_the_run(run):
 
 
 @pytest.mark.parametrize(("strategy", "least"), [("draco:byzantine=1", 1.0), ("m-sgc:B=1,W=3,lambda=2", 0.8)])
-def test_the_account_follows_earlier_chunks_and_messages_that_were_not_used(strategy, least):
+def test_the_account_follows_unused_messages_too(strategy, least):
     """Nothing but injected delays takes time here, save that rounds of m-sgc wait for a deadline."""
     with trained(strategy, cluster="simulated", steps=6) as run:
         spent = account(run, tasks_of(run))
@@ -145,7 +145,7 @@ def test_verdicts_say_what_happened():
         assert departures(run) == [] and "versions old on average" in departures(other)[0]
 
 
-def test_the_verdict_of_a_race_names_the_fastest_and_what_it_traded():
+def test_the_verdict_names_the_fastest_and_what_it_traded():
     with anyk.race(PROBLEM, ["uncoded", "frc:load=3", "agc:load=3,wait=2"], workers=6, cluster="simulated",
                    delays="exp:mean=1", steps=20, seed=3) as race:  # fmt: skip
         report_of = race.report()["runs"]

@@ -144,7 +144,7 @@ def test_a_race_and_runs_that_have_not_begun(tmp_path, served):
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGHUP])
-def test_on_the_command_line_it_ends_with_a_signal_and_leaves_nothing(tmp_path, ending):
+def test_the_command_ends_with_a_signal_and_leaves_nothing(tmp_path, ending):
     (tmp_path / "runs").mkdir()
     (tmp_path / "copies").mkdir()
     anyk.train(PROBLEM, "uncoded", anyk.cluster("simulated", workers=2), steps=1, out=tmp_path / "runs" / "a").close()
@@ -174,7 +174,7 @@ def test_on_the_command_line_it_ends_with_a_signal_and_leaves_nothing(tmp_path, 
         assert refused.exit_code == 2 and why in refused.output
 
 
-def test_copies_of_a_process_that_was_killed_are_removed_by_the_next(tmp_path, monkeypatch):
+def test_copies_of_a_killed_process_are_removed_by_the_next(tmp_path, monkeypatch):
     """And no others: neither those of a process that lives, nor what a link with such a name leads to."""
     runs, copies, mine = tmp_path / "runs", tmp_path / "copies", tmp_path / "mine"
     for folder in (runs, copies, mine):

@@ -87,7 +87,7 @@ def run_on(disk: FullDisk, folder: Path) -> str | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True])
-def test_a_full_disk_ends_the_run_in_a_sentence_and_loses_nothing(lasting: bool, tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run_and_loses_nothing(lasting: bool, tmp_path: Path) -> None:
     counted = FullDisk(0, lasting=False)
     assert run_on(counted, tmp_path / "whole") is None
     with anyk.train(Squares(4), "frc:load=2", steps=STEPS, **SETTING) as whole:

@@ -32,7 +32,7 @@ def mpi(ranks: int, *command: str, timeout: float = 100.0) -> subprocess.Complet
     return subprocess.run([MPIEXEC, "-n", str(ranks), *command], capture_output=True, text=True, timeout=timeout)
 
 
-def test_a_run_and_its_resumption_on_ranks_give_the_model_of_the_simulator(tmp_path: Path) -> None:
+def test_runs_on_ranks_give_the_model_of_the_simulator(tmp_path: Path) -> None:
     train = [
         "train",
         *SMALL,
@@ -117,7 +117,7 @@ except anyk.RunFailed as error:
     assert "unusable replies from worker 1" in third and "worker 1: ValueError: partition 1 is broken" in third
 
 
-def test_a_rank_that_is_killed_takes_the_program_along_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_program_and_resume_works(tmp_path: Path) -> None:
     out = tmp_path / "r"
     train = ["train", *SMALL, "--workers", "2", "--delays", "constant:value=0.05", "--steps", "200", "--out", str(out)]
     program = subprocess.Popen(

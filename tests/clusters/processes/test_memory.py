@@ -10,7 +10,7 @@ from anyk.clusters.processes.memory import MailBox, Segment
 from anyk.testing import Squares
 
 
-def test_a_mail_box_grows_with_its_orders_and_leaves_the_others_alone():
+def test_a_mail_box_grows_and_leaves_the_others_alone():
     written = Segment.create(4096, "test")
     read = Segment(os.dup(written.fd), 4096)
     writers, readers = ([MailBox(segment, start, 256) for start in (0, 256)] for segment in (written, read))

@@ -219,7 +219,7 @@ def test_a_worker_that_dies_at_once_is_given_up_by_name():
     assert "exited with code 7, 5 times in a row" in gone[0]
 
 
-def test_without_redundancy_a_given_up_worker_ends_the_run_with_a_sentence():
+def test_a_given_up_worker_without_redundancy_ends_the_run():
     with pytest.raises(anyk.RunFailed, match=r"step 1 cannot be taken under 'uncoded': .*given up: worker 1"):
         anyk.train(Squares(3, faults={1: "die"}), "uncoded", anyk.clusters.Processes(3), steps=5)
 
@@ -245,7 +245,7 @@ def test_a_stopped_worker_is_left_behind():
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("nan", "NaN"), ("inf", "Inf")])
-def test_a_reply_that_is_not_finite_is_named_and_never_reaches_the_model(fault, reason):
+def test_a_reply_that_is_not_finite_is_named_and_not_used(fault, reason):
     problem = Squares(4, faults={3: fault})
     run = until_heard(problem, anyk.clusters.Processes(4), lambda driver: driver.ledger.counts.unusable)
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
@@ -266,7 +266,7 @@ def test_a_gradient_of_the_wrong_length_is_named_and_set_aside():
         anyk.train(Squares(4, faults={2: "short"}), "uncoded", anyk.clusters.Processes(4), steps=5)
 
 
-def test_an_error_in_the_users_gradient_is_told_with_worker_and_text():
+def test_a_users_gradient_error_is_told_with_worker_and_text():
     why = r"step 1 cannot be taken under 'uncoded': .* from worker 1.*; worker 1: ValueError: partition 1 is broken"
     with pytest.raises(anyk.RunFailed, match=why):
         anyk.train(Squares(4, faults={1: "raise"}), "uncoded", anyk.clusters.Processes(4), steps=5)
@@ -285,7 +285,7 @@ def test_when_most_replies_are_not_finite_the_run_has_diverged():
         anyk.train(Squares(4, faults=faults), "uncoded", anyk.clusters.Processes(4), steps=5)
 
 
-def test_a_worker_without_listening_delays_agrees_with_the_simulator():
+def test_workers_that_never_listen_agree_with_the_simulator():
     delays = anyk.delays.Bimodal(0.01, 0.3, 0.2, uninterruptible=True)
     real = anyk.train(Squares(6), "frc:stragglers=2", anyk.clusters.Processes(6, delays=delays, seed=4), steps=10)
     virtual = anyk.train(Squares(6), "frc:stragglers=2", anyk.clusters.Simulated(6, delays=delays, seed=4), steps=10)
@@ -358,7 +358,7 @@ def wait_gone(pids, groups=False):
     return alive(pids, groups)
 
 
-def test_a_plain_script_without_a_main_guard_trains_a_class_of_its_own(tmp_path):
+def test_a_script_without_a_main_guard_trains_its_own_class(tmp_path):
     with start_script(tmp_path, 3) as script:
         output, _ = script.communicate(timeout=60)
     assert script.returncode == 0
@@ -467,7 +467,7 @@ class SlowToLoad(Squares):
         return made
 
 
-def test_a_helper_that_is_frozen_at_the_start_ends_the_run_with_a_sentence(monkeypatch):
+def test_a_helper_frozen_at_the_start_ends_the_run(monkeypatch):
     monkeypatch.setattr(anyk.clusters.Processes, "patience_at_start", 0.5)
     monkeypatch.setattr(processes, "_ENDING", 0.1)
     cluster = anyk.clusters.Processes(3)
@@ -489,7 +489,7 @@ def test_while_workers_start_one_interrupt_is_enough(monkeypatch):
     interrupt.join()
 
 
-def test_an_interrupt_while_a_worker_is_restarted_closes_the_cluster(monkeypatch):
+def test_an_interrupt_during_a_restart_closes_the_cluster(monkeypatch):
     spawn = anyk.clusters.Processes.spawn
 
     def interrupted():
@@ -532,7 +532,7 @@ def test_the_helper_imports_scipy_for_sparse_data_only(sparse):
     assert loaded == [sparse]
 
 
-def test_a_helper_that_ends_again_and_again_ends_the_run_with_a_sentence():
+def test_a_helper_that_keeps_ending_ends_the_run():
     cluster = anyk.clusters.Processes(2)
 
     def watch(driver, evaluator):
@@ -590,7 +590,7 @@ def test_a_gradient_that_forks_is_no_fork_bomb(fault, children):
     assert wait_gone(list(pids), groups=True) == []
 
 
-def test_what_a_gradient_leaves_in_a_group_of_its_own_ends_with_its_worker():
+def test_processes_that_a_gradient_leaves_end_with_its_worker():
     """Processes are counted by session, so they are ended by session too."""
     from anyk.clusters.processes.forkserver import _sessions
 
@@ -607,7 +607,7 @@ def test_what_a_gradient_leaves_in_a_group_of_its_own_ends_with_its_worker():
     assert wait_gone(list(seen)) == []
 
 
-def test_data_that_does_not_fit_is_refused_before_anything_starts(monkeypatch):
+def test_data_that_does_not_fit_is_refused_before_the_start(monkeypatch):
     monkeypatch.setattr("anyk.clusters.processes.processes.available_memory", lambda: 1000)
     with pytest.raises(anyk.BadInput, match=r"MiB of shared memory, 0 MiB are available; use fewer workers"):
         anyk.train(Squares(3), "uncoded", anyk.clusters.Processes(3), steps=1)

@@ -66,7 +66,7 @@ def test_a_worker_has_what_its_newest_and_its_present_task_need(steps: list[tupl
         assert len(worker._vectors) <= 3 * 3  # the newest envelope's, the present task's and the next one's
 
 
-def test_mail_that_comes_late_is_not_obeyed_but_its_vectors_are_kept() -> None:
+def test_late_mail_is_not_obeyed_but_its_vectors_are_kept() -> None:
     worker = Deaf(0, RunSetup(), [], [0])
     first, some = envelope(1, 0, [1], set())
     second, none = envelope(2, 1, [1], {("model", 1)})

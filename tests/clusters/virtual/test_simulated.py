@@ -53,7 +53,7 @@ def test_discard_is_slower_by_the_markov_chains_value():
 
 
 @pytest.mark.slow
-def test_mean_staleness_of_async_is_workers_less_one_under_any_law():
+def test_mean_staleness_of_async_is_workers_less_one():
     for delays in ("exp:mean=1", "pareto:minimum=1,alpha=2.5", "bimodal:fast=1,slow=10", "hetero:means=1/2/8"):
         problem = Squares(6)
         cluster = Simulated(6, delays=anyk.delays.parse(delays), seed=1)
@@ -145,7 +145,7 @@ def test_a_payload_free_run_decides_as_one_with_payload():
         assert driver.time == run.seconds, spec
 
 
-def test_delays_by_round_are_those_of_the_round_also_where_nothing_is_computed(tmp_path) -> None:
+def test_delays_by_round_count_without_computing_too(tmp_path) -> None:
     """The floor of a run with a trace that goes by rounds meets the same rows as the run."""
     table = np.random.default_rng(0).random((50, 4))
     np.savez(tmp_path / "t.npz", seconds=table)

@@ -39,7 +39,7 @@ def wandering(rounds: int, then: int = 0) -> Any:
     return times
 
 
-def test_it_plans_again_where_its_promise_is_missed_and_loses_no_step() -> None:
+def test_a_missed_promise_plans_again_and_loses_no_step() -> None:
     heard: list[str] = []
     found = anyk.train_auto(
         problem(), workers=N, cluster="simulated", delays=Table(wandering(30, 70), by="round"), steps=70, measure=10,
@@ -208,7 +208,7 @@ def test_stopped_in_each_part_it_goes_on_to_the_same_bits(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_several_models_are_trained_in_turn_and_codes_over_several_rounds_take_part() -> None:
+def test_several_models_are_trained_in_turn() -> None:
     """Bursts of two rounds that any worker may have: what is chosen gives each model the steps of uncoded."""
     random = np.random.default_rng(3)
     times = np.ones((80, 8))

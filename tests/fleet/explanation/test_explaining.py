@@ -65,7 +65,7 @@ def said(times: Any, **more: Any) -> str:
 
 
 @pytest.mark.slow
-def test_a_worker_twice_as_slow_is_named_and_clean_fleets_name_nobody() -> None:
+def test_only_a_worker_twice_as_slow_is_named() -> None:
     """20 of 20; and of 60 clean fleets at most 7, of which chance is 3 % at a level of 5 %."""
     for seed in range(20):
         times = fleet(seed)
@@ -112,7 +112,7 @@ def test_a_recurring_culprit_stands_out_from_noise_that_lasts() -> None:
         assert anyk.explain(Record(times)).named == (4,)
 
 
-def test_two_equally_slow_workers_share_the_cost_and_mending_one_saves_nothing() -> None:
+def test_two_equally_slow_workers_share_the_cost() -> None:
     times = np.ones((40, 8))
     times[:, [2, 6]] = 3.0
     found = anyk.explain(Record(times))
@@ -160,7 +160,7 @@ def test_waves_racks_drift_kinds_and_heavy_tails() -> None:
     assert "the tail is heavy" in said(heavy) and "the tail is heavy" not in said(fleet(8))
 
 
-def test_times_that_were_cut_off_and_workers_that_vanish_are_said() -> None:
+def test_cut_off_times_and_vanished_workers_are_said() -> None:
     times = fleet(0, rounds=20, workers=6)
     cut = np.zeros(times.shape, dtype=bool)
     cut[:, 0] = True

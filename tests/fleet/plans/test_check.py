@@ -186,7 +186,7 @@ def test_what_broke_is_what_was_changed(
     assert (found.replan is not None) == ("partition=20" in cluster)  # two of six partitions are dear then
 
 
-def test_delays_and_load_are_one_part_where_a_run_cannot_tell_them_apart(plan: Any, record: Any) -> None:
+def test_indistinguishable_delays_and_load_are_one_part(plan: Any, record: Any) -> None:
     _, parts = parts_of(plan, record, "simulated", delays="bimodal:fast=0.5,slow=3,probability=0.2,per=load", seed=4)
     assert set(parts) == {"luck", "times", "steps", "anyk"} and parts["anyk"] == pytest.approx(0.0, abs=1e-6)
 
@@ -216,7 +216,7 @@ def test_what_cannot_be_checked(plan: Any, record: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_record_is_found_again_by_path_and_law_or_missed_in_one_sentence(record: Any, tmp_path: Path) -> None:
+def test_the_record_is_found_again_or_missed_in_a_sentence(record: Any, tmp_path: Path) -> None:
     file = tmp_path / "here.npz"
     file.write_bytes(record.read_bytes())
     of_file = anyk.plan(file, slope=0.0, resamples=20)

@@ -81,7 +81,7 @@ def test_slopes_of_two_records_and_of_compute_stamps() -> None:
     assert fleet_of(Record(fixed, load=1 / N), slope=2.0)[1] == []
 
 
-def test_partitions_cost_each_worker_its_own_on_the_virtual_clock() -> None:
+def test_partitions_cost_each_worker_its_own_time() -> None:
     """Without delays, a worker whose partition costs twice as much is done after twice the time."""
     cluster = Simulated(3, compute=Compute(0.0, (1.0, 2.0, 3.0), 0.0, 3))
     ends: list[float] = []
@@ -122,7 +122,7 @@ def test_rounds_in_closed_form_are_those_of_the_virtual_clock(spec: str, seed: i
                      "m-sgc:B=1,W=3,lambda=2,end=decodable", "m-sgc:B=1,W=2,lambda=1,inner=frc,end=decodable"]),
     st.integers(0, 999),
 )  # fmt: skip
-def test_rounds_of_sequential_codes_are_those_of_the_virtual_clock(spec: str, seed: int) -> None:
+def test_sequential_rounds_are_those_of_the_virtual_clock(spec: str, seed: int) -> None:
     """Without an end of jobs: of as many jobs as there are rounds, the rounds that begin one."""
     random = np.random.default_rng(seed)
     times = 0.5 + random.exponential(1.0, (16, N)) * random.integers(0, 2, (16, N))
@@ -167,7 +167,7 @@ def test_a_tenth_of_the_times_of_thirty_workers_may_be_missing() -> None:
         anyk.plan(Record(few))
 
 
-def test_a_slow_link_and_a_slow_processor_are_told_apart_or_both_covered() -> None:
+def test_slow_links_and_processors_are_told_apart_or_covered() -> None:
     """Worker 3 replies 1 s later. Balance takes its data, which helps little; with parts this is known."""
     random = np.random.default_rng(0)
     fixed = 0.05 * random.exponential(1.0, (60, 12))

@@ -227,7 +227,7 @@ def test_files_are_written_before_anything_is_printed(tmp_path: Path, monkeypatc
     assert all(Path(name).stat().st_size for name in written)
 
 
-def test_strategies_in_the_picture_of_a_dense_front_can_be_told_apart() -> None:
+def test_a_picture_of_a_dense_front_is_readable() -> None:
     found = anyk.plan(record(1.0 + exponential(40, workers=30)), slope=1.5)
     figure = draw_plan(found, None)
     (legend,), (axes,) = figure.legends, figure.axes
@@ -239,7 +239,7 @@ def test_strategies_in_the_picture_of_a_dense_front_can_be_told_apart() -> None:
     assert not legend.get_window_extent().overlaps(axes.get_tightbbox())
 
 
-def test_leaving_out_a_worker_is_not_told_where_todays_strategy_does_not_exist_without_it() -> None:
+def test_a_worker_that_is_needed_is_not_left_out() -> None:
     found = anyk.plan(record(exponential(20)), today="frc:load=3", slope=0.0, resamples=50)  # 3 does not divide 5
     assert found.today.spec == "frc:load=3" and found.advice[0].today is None
     assert anyk.plan(record(exponential(20)), slope=0.0, resamples=50).advice[0].today is not None
@@ -264,7 +264,7 @@ def test_changes_of_the_fleet_and_what_they_gain() -> None:
 
 
 @pytest.mark.slow
-def test_times_that_were_cut_off_are_continued_by_laws_and_probed() -> None:
+def test_cut_off_times_are_continued_by_laws_and_probed() -> None:
     times = exponential(60, workers=12) + 0.5
     fifth = np.sort(times, axis=1)[:, 4:5]
     cut = Record(np.minimum(times, fifth), censored=times > fifth, load=1 / 12)
@@ -294,7 +294,7 @@ def test_a_plan_for_a_run_compares_with_the_strategy_of_the_run(spec: str, model
     assert plan_lines(found)[0].startswith(("change: ", f"stay with '{found.today.spec}'"))
 
 
-def test_a_plan_that_lacks_todays_times_neither_advises_nor_promises_a_gain() -> None:
+def test_a_plan_without_todays_times_promises_no_gain() -> None:
     times = np.random.default_rng(0).exponential(1.0, (40, 6))
     slow = times > np.sort(times)[:, 1:2]
     cut = Record(times, censored=slow, load=1 / 6)
@@ -319,7 +319,7 @@ def test_several_models_bring_codes_over_rounds_and_limits_hold() -> None:
     assert {choice.memory for choice in lean.candidates} == {0.25} and lean.verdict == "nothing"
 
 
-def test_a_fleet_of_two_speeds_is_balanced_and_one_of_wandering_stragglers_coded() -> None:
+def test_two_speeds_are_balanced_wandering_stragglers_coded() -> None:
     """Half of six take twice as long, all computing: shares of 2 to 1 take 4/3 in place of 2; and both remedies together."""
     random = np.random.default_rng(0)
     two = np.tile([1.0, 2.0] * 3, (60, 1)) * (1.0 + 0.001 * random.random((60, N)))
@@ -353,7 +353,7 @@ def test_records_that_tell_too_little() -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_for_a_changing_fleet_keeps_its_range_and_reports_the_rounds_used() -> None:
+def test_a_plan_for_a_changing_fleet_keeps_its_range() -> None:
     """Workers 1 and 4 are away from 5 s to 200 s: only rounds of all 8 workers tell how fast the fleet is."""
     problem = anyk.problems.from_data("synthetic:rows=640,features=4")
     away = [anyk.clusters.Outage(5.0, worker, 200.0, notice=2.0) for worker in (1, 4)]
@@ -394,7 +394,7 @@ def test_nothing_printed_is_astronomical(spec: str) -> None:
     assert "e+" not in text
 
 
-def test_a_law_that_tells_nothing_of_computing_does_not_advise_full_copies() -> None:
+def test_a_law_without_computing_advises_no_full_copies() -> None:
     law = anyk.delays.parse("exp:mean=0.5")
     for slope in (None, 0.0):
         found = anyk.plan(law, workers=12, slope=slope, resamples=30)

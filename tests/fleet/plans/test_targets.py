@@ -94,7 +94,7 @@ def test_every_strategy_has_a_learning_rate_of_its_own(plan: Any) -> None:
 
 
 @pytest.mark.slow
-def test_where_todays_strategy_never_comes_there_gains_are_at_least_so() -> None:
+def test_gains_over_a_strategy_that_fails_are_lower_bounds() -> None:
     """A worker with data of its own that is never waited for: only strategies that take it in come to the target."""
     slow = np.ones((30, N))
     slow[:, 0] = 20.0
@@ -121,7 +121,7 @@ def test_seeds_with_which_todays_strategy_was_given_up_are_told(monkeypatch: Any
     assert any("'async' reached the target with 0 of 5 seeds; the others count as" in one for one in found.assumptions)
 
 
-def test_a_target_that_is_reached_in_one_step_is_planned_for_without_a_warning() -> None:
+def test_a_target_reached_in_one_step_gives_no_warning() -> None:
     """Steps of asynchronous SGD that are taken at one moment take no time."""
     found = anyk.plan(
         Record(np.ones((30, N)), load=1 / N), slope=0.0, problem=problem(), target=5.0, resamples=20, runs=30, lr=0.4,
@@ -202,7 +202,7 @@ def test_the_command_line_and_what_is_wrong(tmp_path: Path, monkeypatch: pytest.
         )  # fmt: skip
 
 
-def test_vectors_are_counted_as_the_definitions_of_strategies_say() -> None:
+def test_vectors_are_counted_as_strategies_define_them() -> None:
     """Sent in a step, of 6 workers: to each and back, of those given new work; each neighbour's model; compressed."""
     fleet = MeasuredFleet(1.0 + np.random.default_rng(0).exponential(1.0, (12, 6)), np.zeros((12, 6), bool), 1 / 6, 0.0)
     share = anyk.compression.compressor("top-k:share=0.1").size(50, 4) / 200

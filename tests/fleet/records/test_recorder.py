@@ -44,7 +44,7 @@ def test_what_cannot_be_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_data_parallel_training_keeps_its_bits_and_the_slow_rank_is_seen(tmp_path: Path) -> None:
+def test_recorded_ddp_keeps_its_bits_and_shows_the_slow_rank(tmp_path: Path) -> None:
     """200 ms in one rank's backward pass are seen at that rank, also where gradients are accumulated."""
     job = Path(__file__).with_name("job.py")
     ranks = [subprocess.Popen([sys.executable, str(job), str(rank), str(tmp_path)]) for rank in range(3)]

@@ -44,7 +44,7 @@ def test_a_record_is_written_and_read_back(rounds: int, workers: int, seed: int,
             assert same(record, read(Path(folder) / f"x.{ending}")), ending
 
 
-def test_joined_records_follow_each_other_and_match_workers_by_name() -> None:
+def test_joined_records_match_workers_by_name() -> None:
     one, two = Record([[1.0, 2.0]], workers=(1, 2)), Record([[4.0, 3.0]], workers=(3, 2))
     whole = joined([one, two])
     assert whole.workers == (1, 2, 3) and whole.gaps == 2

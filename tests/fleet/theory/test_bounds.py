@@ -202,7 +202,7 @@ def test_value_39_the_noise_rule() -> None:
     assert k_for_noise(0.0, times) == 1 and k_for_noise(1e9, times) == 1 + np.argmin(times / np.arange(1, P + 1))
 
 
-def test_the_rule_for_any_delays_agrees_with_the_formula_where_there_is_one() -> None:
+def test_the_rule_for_any_delays_agrees_with_known_formulas() -> None:
     """Step times proportional to K: K_0 sqrt(F_0 / F), to rounding and the freedom of A."""
     for k0, ratio in ((1, 4.0), (2, 9.0), (2, 16.0), (3, 2.0), (4, 3.5)):
         exact = k0 * ratio**0.5

@@ -31,9 +31,7 @@ def test_chances_of_missing_groups_by_enumeration(n: int, c: int, r: int) -> Non
 
 
 @pytest.mark.parametrize(("partitions", "load", "replies"), [(24, 4, 5), (6, 1, 7), (24, 6, 3)])
-def test_chances_and_seconds_for_more_or_fewer_partitions_than_workers(
-    partitions: int, load: int, replies: int
-) -> None:
+def test_chances_and_seconds_for_any_number_of_partitions(partitions: int, load: int, replies: int) -> None:
     """Workers and partitions in anyk's own repetition code; every set of replies, and 40,000 steps."""
     code = anyk.code(f"frc:load={load},partitions={partitions}", workers=12)
     p, q = missing(12, load, replies, partitions=partitions)
@@ -67,7 +65,7 @@ def test_seconds_of_a_step_by_monte_carlo(load: int) -> None:
     assert printed < 0.85 * done.mean()  # it is too small, for the load 1 as well
 
 
-def test_theorem_3_holds_with_the_corrected_term_and_not_as_printed() -> None:
+def test_theorem_3_holds_with_the_corrected_term_only() -> None:
     n, c = 30, 3
     steps = seconds_bound("exact", 0.01, 1.0, 4.0, 1.0, n, c) / ((c * np.log(n / c) + 2 * c) / n)
     time = step_seconds(n, c, rate=1 / c)

@@ -403,7 +403,7 @@ def test_utf_16_is_read_and_other_encodings_are_named(tmp_path: Path) -> None:
         load("file", file=file)
 
 
-def test_text_that_repeats_or_contains_separators_remains_a_category(tmp_path: Path) -> None:
+def test_text_with_separators_remains_a_category(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("a,b,y\n" + "".join(f"w{i // 2},x;{i % 2},{i % 2}\n" for i in range(200)))
     assert [len(column.categories) for column in load("file", file=tmp_path / "d.csv").columns] == [100, 2]
 
@@ -546,9 +546,7 @@ def test_a_header_is_recognised_or_asked_for(content: str, header: bool | None, 
         assert read_csv(file, allowed).rows == lines - header
 
 
-def test_a_file_without_a_header_loses_no_row_and_its_label_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_without_a_header_loses_no_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "iris.csv").write_text(IRIS)
     data = load("file:test=0.25,seed=1", file=tmp_path / "iris.csv")
     assert sorted([*data.X_train[:, 0], *data.X_test[:, 0]]) == [4.9, 5.1, 5.6, 6.1]

@@ -42,7 +42,7 @@ def test_every_row_is_in_one_partition_whatever_the_labels(
     assert all((np.diff(order[a:b]) > 0).all() for a, b in pairwise(ends))  # rows lie as they did
 
 
-def test_a_large_alpha_gives_all_the_same_labels_and_a_small_one_few_of_them() -> None:
+def test_a_large_alpha_evens_labels_a_small_one_gives_few() -> None:
     labels = np.repeat([0, 1, 2, 3], [4000, 2000, 1000, 1000])
     even, uneven, none = (counted(Dirichlet(alpha=alpha, seed=3), labels, 20) for alpha in (1e6, 0.1, 1e-6))
     assert chi2_contingency(even).pvalue > 0.999 and np.abs(even[:, 0] - 200).max() <= 5

@@ -151,7 +151,7 @@ def chosen(problem, partition, batch, version, partitions=4):
     return messages, chunk, messages.rows(partition, chunk, version)
 
 
-def test_mini_batches_are_weighted_sums_scaled_to_their_partition():
+def test_mini_batches_are_scaled_weighted_sums():
     data, module, loss, _, each = cases()["cross-entropy"]
     module = module.double()
     problem = TorchProblem(module, loss, data, weights=WEIGHTS)

@@ -271,7 +271,7 @@ def test_a_platform_that_is_not_there_is_said():
             parts.load([0])
 
 
-def test_modules_that_hold_no_arrays_or_state_of_their_own_are_refused():
+def test_modules_without_arrays_or_with_own_state_are_refused():
     linen, eqx = pytest.importorskip("flax.linen"), pytest.importorskip("equinox")
     for module, words in (
         (linen.Dense(2), "params is the linen module Dense, which holds no arrays; give module.init"),

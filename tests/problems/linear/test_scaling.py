@@ -212,7 +212,7 @@ def test_units_of_columns_do_not_matter(tmp_path: Any, text: bool, stays: bool) 
     assert one.loss == pytest.approx(other.loss, rel=1e-6) if not stays else one.metric == other.metric
 
 
-def test_the_regulariser_acts_on_standardised_numbers_and_on_categories(tmp_path: Any) -> None:
+def test_the_regulariser_acts_on_standardised_columns(tmp_path: Any) -> None:
     (tmp_path / "t.csv").write_text(table(True))
     problem = anyk.problems.from_data("file", file=tmp_path / "t.csv", l2=0.3, progress=None)
     check_problem(problem)

@@ -96,7 +96,7 @@ def test_what_the_loss_does_not_determine_is_its_own_value():
         assert problem.better == "lower"
 
 
-def test_a_subclass_that_ignores_targets_is_averaged_over_the_others():
+def test_a_subclass_is_averaged_over_targets_not_ignored():
     class Own(nn.CrossEntropyLoss):
         pass
 
@@ -303,7 +303,7 @@ def only_some(items):
 
 
 @pytest.mark.parametrize("collate", [doubled, only_some])
-def test_a_collate_fn_that_changes_the_number_of_samples_is_refused_or_counted(collate):
+def test_a_collate_fn_that_drops_samples_is_refused_or_counted(collate):
     X, y = classified(24)
     y[:6] = 2 if collate is doubled else 1  # not seen at the start
     y[6:] = torch.arange(18) % 3

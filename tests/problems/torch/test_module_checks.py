@@ -106,7 +106,7 @@ def test_state_that_depends_on_earlier_passes_is_refused_by_name(name):
         problem_of(CARRIED[name]())
 
 
-def test_a_target_network_that_starts_as_the_trained_one_is_refused():
+def test_a_target_network_equal_at_the_start_is_refused():
     module = Wrapped(follow)
     module.target = copy.deepcopy(module.layer).requires_grad_(False)
     with pytest.raises(BadInput, match=r"changes parameter 'target\.weight'"):

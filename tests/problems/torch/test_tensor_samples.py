@@ -132,7 +132,7 @@ def test_a_step_is_one_of_the_whole_batch_under_any_code(name):
     assert problem.metrics(w)["held_out_loss"] == pytest.approx(value, rel=1e-12)
 
 
-def test_mini_batches_have_the_mean_over_all_terms_as_their_expectation():
+def test_mini_batches_expect_the_mean_over_all_terms():
     whole = sequences()
     problem = TorchProblem(Causal(), own_loss, whole, count=tokens)
     parts, w, module = problem.split(3), problem.initial(), Causal()
@@ -145,7 +145,7 @@ def test_mini_batches_have_the_mean_over_all_terms_as_their_expectation():
 
 
 @pytest.mark.slow
-def test_a_run_reads_dictionaries_and_measures_by_functions_of_module_and_batch():
+def test_a_run_reads_dictionaries_and_measures_batches():
     whole = sequences(48)
 
     def right(model, batch):
@@ -220,7 +220,7 @@ def test_what_cannot_work_with_batches_is_said():
 
 
 @pytest.mark.parametrize("assignment", [[(0, 1), (1, 2), (2, 3), (3, 0)], [(0, 1), (0, 1), (2, 3), (2, 3)]])
-def test_a_worker_that_shares_no_memory_is_sent_only_what_it_holds(assignment):
+def test_a_worker_without_shared_memory_gets_its_rows_only(assignment):
     """Ray and MPI; and what several workers hold is the same memory, so that a store has it once."""
     from anyk.clusters.remote.shipping import parcels, unship
 
@@ -288,7 +288,7 @@ def plain(item):
     return torch.tensor(item[0]), item[1]
 
 
-def test_items_are_transformed_to_be_trained_on_and_otherwise_to_be_evaluated():
+def test_items_are_transformed_for_training_and_evaluation():
     def of(data, **options):
         torch.manual_seed(0)
         return TorchProblem(nn.Linear(2, 2), nn.CrossEntropyLoss(), data, **options)
@@ -362,7 +362,7 @@ def test_items_read_by_processes_are_those_read_by_one(monkeypatch):
             TorchProblem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.ones(3, 2), torch.ones(3, 1)), **options)
 
 
-def test_a_collate_fn_that_fails_for_all_workers_ends_the_run_with_its_text():
+def test_a_failing_collate_fn_ends_the_run_with_its_text():
     """Though each names items of its own."""
     calls = []
 

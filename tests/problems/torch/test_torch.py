@@ -125,7 +125,7 @@ def padded(samples=18, length=6, ignored=-100, dtype=torch.float64):
 
 @pytest.mark.parametrize("ignored", [-100, 0])
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss, nn.NLLLoss])
-def test_a_mean_over_targets_that_are_not_ignored_is_one_over_the_whole_data_set(ignored, loss):
+def test_means_without_ignored_targets_cover_the_whole_data(ignored, loss):
     module, X, y = padded(ignored=ignored)
     if loss is nn.NLLLoss:
         module = nn.Sequential(module, nn.LogSoftmax(dim=1))
@@ -359,7 +359,7 @@ class Two(nn.Module):
         return self.layer(torch.cat([x, one], dim=1))[:, 0]
 
 
-def test_samples_are_spread_by_their_labels_and_gradients_add_up_to_the_same():
+def test_samples_spread_by_labels_give_the_same_gradient():
     X, y = torch.randn(40, 3, dtype=torch.float64), torch.arange(40) % 2
     module = nn.Linear(3, 2).double()
     split = {"split": "dirichlet:alpha=1e-6,seed=1"}
@@ -455,7 +455,7 @@ class Stubborn(nn.Linear):
         raise RuntimeError("out of memory")
 
 
-def test_a_module_that_could_not_be_moved_does_not_count_as_moved():
+def test_a_module_that_could_not_move_is_not_counted_as_moved():
     network = Network(Stubborn(3, 1), nn.MSELoss(), device="cpu", precision=None, mean=True)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -549,7 +549,7 @@ def test_items_that_do_not_fit_together_are_named_in_a_run():
         )
 
 
-def test_what_is_not_finite_before_the_first_step_is_not_blamed_on_the_learning_rate():
+def test_an_infinite_start_is_not_blamed_on_the_learning_rate():
     X, y = torch.randn(16, 5), torch.zeros(16, dtype=torch.long)
     problem = TorchProblem(nn.Linear(5, 3), lambda o, t: (o.mean() - 9).sqrt(), (X, y))
     with pytest.raises(
@@ -573,7 +573,7 @@ def test_parametrized_modules_can_be_sent_to_workers():
     assert sent.loss(w) == problem.loss(w)
 
 
-def test_a_script_without_a_guard_trains_on_processes_to_the_simulators_bits(tmp_path):
+def test_an_unguarded_script_trains_to_the_simulators_bits(tmp_path):
     """A module, a loss and a data set of ``__main__``; dropout, batch norm, two threads; a worker that is killed."""
     script = tmp_path / "own.py"
     script.write_text(
@@ -644,7 +644,7 @@ def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
     assert str(anyk.replay(rest, problem=problem)).endswith("the same bits of model")
 
 
-def test_a_missing_package_is_answered_with_the_line_that_installs_it(monkeypatch):
+def test_a_missing_package_is_answered_with_how_to_install_it(monkeypatch):
     for name, extra, make in [
         ("torch", "torch", lambda: TorchProblem(None, None, None)),
         ("torch", "torch", lambda: anyk.optimizers.TorchOptimizer("SGD")),

@@ -86,7 +86,7 @@ def test_a_message_that_is_wrong_once_is_not_used(
     assert anyk.replay(run, problem=problem()).decisions
 
 
-def test_two_of_three_replicas_convict_the_third_and_then_give_it_up() -> None:
+def test_two_of_three_replicas_convict_the_third() -> None:
     run = trained("frc:load=3,check=1", 6, byzantine=(BAD,))
     assert run.model == pytest.approx(trained("frc:load=3", 6).model, rel=1e-12)
     assert convicted(run) == [f"a message of worker {BAD} was wrong"] * 3
@@ -191,7 +191,7 @@ def test_right_messages_raise_no_alarm(spec: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["frc:load=3", "cyclic:stragglers=2"])
-def test_planners_do_not_take_rounds_that_wait_for_two_messages_for_shorter_ones(spec: str) -> None:
+def test_planners_price_rounds_that_wait_for_two_messages(spec: str) -> None:
     """The closed form is that of the first decodable set, which is reached earlier."""
     seconds = np.random.default_rng(0).exponential(size=(5, 6))
     plain = anyk.strategy(spec, workers=6).facts.durations
@@ -216,7 +216,7 @@ def test_rounds_that_cannot_be_checked_are_refused(spec: str, why: str) -> None:
         anyk.strategy(spec, workers=4)
 
 
-def test_looking_for_different_messages_takes_no_more_than_its_share_of_a_longer_log() -> None:
+def test_search_for_different_messages_scales_with_the_log() -> None:
     work = []
     for steps in (50, 400):
         run = anyk.train(

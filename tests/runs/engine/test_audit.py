@@ -72,7 +72,7 @@ def test_what_is_not_stated_is_worked_out() -> None:
 
 
 @pytest.mark.parametrize(("spec", "pairs"), [("frc:load=3", [(0, 1), (1, 2)]), ("cyclic:stragglers=2", [])])
-def test_different_messages_that_were_not_compared_in_time_are_noted(
+def test_different_messages_compared_too_late_are_noted(
     spec: str, pairs: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the others arrive after the step."""

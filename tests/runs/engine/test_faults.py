@@ -57,7 +57,7 @@ def test_an_error_that_happens_once_is_asked_again(spec, cluster):
 
 
 @pytest.mark.parametrize("spec", ["frc:load=2", "async", "k-batch-async:k=2", "dpsgd", "ad-psgd", "pasgd:tau=2,wait=3"])
-def test_a_worker_whose_gradient_always_fails_is_given_up_by_name(spec):
+def test_a_worker_that_always_fails_is_given_up_by_name(spec):
     """Ten times in a row; the others go on, and what they decide replays."""
     problem = Squares(4, faults={-2: "raise"})
     if spec == "frc:load=2":  # two workers have partition 1, and both fail
@@ -111,7 +111,7 @@ def test_an_item_that_cannot_be_read_is_named():
 
 
 @pytest.mark.slow
-def test_a_first_gradient_that_fails_is_the_gradients_fault_and_can_be_spared():
+def test_a_first_gradient_that_fails_can_be_spared():
     """Of two replicas of a partition one worker cannot compute it, from the first gradient on."""
     problem = Squares(4, faults={})
     problem.split = lambda m, shares=None: Away(Squares.split(problem, m))

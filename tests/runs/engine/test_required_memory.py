@@ -102,7 +102,7 @@ class Peak(Callback):
         ("pasgd:tau=2,outer=slowmo", "float32", "gd", 1),
     ],
 )
-def test_a_run_takes_a_few_vectors_of_the_model_besides_the_optimisers(
+def test_a_run_takes_a_few_vectors_besides_the_optimisers(
     spec: str, dtype: str, optimizer: str, state: int, tmp_path: Path
 ) -> None:
     """At most 3, with versions to be evaluated and the result, and as much again for the checkpoint being written.
@@ -174,9 +174,7 @@ def test_the_states_of_workers_are_foretold(spec: str, vectors: int, checkpoint_
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_fit_is_refused_before_its_workers_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_does_not_fit_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anyk.runs.engine.required_memory.available_memory", lambda: 20 << 20)
     expected = r"needs about 145 MiB of memory \(models 11 MiB, replies 31 MiB, optimizer 8 MiB, driver 34 MiB, workers"
     expected += r" 61 MiB\), 20 MiB are available; use fewer workers"
@@ -212,7 +210,7 @@ def test_the_vectors_of_an_optimiser_are_counted(optimizer: str, vectors: int) -
     assert anyk.optimizers.optimizer(optimizer, lr=0.1).vectors == vectors
 
 
-def test_the_vectors_of_an_optimiser_for_a_pytree_are_those_of_the_parameters_it_steps() -> None:
+def test_optimiser_vectors_of_a_pytree_cover_stepped_parameters() -> None:
     problem = SimpleNamespace(
         shapes=[(6,), (2,)], dtype=np.dtype(np.float32), trained_at=lambda w: {"a": w[:6], "b": w[6:]}
     )

@@ -68,7 +68,7 @@ def test_a_target_that_workers_tell_ends_the_run():
     assert run.time_to_target is not None and right(run) and run.loss <= 8.9
 
 
-def test_where_partitions_are_replicated_a_worker_that_sleeps_is_not_waited_for():
+def test_a_sleeping_holder_of_replicas_is_not_waited_for():
     run = train("frc:stragglers=1", lambda: time.sleep(100.0))
     assert right(run) and np.isfinite(run.history["loss"]).tolist() == [True, False, True, False, True]
 
@@ -80,7 +80,7 @@ def unknown(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["frc:stragglers=1", "k-sync:k=3"])
-def test_a_worker_that_dies_of_it_is_asked_twice_and_the_run_goes_on(strategy):
+def test_a_worker_that_dies_of_the_question_is_asked_twice(strategy):
     stop = anyk.callbacks.EarlyStopping(patience=100)
     run = train(strategy, lambda: os._exit(7), callbacks=[stop])
     assert run.steps == 4
@@ -134,7 +134,7 @@ def tells(made, handles, worker, partition):
     made.take_in(Notice(0.0, worker, 0, None, Report(EVALUATED, handles[worker].question[0], partition)))
 
 
-def test_each_partition_is_asked_of_one_holder_and_of_others_when_it_is_late_or_its_holder_dies(monkeypatch):
+def test_a_partition_is_asked_of_others_if_its_holder_is_late(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(losses.time, "monotonic", lambda: now[0])
     handles = [Handle() for _ in range(4)]

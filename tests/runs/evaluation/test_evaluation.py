@@ -59,7 +59,7 @@ def network(data, *, norm=False, held_out=None):
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_the_driver_reads_no_training_items_that_nobody_asked_for(norm):
+def test_the_driver_reads_no_training_items_unasked(norm):
     data, held_out = Counting(), Counting(50)
     problem = network(data, norm=norm, held_out=held_out)
     tried = data.read
@@ -131,7 +131,7 @@ def test_every_so_many_steps_besides_the_first_and_the_last(evaluate, steps):
     assert evaluated(anyk.train(linear(), "uncoded", fleet(), steps=12, evaluate=evaluate)) == steps
 
 
-def test_seconds_are_those_between_two_evaluations_on_the_clock_of_the_run():
+def test_seconds_between_evaluations_are_of_the_runs_clock():
     run = anyk.train(linear(), "uncoded", fleet(), steps=40, evaluate=Evaluate(seconds=5.0))
     times = run.history["seconds"]
     expected = [0]
@@ -141,7 +141,7 @@ def test_seconds_are_those_between_two_evaluations_on_the_clock_of_the_run():
     assert evaluated(run) == sorted({*expected, 40}) and 3 < len(expected) < 35
 
 
-def test_held_out_gives_the_metric_and_leaves_training_data_alone():
+def test_held_out_evaluation_leaves_training_data_alone():
     problem = linear()
     run = anyk.train(problem, "uncoded", fleet(), steps=6, evaluate=Evaluate(on="held_out"))
     assert evaluated(run, "auc") == list(range(7)) and evaluated(run) == [] and run.loss is None
@@ -149,7 +149,7 @@ def test_held_out_gives_the_metric_and_leaves_training_data_alone():
     assert whole.metric == run.metric and whole.loss == problem.loss(run.model)
 
 
-def test_a_sample_is_evaluated_as_the_problem_of_those_rows_would_be():
+def test_a_sample_is_evaluated_as_a_problem_of_its_rows():
     problem, w = linear(), np.array([0.3, -1.0, 0.2, 0.1])
     some = problem.sampled(20)
     place = [np.flatnonzero((row == problem.X).all(axis=1))[0] for row in some.X]
@@ -162,7 +162,7 @@ def test_a_sample_is_evaluated_as_the_problem_of_those_rows_would_be():
 
 
 @pytest.mark.parametrize("items", [False, True])
-def test_torch_problems_are_sampled_and_keep_the_numbers_of_their_items(items):
+def test_torch_samples_keep_the_numbers_of_their_items(items):
     torch = pytest.importorskip("torch")
     X, y = torch.randn(40, 2, dtype=torch.float64), torch.arange(40) % 2
     data = torch.utils.data.TensorDataset(X, y)

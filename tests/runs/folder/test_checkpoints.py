@@ -41,7 +41,7 @@ def resumed(folder, told=None):
         return run.model.tobytes(), run.history["seconds"].tolist(), run.ledger, [note["kind"] for note in run.notes]
 
 
-def test_a_bit_flipped_in_a_checkpoint_is_found_and_the_one_before_is_used(tmp_path):
+def test_a_flipped_bit_is_found_and_the_older_checkpoint_used(tmp_path):
     with trained(tmp_path / "whole", steps=12) as run:
         whole = run.model.tobytes(), run.history["seconds"].tolist(), run.ledger
     trained(tmp_path / "run", every=0.0).close()
@@ -61,7 +61,7 @@ def test_a_bit_flipped_in_a_checkpoint_is_found_and_the_one_before_is_used(tmp_p
     assert tuple(same) == whole and notes.count("older checkpoint") == 1
 
 
-def test_a_checkpoint_that_the_log_does_not_list_and_one_at_the_same_event_are_both_whole(tmp_path, monkeypatch):
+def test_an_unlisted_checkpoint_at_the_same_event_is_whole(tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_the_log_does_not_list_and_one_at_the_same_event_are_b
     assert anyk.verify(tmp_path / "run").whole
 
 
-def test_a_damaged_checkpoint_that_the_log_does_not_list_is_put_aside(tmp_path, monkeypatch):
+def test_an_unlisted_damaged_checkpoint_is_put_aside(tmp_path, monkeypatch):
     """It must not take the place of the one before, which is whole."""
     trained(tmp_path / "run", steps=6).close()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_that_the_log_does_not_list_is_put_aside(tmp_path, 
     assert anyk.verify(tmp_path / "run").whole
 
 
-def test_an_older_checkpoint_that_was_put_in_place_of_the_newest_is_not_taken_away(tmp_path, monkeypatch):
+def test_an_older_checkpoint_as_the_newest_is_kept(tmp_path, monkeypatch):
     """As from a backup; it is the only one, also for who dies before the next is written."""
     with trained(tmp_path / "whole", steps=12) as run:
         whole = run.model.tobytes(), run.history["seconds"].tolist(), run.ledger
@@ -124,7 +124,7 @@ def test_an_older_checkpoint_that_was_put_in_place_of_the_newest_is_not_taken_aw
     assert anyk.verify(tmp_path / "run").whole
 
 
-def test_a_checkpoint_or_a_log_that_is_missing_is_never_passed_over(tmp_path):
+def test_a_missing_checkpoint_or_log_is_never_passed_over(tmp_path):
     trained(tmp_path / "run", every=0.0).close()
 
     def without(*names):
@@ -250,7 +250,7 @@ def test_a_finished_run_says_so_when_it_is_resumed(tmp_path):
     ]
 
 
-def test_the_next_checkpoint_is_whole_after_any_that_was_not_taken(tmp_path):
+def test_checkpoints_after_an_unused_one_are_whole(tmp_path):
     """A disk that fills while a checkpoint is written leaves the one before."""
     trained(tmp_path / "run").close()
     before = checkpoints.load(tmp_path / "run")

@@ -54,7 +54,7 @@ def test_a_changed_trace_is_refused_by_name(tmp_path):
     assert anyk.replay(tmp_path / "run").model  # which takes times from the log
 
 
-def test_a_digest_is_of_the_data_and_not_of_what_was_done_with_it():
+def test_a_digest_is_of_the_data_and_not_of_their_use():
     torch = pytest.importorskip("torch")
     X, y = torch.randn(40, 3), torch.arange(40) % 2
 
@@ -110,7 +110,7 @@ NAMING = ["dpsgd:graph=(file:w.csv)", "dpsgd:graph=file:w.csv,tau=2", "matcha:gr
 @pytest.mark.slow
 @pytest.mark.parametrize("made", [str, lambda spec: anyk.strategies.strategy(spec, workers=4)], ids=["spec", "object"])
 @pytest.mark.parametrize("spec", NAMING)
-def test_a_matrix_is_found_from_any_folder_and_must_be_what_it_was(spec, made, tmp_path, monkeypatch):
+def test_a_matrix_is_found_from_any_folder_if_unchanged(spec, made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ring("w.csv")
     problem = anyk.problems.from_data("synthetic:rows=60,features=3")
@@ -173,7 +173,7 @@ def test_names_of_files_that_a_spec_cannot_hold_are_refused(tmp_path, monkeypatc
     assert anyk.strategies.strategy(spec, workers=4).spec == spec
 
 
-def test_files_of_a_plug_ins_law_of_communication_are_found_from_any_folder(tmp_path, monkeypatch):
+def test_files_of_a_plug_ins_law_are_found_from_any_folder(tmp_path, monkeypatch):
     """Alone and as the latency of a link, given as a spec or as a value, in a run and in a race."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(anyk.delays.registry, "entries", dict(anyk.delays.registry.entries))

@@ -122,7 +122,7 @@ class SlowToLoad(Squares):
             time.sleep(1.0)
 
 
-def test_a_worker_that_is_told_to_leave_while_it_loads_is_replaced(tmp_path) -> None:
+def test_a_worker_told_to_leave_while_loading_is_replaced(tmp_path) -> None:
     cluster, told = Processes(3), []
     read = cluster._read_helper
 
@@ -167,7 +167,7 @@ def test_only_a_run_that_is_going_on_is_drained(tmp_path) -> None:
     assert drain(folder) == []
 
 
-def test_who_was_leaving_when_the_driver_ended_takes_part_in_the_resumed_run(tmp_path) -> None:
+def test_workers_that_were_leaving_return_in_a_resumed_run(tmp_path) -> None:
     """Notice of worker 1 came, and the driver was stopped before the worker had left."""
     folder, cluster = tmp_path / "run", Processes(3, delays="constant:0.02", seed=1)
 

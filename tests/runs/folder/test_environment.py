@@ -24,7 +24,7 @@ def git(folder, *words):
 
 
 @pytest.mark.parametrize("script", [True, False])
-def test_the_commit_is_that_of_the_script_and_without_one_of_the_current_folder(tmp_path, monkeypatch, script):
+def test_the_commit_is_the_scripts_or_the_current_folders(tmp_path, monkeypatch, script):
     repository = tmp_path / "repository"
     repository.mkdir()
     (repository / "train.py").write_text("")
@@ -49,7 +49,7 @@ def test_without_a_repository_there_is_no_commit(tmp_path, monkeypatch):
     assert "commit" not in environment()
 
 
-def test_resuming_with_another_major_version_is_noted_and_goes_on(tmp_path):
+def test_resuming_with_another_major_version_is_noted(tmp_path):
     whole = anyk.train(PROBLEM, "frc:load=2", fleet(), steps=12)
     anyk.train(PROBLEM, "frc:load=2", fleet(), steps=6, out=tmp_path / "run").close()
     config = read_config(tmp_path / "run").plain()

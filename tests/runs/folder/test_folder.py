@@ -73,7 +73,7 @@ def test_nothing_is_written_through_a_link(name, folders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["auto.toml", "auto.toml.part", "1-measure", "1-measure/run.toml.part", "lock"])
-def test_nothing_is_written_through_a_link_of_a_training_that_plans_for_itself(name, tmp_path, monkeypatch):
+def test_nothing_is_written_through_a_link_of_auto_training(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = run("train", *DATA, "--strategy", "auto:measure=9", "--steps", 3, "--out", "auto", "--quiet")
     assert made.exit_code == 0, made.output

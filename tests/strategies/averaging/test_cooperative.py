@@ -92,7 +92,7 @@ def test_processes_resume_and_replay_come_to_the_same_bits(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("auxiliary", [1, 2])
-def test_the_weight_of_who_was_given_up_stays_with_who_would_have_read_it(auxiliary: int) -> None:
+def test_the_weight_of_a_given_up_node_stays_with_its_readers(auxiliary: int) -> None:
     from anyk.clusters import Outage
 
     fleet = anyk.clusters.Simulated(N, delays=anyk.delays.Constant(1.0), outages=[Outage(1.5, 1)])
@@ -110,9 +110,7 @@ def test_the_weight_of_who_was_given_up_stays_with_who_would_have_read_it(auxili
     ("one-peer", 1, "has another matrix each round; auxiliary models need one that stays the same"),
     ("ring", -1, "auxiliary must be a whole number of at least 0, got -1"),
 ])  # fmt: skip
-def test_matrices_under_which_models_do_not_come_together_are_refused(
-    matrix: Any, auxiliary: int, sentence: str, tmp_path: Path
-) -> None:
+def test_matrices_without_consensus_are_refused(matrix: Any, auxiliary: int, sentence: str, tmp_path: Path) -> None:
     spec = matrix if isinstance(matrix, str) else saved(tmp_path, matrix)
     with pytest.raises(BadInput, match=sentence):
         strategy(f"coop:matrix={spec},auxiliary={auxiliary}", workers=N)
@@ -137,7 +135,7 @@ def test_one_group_or_all_every_time_is_periodic_averaging() -> None:
 
 
 @pytest.mark.parametrize(("workers", "groups", "every"), [(8, 4, 3), (7, 3, 5), (6, 6, 2)])
-def test_groups_average_inside_and_all_together_every_so_many_rounds(workers: int, groups: int, every: int) -> None:
+def test_groups_average_inside_and_at_times_all_together(workers: int, groups: int, every: int) -> None:
     made = graph(f"groups:groups={groups},every={every}", workers=workers)
     inside = made.at(0)
     assert [made.at(k).tobytes() == inside.tobytes() for k in range(2 * every)] == ([True] * (every - 1) + [False]) * 2
@@ -148,7 +146,7 @@ def test_groups_average_inside_and_all_together_every_so_many_rounds(workers: in
     assert zeta(mean) == pytest.approx((every - 1) / every)  # differences between groups are left, the others at 0
 
 
-def test_groups_go_on_without_who_is_lost_and_cannot_be_more_than_workers() -> None:
+def test_groups_go_on_without_lost_workers() -> None:
     from anyk.clusters import Outage
 
     outages = [Outage(2.5, 1), Outage(3.5, 4, 9.25)]

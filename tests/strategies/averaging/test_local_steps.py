@@ -125,7 +125,7 @@ def test_an_event_costs_gossip_the_edges_of_its_node(monkeypatch: pytest.MonkeyP
     assert n * steps < len(looked) <= (3 + 1) * replies
 
 
-def test_no_edges_is_independent_runs_and_a_ring_of_three_is_complete() -> None:
+def test_no_edges_are_independent_runs_a_ring_of_3_complete() -> None:
     oracle = Oracle(batch=3)
     alone = np.mean([oracle.steps(i, oracle.problem.initial(), 0, 5) for i in range(P)], axis=0)
     assert trained("dpsgd:graph=none,batch=3").model == pytest.approx(alone, abs=1e-13)
@@ -411,7 +411,7 @@ def test_fedbuff_against_its_log() -> None:
 
 
 @pytest.mark.parametrize("law", ["exp:mean=1", "pareto:minimum=1,alpha=3"])
-def test_staleness_of_buffered_local_work_is_that_of_k_batch_async(law: str) -> None:
+def test_staleness_of_fedbuff_is_that_of_k_batch_async(law: str) -> None:
     run = trained("fedbuff:tau=2,k=3,batch=2", steps=900, delays=law, workers=8)
     assert np.mean(run.history["staleness"][1:]) == pytest.approx(7 / 3, abs=8 * 7 / 3 / 900 * 3)
 
@@ -461,7 +461,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(spec: str, tmp_path: Any) -> None
     resumed.close()
 
 
-def test_a_worker_killed_in_decentralised_training_begins_again_at_the_mean() -> None:
+def test_a_killed_decentralised_worker_restarts_at_the_mean() -> None:
     from anyk.clusters import Outage
 
     fleet = anyk.clusters.Simulated(P, delays=anyk.delays.Constant(1.0), seed=1, outages=[Outage(2.5, 1, 2.7)])
@@ -483,7 +483,7 @@ def test_clients_that_are_given_up_are_replaced() -> None:
         assert run.steps == 12 and set(run.history["replies"][1:]) <= {1, 2}
 
 
-def test_a_node_that_was_given_up_and_comes_back_joins_the_others() -> None:
+def test_a_given_up_node_that_comes_back_joins_the_others() -> None:
     from anyk.protocol import Dispatch, Fleet, Joined, Lost, Mix, Reply
 
     made: Any = ByHand(strategy("dpsgd:graph=ring", workers=4))

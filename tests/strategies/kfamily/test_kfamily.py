@@ -61,7 +61,7 @@ def test_who_fails_or_joins_is_given_the_newest_version() -> None:
         assert (dispatch.task, list(dispatch.workers)) == (task, [event.worker]) and made.version == 0
 
 
-def test_losing_workers_ends_the_run_only_when_none_can_come_back() -> None:
+def test_lost_workers_end_the_run_if_none_can_return() -> None:
     made = begun(2)
     assert not made.on(Lost(0.1, 0, "preempted"))
     assert not made.on(Lost(0.1, 1, "preempted"))
@@ -258,7 +258,7 @@ def trained(spec: str, *, steps: int = 12, delays: str = "exp:mean=0.3", seed: i
         ("k-sync:k=5", "uncoded:wait=5"),
     ],
 )
-def test_what_is_the_same_by_two_names_gives_the_same_bits_and_times(same: tuple[str, ...]) -> None:
+def test_two_names_of_one_strategy_give_equal_bits_and_times(same: tuple[str, ...]) -> None:
     runs = [trained(spec) for spec in same]
     assert len({run.model.tobytes() for run in runs}) == 1
     assert len({tuple(run.history["seconds"]) for run in runs}) == 1
@@ -323,7 +323,7 @@ def test_an_endless_bound_is_plain_async() -> None:
 # ------------------------------------------------------------------------------------------- mini-batches
 
 
-def test_mini_batches_are_right_on_average_and_agree_between_replicas() -> None:
+def test_mini_batches_are_unbiased_and_alike_in_replicas() -> None:
     problem = anyk.problems.from_data("synthetic:rows=60,features=5")
     from anyk.clusters import Messages
     from anyk.protocol import Chunk

@@ -48,7 +48,7 @@ def done_in(run, step):
 
 
 @pytest.mark.parametrize(("deadline", "counts"), [(0.35, [3, 1, 1]), (0.65, [4, 3, 2]), (0.15, [1, 0, 0])])
-def test_each_has_finished_what_its_speed_allows_and_the_step_is_the_mean_over_that(deadline, counts):
+def test_a_step_is_the_mean_over_what_was_finished(deadline, counts):
     n, parts, steps, lr = 3, 4, 5, 0.5
     problem = Squares(n * parts)
     cluster = Simulated(n, delays=Staggered(value=0.1, per="load"))
@@ -81,7 +81,7 @@ def test_with_alike_workers_it_is_mini_batch_sgd():
     assert np.allclose(full.model, descent.model, rtol=1e-12)
 
 
-def test_the_samples_of_a_step_under_exponential_times_are_the_closed_form():
+def test_samples_under_exponential_times_are_the_closed_form():
     """A worker whose parts take X each, X exponential, finishes k of them with probability F(deadline / k)."""
     n, parts, steps, deadline, mean = 20, 6, 50, 1.0, 0.4
     cluster = Simulated(n, delays=f"exp:mean={mean},per=load", seed=3)
@@ -105,7 +105,7 @@ def test_every_part_is_as_likely_as_the_others_to_count():
     assert (abs(counts - p * steps) < 4 * math.sqrt(steps * p * (1 - p))).all()
 
 
-def test_a_step_in_which_no_worker_has_finished_a_part_continues_with_one_note():
+def test_a_step_without_a_finished_part_waits_with_one_note():
     cluster = Simulated(2, delays="constant:value=0.25,per=load")
     run = anyk.train(Squares(4), "anytime:deadline=0.1,parts=2", cluster, steps=3)
     assert run.seconds == pytest.approx(3 * 0.3)
@@ -161,7 +161,7 @@ def kinds(commands):
     return [type(command) for command in commands]
 
 
-def test_at_the_deadline_who_has_something_is_asked_and_who_has_nothing_is_cut_off():
+def test_the_deadline_asks_those_who_have_finished_something():
     found = begun()
     found.on(Progress(0.5, 0, 0, 0, 1))
     found.on(Progress(0.9, 2, 2, 0, 1))
@@ -175,7 +175,7 @@ def test_at_the_deadline_who_has_something_is_asked_and_who_has_nothing_is_cut_o
     assert kinds(rest) == [Cancel, Dispatch, SetAlarm] and rest[2].time == pytest.approx(2.2)
 
 
-def test_a_message_that_takes_as_long_as_the_deadline_again_is_left_out():
+def test_a_message_a_whole_deadline_late_is_left_out():
     found = begun()
     for worker in (0, 1):
         found.on(Progress(0.5, worker, worker, 0, 1))
@@ -204,7 +204,7 @@ def test_who_dies_counts_with_nothing_unless_the_message_is_in():
     assert found.on(Reply(1.6, 2, task + 1, 0))[0].messages == [(task, 0), (task + 1, 0)]
 
 
-def test_an_unusable_message_is_set_aside_and_too_many_end_the_run():
+def test_unusable_messages_are_set_aside_until_too_many():
     found = begun(1)
     for attempt in range(3):
         assert attempt == 0 or kinds(again) == [Dispatch]  # noqa: F821

@@ -91,7 +91,7 @@ def test_receipts_say_of_how_many_samples_a_message_is_made() -> None:
     assert trained("uncoded:batch=7,order=epoch").receipt(2).samples == (None,) * 4
 
 
-def test_k_sync_with_shares_divides_by_the_share_of_the_samples_that_came() -> None:
+def test_k_sync_with_shares_divides_by_the_share_that_came() -> None:
     # the delays are those of every round: workers 1 and 2 of shares 1 and 2 come first
     table = Table(np.tile([0.9, 0.1, 0.2, 0.8], (8, 1)), by="round")
     run = trained("k-sync:k=2,shares=3/1/2/1", steps=1, delays=table)
@@ -237,7 +237,7 @@ def test_what_changes_is_cut_again() -> None:
     assert mean < 1.25  # 10/9 if it were known; uncut 2
 
 
-def test_a_delay_that_is_the_same_for_any_share_is_not_taken_for_computing() -> None:
+def test_a_delay_equal_for_any_share_is_not_computing() -> None:
     """Worker 0 waits a second and computes as the others: after one mistake, its share is right to a partition."""
     even, size = np.array([2.0, 1.0, 1.0, 1.0]), np.array([16, 16, 16, 16])
     first = better(np.tile(even, (10, 1)), size, np.ones(4))
@@ -249,7 +249,7 @@ def test_a_delay_that_is_the_same_for_any_share_is_not_taken_for_computing() -> 
     assert (second or first)[0] in (3, 4, 5)
 
 
-def test_rounds_cost_as_much_as_without_where_delays_or_computing_are_per_partition() -> None:
+def test_balance_costs_no_time_per_partition() -> None:
     for setting in ({"delays": "constant:0.1,per=load"}, {"delays": "none", "compute": Compute(0.0, 0.1, 0.0, 4)}):
         seconds = []
         for spec in ("uncoded", "uncoded:balance=auto", "uncoded:shares=2/2/2/2"):
@@ -264,7 +264,7 @@ def test_schedules_of_any_kind(spec: str) -> None:
         check_strategy(anyk.strategy(spec, workers=6), seed=seed)
 
 
-def test_shares_are_reconsidered_after_ten_rounds_that_were_measured() -> None:
+def test_shares_are_reconsidered_after_ten_measured_rounds() -> None:
     rule, changed = Balance(), []
     own = rule.start(Uncoded(4).cut([16] * 4))
     for number in range(60):
@@ -345,7 +345,7 @@ def test_plans_tell_lasting_slowness_from_stragglers_that_wander() -> None:
     assert even.seconds_per_step.median == pytest.approx(found.today.seconds_per_step.median, rel=0.02)
 
 
-def test_gradients_of_shares_that_move_need_not_agree_but_those_of_replicas_must() -> None:
+def test_only_replicas_gradients_must_agree_if_shares_move() -> None:
     import torch
 
     draws = torch.Generator().manual_seed(0)  # its own: no two calls alike

@@ -171,7 +171,7 @@ def test_float32_replies_are_refused_in_one_sentence_or_work() -> None:
 # ------------------------------------------------------------------------------------------- the protocol
 
 
-def test_what_was_measured_for_a_step_that_is_taken_says_nothing_of_the_next() -> None:
+def test_measures_of_a_taken_step_say_nothing_of_the_next() -> None:
     made = begun("draco:byzantine=1", 3)
     assert list(made.on(Reply(1.0, 2, 2, 0))) == [ProjectMessage(2, 2, 0)]
     told(made, 0, 5.0)

@@ -161,7 +161,7 @@ def test_cyclic_steps_at_the_reply_n_less_s(order: list[int], s: int) -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.permutations(range(12)), st.permutations(range(4)), st.integers(1, 12), st.data())
-def test_relabelling_workers_within_and_groups_among_themselves_changes_nothing(
+def test_relabelled_workers_and_groups_change_nothing(
     order: list[int], groups: list[int], number: int, data: st.DataObject
 ) -> None:
     inside = [data.draw(st.permutations(range(3))) for _ in range(4)]
@@ -185,7 +185,7 @@ def test_a_predicate_sees_who_replied() -> None:
     assert count == 4 and [task for task, _ in combine.messages] == [0, 1, 3, 4]
 
 
-def test_waiting_for_all_still_stops_where_more_would_add_nothing() -> None:
+def test_waiting_for_all_stops_where_more_add_nothing() -> None:
     assert fed(begun("frc:load=3,wait=all", 6), [0, 1, 2, 5])[0] == 4
 
 
@@ -201,7 +201,7 @@ def test_a_deadline_ends_the_round_with_what_there_is() -> None:
     assert combine.messages == [(1, 0), (3, 0)] and combine.weights == pytest.approx([2.0, 2.0])  # scaled by 4 / 2
 
 
-def test_without_a_reply_the_deadline_passes_and_the_first_reply_steps() -> None:
+def test_after_an_empty_deadline_the_first_reply_steps() -> None:
     made = begun("uncoded:wait=0.5s", 4, time=2.0)
     assert not made.on(Alarm(2.5, "wait 0"))
     commands = made.on(Reply(9.0, 2, 2, 0))
@@ -241,7 +241,7 @@ def test_a_deadline_holds_at_any_time_of_day(seconds: float) -> None:
         assert commands, f"the deadline of a round begun at {start} was missed"
 
 
-def test_a_round_that_nobody_was_there_to_begin_has_its_deadline_too() -> None:
+def test_a_round_begun_without_workers_has_its_deadline_too() -> None:
     made = rounds("uncoded:wait=2s", 2)
     commands = [*made.start(Fleet(2, (), 0.0)), *made.on(Joined(0.5, 0)), *made.on(Joined(0.5, 1))]
     assert not made.on(Reply(1.0, 0, 0, 0))
@@ -268,7 +268,7 @@ def estimates(spec: str, workers: int, replies: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("load", [2, 5])
-def test_conditional_scaling_is_unbiased_over_all_sets_of_four_of_ten(load: int) -> None:
+def test_conditional_scaling_is_unbiased_over_all_sets(load: int) -> None:
     """All C(10, 4) sets; a set that covers everything is left as it is, and given how many groups answered it is fair."""
     found = estimates(f"frc:load={load},wait=4", 10, 4)
     assert len(found) == 210
@@ -316,7 +316,7 @@ def test_erasureheads_coefficient_errors() -> None:
         assert ((found - 1) ** 2).sum(axis=1).mean() == pytest.approx(error, rel=1e-12)
 
 
-def test_the_factor_is_on_complete_sums_too_when_marginal_and_not_when_conditional() -> None:
+def test_only_the_marginal_factor_scales_complete_sums() -> None:
     order = [0, 2, 4, 1, 3, 5]
     count, combine = fed(begun("frc:load=2,wait=4,scaling=marginal", 6), order)
     expected = 1 - 1 / 15  # C(4, 4) / C(6, 4)
@@ -337,7 +337,7 @@ def test_ignoring_stragglers_of_an_uncoded_sum() -> None:
     assert error == pytest.approx(36 * (1 - 4 / 6) / 4 * spread)  # sampling without replacement
 
 
-def test_conditional_scaling_makes_the_mean_coefficient_one_under_any_code() -> None:
+def test_conditional_scaling_makes_mean_coefficients_one() -> None:
     for spec in ("cyclic:stragglers=2,wait=5", "frc:stragglers=2,wait=2", "frc:stragglers=1,partitions=9,wait=3"):
         assert estimates(spec, 8, int(spec[-1])).mean(axis=1) == pytest.approx(1.0, abs=1e-9)
 
@@ -345,14 +345,14 @@ def test_conditional_scaling_makes_the_mean_coefficient_one_under_any_code() -> 
 # ------------------------------------------------------------------------------------------- unusable replies
 
 
-def test_an_unusable_reply_is_set_aside_while_others_are_waited_for() -> None:
+def test_an_unusable_reply_is_set_aside_if_others_may_come() -> None:
     made = begun("frc:load=2", 4)
     assert not made.on(Failed(0.1, 0, 0, 0, "not finite"))
     assert not made.on(Reply(0.2, 2, 2, 0))
     assert only(Combine, made.on(Reply(0.3, 1, 1, 0))).messages == [(1, 0), (2, 0)]
 
 
-def test_with_nobody_else_left_it_is_asked_again_twice_and_then_the_run_stops() -> None:
+def test_the_last_worker_is_asked_twice_again_before_a_stop() -> None:
     made = begun("uncoded", 3)
     made.on(Failed(0.1, 1, 1, 0, "not finite"))
     made.on(Reply(0.2, 0, 0, 0))
@@ -368,7 +368,7 @@ def test_with_nobody_else_left_it_is_asked_again_twice_and_then_the_run_stops() 
     )
 
 
-def test_the_second_answer_counts_and_the_next_round_forgets_the_failure() -> None:
+def test_the_second_answer_counts_and_failures_are_forgotten() -> None:
     made = begun("uncoded", 2)
     made.on(Reply(0.1, 0, 0, 0))
     assert only(Dispatch, made.on(Failed(0.2, 1, 1, 0, "not finite"))).task == 2
@@ -441,7 +441,7 @@ def test_two_unusable_messages_of_one_task_are_one_failure() -> None:
     assert tasks == 3
 
 
-def test_a_message_still_to_come_is_waited_for_after_its_sister_was_unusable() -> None:
+def test_a_message_is_awaited_after_its_sister_was_unusable() -> None:
     """Worker 1's second message is on its way; the rule allows an approximation, but only when nobody is left."""
     made = begun("partial:stragglers=1,load=3,wait=4", 2)
     made.on(Reply(0.1, 0, 0, 0))
@@ -485,14 +485,14 @@ def test_a_reply_outlives_its_worker() -> None:
     assert list(only(Dispatch, commands).workers) == [1]
 
 
-def test_a_worker_that_was_not_there_at_the_start_joins_in_mid_round() -> None:
+def test_a_worker_absent_at_the_start_joins_in_mid_round() -> None:
     made = begun("frc:load=2", 4, present=(0, 1))
     assert not made.on(Reply(0.1, 0, 0, 0))
     assert list(only(Dispatch, made.on(Joined(0.2, 3))).workers) == [3]
     assert only(Combine, made.on(Reply(0.3, 3, 2, 0))).messages == [(0, 0), (2, 0)]
 
 
-def test_a_worker_given_up_is_done_without_where_that_is_possible() -> None:
+def test_a_given_up_worker_is_done_without_if_possible() -> None:
     made = begun("frc:load=2", 4)
     for worker in (0, 3):
         assert not made.on(Lost(0.1, worker, "died three times", gone=True))
@@ -525,7 +525,7 @@ def test_a_fleet_given_up_to_the_last_worker_ends_the_run(spec: str) -> None:
     assert only(Stop, commands).failed
 
 
-def test_while_somebody_is_busy_a_worker_given_up_changes_nothing_yet() -> None:
+def test_a_given_up_worker_changes_nothing_while_others_work() -> None:
     made = begun("uncoded:wait=2", 3)
     made.on(Reply(0.1, 0, 0, 0))
     assert not made.on(Lost(0.2, 2, "died", gone=True))
@@ -708,9 +708,7 @@ class World:
 @pytest.mark.parametrize("spec", RULES)
 @settings(deadline=None, max_examples=40)
 @given(present=st.sets(st.integers(0, WORKERS - 1), min_size=1), actions=actions)
-def test_under_any_events_it_keeps_its_word_and_its_state_is_all_there_is(
-    spec: str, present: set[int], actions: Actions
-) -> None:
+def test_under_any_events_rounds_keep_their_word(spec: str, present: set[int], actions: Actions) -> None:
     world = World(spec, sorted(present))
     for action in actions:
         world.do(*action)

@@ -145,7 +145,7 @@ def test_no_noise_floor() -> None:
     assert exact < 1e-12 and plain > 1e-4 and corrected < 1e-12, excess
 
 
-def test_a_group_that_has_been_given_up_counts_with_what_it_said_last() -> None:
+def test_a_given_up_group_counts_with_its_last_message() -> None:
     made = ByHand(anyk.strategy("agc:load=2,wait=2,snapshot=2", workers=4))
     made.start(Fleet(4, (0, 1, 2, 3)))
     for task in (0, 2):
@@ -163,7 +163,7 @@ def test_a_group_that_has_been_given_up_counts_with_what_it_said_last() -> None:
     assert 0 in cancel.tasks and 2 not in cancel.tasks  # let go, held on to
 
 
-def test_without_its_first_words_a_group_is_missing_and_the_residual_says_so() -> None:
+def test_a_group_without_a_first_message_is_in_the_residual() -> None:
     made = ByHand(anyk.strategy("agc:load=2,wait=2,snapshot=2,scaling=none", workers=6))
     made.start(Fleet(6, tuple(range(6))))
     for worker in (4, 5):
@@ -179,7 +179,7 @@ def test_under_losses_and_resumed() -> None:
         check_strategy(anyk.strategy(spec, workers=6), steps=12)
 
 
-def test_the_driver_holds_one_message_a_group_and_in_the_end_none() -> None:
+def test_the_driver_holds_one_message_a_group() -> None:
     cluster = anyk.clusters.Simulated(6, delays="exp:mean=1")
     strategy = anyk.strategy("agc:load=2,wait=2,snapshot=5", workers=6)
     driver = Driver(strategy, cluster, problem=PROBLEM, optimizer=GD(lr=0.1), steps=23)

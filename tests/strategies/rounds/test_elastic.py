@@ -313,7 +313,7 @@ def dispatched(commands) -> list[int]:
 
 
 @pytest.mark.parametrize("spec", ["uncoded:fewest=2", "uncoded:wait=all,fewest=2"])
-def test_others_take_over_from_a_leaving_worker_whose_message_is_unusable(spec: str) -> None:
+def test_others_replace_a_leaving_workers_unusable_message(spec: str) -> None:
     fleet = running(spec, (0, 1, 2))
     fleet.on(Leaving(0.5, 0, 30.0))
     fleet.on(Reply(1.0, 1, 1, 0))
@@ -322,7 +322,7 @@ def test_others_take_over_from_a_leaving_worker_whose_message_is_unusable(spec: 
 
 
 @pytest.mark.parametrize("spec", ["uncoded:wait=5s,fewest=2", "pasgd:tau=3,fewest=2", "uncoded:wait=5%,fewest=2"])
-def test_those_who_joined_go_on_if_all_who_began_the_round_are_lost(spec: str) -> None:
+def test_joined_workers_go_on_if_all_others_are_lost(spec: str) -> None:
     fleet = running(spec, (0, 1))
     assert [dispatched(fleet.on(Joined(0.5, worker))) for worker in (2, 3)] == [[], []]
     assert dispatched(fleet.on(Lost(0.6, 0, "preempted"))) == []

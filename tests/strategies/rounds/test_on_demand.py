@@ -279,7 +279,7 @@ def test_a_worker_that_was_asked_dies() -> None:
     assert made.version == 0
 
 
-def test_a_worker_that_has_answered_may_die_before_the_others_answer() -> None:
+def test_a_worker_that_has_answered_may_die() -> None:
     """Its message is in; nothing more is wanted of it in this round."""
     made = begun("nested:stragglers=1", 4)
     all_asked(made)

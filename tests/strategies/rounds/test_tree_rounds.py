@@ -253,7 +253,7 @@ def test_the_gain_is_that_of_all_messages(spec: str, n: int) -> None:
 # ------------------------------------------------------------------------------------------- what goes wrong
 
 
-def test_a_parent_that_dies_after_collecting_is_asked_again_with_the_same_children() -> None:
+def test_a_dead_parent_is_asked_again_with_its_children() -> None:
     world = World("tree:children=2,stragglers=0", 6)
     for worker in (2, 3):
         world.go("reply", worker)
@@ -276,7 +276,7 @@ def test_a_child_that_dies_after_answering_is_not_needed_again() -> None:
     assert dict(zip(collect.messages, collect.weights, strict=True)) == {(2, 0): 1.0, (3, 0): 1.0}
 
 
-def test_a_parent_whose_message_is_unusable_three_times_is_a_straggler() -> None:
+def test_a_parent_with_three_unusable_messages_is_a_straggler() -> None:
     world = World("tree:children=2,stragglers=1", 6)
     world.go("reply", 2)
     world.go("reply", 4)
@@ -299,7 +299,7 @@ def test_more_are_given_up_than_a_parent_tolerates() -> None:
     assert stop.failed and "more children of one parent are missing" in stop.reason
 
 
-def test_who_was_given_up_after_answering_is_missing_in_the_next_round() -> None:
+def test_a_node_given_up_after_its_answer_misses_the_next_round() -> None:
     """Their messages make this step possible, and nobody's the next: that is to be said, not waited for."""
     world = World("tree:children=3,stragglers=1", 3)
     world.go("reply", 0)

@@ -130,9 +130,7 @@ def test_conforming_patterns_of_larger_fleets(B: int, x: int, lam: int, seed: in
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3), st.integers(2, 5), st.integers(0, 6), st.integers(0, 10_000))
-def test_feasible_waiting_needs_no_model_and_arbitrary_patterns_are_feasible(
-    B: int, W: int, lam: int, seed: int
-) -> None:
+def test_feasible_waiting_bears_arbitrary_patterns(B: int, W: int, lam: int, seed: int) -> None:
     """(N = B, W' = W + B - 1, lambda)-arbitrary stragglers, tolerated though the bursty model would refuse some."""
     B = min(B, W - 1)
     n, jobs = 6, 7

@@ -70,7 +70,7 @@ def told(spec: str, table: Any, jobs: int) -> list[Command]:
     return commands
 
 
-def test_a_straggler_ends_what_it_is_on_and_joins_the_round_then_under_way() -> None:
+def test_a_straggler_ends_its_task_and_joins_the_present_round() -> None:
     """Worker 2 takes 5 s for round 0 where a round lasts 2 s: it is given nothing before, and then round 2's task."""
     table = [[1, 1, 5], [1, 1, 1], [1, 1, 0.5], [1, 1, 1]]
     commands = told("m-sgc:B=2,W=3,lambda=2,mu=1,late=keep", table, 1)

@@ -72,7 +72,7 @@ def test_lost_workers_are_counted(metrics):
         assert scraped(metrics)["anyk_worker_losses_total"] == {"0": 0, "1": 1, "2": 0}
 
 
-def test_models_have_numbers_of_their_own_and_each_run_of_a_race_begins_again(metrics):
+def test_each_model_and_each_run_of_a_race_has_its_numbers(metrics):
     fleet = anyk.cluster("simulated", workers=6)
     anyk.train_many([PROBLEM] * 2, "frc:load=3", fleet, steps=3, callbacks=[metrics]).close()
     assert set(scraped(metrics)["anyk_steps_total"].values()) == {3.0}

@@ -220,7 +220,7 @@ class TestNetworks:
             np.testing.assert_allclose(own.partial_gradient(*args), theirs.partial_gradient(*args), atol=2e-5)
         assert data_digest(found) != data_digest(expected)
 
-    def test_the_driver_opens_nothing_to_make_a_problem_and_compare_replicas(self, here, tmp_path, monkeypatch):
+    def test_the_driver_opens_nothing_to_compare_replicas(self, here, tmp_path, monkeypatch):
         import torch
 
         X, y = numbers()
@@ -232,7 +232,7 @@ class TestNetworks:
         parts.compare_replicas()
         assert (read, parts.tolerance > 0) == ([], True)
 
-    def test_arrays_by_name_go_with_a_loss_of_the_module_and_are_counted_by_processes(self, here, tmp_path):
+    def test_arrays_by_name_go_with_a_loss_of_the_module(self, here, tmp_path):
         import torch
 
         for i in range(2):
@@ -288,7 +288,7 @@ class TestJax:
             np.testing.assert_allclose(own.partial_gradient(*args), theirs.partial_gradient(*args), rtol=1e-4)
         assert data_digest(found) != data_digest(expected)
 
-    def test_a_partition_is_read_and_computed_in_parts_and_before_a_run_nothing(self, here, tmp_path, monkeypatch):
+    def test_a_partition_is_read_and_computed_in_parts(self, here, tmp_path, monkeypatch):
         read = []
         monkeypatch.setattr(shard_samples.BlockSamples, "_read", lambda *args: read.append(args[1]) or _READ(*args))
         (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},1\n" for i in range(900)))
