@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from anyk.codes import Code
+from anyk.codes import (
+    BernoulliCode,
+    Code,
+    HeterogeneousCode,
+)
 from anyk.delays import ShiftedExponential
 from anyk.errors import BadInput
 from code_oracles import AnyMatrix, harmonic, lost_chance, made
@@ -145,3 +149,10 @@ def test_all_groups_by_eleven_random_replies() -> None:
     answered = random_sums(11, 4000).sum(axis=1)
     assert within(answered, 7.6133004926)
     assert np.mean(answered == 10) == pytest.approx(0.0108094304, abs=4 * (0.0108 / 4000) ** 0.5)
+
+
+@pytest.mark.slow
+def test_nothing_is_promised_for_codes_that_are_not_exact_at_all() -> None:
+    code = BernoulliCode(6, expected_load=2, seed=0)
+    assert code.decode(range(6)).residual > 0.1 and code.worst_error(0) is None
+    assert HeterogeneousCode(6).worst_error(0) is None

@@ -296,3 +296,9 @@ def test_incidence_of_the_planes_is_that_of_geometry() -> None:
         meets = lines.T @ lines
         assert set(meets[~np.eye(len(meets), dtype=bool)].tolist()) == {0.0, 1.0}
         assert ((meets == 0).sum(axis=0) == q - 1).all()  # each line has q - 1 parallels
+
+
+@pytest.mark.parametrize("factor", ["progress", "partial", "comm-efficient"])
+def test_a_product_refuses_factors_without_one_whole_message(factor: str) -> None:
+    with pytest.raises(BadInput, match="one whole message"):
+        codes.code(f"kronecker:left=({factor}),right=(frc)", workers=12)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 import anyk
-from anyk.codes import HeterogeneousCode
+from anyk.codes import (
+    HeterogeneousCode,
+)
 from anyk.errors import BadInput
 from code_oracles import dense
 
@@ -239,3 +241,15 @@ def test_the_spec_builds_the_same() -> None:
         code = anyk.code(spec, workers=4)
         again = anyk.code(code.spec, workers=4)
         assert again == code and again.rows == code.rows
+
+
+@pytest.mark.slow
+def test_workers_that_never_straggle_give_the_exact_sum() -> None:
+    assert HeterogeneousCode(6, probability=0.0).decode(range(6)).exact
+
+
+@pytest.mark.slow
+def test_what_was_learned_is_part_of_what_a_code_is() -> None:
+    code = HeterogeneousCode(3, load=2)
+    assert code.relearned((5, 0, 0), 10) != code
+    assert code.relearned((5, 0, 0), 10) == code.relearned((5, 0, 0), 10)

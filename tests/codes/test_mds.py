@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk.codes import CyclicMDS
+from anyk.codes import (
+    CyclicMDS,
+)
 from anyk.errors import BadInput, NotDecodable
 from code_oracles import dense, least_squares, made, subsets
 
@@ -228,3 +230,17 @@ def test_finish_times_are_those_of_the_decoder(n: int, s: int) -> None:
     assert mds(n, s).finish_times(arrivals) == pytest.approx(expected)
     arrivals[0, : s + 1] = np.inf
     assert mds(n, s).finish_times(arrivals)[0] == np.inf
+
+
+@pytest.mark.parametrize(("n", "s"), [(1000, 5), (256, 6), (100, 6)])
+def test_finish_times_of_mds_do_not_promise_what_rounding_breaks(n: int, s: int) -> None:
+    code = CyclicMDS(n, stragglers=s)
+    times = np.ones((1, n))
+    times[0, :s] = np.inf
+    assert np.isinf(code.finish_times(times)[0]) == (not code.decode(range(s, n)).exact)
+
+
+def test_mds_decodes_random_sets_where_least_squares_do() -> None:
+    code, random = CyclicMDS(256, stragglers=16), np.random.default_rng(16)
+    for _ in range(20):
+        code.decode_exactly(random.choice(256, 240, replace=False))

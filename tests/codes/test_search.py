@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 import anyk
-from anyk.codes import Code, worst_stragglers
+from anyk.codes import (
+    Code,
+    worst_stragglers,
+)
 from anyk.codes.decoders import METHODS
 from anyk.codes.search import _Errors, is_exhaustive
 from anyk.fleet import compare_codes, facts
+from code_oracles import made
 
 pytestmark = pytest.mark.in_process
 
@@ -97,3 +101,19 @@ def test_a_curve_says_where_it_is_exact() -> None:
     biregular, design = compare_codes(["biregular:load=6", "bibd"], workers=31, most=6, sets=4)
     assert biregular.exact.tolist() == [True] * 6 + [False]  # 31 choose 6 are 736,281 sets
     assert design.exact.all()  # by the closed form
+
+
+def test_greedy_stragglers_hurt_more_than_random_ones() -> None:
+    code, random = made("biregular:load=4", 12), np.random.default_rng(2)
+    for f in (1, 2, 3):
+        lost, decoding = worst_stragglers(code, f)
+        everyone = set(range(12))
+        all_of_them = {
+            tuple(chosen): code.decode(everyone - set(chosen)).residual for chosen in combinations(range(12), f)
+        }
+        assert len(lost) == f and decoding.residual == max(all_of_them.values())
+        assert all_of_them[lost] == decoding.residual
+    code = made("bgc:load=5", 40)
+    lost, decoding = worst_stragglers(code, 8)
+    drawn = [code.decode(random.choice(40, 32, replace=False)).residual for _ in range(50)]
+    assert len(set(lost)) == 8 and decoding.residual > np.mean(drawn)
