@@ -1,21 +1,14 @@
-"""The data of workers are not changed by a gradient, and texts of errors and memory files harm nobody."""
+"""The data of workers are not changed by a gradient, and texts of errors harm nobody."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import resource
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 import anyk
-from anyk.clusters.processes.memory import Segment
 from anyk.clusters.read_only import ReadOnly
-from anyk.clusters.waiting import readable
 from anyk.problems.base import cut
 
 
@@ -108,39 +101,3 @@ def test_views_of_protected_arrays_become_writable_again() -> None:
 def test_an_error_text_that_no_encoding_has_is_kept(cluster: str) -> None:
     with pytest.raises(anyk.RunFailed, match=r"ValueError: no file '\\udcff\\udcfe'"):
         anyk.train(Problem("text"), "uncoded", cluster, workers=2, steps=3, evaluate=None)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memory files are Linux's")
-def test_shared_memory_cannot_be_cut_short() -> None:
-    segment = Segment.create(10_000, "tried")
-    with pytest.raises(PermissionError):
-        os.ftruncate(segment.fd, 100)
-    segment.grow(50_000)
-    assert segment.size == 50_000 and fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-    segment.close()
-
-
-MANY_FILES = """
-import os, resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-import anyk
-problem = anyk.problems.from_data("synthetic:rows=60,features=4")
-for evaluate in ("", "every=2,where=aside"):
-    print(anyk.train(problem, "frc:load=2", "processes", workers=4, steps=5, evaluate=evaluate).steps)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="too few files may be open")
-def test_processes_train_beside_a_thousand_open_files() -> None:
-    done = subprocess.run([sys.executable, "-c", MANY_FILES], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["5", "5"], done.stderr[-3000:]
-
-
-def test_waiting_ends_at_its_time_and_at_an_end() -> None:
-    reader, writer = os.pipe()
-    assert readable([reader], 0.0) == readable([reader], 0.0015) == set()
-    os.close(writer)
-    assert readable([reader]) == {reader}  # the end of a pipe can be read
-    os.close(reader)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import anyk
 from anyk.clusters import Compute, Outage, Simulated
+from anyk.errors import BadInput
 from anyk.runs.callbacks import Watching
 from anyk.runs.engine.counts import ENDINGS
 from anyk.runs.evaluation.evaluator import Evaluator, divergence
@@ -662,3 +663,11 @@ def test_a_trace_has_the_rounds_that_took_no_time():
     assert seconds.shape == (20, 6) and not censored.any()
     assert (seconds.max(axis=1) == 0).any() and seconds.max(axis=1).sum() == took
     assert (seconds == np.transpose([delays.draws(1, i, 0, 20) for i in range(6)])).all()
+
+
+def test_receipts_are_found_by_the_numbers_of_the_history() -> None:
+    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+    run = anyk.train(problem, "frc:load=2", "simulated", workers=4, steps=3)
+    assert [run.receipt(step).version for step in run.history["step"][1:]] == [1, 2, 3]
+    with pytest.raises(BadInput, match="version must be a whole number"):
+        run.receipt("first")  # type: ignore[arg-type]

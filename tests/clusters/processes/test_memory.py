@@ -1,6 +1,8 @@
 """Shared memory: mail boxes hold the newest order, however long it is."""
 
+import fcntl
 import os
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -49,3 +51,13 @@ def test_tasks_may_be_of_any_length_on_processes():
         for cluster in (anyk.clusters.Simulated(2), anyk.clusters.Processes(2))
     ]
     assert trained[0].model.tobytes() == trained[1].model.tobytes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory files are Linux's")
+def test_shared_memory_cannot_be_cut_short() -> None:
+    segment = Segment.create(10_000, "tried")
+    with pytest.raises(PermissionError):
+        os.ftruncate(segment.fd, 100)
+    segment.grow(50_000)
+    assert segment.size == 50_000 and fcntl.fcntl(segment.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    segment.close()

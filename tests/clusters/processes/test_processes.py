@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -677,3 +678,21 @@ def test_wrong_numbers_of_a_process_are_found_and_replayed(tmp_path: Path) -> No
     assert given_up == ["worker 4: 3 messages with wrong numbers"] * (len(wrong) == 3)
     assert run.model == pytest.approx(right.model, rel=1e-12)
     assert anyk.replay(tmp_path / "run").model
+
+
+MANY_FILES = """
+import os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+import anyk
+problem = anyk.problems.from_data("synthetic:rows=60,features=4")
+for evaluate in ("", "every=2,where=aside"):
+    print(anyk.train(problem, "frc:load=2", "processes", workers=4, steps=5, evaluate=evaluate).steps)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="too few files may be open")
+def test_processes_train_beside_a_thousand_open_files() -> None:
+    done = subprocess.run([sys.executable, "-c", MANY_FILES], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["5", "5"], done.stderr[-3000:]

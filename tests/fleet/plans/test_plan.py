@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -405,3 +406,18 @@ def test_a_law_without_computing_advises_no_full_copies() -> None:
     asked = anyk.plan(law, workers=12, slope=0.0, max_load=1.0, resamples=30)
     assert asked.best.load == 1.0 and any("then one is enough" in line for line in plan_lines(asked))
     assert [anyk.plan(law, workers=n, slope=0.0, resamples=20).max_load for n in (2, 3, 4)] == [0.5, 2 / 3, 0.5]
+
+
+def test_a_plan_for_a_record_refuses_another_number_of_workers() -> None:
+    times = np.ones((40, 6))
+    with pytest.raises(BadInput, match="a record knows its workers"):
+        anyk.plan(anyk.fleet.Record(times, load=1 / 6), workers=7)
+
+
+def test_a_plan_against_asynchronous_steps_warns_of_nothing() -> None:
+    times = np.ones((40, 6))
+    times[np.arange(40), np.arange(40) % 6] = 10.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = anyk.plan(anyk.fleet.Record(times, load=1 / 6), slope=2.0, today="async", resamples=20)
+    assert all(np.isfinite(one.gain.low) for one in found.candidates)

@@ -5,6 +5,9 @@ import pickle
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -279,3 +282,15 @@ def test_a_complete_run_is_resumed_without_workers(limits, again, reached, tmp_p
     with anyk.resume(tmp_path / "run", problem=problem, tell=told.append, **again) as run:
         assert len(told) == 1 and f"it has reached its limit ({reached})" in told[0]
         assert f"at step {run.steps}: " in told[0] and (tmp_path / "run" / "run.toml").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cluster", "drivers"), [("simulated", 12), ("processes", 4)])
+def test_killed_drivers_lose_nothing(cluster: str, drivers: int) -> None:
+    """They are killed in processes that are forked, which needs a program without threads."""
+    numbers = {"simulated": 0, "processes": 0} | {cluster: drivers}
+    arguments = [argument for name, number in numbers.items() for argument in (f"--{name}", str(number))]
+    script = Path(__file__).parents[1] / "crash_points.py"
+    result = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{cluster}: {drivers} drivers killed" in result.stdout

@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 import anyk
 from anyk.cli import main
 from anyk.runs import launch, training
+from runs import corruption
 
 DATA = ("--data", "synthetic:rows=60,features=4", "--cluster", "simulated", "--workers", "4", "--delays", "exp:mean=1")
 IN_A_RUN = (
@@ -184,3 +186,21 @@ def test_a_cluster_that_cannot_start_leaves_no_folder(tmp_path, monkeypatch):
     with pytest.raises(anyk.BadInput, match="shared memory"):
         anyk.train(anyk.testing.Squares(2), "uncoded", anyk.clusters.Processes(2), steps=3, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def corruptible(tmp_path_factory):
+    return corruption.make(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ended", "killed"])
+def test_a_damaged_folder_gives_the_same_or_a_sentence(name, corruptible):
+    folder = corruptible[name]
+    expected = corruption.expectations(folder)
+    counts = Counter()
+    for case in corruption.cases(folder, 20, seed=1):
+        for command, verdict, text in corruption.judge(folder, expected, case):
+            assert verdict not in ("silently different", "no sentence"), (command, case, text)
+            counts[verdict] += 1
+    assert counts["refused"] > 50 and counts["the same"] > 20

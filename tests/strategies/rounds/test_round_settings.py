@@ -14,7 +14,7 @@ from anyk.clusters import Simulated
 from anyk.clusters.store import VectorStore
 from anyk.codes import HeterogeneousCode
 from anyk.errors import BadInput, NotDecodable, RunFailed
-from anyk.protocol import Combine, Dispatch, Fleet, Reply
+from anyk.protocol import Alarm, Combine, Command, Dispatch, Fleet, Lost, Reply
 from anyk.strategies import Rounds, strategy
 from anyk.testing import Squares, check_strategy
 from byhand import ByHand
@@ -234,3 +234,37 @@ def test_short_replies_give_the_exact_sum(stragglers: int, blocks: int, d: int, 
         assert receipt.weights == pytest.approx(np.ones(6), abs=1e-9) and receipt.residual < 1e-9
         assert len(receipt.used) == 6 - stragglers
     assert anyk.replay(run, problem=problem).model
+
+
+def begun(spec: str, workers: int) -> tuple[ByHand, list[Command]]:
+    made = ByHand(anyk.strategy(spec, workers=workers))
+    return made, list(made.start(Fleet(workers, tuple(range(workers)))))
+
+
+def kinds(commands: Any) -> list[type]:
+    return [type(command) for command in commands]
+
+
+@pytest.mark.in_process
+@pytest.mark.parametrize("event", [Lost(0.4, 3, "died"), Reply(0.4, 3, 3, 0)])
+def test_a_comparing_round_ends_when_no_comparison_is_left(event: Any) -> None:
+    made, _ = begun("frc:load=2,check=1", 4)
+    for worker in (0, 1, 2):
+        assert not made.on(Reply(0.1 * worker, worker, worker, 0))
+    assert made.decoder.decodable
+    assert kinds(made.on(event))[0] is Combine
+
+
+@pytest.mark.in_process
+@pytest.mark.parametrize(
+    ("spec", "first", "then"),
+    [("uncoded:wait=0.5n&0.2s", [], 2), ("uncoded:wait=0.75n|9s", [3], None), ("frc:load=2,wait=0.26n&0.2s", [2], 1)],
+)
+def test_a_share_of_the_workers_joined_with_a_deadline(spec: str, first: list[int], then: int | None) -> None:
+    """After which reply of 4 the step comes before the deadline; else with how many replies at the deadline."""
+    made, _ = begun(spec, 4)
+    order = [0, 2, 1, 3]
+    steps = [n + 1 for n, w in enumerate(order[: then or 4]) if Combine in kinds(made.on(Reply(0.1, w, w, 0)))]
+    assert steps[:1] == (first if then is None else [])
+    if then is not None:
+        assert Combine in kinds(made.on(Alarm(0.2, "wait 0")))

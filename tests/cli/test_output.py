@@ -1,12 +1,10 @@
-"""What somebody tries who has only the documentation at hand."""
+"""What commands and reports print and write, in tables, as JSON and in the settings of runs."""
 
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -37,14 +35,6 @@ def test_a_spec_with_a_bare_colon_is_written_readably() -> None:
     assert (run.config.strategy, run.steps) == ("frc:load=2", 4)
 
 
-def test_receipts_are_found_by_the_numbers_of_the_history() -> None:
-    problem = anyk.problems.from_data("synthetic:rows=60,features=4")
-    run = anyk.train(problem, "frc:load=2", "simulated", workers=4, steps=3)
-    assert [run.receipt(step).version for step in run.history["step"][1:]] == [1, 2, 3]
-    with pytest.raises(BadInput, match="version must be a whole number"):
-        run.receipt("first")  # type: ignore[arg-type]
-
-
 def test_json_has_no_nan_for_a_metric_that_is_not_defined() -> None:
     write("few.csv", ["1,0", "2,1", "3,0", "4,1"])
     words = ("train", "--data", "file", "--data-file", "few.csv", "--workers", "2", "--cluster", "simulated")
@@ -69,21 +59,6 @@ def test_metrics_of_different_data_have_their_own_columns() -> None:
         "accuracy": [False, True],
         "R²": [True, False],
     }
-
-
-def test_a_plan_for_a_record_refuses_another_number_of_workers() -> None:
-    times = np.ones((40, 6))
-    with pytest.raises(BadInput, match="a record knows its workers"):
-        anyk.plan(anyk.fleet.Record(times, load=1 / 6), workers=7)
-
-
-def test_a_plan_against_asynchronous_steps_warns_of_nothing() -> None:
-    times = np.ones((40, 6))
-    times[np.arange(40), np.arange(40) % 6] = 10.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = anyk.plan(anyk.fleet.Record(times, load=1 / 6), slope=2.0, today="async", resamples=20)
-    assert all(np.isfinite(one.gain.low) for one in found.candidates)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "runs/train-1", Path("runs"), [3]])
