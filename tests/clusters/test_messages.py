@@ -173,6 +173,6 @@ def test_a_run_whose_gradients_are_all_of_a_wrong_type_ends(
         anyk.train(Odd(problem, range(6), kind), spec, anyk.clusters.Simulated(6), steps=2)
 
 
-def test_it_is_the_same_on_processes(problem: LeastSquares) -> None:
+def test_wrong_types_are_named_on_processes_too(problem: LeastSquares) -> None:
     with pytest.raises(RunFailed, match="wrong type: partition 1 gave a gradient of complex128; it must be of real"):
         anyk.train(Odd(problem, (1,), "c16"), "sync", anyk.clusters.Processes(3), steps=2)
