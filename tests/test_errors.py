@@ -49,24 +49,24 @@ def test_files_that_may_not_grow_end_in_a_sentence(blocks, code, tmp_path):
 @pytest.fixture
 def read_only():
     """A finished run in a folder that this user may not write to."""
-    place = Path(tempfile.mkdtemp(prefix="anyk-read-only-"))
+    folder = Path(tempfile.mkdtemp(prefix="anyk-read-only-"))
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     cluster = anyk.cluster("simulated", workers=4, delays="exp:mean=1")
-    anyk.train(problem, "uncoded", cluster, steps=4, optimizer=anyk.optimizers.GD(lr=0.1), out=place / "run").close()
-    anyk.Run.open(place / "run").close()
-    assert run("show", place / "run").exit_code == run("replay", place / "run").exit_code == 0  # imported by now
-    place.chmod(0o755)
-    for file in (place / "run").iterdir():
+    anyk.train(problem, "uncoded", cluster, steps=4, optimizer=anyk.optimizers.GD(lr=0.1), out=folder / "run").close()
+    anyk.Run.open(folder / "run").close()
+    assert run("show", folder / "run").exit_code == run("replay", folder / "run").exit_code == 0  # imported by now
+    folder.chmod(0o755)
+    for file in (folder / "run").iterdir():
         file.chmod(0o444)
-    (place / "run").chmod(0o555)
+    (folder / "run").chmod(0o555)
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)
-    yield place / "run"
+    yield folder / "run"
     if root:
         os.seteuid(0)
-    (place / "run").chmod(0o755)
-    shutil.rmtree(place)
+    (folder / "run").chmod(0o755)
+    shutil.rmtree(folder)
 
 
 def test_a_folder_that_may_only_be_read(read_only):

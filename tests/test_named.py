@@ -101,9 +101,9 @@ def test_no_command_runs_what_a_folder_names(command, place):
 
 def test_a_plan_of_a_stranger_runs_nothing(place):
     """Neither one in a file nor the one that a run folder keeps."""
-    made = anyk.plan(anyk.fleet.Record([[4, 1, 1, 1], [1, 4, 1, 1]] * 4), slope=0.0, resamples=20).promise
-    with_optimizer = msgspec.structs.replace(made, strategy="uncoded", optimizer="torch:method=evil.X")
-    with_strategy = msgspec.structs.replace(made, strategy="pasgd:tau=2,inner=(torch:method=evil.X)")
+    promise = anyk.plan(anyk.fleet.Record([[4, 1, 1, 1], [1, 4, 1, 1]] * 4), slope=0.0, resamples=20).promise
+    with_optimizer = msgspec.structs.replace(promise, strategy="uncoded", optimizer="torch:method=evil.X")
+    with_strategy = msgspec.structs.replace(promise, strategy="pasgd:tau=2,inner=(torch:method=evil.X)")
     data = ("--data", "synthetic:rows=60,features=4", "--cluster", "simulated", "--steps", "2", "--quiet")
     for number, (plan, way) in enumerate(((with_optimizer, "--optimizer"), (with_strategy, "--strategy in place"))):
         plan.save("plan.toml")
@@ -126,7 +126,7 @@ def test_a_plan_of_a_stranger_runs_nothing(place):
 
 def test_trust_has_its_bounds(place):
     shutil.copytree("run", "untouched")
-    for named, recorded, why in (
+    for named, recorded, sentence in (
         ("a file in the folder", [f"{place}/run/evil.py"], "lies in the run folder itself"),
         ("a file beside us", ["evil.py"], "'evil.py' is not an absolute path"),
         ("a module beside us", ["evil"], "no file of the module 'evil' is found outside of the current folder"),
@@ -138,7 +138,7 @@ def test_trust_has_its_bounds(place):
         edit(place / "run", **NAMED[named](place), recorded=recorded)
         for command in ("resume", "replay"):
             result = run(*COMMANDS[command], "--trust")
-            assert result.exit_code == 2 and why in result.output, (named, result.output)
+            assert result.exit_code == 2 and sentence in result.output, (named, result.output)
             assert not (place / "sentinel").exists()
 
 
@@ -270,7 +270,7 @@ def forgetful(monkeypatch):
 
 def test_a_files_own_imports_are_recorded_and_must_not_change(tmp_path, monkeypatch, forgetful):
     monkeypatch.chdir(tmp_path)
-    for name, text in {
+    for name, content in {
         "mine.py": HELPED,
         "helpers.py": "import math, late\nrows = lambda: 60\n",
         "late/__init__.py": "",
@@ -279,10 +279,10 @@ def test_a_files_own_imports_are_recorded_and_must_not_change(tmp_path, monkeypa
         "unused.py": "",
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(content)
     assert run("train", "--problem", "mine.py:make", *BASE, "--steps", "3", "--out", "run").exit_code == 0
     code = read_config(tmp_path / "run").digests.code
-    assert sorted(str(Path(where).relative_to(tmp_path)) for where in code) == [
+    assert sorted(str(Path(path).relative_to(tmp_path)) for path in code) == [
         "helpers.py", "late/__init__.py", "late/inner.py", "late/more.py", "mine.py"
     ]  # fmt: skip
     steps = 4
@@ -317,16 +317,16 @@ def test_a_plug_in_is_recorded_and_must_be_what_it_was(tmp_path, monkeypatch, fo
     (tmp_path / "plug.py").write_text(PLUGIN)
     (tmp_path / "numbers_of_mine.py").write_text("K = 2\n")
     data = ("--data", "synthetic:rows=60,features=4")
-    made = run("train", "--plugin", "plug.py", "--strategy", "mine", *data, *BASE, "--steps", "3", "--out", "run")
-    assert made.exit_code == 0, made.output
-    made = run("race", "--plugin", "plug.py", "--strategy", "mine", *data, *BASE, "--steps", "3", "--out", "race")
-    assert made.exit_code == 0, made.output
+    result = run("train", "--plugin", "plug.py", "--strategy", "mine", *data, *BASE, "--steps", "3", "--out", "run")
+    assert result.exit_code == 0, result.output
+    result = run("race", "--plugin", "plug.py", "--strategy", "mine", *data, *BASE, "--steps", "3", "--out", "race")
+    assert result.exit_code == 0, result.output
     assert not anyk.named.plugins()
     for folder in ("run/run.toml", "race/race.toml"):
         code = tomllib.loads((tmp_path / folder).read_text())["digests"]["code"]
         assert set(code) == {str(tmp_path / "plug.py"), str(tmp_path / "numbers_of_mine.py")}
-    again = (("replay", "run"), ("resume", "run", "--steps", "6"), ("resume", "race", "--add", "uncoded", "--quiet"))
-    for command in again:
+    commands = (("replay", "run"), ("resume", "run", "--steps", "6"), ("resume", "race", "--add", "uncoded", "--quiet"))
+    for command in commands:
         forgetful()
         done = run(*command, "--plugin", "plug.py")
         assert done.exit_code == 0, done.output
@@ -334,7 +334,7 @@ def test_a_plug_in_is_recorded_and_must_be_what_it_was(tmp_path, monkeypatch, fo
     for changed in ("plug.py", "numbers_of_mine.py"):
         was = (tmp_path / changed).read_text()
         (tmp_path / changed).write_text(was + "# changed\n")
-        for command in again:
+        for command in commands:
             forgetful()
             refused = run(*command, "--plugin", "plug.py")
             assert refused.exit_code == 2 and f"{changed}' is not the code of the r" in refused.output, refused.output
@@ -351,12 +351,14 @@ def test_a_plug_in_that_is_not_given_again_is_named(tmp_path, monkeypatch, forge
         assert run(command, *asked, "--steps", "3", "--out", command).exit_code == 0
     forgetful()
     file = tmp_path / "plug.py"
-    told = f"was made with plug-ins that are not given now; if they are yours, add --plugin {file} (in Python,"
+    sentence = f"was made with plug-ins that are not given now; if they are yours, add --plugin {file} (in Python,"
     for command in (("replay", "train"), ("resume", "train", "--steps", "6"), ("resume", "race", "--add", "uncoded"),
                     ("trace", "record", "train", "--out", "t.npz")):  # fmt: skip
         refused = run(*command)
         of = "the race 'race'" if "race" in command else "the run 'train'"
-        assert refused.exit_code == 2 and refused.output.startswith(f"anyk: no strategy 'mine': {of} {told}"), command
+        assert refused.exit_code == 2 and refused.output.startswith(f"anyk: no strategy 'mine': {of} {sentence}"), (
+            command
+        )
         assert refused.output.count("\n") == 1
     assert run("trace", "record", "train", "--out", "t.npz", "--plugin", "plug.py").exit_code == 0
     assert "no strategy 'mien'; did you mean 'mine'?" in run("resume", "race", "--add", "mien", *asked[:2]).output

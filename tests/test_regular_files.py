@@ -213,8 +213,8 @@ def test_the_folder_of_a_mirror_is_whole_and_is_not_resumed(made, tmp_path):
         anyk.problems.from_data(DATA), "uncoded", cluster, steps=6, begin=made, optimizer=anyk.optimizers.GD(lr=0.1),
         out=tmp_path / "run", checkpoint_every=0.0, callbacks=[mirror],
     ).close()  # fmt: skip
-    found = anyk.verify(mirror.folder)
-    assert found.whole and "mirror" in [check.name for check in found.checks], str(found)
+    verdict = anyk.verify(mirror.folder)
+    assert verdict.whole and "mirror" in [check.name for check in verdict.checks], str(verdict)
     assert "resume the folder of the run itself" in told(run("resume", mirror.folder, "--steps", 9))
     (tmp_path / "run" / "checkpoint.safetensors").unlink()
     assert not anyk.verify(tmp_path / "run").whole

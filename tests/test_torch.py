@@ -21,8 +21,8 @@ def network():
 
 def stepping(module):
     groups = [{"params": [module[0].weight], "weight_decay": 0.1}, {"params": module[2].parameters(), "lr": 0.1}]
-    made = torch.optim.AdamW(groups, lr=0.02)
-    return made, torch.optim.lr_scheduler.ExponentialLR(made, 0.9)
+    optimizer = torch.optim.AdamW(groups, lr=0.02)
+    return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
 def fleet():
@@ -47,12 +47,12 @@ def test_steps_are_those_of_torchs_loop():
             schedule.step()
             assert step.number == t and step.receipt.residual <= 1e-6
     plain, X, y = network()
-    own, following = stepping(plain)
+    own_optimizer, following = stepping(plain)
     for _ in range(8):
         plain.zero_grad()
         cross_entropy(plain(X), y).backward()
         nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
-        own.step()
+        own_optimizer.step()
         following.step()
     assert np.abs(flat(module) - flat(plain)).max() < 1e-11
     assert optimizer.run.steps == 8 and np.array_equal(optimizer.run.model, flat(module))
@@ -106,11 +106,11 @@ def test_it_goes_on_in_its_folder(tmp_path):
     some(3)
     twice = some(4)
     module, X, y = network()
-    own, _ = stepping(module)
+    own_optimizer, _ = stepping(module)
     for _ in range(7):
-        own.zero_grad()
+        own_optimizer.zero_grad()
         cross_entropy(module(X), y).backward()
-        own.step()
+        own_optimizer.step()
     assert np.abs(flat(twice) - flat(module)).max() < 1e-11
 
 

@@ -102,11 +102,11 @@ def test_early_stopping_goes_by_the_metric_and_by_what_is_better():
 def test_early_stopping_goes_on_where_a_resumed_run_stood(tmp_path):
     losses = [5, 4, 4.5, 4.5, 4.5, 4.5, 4.5, 1]
     stop = EarlyStopping(4)
-    whole = scripted(stop, losses=losses)
+    uninterrupted = scripted(stop, losses=losses)
     scripted(EarlyStopping(4), losses=losses, steps=3, out=tmp_path / "run").close()
-    again = EarlyStopping(4)
-    run = anyk.resume(tmp_path / "run", problem=Scripted(losses), optimizer=Counting(), steps=20, callbacks=[again])
-    assert run.steps == whole.steps == 5 and again.best == stop.best == 4
+    resumed = EarlyStopping(4)
+    run = anyk.resume(tmp_path / "run", problem=Scripted(losses), optimizer=Counting(), steps=20, callbacks=[resumed])
+    assert run.steps == uninterrupted.steps == 5 and resumed.best == stop.best == 4
 
 
 def test_early_stopping_judges_each_run_of_a_race_by_itself():
@@ -234,14 +234,14 @@ def events(folder):
 
     read = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
     tags = read.Tags()
-    found = {tag: [(one.step, one.value) for one in read.Scalars(tag)] for tag in tags["scalars"]}
+    scalars = {tag: [(one.step, one.value) for one in read.Scalars(tag)] for tag in tags["scalars"]}
     texts = {tag: read.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in tags["tensors"]}
-    return found, texts
+    return scalars, texts
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):
     run = anyk.train(linear(), "agc:load=2,wait=3", fleet(), steps=5, callbacks=[TensorBoard(tmp_path / "tb")])
-    found, texts = events(tmp_path / "tb")
+    scalars, texts = events(tmp_path / "tb")
     history = run.history
     for tag, column in {
         "train/residual": "residual",
@@ -249,11 +249,11 @@ def test_tensorboard_reads_what_was_written(tmp_path):
         "train/seconds": "seconds",
     }.items():
         expected = [(step, np.float32(history[column][step])) for step in range(1, 6)]
-        assert found[tag] == expected, tag
-    assert found["loss"] == [(step, np.float32(history["loss"][step])) for step in range(6)]
-    assert [value for _, value in found["auc"]] == history["auc"].astype(np.float32).tolist()
-    (text,) = texts.values()
-    assert "| strategy | agc:load=2,wait=3 |" in text and "| workers | 4 |" in text
+        assert scalars[tag] == expected, tag
+    assert scalars["loss"] == [(step, np.float32(history["loss"][step])) for step in range(6)]
+    assert [value for _, value in scalars["auc"]] == history["auc"].astype(np.float32).tolist()
+    (logged,) = texts.values()
+    assert "| strategy | agc:load=2,wait=3 |" in logged and "| workers | 4 |" in logged
 
 
 def test_tensorboard_has_a_folder_for_each_run_of_a_race(tmp_path):
@@ -263,8 +263,8 @@ def test_tensorboard_has_a_folder_for_each_run_of_a_race(tmp_path):
 
     asked = {"workers": 4, "cluster": "simulated", "steps": 2}
     anyk.race(linear(), ["uncoded", "frc:load=2"], callbacks=[TensorBoard(tmp_path / "race", every=2)], **asked)
-    found, _ = events(tmp_path / "race" / "frc-load=2")
-    assert [step for step, _ in found["train/workers"]] == [2]
+    scalars, _ = events(tmp_path / "race" / "frc-load=2")
+    assert [step for step, _ in scalars["train/workers"]] == [2]
     with pytest.raises(ZeroDivisionError):
         anyk.train(linear(), "uncoded", fleet(), steps=4, callbacks=[TensorBoard(tmp_path / "tb"), Faulty()])
     assert len(events(tmp_path / "tb")[0]["train/workers"]) == 1
@@ -291,8 +291,8 @@ def test_a_mirror_is_whole_at_any_time_and_outlives_the_run(tmp_path):
         assert len(seen) == 5 and sorted(seen) == seen
     with anyk.runs.Following(mirror.folder) as followed:
         assert followed.run().steps == 100 and followed.ended
-    for folder, why in ((tmp_path / "run", "is the run's"), (tmp_path, "contains other files")):
-        with pytest.raises(anyk.errors.BadInput, match=why):
+    for folder, sentence in ((tmp_path / "run", "is the run's"), (tmp_path, "contains other files")):
+        with pytest.raises(anyk.errors.BadInput, match=sentence):
             anyk.resume(tmp_path / "run", steps=201, callbacks=[anyk.callbacks.Mirror(folder)])
     with pytest.raises(anyk.errors.BadInput, match="give out='runs/NAME'"):
         anyk.train(linear(), "uncoded", fleet(), steps=1, callbacks=[mirror])

@@ -54,11 +54,11 @@ def test_callbacks_are_made_again_if_the_folder_is_trusted(tmp_path, monkeypatch
     more = "--callback mine.py:make --callback early-stopping:90 --callback checkpoint:models,every=2"
     assert run(TRAIN, "--out run", more).exit_code == 0
     models = tmp_path / "models"
-    kept = read_config(tmp_path / "run")
-    assert kept.callbacks == [
+    config = read_config(tmp_path / "run")
+    assert config.callbacks == [
         f"{tmp_path / 'mine.py'}:make", "early-stopping:patience=90", f"checkpoint:folder={models},every=2",
     ]  # fmt: skip
-    assert str(tmp_path / "mine.py") in kept.digests.code
+    assert str(tmp_path / "mine.py") in config.digests.code
     resume = "resume run --quiet --steps"
     refused = run(resume, "6")
     assert refused.exit_code == 2 and "names code to run, the callback" in refused.output
@@ -68,8 +68,8 @@ def test_callbacks_are_made_again_if_the_folder_is_trusted(tmp_path, monkeypatch
     forget()
     refused = run(resume, "8", "--trust")
     assert refused.exit_code == 2 and "has changed since the run began" in refused.output
-    again = "--callback mine.py:make --callback checkpoint:models,every=2"
-    assert run(resume, "8", again).exit_code == 0 and (tmp_path / "count").read_text() == "8"
+    options = "--callback mine.py:make --callback checkpoint:models,every=2"
+    assert run(resume, "8", options).exit_code == 0 and (tmp_path / "count").read_text() == "8"
     assert run(resume, "9", "--trust").exit_code == 0  # as it was named again
     assert run(resume, "9", "--callback log").exit_code == 0 and read_config(tmp_path / "run").callbacks == ["log"]
     assert run(resume, "10").exit_code == 0  # which neither is code nor writes anywhere

@@ -27,8 +27,8 @@ def test_mlflow_reads_what_was_written(tmp_path, monkeypatch):
         anyk.train(problem, "uncoded", "simulated", callbacks=[keep, Faulty()], **asked)
     assert (tmp_path / "mlflow.db").exists()
     client = mlflow.MlflowClient()
-    found = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
-    failed, finished = sorted(found, key=lambda one: one.info.status)
+    runs = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    failed, finished = sorted(runs, key=lambda one: one.info.status)
     assert (failed.info.status, finished.info.status) == ("FAILED", "FINISHED")
     assert finished.info.run_name == finished.data.params["strategy"] == "frc:load=2"
     for name, column in {"loss": "loss", "auc": "auc", "seconds": "seconds", "staleness": "staleness"}.items():

@@ -38,8 +38,8 @@ def test_a_spec_with_a_bare_colon_is_written_readably() -> None:
 def test_json_has_no_nan_for_a_metric_that_is_not_defined() -> None:
     write("few.csv", ["1,0", "2,1", "3,0", "4,1"])
     words = ("train", "--data", "file", "--data-file", "few.csv", "--workers", "2", "--cluster", "simulated")
-    text = call(*words, "--steps", "3", "--quiet", "--json", "-")
-    row = json.loads(text, parse_constant=pytest.fail)["runs"][0]
+    output = call(*words, "--steps", "3", "--quiet", "--json", "-")
+    row = json.loads(output, parse_constant=pytest.fail)["runs"][0]
     assert row["metrics"]["auc"] is None and row["metrics"]["accuracy"] is not None
 
 
@@ -52,8 +52,10 @@ def test_metrics_of_different_data_have_their_own_columns() -> None:
     lines = [line.split() for line in call("show", "runs").splitlines()]
     titles = next(line for line in lines if line[:1] == ["strategy"])
     one, other = (line for line in lines if line[:1] == ["uncoded"])
-    shown = {title: (one[i], other[i]) for i, title in enumerate(titles) if title in ("auc", "accuracy", "mse", "R²")}
-    assert {title: [cell == "–" for cell in cells] for title, cells in shown.items()} == {
+    shown_cells = {
+        title: (one[i], other[i]) for i, title in enumerate(titles) if title in ("auc", "accuracy", "mse", "R²")
+    }
+    assert {title: [cell == "–" for cell in cells] for title, cells in shown_cells.items()} == {
         "auc": [False, True],
         "mse": [True, False],
         "accuracy": [False, True],

@@ -38,7 +38,10 @@ def test_a_run_that_its_seconds_end_replays(spec: str) -> None:
 
 def test_no_strategy_is_left_out() -> None:
     names = {
-        entry.name for known in (strategies, codes) for entry in known if entry.build.__module__.startswith("anyk.")
+        entry.name
+        for registry in (strategies, codes)
+        for entry in registry
+        if entry.build.__module__.startswith("anyk.")
     }
     assert names - {"matrix"} <= {spec.partition(":")[0] for spec in STRATEGIES}
 

@@ -28,17 +28,17 @@ def test_messages_of_sent_partitions_have_numpys_own_type(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_digests_notice_signs_order_and_infinite_values(size: int, dtype: str) -> None:
     message = np.random.default_rng(size).standard_normal(size).astype(dtype)
-    whole = inspect_message(message)
+    digest = inspect_message(message)
     others = [-message, message[::-1].copy(), np.roll(message, 1), np.roll(message, 512)]
-    for place in (0, size // 2, size - 1):
+    for position in (0, size // 2, size - 1):
         others.append(message.copy())
-        others[-1][place] *= -1.0
-    assert whole == inspect_message(message.copy()) and whole[0] is None
-    assert whole not in [inspect_message(one) for one in others if not np.array_equal(one, message)]
-    for place, value, why in ((0, np.nan, "NaN"), (size - 1, np.inf, "Inf"), (size // 2, -np.inf, "Inf")):
+        others[-1][position] *= -1.0
+    assert digest == inspect_message(message.copy()) and digest[0] is None
+    assert digest not in [inspect_message(one) for one in others if not np.array_equal(one, message)]
+    for position, value, value_name in ((0, np.nan, "NaN"), (size - 1, np.inf, "Inf"), (size // 2, -np.inf, "Inf")):
         wrong = message.copy()
-        wrong[place] = value
-        assert inspect_message(wrong)[0] == f"not finite ({why})"
+        wrong[position] = value
+        assert inspect_message(wrong)[0] == f"not finite ({value_name})"
     assert inspect_message(np.full(size, np.finfo(dtype).max))[0] is None  # though its sums are not finite
 
 
@@ -85,7 +85,7 @@ def test_with_batch_norm_no_part_of_an_epoch_has_one_row(batch: int) -> None:
     messages, chunk, steps = Messages(partitions, epochs=True), Chunk((0,), (1.0,), batch=batch), -(-5 // batch)
     for j, size in enumerate(partitions.sizes):
         parts = [messages.rows(j, chunk, version) for version in range(steps)]
-        assert all(len(part) != 1 for part in parts)
+        assert all(len(mini_batch) != 1 for mini_batch in parts)
         assert sorted(np.concatenate(parts)) == list(range(size))
     run = anyk.train(
         problem,
@@ -157,8 +157,8 @@ def test_a_complex_gradient_is_never_taken_for_a_real_one(spec: str, problem: Le
         )
         return
     assert spec in GOES_ON
-    notes = [text for (text,) in run.log.rows("SELECT text FROM notes WHERE kind = 'set aside'")]
-    assert notes and all("wrong type: partition 1 gave a gradient of complex128" in text for text in notes)
+    notes = [note for (note,) in run.log.rows("SELECT text FROM notes WHERE kind = 'set aside'")]
+    assert notes and all("wrong type: partition 1 gave a gradient of complex128" in note for note in notes)
     assert run.ledger["unusable"] == len(notes)
     run.close()
 

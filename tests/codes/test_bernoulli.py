@@ -22,7 +22,7 @@ pytestmark = pytest.mark.in_process
 
 
 def held_by_someone(code: Code) -> bool:
-    return {j for held in code.assignment for j in held} == set(range(code.partitions))
+    return {j for partitions in code.assignment for j in partitions} == set(range(code.partitions))
 
 
 def one_step_error(B: np.ndarray, replied: np.ndarray, rho: float) -> float:
@@ -52,8 +52,8 @@ def test_sbc_has_bernoulli_and_repetition_as_special_cases(n: int, data: st.Data
     assert same.drawn_error(r) == pytest.approx(BernoulliCode(n, expected_load=d).drawn_error(r), rel=1e-9, abs=1e-9)
     frc = StochasticBlockCode(n, block=b, inside=1.0, outside=0.0)
     assert frc.drawn_error(r) == pytest.approx(n * (n - b) * (n - r) / (r * b * (n - 1)), rel=1e-9, abs=1e-9)
-    own = anyk.codes.FractionalRepetition(n, load=b).expected_error(r, decoder="one-step")
-    assert own == pytest.approx(frc.drawn_error(r), rel=1e-9, abs=1e-9)
+    repetition_error = anyk.codes.FractionalRepetition(n, load=b).expected_error(r, decoder="one-step")
+    assert repetition_error == pytest.approx(frc.drawn_error(r), rel=1e-9, abs=1e-9)
     blocks = StochasticBlockCode(n, block=b, inside=1.0, outside=0.0)
     assert set(blocks.encoding.sum(axis=0).tolist()) == set(blocks.encoding.sum(axis=1).tolist()) == {b}
     assert len(set(blocks.assignment)) == n // b
@@ -65,22 +65,22 @@ def test_sbc_has_bernoulli_and_repetition_as_special_cases(n: int, data: st.Data
 )
 def test_the_mean_error_over_draws_is_the_formula(spec: str) -> None:
     random = np.random.default_rng(3)
-    found, formula = [], 0.0
+    errors, formula = [], 0.0
     for seed in range(300):
         code = anyk.code(f"{spec},seed={seed}", workers=100)
         formula = code.drawn_error(70)  # type: ignore[attr-defined]
         rho = 100 / (70 * float(code.expected_load))  # type: ignore[attr-defined]
-        found.append(one_step_error(dense(code), random.choice(100, 70, replace=False), rho))
-    assert close(found, formula), (np.mean(found), formula)
+        errors.append(one_step_error(dense(code), random.choice(100, 70, replace=False), rho))
+    assert close(errors, formula), (np.mean(errors), formula)
 
 
 def test_the_mean_load_over_draws_is_the_expected_one() -> None:
     for spec in ("bgc:load=6", "sbc:block=6,inside=0.5,outside=0.05"):
         codes = [anyk.code(f"{spec},seed={seed}", workers=60) for seed in range(100)]
         patched = 60 * (1 - 6 / 60) ** 60
-        found = [code.encoding.nnz / 60 for code in codes]
+        loads = [code.encoding.nnz / 60 for code in codes]
         expected = float(codes[0].expected_load)  # type: ignore[attr-defined]
-        assert abs(np.mean(found) - expected) < 4 * np.std(found) / 10 + patched / 60 + 0.03
+        assert abs(np.mean(loads) - expected) < 4 * np.std(loads) / 10 + patched / 60 + 0.03
 
 
 @settings(deadline=None, max_examples=150)
@@ -166,7 +166,7 @@ def test_random_codes_that_do_not_exist(spec: str, sentence: str) -> None:
 def test_a_regularised_code_never_holds_more_than_twice_the_load(seed: int) -> None:
     for n, load in ((3, 1), (50, 1), (20, 2)):
         code = RegularisedBernoulliCode(n, expected_load=load, seed=seed)
-        assert code.load <= 2 * load and {j for held in code.assignment for j in held} == set(range(n))
+        assert code.load <= 2 * load and {j for partitions in code.assignment for j in partitions} == set(range(n))
 
 
 @pytest.mark.slow

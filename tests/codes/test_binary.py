@@ -106,8 +106,8 @@ def test_beyond_the_tolerance_least_squares_find_most() -> None:
     complete = recovered = 0
     for _ in range(400):
         replied = random.choice(30, 16, replace=False)
-        here = set(replied.tolist())
-        complete += any(here.issuperset(range(c, 30, 8)) for c in range(8))
+        workers = set(replied.tolist())
+        complete += any(workers.issuperset(range(c, 30, 8)) for c in range(8))
         recovered += code.decode(replied).exact
     assert abs(complete / 400 - 0.56) < 4 * (0.56 * 0.44 / 400) ** 0.5
     assert recovered / 400 > 0.98
@@ -118,10 +118,10 @@ def test_finish_times_are_those_of_rational_elimination(n: int, s: int) -> None:
     code = made(f"binary:stragglers={s}", n)
     matrix = [tuple(row) for row in dense(code).astype(int).tolist()]
     arrivals = np.random.default_rng(n).exponential(size=(20, n))
-    for times, found in zip(arrivals, code.finish_times(arrivals), strict=True):
+    for times, finish_time in zip(arrivals, code.finish_times(arrivals), strict=True):
         order = np.argsort(times)
         first = next(r for r in range(1, n + 1) if spans_ones(frozenset(matrix[i] for i in order[:r])))
-        assert found == times[order[first - 1]]
+        assert finish_time == times[order[first - 1]]
 
 
 def test_large_codes_stay_exact() -> None:

@@ -19,9 +19,9 @@ def short_replies(code: CommunicationEfficient, gradients: np.ndarray) -> np.nda
     b = code.blocks
     parts = gradients.reshape(len(gradients), -1, b)  # coordinate v b + u is part u
     sent = np.zeros((code.workers, parts.shape[1]))
-    for i, (held, coefficients) in enumerate(code.rows):
-        for j, own in zip(held, np.reshape(coefficients, (len(held), b)), strict=True):
-            sent[i] += parts[j] @ own
+    for i, (partitions, coefficients) in enumerate(code.rows):
+        for j, block_weights in zip(partitions, np.reshape(coefficients, (len(partitions), b)), strict=True):
+            sent[i] += parts[j] @ block_weights
     return sent
 
 
@@ -35,14 +35,17 @@ def test_any_replies_but_s_recover_all_blocks_of_the_sum(n: int, s: int, b: int)
     gradients = np.pad(random.standard_normal((n, length)), ((0, 0), (0, padded - length)))
     sent = short_replies(code, gradients)
     assert sent.shape == (n, -(-length // b))
-    assert code.load == s + b == max(len(held) for held in code.assignment) and (code.tolerates, code.blocks) == (s, b)
-    assert all(len(held) == s + b for held, _ in code.rows)
+    assert code.load == s + b == max(len(partitions) for partitions in code.assignment) and (
+        code.tolerates,
+        code.blocks,
+    ) == (s, b)
+    assert all(len(partitions) == s + b for partitions, _ in code.rows)
     for replied in subsets(range(n), n - s):
         weights, residual, gain = code.decode_exactly(replied)
         assert weights.shape == (n, b) and residual < 1e-9 and np.isfinite(gain) and 0 < gain < 1e6
         assert not weights[np.setdiff1d(np.arange(n), replied)].any()
-        found = (weights.T @ sent).T.ravel()[:length]
-        assert found == pytest.approx(gradients.sum(axis=0)[:length], abs=1e-8)
+        decoded = (weights.T @ sent).T.ravel()[:length]
+        assert decoded == pytest.approx(gradients.sum(axis=0)[:length], abs=1e-8)
 
 
 def test_fewer_replies_are_refused_or_as_near_as_possible() -> None:

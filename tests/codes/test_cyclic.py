@@ -175,6 +175,6 @@ def test_where_the_quick_svd_gives_up_another_is_asked(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(np.linalg, "svd", gives_up)
     _best_sample.cache_clear()
-    again = CyclicRepetition(12, stragglers=3, seed=1)
-    assert np.allclose(dense(again), dense(expected), atol=1e-10)
-    assert np.allclose(again._best.weights(lost), weights, atol=1e-8)
+    same_seed = CyclicRepetition(12, stragglers=3, seed=1)
+    assert np.allclose(dense(same_seed), dense(expected), atol=1e-10)
+    assert np.allclose(same_seed._best.weights(lost), weights, atol=1e-8)

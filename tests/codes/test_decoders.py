@@ -324,8 +324,8 @@ def test_algorithmic_decoding_descends_to_least_squares(spec: str, n: int) -> No
 def test_algorithmic_decoding_finds_the_weights_of_least_norm() -> None:
     code = made("biregular:load=4", 12)
     replied = [0, 1, 2, 5, 7, 8, 11]
-    found = code.decode(replied, decoder=Algorithmic(20_000))
-    assert found.weights == pytest.approx(least_squares(code, replied)[0], abs=1e-6)
+    decoding = code.decode(replied, decoder=Algorithmic(20_000))
+    assert decoding.weights == pytest.approx(least_squares(code, replied)[0], abs=1e-6)
 
 
 def test_one_gradient_step_from_zero_by_hand() -> None:
@@ -445,14 +445,16 @@ def test_weights_and_residuals_are_those_of_a_solve(kind: str) -> None:
         n, m = matrix.shape
         removal = Removal(matrix)
         lost = np.sort(random.choice(n, int(random.integers(0, n - 2)), replace=False))
-        here = np.setdiff1d(np.arange(n), lost)
+        remaining = np.setdiff1d(np.arange(n), lost)
         weights = removal.weights(lost)
         assert weights is not None and not weights[lost].any()
-        assert np.allclose(weights[here], np.linalg.lstsq(matrix[here].T, np.ones(m), rcond=1e-9)[0], atol=1e-8)
-        for one, found in zip(here, removal.residuals(lost, here), strict=True):
-            left = np.setdiff1d(here, [one])
+        assert np.allclose(
+            weights[remaining], np.linalg.lstsq(matrix[remaining].T, np.ones(m), rcond=1e-9)[0], atol=1e-8
+        )
+        for one, residual in zip(remaining, removal.residuals(lost, remaining), strict=True):
+            left = np.setdiff1d(remaining, [one])
             best = np.linalg.lstsq(matrix[left].T, np.ones(m), rcond=1e-9)[0] @ matrix[left]
-            assert found == pytest.approx(np.linalg.norm(best - 1.0) / m**0.5, abs=1e-7)
+            assert residual == pytest.approx(np.linalg.norm(best - 1.0) / m**0.5, abs=1e-7)
 
 
 def test_facts_of_large_codes_need_no_iterative_solve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,8 +464,8 @@ def test_facts_of_large_codes_need_no_iterative_solve(monkeypatch: pytest.Monkey
         raise AssertionError("an iterative solve")
 
     monkeypatch.setattr("anyk.codes.decoders.least_squares", never)
-    found = facts(anyk.code("expander", workers=300))
-    assert round(found.expected, 5) == 0.04721 and found.worst > 0.16  # as iterative solves found
+    code_facts = facts(anyk.code("expander", workers=300))
+    assert round(code_facts.expected, 5) == 0.04721 and code_facts.worst > 0.16  # as iterative solves found
 
 
 def test_the_table_of_codes_tells_how_far_it_is() -> None:

@@ -83,8 +83,8 @@ def test_symmetric_designs_of_the_handbook_are_built(n: int, load: int, shared: 
 
 
 def test_projective_planes_exist_for_known_numbers_of_workers() -> None:
-    there = [n for n in range(1, 151) if any(d.family == "projective" for d in designs_for(n))]
-    assert there == [7, 13, 21, 31, 57, 73, 91, 133]
+    sizes = [n for n in range(1, 151) if any(d.family == "projective" for d in designs_for(n))]
+    assert sizes == [7, 13, 21, 31, 57, 73, 91, 133]
     assert [n for n in range(1, 151) if any(d.family == "affine" for d in designs_for(n))] == [
         q * q for q in (2, 3, 4, 5, 7, 8, 9, 11)
     ]
@@ -147,9 +147,9 @@ def test_with_stragglers_the_decoder_claims_no_exact_sum() -> None:
 
 
 def test_where_there_is_no_design_the_nearest_are_named() -> None:
-    there = [n for n in range(1, 400) if designs_for(n)]
+    sizes = [n for n in range(1, 400) if designs_for(n)]
     for n in (1, 2, 3, 8, 10, 12, 14, 20, 22, 50, 100, 150, 200):
-        less, more = [m for m in there if m < n], [m for m in there if m > n]
+        less, more = [m for m in sizes if m < n], [m for m in sizes if m > n]
         near = f"{less[-1]} or {more[0]}" if less else f"{more[0]}"
         with pytest.raises(BadInput, match=f"^no block design is known for {n} workers; nearest: {near} workers$"):
             anyk.code("bibd", workers=n)
@@ -209,7 +209,7 @@ def test_matrix_loads_and_decodes_of_products(left: str, n1: int, right: str, n2
         expected, nearest = least_squares(code, replied)
         weights, residual, _ = code.decode(replied)
         assert weights == pytest.approx(expected, abs=1e-7)
-        errors = [c.partitions * least_squares(c, at)[1] ** 2 for c, at in ((one, rows), (other, columns))]
+        errors = [c.partitions * least_squares(c, replies)[1] ** 2 for c, replies in ((one, rows), (other, columns))]
         m1, m2 = one.partitions, other.partitions
         error = m1 * m2 - (m1 - errors[0]) * (m2 - errors[1])
         assert code.partitions * residual**2 == pytest.approx(error, abs=1e-8)

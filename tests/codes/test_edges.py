@@ -44,9 +44,9 @@ def test_the_walk_over_any_graph_is_optimal(graph: tuple[int, np.ndarray]) -> No
     vertices, edges = graph
     B = np.zeros((len(edges), vertices))
     B[np.arange(len(edges))[:, None], edges] = 1.0
-    found = edge_weights(edges, vertices) @ B
+    decoded = edge_weights(edges, vertices) @ B
     best = np.linalg.lstsq(B.T, np.ones(vertices), rcond=None)[0] @ B if len(edges) else np.zeros(vertices)
-    assert found == pytest.approx(best, abs=1e-9)
+    assert decoded == pytest.approx(best, abs=1e-9)
 
 
 @pytest.mark.parametrize(("n", "d"), [(10, 4), (30, 4), (45, 3), (60, 6), (12, 2), (1, 1)])

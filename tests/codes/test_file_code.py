@@ -61,7 +61,7 @@ def test_what_is_tolerated_is_what_rational_arithmetic_says(rows: list[list[int]
         return
     n = len(rows)
     exact = max(s for s in range(n) if all(
-        whole([rows[i] for i in here]) for r in range(s + 1) for here in combinations(range(n), n - r)))  # fmt: skip
+        whole([rows[i] for i in subset]) for r in range(s + 1) for subset in combinations(range(n), n - r)))  # fmt: skip
     assert proven_stragglers(scipy.sparse.csr_array(np.array(rows, dtype=float))) == exact
 
 
@@ -156,12 +156,12 @@ def test_short_numbers_that_lose_nothing_are_accepted(spec: str, tmp_path: Path)
 
 
 def test_a_file_trains_as_the_code_it_was_written_from(tmp_path: Path) -> None:
-    known = anyk.code("cyclic:stragglers=2", workers=7)
-    scipy.sparse.save_npz(tmp_path / "b.npz", known.encoding)
+    cyclic_code = anyk.code("cyclic:stragglers=2", workers=7)
+    scipy.sparse.save_npz(tmp_path / "b.npz", cyclic_code.encoding)
     spec = f"matrix:file={tmp_path / 'b.npz'}"
     problem = anyk.problems.from_data("synthetic:rows=70,features=4")
     how = {"workers": 7, "delays": "exp:mean=1", "seed": 2}
-    runs = [anyk.train(problem, of, "simulated", steps=6, **how) for of in (spec, known)]
+    runs = [anyk.train(problem, of, "simulated", steps=6, **how) for of in (spec, cyclic_code)]
     assert runs[0].seconds == runs[1].seconds  # any five replies
     assert runs[0].model == pytest.approx(runs[1].model, abs=1e-12)
     for seed in range(4):
@@ -171,10 +171,12 @@ def test_a_file_trains_as_the_code_it_was_written_from(tmp_path: Path) -> None:
 def test_the_command_line_shows_and_compares_a_file(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", B)
     spec, runner = f"matrix:file={tmp_path / 'b.npy'}", CliRunner()
-    shown = runner.invoke(main, ["codes", "show", spec, "--workers", "3", "--json", str(tmp_path / "shown.json")])
-    assert shown.exit_code == 0 and "tolerates" in shown.output, shown.output
-    found = json.loads((tmp_path / "shown.json").read_text())
-    assert (found["tolerates"], found["load"], found["rows"][1]) == (1, 2, [[1, 2], [1.0, -1.0]])
+    shown_by_command = runner.invoke(
+        main, ["codes", "show", spec, "--workers", "3", "--json", str(tmp_path / "shown.json")]
+    )
+    assert shown_by_command.exit_code == 0 and "tolerates" in shown_by_command.output, shown_by_command.output
+    report = json.loads((tmp_path / "shown.json").read_text())
+    assert (report["tolerates"], report["load"], report["rows"][1]) == (1, 2, [[1, 2], [1.0, -1.0]])
     compared = runner.invoke(
         main, ["codes", "compare", spec, "uncoded", "--workers", "3", "--sets", "3", "--json", "-"]
     )

@@ -48,16 +48,16 @@ def test_right_on_average_with_the_error_it_says(code: HeterogeneousCode) -> Non
 @given(fleets())
 def test_placement_keeps_budgets_and_spares_the_dead(code: HeterogeneousCode) -> None:
     assert len(code.allocation) == code.partitions
-    for own in code.allocation:
-        assert own and len(set(own)) == len(own)
-        assert all(code.probabilities[i] < 1 for i in own)
-    counts = np.bincount([i for own in code.allocation for i in own], minlength=code.workers)
+    for partitions in code.allocation:
+        assert partitions and len(set(partitions)) == len(partitions)
+        assert all(code.probabilities[i] < 1 for i in partitions)
+    counts = np.bincount([i for partitions in code.allocation for i in partitions], minlength=code.workers)
     assert (counts <= code.budgets).all()
     useful = [b if p < 1 else 0 for b, p in zip(code.budgets, code.probabilities, strict=True)]
     assert counts.tolist() == useful  # no budget is left
-    for i, held in enumerate(code.assignment):
-        assert held == tuple(j for j, own in enumerate(code.allocation) if i in own)
-        assert held or not useful[i]
+    for i, held_partitions in enumerate(code.assignment):
+        assert held_partitions == tuple(j for j, partitions in enumerate(code.allocation) if i in partitions)
+        assert held_partitions or not useful[i]
     assert code.expected_error() >= code.least_error * (1 - 1e-9)
 
 
@@ -65,8 +65,8 @@ def test_placement_keeps_budgets_and_spares_the_dead(code: HeterogeneousCode) ->
 @given(fleets())
 def test_the_load_is_the_most_partitions_of_any_worker(code: HeterogeneousCode) -> None:
     assert code.load == max(map(len, code.assignment))
-    again = anyk.code(code.spec, workers=code.workers)
-    assert again == code and again.budgets == code.budgets
+    rebuilt = anyk.code(code.spec, workers=code.workers)
+    assert rebuilt == code and rebuilt.budgets == code.budgets
     assert (code.load, code.budgets) == ((relearned := code.relearned([1] * code.workers, 2)).load, relearned.budgets)
 
 
@@ -82,9 +82,9 @@ def test_over_all_straggler_sets_mean_and_error_are_the_formula() -> None:
     p, B = np.array(code.probabilities), dense(code)
     mean, error = np.zeros(6), 0.0
     for came in product((0, 1), repeat=7):
-        at = np.array(came)
-        chance = float(np.where(at, 1 - p, p).prod())
-        coefficients = code.decode(np.flatnonzero(at)).weights @ B
+        replies = np.array(came)
+        chance = float(np.where(replies, 1 - p, p).prod())
+        coefficients = code.decode(np.flatnonzero(replies)).weights @ B
         mean += chance * coefficients
         error += chance * ((coefficients - 1) ** 2).sum()
     assert mean == pytest.approx(np.ones(6), abs=1e-12)
@@ -107,7 +107,7 @@ def test_equal_workers_have_the_error_of_a_plain_mean(n: int, p: float, data: st
     code = HeterogeneousCode(n, probability=p, load=d)
     assert code.expected_error() == pytest.approx(n * p / (d * (1 - p)), rel=1e-9)
     assert code.least_error == pytest.approx(n * p / (d * (1 - p)), rel=1e-9)
-    assert {len(own) for own in code.allocation} == {d}
+    assert {len(partitions) for partitions in code.allocation} == {d}
     assert dense(code)[dense(code) > 0] == pytest.approx(np.full(n * d, 1 / (d * (1 - p))))
 
 
@@ -123,16 +123,16 @@ def test_no_other_unbiased_weights_have_less_variance(seed: int) -> None:
         W[support] = x
         return W
 
-    found = minimize(
+    optimum = minimize(
         lambda x: float((p * (1 - p)) @ (weights(x) ** 2).sum(axis=1)),
         random.uniform(0.2, 1.0, size=int(support.sum())),
         constraints={"type": "eq", "fun": lambda x: (1 - p) @ weights(x) - 1.0},
         method="SLSQP",
         options={"ftol": 1e-14, "maxiter": 500},
     )
-    assert found.success
-    assert code.expected_error() == pytest.approx(found.fun, rel=1e-6)
-    assert np.abs(B - weights(found.x)).max() < 1e-4
+    assert optimum.success
+    assert code.expected_error() == pytest.approx(optimum.fun, rel=1e-6)
+    assert np.abs(B - weights(optimum.x)).max() < 1e-4
 
 
 @settings(deadline=None, max_examples=60)
@@ -173,10 +173,12 @@ def test_decoding_adds_up_and_least_squares_can_do_better() -> None:
     random, B = np.random.default_rng(0), dense(code)
     for _ in range(20):
         replied = np.flatnonzero(random.random(10) > 0.3)
-        own, best = code.decode(replied), code.decode(replied, decoder="least-squares")
-        assert own.weights[replied].tolist() == [1.0] * len(replied) and own.weights.sum() == len(replied)
-        assert own.residual == pytest.approx(np.linalg.norm(B[replied].sum(axis=0) - 1) / 10**0.5)
-        assert best.residual <= own.residual + 1e-9
+        own_decoding, best = code.decode(replied), code.decode(replied, decoder="least-squares")
+        assert own_decoding.weights[replied].tolist() == [1.0] * len(replied) and own_decoding.weights.sum() == len(
+            replied
+        )
+        assert own_decoding.residual == pytest.approx(np.linalg.norm(B[replied].sum(axis=0) - 1) / 10**0.5)
+        assert best.residual <= own_decoding.residual + 1e-9
 
 
 # ------------------------------------------------------------------------------------------- learning
@@ -239,8 +241,8 @@ def test_heterogeneous_codes_that_do_not_exist(spec: str, sentence: str) -> None
 def test_the_spec_builds_the_same() -> None:
     for spec in ("hetero", "hetero:probability=0.1/0.2/0.3/1,load=4/3/2/1", "hetero:load=3,partitions=7,relearn=0"):
         code = anyk.code(spec, workers=4)
-        again = anyk.code(code.spec, workers=4)
-        assert again == code and again.rows == code.rows
+        rebuilt = anyk.code(code.spec, workers=4)
+        assert rebuilt == code and rebuilt.rows == code.rows
 
 
 @pytest.mark.slow

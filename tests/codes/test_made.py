@@ -59,9 +59,9 @@ def arrays(value: Any, at: str, known: set[int]) -> list[tuple[str, np.ndarray[A
     if isinstance(value, np.ndarray):
         return [(at, value)]
     if isinstance(value, (tuple, list)):
-        return [found for i, part in enumerate(value) for found in arrays(part, f"{at}[{i}]", known)]
+        return [array for i, item in enumerate(value) for array in arrays(item, f"{at}[{i}]", known)]
     return [
-        found for name, part in getattr(value, "__dict__", {}).items() for found in arrays(part, f"{at}.{name}", known)
+        array for name, item in getattr(value, "__dict__", {}).items() for array in arrays(item, f"{at}.{name}", known)
     ]
 
 
@@ -80,7 +80,7 @@ def read(code: Code) -> Code:
 def test_every_array_of_a_code_and_of_its_copies_is_read_only(spec: str) -> None:
     code = read(made(spec))
     for copied in (code, copy.copy(code), copy.deepcopy(code), pickle.loads(pickle.dumps(code))):
-        assert [at for at, array in arrays(copied, spec, set()) if array.flags.writeable] == []
+        assert [path for path, array in arrays(copied, spec, set()) if array.flags.writeable] == []
         assert {what: seen(copied, what) for what in READ} == {what: seen(code, what) for what in READ}
 
 

@@ -48,10 +48,10 @@ def test_golden_first_rows_and_all_their_shifts(n: int, s: int, row: list[float]
 
 def test_the_negacyclic_code_of_three_workers_is_golden() -> None:
     B = dense(mds(3, 1))
-    for found, golden in zip(B, np.array([[2, 1, 0], [0, 1, 2], [-2, 0, 2]]), strict=True):
-        scale = found[golden != 0] / golden[golden != 0]
+    for row, golden in zip(B, np.array([[2, 1, 0], [0, 1, 2], [-2, 0, 2]]), strict=True):
+        scale = row[golden != 0] / golden[golden != 0]
         assert np.ptp(scale) < 1e-12 * abs(scale[0]) and abs(scale[0]) > 0.1
-        assert not found[golden == 0].any()
+        assert not row[golden == 0].any()
 
 
 @settings(deadline=None, max_examples=80)
@@ -219,8 +219,8 @@ def test_stragglers_out_of_range(stragglers: int) -> None:
 def test_default_stragglers_are_a_tenth_and_in_the_spec() -> None:
     assert [CyclicMDS(n).tolerates for n in (1, 2, 9, 10, 19, 20, 100)] == [0, 1, 1, 1, 1, 2, 10]
     for n, s in ((5, 2), (6, 2)):
-        again = anyk.code(mds(n, s).spec, workers=n)
-        assert again == mds(n, s) and again.rows == mds(n, s).rows
+        rebuilt = anyk.code(mds(n, s).spec, workers=n)
+        assert rebuilt == mds(n, s) and rebuilt.rows == mds(n, s).rows
 
 
 @pytest.mark.parametrize(("n", "s"), [(8, 3), (9, 5), (20, 8)])

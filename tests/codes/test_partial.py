@@ -49,7 +49,7 @@ def test_shares_of_whole_partitions_are_the_balanced_ones() -> None:
                 assert first == private_share(n, s, alpha)
                 assert code.partitions == n * (w - s) and code.messages == 2 and code.replies == 2 * n
                 if n % (s + 1) == 0:  # groups of equal size: every worker has w partitions
-                    assert {len(held) for held in code.assignment} == {w} == {code.load}
+                    assert {len(partitions) for partitions in code.assignment} == {w} == {code.load}
                     assert Fraction(w, code.partitions) == alpha * first
 
 
@@ -101,12 +101,12 @@ def test_slow_workers_are_not_waited_for_whoever_they_are(n: int, s: int, w: int
     alpha = Fraction(w, w - s - 1)
     for slow in subsets(range(n), s, s):
         speeds = [alpha if i in slow else Fraction(1) for i in range(n)]
-        arrivals = [float(part) for speed in speeds for part in (speed * (w - s - 1), speed * w)]
+        arrivals = [float(seconds) for speed in speeds for seconds in (speed * (w - s - 1), speed * w)]
         assert code.finish_times(arrivals) == pytest.approx([w], rel=1e-12)
     # one more slow worker and somebody is waited for, wherever the inner code promises no more than s
     if code.code.tolerates == s:
         late = [2 * w if i in range(s + 1) else w for i in range(n)]
-        arrivals = [float(part) for i in range(n) for part in (w, late[i])]
+        arrivals = [float(seconds) for i in range(n) for seconds in (w, late[i])]
         assert code.finish_times(arrivals)[0] == 2 * w
 
 

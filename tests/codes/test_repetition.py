@@ -34,8 +34,8 @@ def all_codes(n: int) -> list[FractionalRepetition | Uncoded]:
 def exact_sum(weights: np.ndarray, code: FractionalRepetition | Uncoded) -> list[Fraction]:
     """a B in rational arithmetic."""
     total = [Fraction(0)] * code.partitions
-    for weight, (held, coefficients) in zip(weights, code.rows, strict=True):
-        for j, coefficient in zip(held, coefficients, strict=True):
+    for weight, (partitions, coefficients) in zip(weights, code.rows, strict=True):
+        for j, coefficient in zip(partitions, coefficients, strict=True):
             total[j] += Fraction(float(weight)) * Fraction(coefficient)
     return total
 
@@ -247,10 +247,10 @@ def test_picks_partition_the_workers_and_every_batch_is_covered(n: int, seed: in
     b = data.draw(st.integers(1, n))
     code = BatchedCoupons(n, batches=b, seed=seed)
     assert len(code.members) == b and all(code.members)
-    assert sorted(i for own in code.members for i in own) == list(range(n))
-    assert sorted(j for own in code.blocks_of for j in own) == list(range(n))
+    assert sorted(i for members in code.members for i in members) == list(range(n))
+    assert sorted(j for members in code.blocks_of for j in members) == list(range(n))
     assert code.load == -(-n // b) and code.tolerates == min(map(len, code.members)) - 1
-    decoding = code.decode_exactly(own[-1] for own in code.members)
+    decoding = code.decode_exactly(members[-1] for members in code.members)
     assert decoding.residual == 0.0 and set(decoding.weights.tolist()) <= {0.0, 1.0}
 
 
@@ -268,7 +268,7 @@ def test_picks_are_uniform_and_gaps_filled_as_counted() -> None:
     """P(some batch unassigned) is 0.1419 for n = 40, b = 10: then a group of one is made from the largest."""
     counts = np.zeros(10)
     for seed in range(400):
-        counts += [len(own) for own in BatchedCoupons(40, batches=10, seed=seed).members]
+        counts += [len(members) for members in BatchedCoupons(40, batches=10, seed=seed).members]
     assert (np.abs(counts - 1600) < 5 * (16_000 * 0.09) ** 0.5).all()
 
 

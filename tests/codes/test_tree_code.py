@@ -32,8 +32,8 @@ def test_golden_fractions_and_every_node_computes_as_much(c: int, s: int, depth:
     assert code.depth == depth
     assert code.load / code.partitions == pytest.approx(fraction, rel=1e-5)
     assert 1 / sum((c / (s + 1)) ** level for level in range(1, depth + 1)) == pytest.approx(fraction, rel=1e-5)
-    assert {len(held) for held in code.assignment} == {code.load}
-    assert sorted({j for held in code.assignment for j in held}) == list(range(code.partitions))
+    assert {len(partitions) for partitions in code.assignment} == {code.load}
+    assert sorted({j for partitions in code.assignment for j in partitions}) == list(range(code.partitions))
     handed = (s + 1) / c  # what the first layer covers, then layer by layer
     for layer in range(depth):
         first = sum(c**level for level in range(1, layer + 1))
@@ -61,9 +61,9 @@ def test_with_dead_children_weights_add_up_to_one(c: int, s: int) -> None:
     B = dense(code)
     patterns = list(product(combinations(range(c), s), repeat=c + 1))
     random = np.random.default_rng(0)
-    for at in random.choice(len(patterns), min(len(patterns), 150), replace=False).tolist():
+    for index in random.choice(len(patterns), min(len(patterns), 150), replace=False).tolist():
         dead = {
-            code.children_of(node)[i] for node, lost in zip(range(ROOT, c), patterns[at], strict=True) for i in lost
+            code.children_of(node)[i] for node, lost in zip(range(ROOT, c), patterns[index], strict=True) for i in lost
         }
         alive = sorted(set(range(code.workers)) - dead)
         decoding = code.decode_exactly(alive)

@@ -27,11 +27,13 @@ def test_facts_are_those_of_the_draws(spec: str) -> None:
     assert parse(law.spec) == law
     table = np.stack([law.draws(3, worker, 0, 40_000) for worker in range(N)], axis=1)
     for worker in range(N):
-        found, error = table[:, worker].mean(), table[:, worker].std() / 200.0
-        assert law.expected(worker) == pytest.approx(found, abs=5 * error + 1e-9)
-        for at in np.quantile(table[:, worker], [0.1, 0.5, 0.95]):
-            share = law.cdf(np.array([at + 2e-9]), worker)
-            assert share is not None and share[0] == pytest.approx((table[:, worker] <= at + 2e-9).mean(), abs=0.012)
+        mean, error = table[:, worker].mean(), table[:, worker].std() / 200.0
+        assert law.expected(worker) == pytest.approx(mean, abs=5 * error + 1e-9)
+        for seconds in np.quantile(table[:, worker], [0.1, 0.5, 0.95]):
+            share = law.cdf(np.array([seconds + 2e-9]), worker)
+            assert share is not None and share[0] == pytest.approx(
+                (table[:, worker] <= seconds + 2e-9).mean(), abs=0.012
+            )
     ordered = np.sort(table, axis=1)
     for k in (1, 3, N):
         error = ordered[:, k - 1].std() / 200.0

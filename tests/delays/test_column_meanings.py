@@ -142,11 +142,11 @@ def test_files_of_one_worker_each_stand_side_by_side(tmp_path: Path) -> None:
 def test_gaps_are_absences(form: str, tmp_path: Path) -> None:
     gaps = (np.arange(ROUNDS)[:, None] + np.arange(WORKERS)) % 7 == 0
     if form == "long":
-        text = long("step,rank,seconds", lambda t, i: (t, i, "" if gaps[t, i] else TIMES[t, i]))
+        table = long("step,rank,seconds", lambda t, i: (t, i, "" if gaps[t, i] else TIMES[t, i]))
     else:
         rows = [",".join("" if gaps[t, i] else repr(float(TIMES[t, i])) for i in range(WORKERS)) for t in range(ROUNDS)]
-        text = "\n".join(["0,w1,w2,w3,w4,w5".replace("0,", "w0,"), *rows])
-    record = read(written(tmp_path, text))
+        table = "\n".join(["0,w1,w2,w3,w4,w5".replace("0,", "w0,"), *rows])
+    record = read(written(tmp_path, table))
     assert np.array_equal(record.seconds, np.where(gaps, np.nan, TIMES), equal_nan=True)
     assert f"{gaps.sum()} times missing" in record.summary
 

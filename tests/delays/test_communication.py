@@ -34,13 +34,13 @@ N = 6
 )
 def test_a_round_of_one_second_with_links_of_one_second(spec: str, parallel: float, serial: float) -> None:
     for links, expected in (("parallel", parallel), ("shared", parallel), ("serial", serial)):
-        found = simulated_pace(
+        pace = simulated_pace(
             anyk.strategy(spec, workers=N),
             parse("constant:1"),
             communication=communication(f"link:latency=1,links={links}"),
             updates=400,
         )
-        assert found.seconds == pytest.approx(expected, abs=0.03), links  # the first round may begin at the driver's
+        assert pace.seconds == pytest.approx(expected, abs=0.03), links  # the first round may begin at the driver's
 
 
 @pytest.mark.parametrize(
@@ -65,21 +65,21 @@ def test_bytes_over_a_thousand_bytes_a_second(spec: str, seconds: dict[str, floa
 def test_a_resumed_run_finds_the_driver_as_busy_as_it_was(tmp_path: Path) -> None:
     setting = {"workers": 4, "delays": "exp:mean=0.3", "seed": 3, "communication": "link:latency=0.2,links=serial"}
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
-    whole = anyk.train(problem, "async", anyk.cluster("simulated", **setting), steps=14)  # type: ignore[arg-type]
-    part = anyk.cluster("simulated", **setting)  # type: ignore[arg-type]
-    anyk.train(problem, "async", part, steps=6, out=tmp_path / "run").close()
+    uninterrupted = anyk.train(problem, "async", anyk.cluster("simulated", **setting), steps=14)  # type: ignore[arg-type]
+    cluster = anyk.cluster("simulated", **setting)  # type: ignore[arg-type]
+    anyk.train(problem, "async", cluster, steps=6, out=tmp_path / "run").close()
     resumed = anyk.resume(tmp_path / "run", steps=14)
-    assert (resumed.seconds, resumed.model.tobytes()) == (whole.seconds, whole.model.tobytes())
-    for run in (whole, resumed):
+    assert (resumed.seconds, resumed.model.tobytes()) == (uninterrupted.seconds, uninterrupted.model.tobytes())
+    for run in (uninterrupted, resumed):
         run.close()
 
 
 @pytest.mark.parametrize("links", ["parallel", "serial", "shared"])
 def test_specs_are_read_back(links: str) -> None:
-    for text in ("exp:mean=0.1", f"link:latency=(exp:mean=0.1),links={links}", f"link:bandwidth=1000,links={links}"):
-        found = communication(text)
-        assert communication(found.spec) == found
-        assert found.links == (links if "link:" in text else "parallel")
+    for spec in ("exp:mean=0.1", f"link:latency=(exp:mean=0.1),links={links}", f"link:bandwidth=1000,links={links}"):
+        link = communication(spec)
+        assert communication(link.spec) == link
+        assert link.links == (links if "link:" in spec else "parallel")
 
 
 def test_what_is_no_link_is_refused() -> None:

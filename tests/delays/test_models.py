@@ -341,13 +341,13 @@ def test_times_that_were_cut_off_bias_nothing(spec: str) -> None:
     times = np.concatenate([law.draws(3, worker, 0, 500) for worker in range(20)])
     limit = np.quantile(times, 0.6)
     cut = times > limit
-    found = {type(one.law): one.law for one in fit(np.minimum(times, limit), censored=cut)}
+    fitted = {type(one.law): one.law for one in fit(np.minimum(times, limit), censored=cut)}
     if spec.startswith("exp"):
-        assert found[Exponential].mean == pytest.approx(0.7, rel=0.03)  # type: ignore[attr-defined]
+        assert fitted[Exponential].mean == pytest.approx(0.7, rel=0.03)  # type: ignore[attr-defined]
         naive = {type(one.law): one.law for one in fit(np.minimum(times, limit))}
         assert naive[Exponential].mean < 0.45  # type: ignore[attr-defined]
     else:
-        assert found[Pareto].alpha == pytest.approx(2.2, rel=0.04)  # type: ignore[attr-defined]
+        assert fitted[Pareto].alpha == pytest.approx(2.2, rel=0.04)  # type: ignore[attr-defined]
 
 
 def test_few_different_times_still_have_laws() -> None:

@@ -113,8 +113,8 @@ def test_another_load_costs_the_slope_more_or_less(file: str) -> None:
     assert Trace(file).at_load(0.1, 1.0) == 0.1  # no slope, no change
     assert Trace(file, slope=2.0, load=0.75).at_load(1.1, 0.25) == pytest.approx(0.1)  # what is given beats the file
     stream = DelayStream(trace, seed=1, workers=3)
-    seconds, each = stream.for_task(1, number=2, version=0, repeat=0, partitions=3, relative_load=0.5)
-    assert seconds == pytest.approx(2.2 + 0.25 * 2.0) and each == 0.0
+    seconds, item_seconds = stream.for_task(1, number=2, version=0, repeat=0, partitions=3, relative_load=0.5)
+    assert seconds == pytest.approx(2.2 + 0.25 * 2.0) and item_seconds == 0.0
 
 
 def test_the_load_may_be_given_where_the_file_is_silent(tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_a_relative_name_is_found_from_another_folder(
         np.savez(name, seconds=TABLE)
         spec = Trace(name).spec
         monkeypatch.chdir("/")
-        again = delays.parse(spec)
-        assert isinstance(again, Trace) and again.file == str(tmp_path / name)
+        rebuilt = delays.parse(spec)
+        assert isinstance(rebuilt, Trace) and rebuilt.file == str(tmp_path / name)
         monkeypatch.chdir(tmp_path)
 
 
@@ -272,9 +272,9 @@ def test_what_is_no_time_is_refused(tmp_path: Path, value: float, form: str, row
         np.savez(file, seconds=table)
     else:
         file.write_text(text(table))
-    where = "worker 1" if form == "npz" else "column 1"
+    location = "worker 1" if form == "npz" else "column 1"
     with pytest.raises(
-        BadInput, match=rf"'.*' must hold seconds from 0 to 1e\+09, but {where} has {value:g} in round {row}$"
+        BadInput, match=rf"'.*' must hold seconds from 0 to 1e\+09, but {location} has {value:g} in round {row}$"
     ):
         Trace(str(file))
 
@@ -342,9 +342,9 @@ def test_the_spec_builds_it_again(file: str) -> None:
 
 def _in_order(file: str, options: str) -> str:
     """The spec's own order of keys: how draws are numbered first, then the model's."""
-    given = dict(part.split("=") for part in options.split(",") if part)
+    settings = dict(option.split("=") for option in options.split(",") if option)
     order = ["by", "per", "uninterruptible", "file", "slope", "load"]
-    values = given | {"file": file}
+    values = settings | {"file": file}
     return ",".join(f"{key}={values[key]}" for key in order if key in values)
 
 

@@ -69,9 +69,9 @@ def test_other_rates_are_refused(text: str) -> None:
 @pytest.mark.in_process
 def test_slowness_is_a_factor_above_1() -> None:
     assert (slowness("2.5x"), slowness("")) == (2.5, 1.0)
-    for text in ("3", "1x", "0.5x", "x"):
+    for rate in ("3", "1x", "0.5x", "x"):
         with pytest.raises(BadInput, match="slow must be a factor above 1 such as 3x"):
-            FaultPlan(slow=text)
+            FaultPlan(slow=rate)
 
 
 @pytest.mark.in_process
@@ -81,10 +81,10 @@ def test_times_depend_on_the_seed_and_each_period_has_one_fault() -> None:
     assert schedule == one.schedule() != other.schedule()
     assert schedule == sorted(schedule)
     assert Counter(kind for _, kind in schedule) == {"kill": 120, "driver": 6, "disk-full": 1}
-    assert [int(at * 2) for at, kind in schedule if kind == "kill"] == list(range(120))
-    assert all(20 <= at <= 40 for at, kind in schedule if kind == "disk-full")
+    assert [int(seconds * 2) for seconds, kind in schedule if kind == "kill"] == list(range(120))
+    assert all(20 <= seconds <= 40 for seconds, kind in schedule if kind == "disk-full")
     without = FaultPlan(kill="2/s", seconds=60, seed=7).schedule()
-    assert without == [each for each in schedule if each[1] == "kill"], "one kind's times depend on other kinds"
+    assert without == [event for event in schedule if event[1] == "kill"], "one kind's times depend on other kinds"
 
 
 @pytest.mark.in_process

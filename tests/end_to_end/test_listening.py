@@ -35,13 +35,15 @@ def table() -> dict[str, str]:
 
 def sockets(root: psutil.Process) -> list[tuple[str, str]]:
     """Return the process names and addresses of the tree's sockets that others could reach: TCP, UDP and raw."""
-    found = set()
+    listening = set()
     for process in [root, *root.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
-            for each in process.net_connections("inet"):
-                if each.laddr and (each.status == psutil.CONN_LISTEN or (not each.raddr and each.type != 1)):
-                    found.add((process.name(), each.laddr.ip.removeprefix("::ffff:")))
-    return sorted(found)
+            for connection in process.net_connections("inet"):
+                if connection.laddr and (
+                    connection.status == psutil.CONN_LISTEN or (not connection.raddr and connection.type != 1)
+                ):
+                    listening.add((process.name(), connection.laddr.ip.removeprefix("::ffff:")))
+    return sorted(listening)
 
 
 class Look(anyk.Callback):
@@ -49,8 +51,8 @@ class Look(anyk.Callback):
 
     def on_step(self, info: Any) -> None:
         if info.step == 3:
-            here = psutil.Process()
-            print(json.dumps([len(here.children(recursive=True)), sockets(here)]), flush=True)
+            process = psutil.Process()
+            print(json.dumps([len(process.children(recursive=True)), sockets(process)]), flush=True)
 
 
 def train(cluster: Any, *callbacks: Any, evaluate: str = "") -> None:
@@ -82,8 +84,8 @@ def seen(program: str) -> tuple[int, set[str]]:
         [sys.executable, __file__, program], capture_output=True, text=True, timeout=280, env=environment, check=False
     )
     assert done.returncode == 0, done.stderr
-    children, found = json.loads(done.stdout.splitlines()[-1])
-    return children, {address for _, address in found}
+    children, addresses = json.loads(done.stdout.splitlines()[-1])
+    return children, {address for _, address in addresses}
 
 
 def expected(text: str) -> set[str]:
@@ -99,7 +101,7 @@ def test_every_row_is_tested() -> None:
     ]  # fmt: skip
     assert rows["`processes`, `simulated`"].startswith("nothing")
     assert rows["your own Ray cluster or MPI job"] == "as you configure it"
-    addresses = [expected(text) for text in rows.values()]
+    addresses = [expected(row) for row in rows.values()]
     assert addresses == [set(), {"127.0.0.1"}, {"127.0.0.1"}, {"127.0.0.1"}, set()]
 
 
@@ -135,10 +137,10 @@ def test_watch_listens_on_the_loopback_address(tmp_path: Path) -> None:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert "watching" in line, line
-            until, found = time.monotonic() + 60, set[str]()
-            while not found and time.monotonic() < until:
-                found = {address for _, address in sockets(psutil.Process(process.pid))}
-            assert found == expected(table()["`anyk watch`"])
+            until, listening = time.monotonic() + 60, set[str]()
+            while not listening and time.monotonic() < until:
+                listening = {address for _, address in sockets(psutil.Process(process.pid))}
+            assert listening == expected(table()["`anyk watch`"])
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(60)

@@ -34,8 +34,8 @@ def test_a_closed_form_is_what_the_simulator_finds(wait: str, law: str) -> None:
     strategy, model = anyk.strategy(f"uncoded:wait={wait}", workers=N), parse(law)
     expected = pace(strategy, model).seconds
     assert expected is not None
-    found = simulated_pace(strategy, model, updates=600)
-    assert abs(found.seconds - expected) <= 5 * found.error + 1e-5 + 1e-3 * expected
+    simulated = simulated_pace(strategy, model, updates=600)
+    assert abs(simulated.seconds - expected) <= 5 * simulated.error + 1e-5 + 1e-3 * expected
 
 
 def test_golden_values() -> None:
@@ -92,9 +92,9 @@ def test_nested_codes_compute_until_the_first_level_is_ready(kind: Any) -> None:
     ends = np.min([level.finish_times(pace * level.load) for level in code.levels], axis=0)
     done = np.minimum(code.load, np.floor(ends[:, None] / pace + 1e-9))
     law = Table(pace, by="round", per="load")
-    found = computed_load(anyk.strategy(code.spec, workers=n), law, updates=rounds)
-    assert found == pytest.approx(done.sum() / (rounds * n * n))
-    assert 1 / n <= found < code.load / n
+    load = computed_load(anyk.strategy(code.spec, workers=n), law, updates=rounds)
+    assert load == pytest.approx(done.sum() / (rounds * n * n))
+    assert 1 / n <= load < code.load / n
 
 
 def test_a_codes_load_is_computed_if_nobody_is_cut_off() -> None:

@@ -36,9 +36,9 @@ def test_ways_to_write_one() -> None:
 
 
 def test_the_step_number_and_the_scale_reach_the_step() -> None:
-    made = GD("exponential:start=1,decay=0.5")
+    optimizer = GD("exponential:start=1,decay=0.5")
     for t, scale in ((0, 1.0), (2, 1.0), (2, 4.0)):
-        assert made.step(np.zeros(1), np.ones(1), {}, t, scale)[0] == -(0.5**t) * scale
+        assert optimizer.step(np.zeros(1), np.ones(1), {}, t, scale)[0] == -(0.5**t) * scale
 
 
 def test_anything_with_a_rate_is_a_schedule() -> None:

@@ -62,11 +62,11 @@ vectors = arrays(np.float64, 4, elements=st.floats(-100, 100).filter(lambda x: x
 def test_steps_are_the_published_ones(
     make: Callable[[Any], Optimizer], w: np.ndarray, gradients: list[np.ndarray], scale: float
 ) -> None:
-    made = make(ExponentialRate(0.3, 0.9))
+    optimizer = make(ExponentialRate(0.3, 0.9))
     rates = [0.3 * 0.9**t * scale for t in range(len(gradients))]
-    state = made.start(w)
-    for t, (g, expected) in enumerate(zip(gradients, reference(made.name, w, gradients, rates), strict=True)):
-        w = made.step(w, g.copy(), state, t, scale)
+    state = optimizer.start(w)
+    for t, (g, expected) in enumerate(zip(gradients, reference(optimizer.name, w, gradients, rates), strict=True)):
+        w = optimizer.step(w, g.copy(), state, t, scale)
         assert w == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
@@ -77,14 +77,14 @@ def test_where_the_model_is_written_changes_nothing(
     make: Callable[[Any], Optimizer], w: np.ndarray, gradients: list[np.ndarray], dtype: Any
 ) -> None:
     """With and without ``out`` the same bits; the old model is never touched, so a worker may still be reading it."""
-    made = make(0.1)
+    optimizer = make(0.1)
     one = other = w.astype(dtype)
-    states = made.start(one), made.start(other)
+    states = optimizer.start(one), optimizer.start(other)
     for t, g in enumerate(gradients):
         before, out = one.copy(), np.full(4, np.nan, dtype=dtype)
-        stepped = made.step(other, g.astype(dtype), states[1], t, 1.0, out)
+        stepped = optimizer.step(other, g.astype(dtype), states[1], t, 1.0, out)
         assert stepped is out
-        one, old = made.step(one, g.astype(dtype), states[0], t), one
+        one, old = optimizer.step(one, g.astype(dtype), states[0], t), one
         other = stepped
         assert one.tolist() == other.tolist() and one.dtype == other.dtype == dtype
         assert old.tolist() == before.tolist() and not np.shares_memory(one, old)
@@ -104,17 +104,17 @@ def test_the_start_does_not_hold_on_to_the_model(make: Callable[[Any], Optimizer
 
 @every
 def test_a_state_saved_and_restored_goes_on_alike(make: Callable[[Any], Optimizer]) -> None:
-    made, random = make("exponential:start=0.1,decay=0.9"), np.random.default_rng(0)
+    optimizer, random = make("exponential:start=0.1,decay=0.9"), np.random.default_rng(0)
     gradients = random.standard_normal((8, 5))
     w = random.standard_normal(5)
-    state = made.start(w)
+    state = optimizer.start(w)
     for t in range(4):
-        w = made.step(w, gradients[t].copy(), state, t)
+        w = optimizer.step(w, gradients[t].copy(), state, t)
     saved_w, saved = w.copy(), {name: value.copy() for name, value in state.items()}
-    again = make("exponential:start=0.1,decay=0.9")
+    restored = make("exponential:start=0.1,decay=0.9")
     for t in range(4, 8):
-        w = made.step(w, gradients[t].copy(), state, t)
-        saved_w = again.step(saved_w, gradients[t].copy(), saved, t)
+        w = optimizer.step(w, gradients[t].copy(), state, t)
+        saved_w = restored.step(saved_w, gradients[t].copy(), saved, t)
     assert w.tolist() == saved_w.tolist()
 
 
@@ -124,29 +124,29 @@ def test_scaling_the_gradients_scales_the_steps(make: Callable[[Any], Optimizer]
     gradients = np.random.default_rng(0).standard_normal((5, 3))
     ends = []
     for factor in (1.0, 4.0):
-        made, w = make(0.1), np.zeros(3)
-        state = made.start(w)
+        optimizer, w = make(0.1), np.zeros(3)
+        state = optimizer.start(w)
         for t, g in enumerate(gradients):
-            w = made.step(w, factor * g, state, t)
+            w = optimizer.step(w, factor * g, state, t)
         ends.append(w)
     assert ends[1].tolist() == (4.0 * ends[0]).tolist()
 
 
 def test_adams_first_step_is_the_learning_rate() -> None:
-    made = Adam(0.1)
+    adam = Adam(0.1)
     for size in (1e-3, 1.0, 1e3):
-        stepped = made.step(np.zeros(2), np.array([size, -size]), made.start(np.zeros(2)), 0)
+        stepped = adam.step(np.zeros(2), np.array([size, -size]), adam.start(np.zeros(2)), 0)
         assert stepped == pytest.approx([-0.1, 0.1], rel=1e-4)
 
 
 def test_momentum_zero_is_gradient_descent() -> None:
     gradients = np.random.default_rng(0).standard_normal((5, 3))
     ends = []
-    for made in (GD(0.1), Momentum(0.1, 0.0), Nesterov(0.1, 0.0)):
+    for descent in (GD(0.1), Momentum(0.1, 0.0), Nesterov(0.1, 0.0)):
         w = np.ones(3)
-        state = made.start(w)
+        state = descent.start(w)
         for t, g in enumerate(gradients):
-            w = made.step(w, g.copy(), state, t)
+            w = descent.step(w, g.copy(), state, t)
         ends.append(w.tolist())
     assert ends[0] == ends[1] == ends[2]
 
@@ -164,20 +164,20 @@ def quadratic() -> tuple[np.ndarray, np.ndarray, float]:
 
 def losses(made: Optimizer, steps: int) -> list[float]:
     A, w, _ = quadratic()
-    state, found = made.start(w), []
+    state, values = made.start(w), []
     for t in range(steps):
         w = made.step(w, A @ w, state, t)
         point = state.get("x", w)  # the sequence that the accelerated method's bound is about
-        found.append(float(point @ A @ point / 2))
-    return found
+        values.append(float(point @ A @ point / 2))
+    return values
 
 
 def test_gradient_descent_meets_its_bound() -> None:
     """f(w_t) - f* <= L |w_0 - w*|^2 / (2 t), and it never goes up."""
     _, start, L = quadratic()
-    found = losses(GD(1 / L), 300)
-    assert all(f <= L * float(start @ start) / (2 * t) for t, f in enumerate(found, 1))
-    assert all(later <= earlier for earlier, later in zip(found, found[1:], strict=False))
+    losses_reached = losses(GD(1 / L), 300)
+    assert all(f <= L * float(start @ start) / (2 * t) for t, f in enumerate(losses_reached, 1))
+    assert all(later <= earlier for earlier, later in zip(losses_reached, losses_reached[1:], strict=False))
 
 
 def test_the_accelerated_method_meets_its_bound() -> None:
@@ -191,11 +191,11 @@ def test_the_accelerated_method_meets_its_bound() -> None:
 @every
 def test_all_converge_on_a_quadratic(make: Callable[[Any], Optimizer]) -> None:
     A, w, _ = quadratic()
-    made = make("inverse:start=0.5,decay=0.01")
+    optimizer = make("inverse:start=0.5,decay=0.01")
     before = float(w @ A @ w / 2)
-    state = made.start(w)
+    state = optimizer.start(w)
     for t in range(600):
-        w = made.step(w, A @ w, state, t)
+        w = optimizer.step(w, A @ w, state, t)
     assert float(w @ A @ w / 2) < before / 100
 
 

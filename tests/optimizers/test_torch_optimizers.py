@@ -57,22 +57,22 @@ def through_a_checkpoint(state: dict, folder) -> dict:
 
 def pieces(w: torch.Tensor) -> list[torch.Tensor]:
     parts = torch.split(w, [int(np.prod(shape)) for shape in SHAPES])
-    return [part.view(shape) for part, shape in zip(parts, SHAPES, strict=True)]
+    return [vector.view(shape) for vector, shape in zip(parts, SHAPES, strict=True)]
 
 
 def plain_torch(cls, arguments, lr, schedule=None, clip=None, dtype=np.float32) -> list[np.ndarray]:
     """The models of a plain torch loop over tensors of their own."""
     parameters = [p.clone().requires_grad_() for p in pieces(torch.linspace(-1, 1, SIZE, dtype=torch.float64))]
     parameters = [p.detach().to(getattr(torch, np.dtype(dtype).name)).requires_grad_() for p in parameters]
-    made = cls(parameters, lr=lr, **arguments)
-    following = None if schedule is None else schedule(made)
+    optimizer = cls(parameters, lr=lr, **arguments)
+    following = None if schedule is None else schedule(optimizer)
     models = []
     for g in gradients(dtype=dtype):
         for parameter, slope in zip(parameters, pieces(torch.from_numpy(g)), strict=True):
             parameter.grad = slope.clone()
         if clip is not None:
             nn.utils.clip_grad_norm_(parameters, clip)
-        made.step()
+        optimizer.step()
         if following is not None:
             following.step()
         models.append(np.concatenate([p.detach().reshape(-1).numpy() for p in parameters]))
@@ -96,19 +96,19 @@ def ours(made, folder=None, dtype=np.float32, scale=1.0, problem=None) -> list[n
 
 @pytest.mark.parametrize("name, arguments", TORCH, ids=lambda value: str(value))
 def test_torchs_optimisers_step_as_in_a_torch_loop_to_the_bit(name, arguments, tmp_path):
-    made = TorchOptimizer(name, lr=0.01, **arguments)
+    torch_optimizer = TorchOptimizer(name, lr=0.01, **arguments)
     expected = plain_torch(getattr(torch.optim, name), arguments, 0.01)
     for folder in (None, tmp_path):  # resumed after every step
-        for one, other in zip(ours(made, folder), expected, strict=True):
+        for one, other in zip(ours(torch_optimizer, folder), expected, strict=True):
             assert one.tobytes() == other.tobytes()
-    again = optimizer(made.spec, lr=made.rate.spec)
-    assert again.spec == made.spec
-    assert ours(again)[-1].tobytes() == expected[-1].tobytes()
+    rebuilt = optimizer(torch_optimizer.spec, lr=torch_optimizer.rate.spec)
+    assert rebuilt.spec == torch_optimizer.spec
+    assert ours(rebuilt)[-1].tobytes() == expected[-1].tobytes()
 
 
 def test_an_optimiser_that_needs_shapes_gets_them():
-    made = TorchOptimizer("Adafactor", lr=0.01)
-    assert ours(made, problem=SimpleNamespace())[-1].tobytes() != ours(made)[-1].tobytes()
+    adafactor = TorchOptimizer("Adafactor", lr=0.01)
+    assert ours(adafactor, problem=SimpleNamespace())[-1].tobytes() != ours(adafactor)[-1].tobytes()
     if hasattr(torch.optim, "Muon"):  # matrices only
         with pytest.raises(
             BadInput, match="the torch optimiser 'Muon' cannot be used like this: Muon only supports 2D"
@@ -128,16 +128,18 @@ def test_an_optimiser_that_needs_shapes_gets_them():
 def test_torchs_schedulers_step_as_in_a_torch_loop_to_the_bit(spec, schedule, tmp_path):
     arguments = {"betas": (0.8, 0.95)}
     expected = plain_torch(torch.optim.Adam, arguments, 0.01, schedule)
-    made = TorchOptimizer(torch.optim.Adam, lr=0.01, schedule=spec or schedule, **arguments)
-    for one, other in zip(ours(made, tmp_path), expected, strict=True):
+    torch_optimizer = TorchOptimizer(torch.optim.Adam, lr=0.01, schedule=spec or schedule, **arguments)
+    for one, other in zip(ours(torch_optimizer, tmp_path), expected, strict=True):
         assert one.tobytes() == other.tobytes()
-    rates = [made.rate.at(t) for t in range(5)]
-    assert [made.rate.at(t) for t in (4, 1, 3, 0)] == [rates[t] for t in (4, 1, 3, 0)]  # whenever it is asked
+    rates = [torch_optimizer.rate.at(t) for t in range(5)]
+    assert [torch_optimizer.rate.at(t) for t in (4, 1, 3, 0)] == [
+        rates[t] for t in (4, 1, 3, 0)
+    ]  # whenever it is asked
     if spec is not None:
-        again = optimizer(made.spec, lr=made.rate.spec)
-        assert ours(again)[-1].tobytes() == expected[-1].tobytes()
+        rebuilt = optimizer(torch_optimizer.spec, lr=torch_optimizer.rate.spec)
+        assert ours(rebuilt)[-1].tobytes() == expected[-1].tobytes()
     else:
-        assert made.spec == "torch:method=(made in Python)"
+        assert torch_optimizer.spec == "torch:method=(made in Python)"
 
 
 def test_a_step_may_be_scaled_and_the_rate_ours():
@@ -155,11 +157,11 @@ def test_a_step_may_be_scaled_and_the_rate_ours():
 def test_a_schedule_that_ends_ends_the_run():
     module, X, y = network()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
-    made = TorchOptimizer("SGD", lr=0.1, schedule="OneCycleLR:max_lr=0.1,total_steps=3")
+    optimizer = TorchOptimizer("SGD", lr=0.1, schedule="OneCycleLR:max_lr=0.1,total_steps=3")
     with pytest.raises(
         RunFailed, match="'OneCycleLR:max_lr=0.1,total_steps=3' cannot go beyond step 3: Tried to step 4"
     ):
-        anyk.train(problem, "uncoded", fleet(), optimizer=made, steps=6)
+        anyk.train(problem, "uncoded", fleet(), optimizer=optimizer, steps=6)
 
 
 def test_what_a_torch_optimiser_cannot_be_is_said():
@@ -226,12 +228,12 @@ def test_optaxs_transformations_step_as_in_an_optax_loop(made, plain, tmp_path):
         params = optax.apply_updates(params, updates)
         expected.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)]))
     problem = SimpleNamespace(shapes=SHAPES, dtype=np.dtype(np.float32), trained_at=tree_of)
-    found = ours(made, problem=problem)
-    assert np.array(found) == pytest.approx(np.array(expected), rel=1e-5, abs=1e-6)
-    for one, other in zip(ours(made, tmp_path, problem=problem), found, strict=True):  # resumed after every step
+    models = ours(made, problem=problem)
+    assert np.array(models) == pytest.approx(np.array(expected), rel=1e-5, abs=1e-6)
+    for one, other in zip(ours(made, tmp_path, problem=problem), models, strict=True):  # resumed after every step
         assert one.tobytes() == other.tobytes()
     if isinstance(made.method, str):
-        assert ours(optimizer(made.spec, lr=made.rate.spec), problem=problem)[-1].tobytes() == found[-1].tobytes()
+        assert ours(optimizer(made.spec, lr=made.rate.spec), problem=problem)[-1].tobytes() == models[-1].tobytes()
     else:
         assert made.spec == "optax:method=(made in Python)"
 
@@ -252,11 +254,14 @@ def test_gradients_are_clipped_as_torch_clips_them(norm, seed, size):
 
 def test_clipping_wraps_any_optimiser_and_has_a_spec():
     for dtype in (np.float32, np.float64):
-        made = Clip(of=TorchOptimizer("AdamW", lr=0.01, weight_decay=0.1), norm=1.5)
+        clipped = Clip(of=TorchOptimizer("AdamW", lr=0.01, weight_decay=0.1), norm=1.5)
         expected = plain_torch(torch.optim.AdamW, {"weight_decay": 0.1}, 0.01, clip=1.5, dtype=dtype)
-        assert ours(made, dtype=dtype)[-1] == pytest.approx(expected[-1], rel=1e-5 if dtype == np.float32 else 1e-12)
-    assert made.spec == "clip:of=(torch:method=AdamW,weight_decay=0.1),norm=1.5"
-    assert optimizer(made.spec, lr="0.01").spec == made.spec and optimizer(made.spec, lr="0.01").rate.at(3) == 0.01
+        assert ours(clipped, dtype=dtype)[-1] == pytest.approx(expected[-1], rel=1e-5 if dtype == np.float32 else 1e-12)
+    assert clipped.spec == "clip:of=(torch:method=AdamW,weight_decay=0.1),norm=1.5"
+    assert (
+        optimizer(clipped.spec, lr="0.01").spec == clipped.spec
+        and optimizer(clipped.spec, lr="0.01").rate.at(3) == 0.01
+    )
     assert Clip(of=Adam(lr=0.3), norm=2.0).rate.at(0) == 0.3
     huge = np.full(4, 1e30, dtype=np.float32)
     assert Clip(lr=1.0, norm=1.0).step(np.zeros(4, np.float32), huge, {}, 0) == pytest.approx(-0.5 * np.ones(4))
@@ -279,9 +284,9 @@ def fleet():
 def test_a_run_on_full_batches_is_a_plain_torch_loop():
     module, X, y = network()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
-    made = Clip(of=TorchOptimizer("AdamW", lr=0.05, schedule="CosineAnnealingLR:T_max=20"), norm=0.1)
+    clipped = Clip(of=TorchOptimizer("AdamW", lr=0.05, schedule="CosineAnnealingLR:T_max=20"), norm=0.1)
     for spec in ("uncoded", "frc:stragglers=1"):
-        run = anyk.train(problem, spec, fleet(), optimizer=made, steps=20, evaluate="every=20")
+        run = anyk.train(problem, spec, fleet(), optimizer=clipped, steps=20, evaluate="every=20")
         plain, _, _ = network()
         stepping = torch.optim.AdamW(plain.parameters(), lr=0.05)
         schedule = lr_scheduler.CosineAnnealingLR(stepping, 20)
@@ -325,8 +330,8 @@ def test_a_parameter_may_be_one_number(name, arguments, stepped):
     for _ in range(stepped):
         step()
     problem = anyk.problems.TorchProblem(plain, nn.CrossEntropyLoss(), (x, y))
-    made = TorchOptimizer(stepping) if stepped else TorchOptimizer(name, lr=0.1, **arguments)
-    run = anyk.train(problem, "frc:stragglers=1", fleet(), optimizer=made, steps=4, evaluate="every=9")
+    optimizer = TorchOptimizer(stepping) if stepped else TorchOptimizer(name, lr=0.1, **arguments)
+    run = anyk.train(problem, "frc:stragglers=1", fleet(), optimizer=optimizer, steps=4, evaluate="every=9")
     for _ in range(4):
         step()
     expected = np.concatenate([p.detach().reshape(-1).numpy() for p in plain.parameters()])
@@ -360,9 +365,9 @@ def test_a_run_on_full_batches_is_a_plain_optax_loop(plain):
     for _ in range(20):
         updates, state = plain.update(jax.grad(loss)(params, data), state, params)
         params = optax.apply_updates(params, updates)
-    there = problem.params_at(run.model)
+    reached = problem.params_at(run.model)
     for name in ("w", "b"):
-        assert np.asarray(there[name]) == pytest.approx(np.asarray(params[name]), abs=2e-5)
+        assert np.asarray(reached[name]) == pytest.approx(np.asarray(params[name]), abs=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -378,25 +383,25 @@ def test_a_run_goes_on_to_the_same_bits(made, tmp_path):
     module, X, y = network()
     problem = anyk.problems.TorchProblem(module.float(), nn.CrossEntropyLoss(), (X, y))
     arguments = {"optimizer": made, "evaluate": "every=100"}
-    whole = anyk.train(problem, "frc:stragglers=1", fleet(), steps=12, **arguments)
+    uninterrupted = anyk.train(problem, "frc:stragglers=1", fleet(), steps=12, **arguments)
     anyk.train(problem, "frc:stragglers=1", fleet(), steps=5, out=tmp_path / "run", **arguments).close()
     if "made in Python" in made.spec:
         with pytest.raises(BadInput, match="this optimiser was made in Python; give it again"):
             anyk.resume(tmp_path / "run", problem=problem, steps=12)
-        rest = anyk.resume(tmp_path / "run", problem=problem, steps=12, optimizer=made)
-        assert str(anyk.replay(rest, problem=problem, optimizer=made)).endswith("the same bits of model")
+        resumed = anyk.resume(tmp_path / "run", problem=problem, steps=12, optimizer=made)
+        assert str(anyk.replay(resumed, problem=problem, optimizer=made)).endswith("the same bits of model")
     else:
-        rest = anyk.resume(tmp_path / "run", problem=problem, steps=12)
-    assert rest.model.tobytes() == whole.model.tobytes()
-    json.dumps(rest.report())
+        resumed = anyk.resume(tmp_path / "run", problem=problem, steps=12)
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
+    json.dumps(resumed.report())
 
 
 def test_workers_take_local_steps_with_a_torch_optimiser():
     module, X, y = network()
     problem = anyk.problems.TorchProblem(module, nn.CrossEntropyLoss(), (X, y))
-    made = TorchOptimizer("SGD", lr=0.1, momentum=0.9)
+    optimizer = TorchOptimizer("SGD", lr=0.1, momentum=0.9)
     cluster = anyk.clusters.Simulated(1)
-    run = anyk.train(problem, "pasgd:tau=3,keep=true", cluster, optimizer=made, steps=2, evaluate="every=9")
+    run = anyk.train(problem, "pasgd:tau=3,keep=true", cluster, optimizer=optimizer, steps=2, evaluate="every=9")
     plain, _, _ = network()
     stepping = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     for _ in range(6):

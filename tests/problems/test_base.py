@@ -82,9 +82,9 @@ def test_partitions_add_up_to_the_loss_of_all_and_of_a_sample(name, tmp_path):
         messages = Messages(problem.split(4))
         messages.partitions.load(range(4))
         gradient = messages.partial_gradient(0, w)
-        told = sum(messages.loss("model", j, w, samples) for j in range(4)) / (samples or problem.samples)
+        loss = sum(messages.loss("model", j, w, samples) for j in range(4)) / (samples or problem.samples)
         expected = problem if samples is None else problem.sampled(samples)
-        assert told + 0.5 * float((penalty_of(problem) * w) @ w) == pytest.approx(expected.loss(w), rel=1e-5)
+        assert loss + 0.5 * float((penalty_of(problem) * w) @ w) == pytest.approx(expected.loss(w), rel=1e-5)
         assert np.array_equal(messages.partial_gradient(0, w), gradient)  # in training again
     if name not in DRAWS:
         check_problem(PROBLEMS[name](tmp_path))
@@ -94,13 +94,13 @@ def test_partitions_add_up_to_the_loss_of_all_and_of_a_sample(name, tmp_path):
 def test_the_suite_for_problems_finds_a_wrong_loss(wrong):
     class Wrong(Squares):
         def split(self, partitions, shares=None):
-            made = super().split(partitions, shares)
-            right = made.partial_loss
-            made.partial_loss = (
+            pieces = super().split(partitions, shares)
+            right = pieces.partial_loss
+            pieces.partial_loss = (
                 (lambda j, w, rows=None: right(j, w) / 2) if wrong == "mean"
                 else (lambda j, w, rows=None: right(j, w) * (1 if rows is None else 2))
             )  # fmt: skip
-            return made
+            return pieces
 
     sentence = "the partitions' losses come to" if wrong == "mean" else "rows do not add up to that of partition 0"
     with pytest.raises(AssertionError, match=sentence):
@@ -200,6 +200,6 @@ def stream(partition, seed):
     ],
 )  # fmt: skip
 def test_what_workers_cannot_tell_is_refused(make, asked, sentence):
-    given = {"strategy": "uncoded", "evaluate": "where=workers", "optimizer": anyk.optimizers.GD(lr=0.1)} | asked
+    options = {"strategy": "uncoded", "evaluate": "where=workers", "optimizer": anyk.optimizers.GD(lr=0.1)} | asked
     with pytest.raises(anyk.BadInput, match=sentence):
-        anyk.train(make(), cluster="processes", workers=4, steps=1, **given)
+        anyk.train(make(), cluster="processes", workers=4, steps=1, **options)

@@ -43,27 +43,27 @@ def trained(problem, **options):
 def test_a_run_folder_has_the_model_as_others_read_it(tmp_path):
     problem, _, X = made()
     run = trained(problem, out=tmp_path / "run")
-    there, read = problem.module_at(run.model), Tied()
+    restored, read = problem.module_at(run.model), Tied()
     load_model(read, tmp_path / "run" / "model.safetensors")
-    assert torch.equal(read.eval()(X), there(X)) and read.second.weight is read.first.weight
+    assert torch.equal(read.eval()(X), restored(X)) and read.second.weight is read.first.weight
     names = set(load_file(tmp_path / "run" / "model.safetensors"))
-    assert names | {"second.weight", "first.weight"} == set(there.state_dict())
+    assert names | {"second.weight", "first.weight"} == set(restored.state_dict())
     run.close()
     assert anyk.verify(tmp_path / "run").whole
-    rest = anyk.resume(tmp_path / "run", problem=problem, steps=9)
+    resumed = anyk.resume(tmp_path / "run", problem=problem, steps=9)
     load_model(read, tmp_path / "run" / "model.safetensors")
-    assert torch.equal(read(X), problem.module_at(rest.model)(X))
-    rest.close()
+    assert torch.equal(read(X), problem.module_at(resumed.model)(X))
+    resumed.close()
     assert not list((tmp_path / "run").glob("*.part"))
 
 
 def test_a_problem_begins_with_a_state_from_elsewhere(tmp_path):
     problem, _, _ = made()
     run = trained(problem, out=tmp_path / "run")
-    there = problem.module_at(run.model)
+    restored = problem.module_at(run.model)
     same = made()[0]
     same.load_state_dict(run)
-    for source in (run, tmp_path / "run", str(tmp_path / "run" / "model.safetensors"), there.state_dict()):
+    for source in (run, tmp_path / "run", str(tmp_path / "run" / "model.safetensors"), restored.state_dict()):
         other, module, _ = made(seed=1)
         before = other.initial()
         other.load_state_dict(source)
@@ -71,10 +71,10 @@ def test_a_problem_begins_with_a_state_from_elsewhere(tmp_path):
         assert torch.equal(
             module.first.weight.reshape(-1), torch.from_numpy(before[:16])
         )  # the user's own is left alone
-    other.load_state_dict(there.state_dict())  # frozen layers come with it
-    assert torch.equal(other.module_at(other.initial()).frozen.weight, there.frozen.weight)
-    whole = [sum(one.split(2).partial_gradient(j, run.model) for j in (0, 1)) for one in (problem, same)]
-    assert np.array_equal(*whole)
+    other.load_state_dict(restored.state_dict())  # frozen layers come with it
+    assert torch.equal(other.module_at(other.initial()).frozen.weight, restored.frozen.weight)
+    gradients = [sum(one.split(2).partial_gradient(j, run.model) for j in (0, 1)) for one in (problem, same)]
+    assert np.array_equal(*gradients)
 
 
 def test_states_that_do_not_fit_are_refused(tmp_path):

@@ -54,8 +54,8 @@ class Ignoring(nn.Module):
 
 
 def masked(outputs, targets):
-    kept = (targets != 0).float()
-    return (cross_entropy(outputs, targets, reduction="none") * kept).sum() / kept.sum()
+    mask = (targets != 0).float()
+    return (cross_entropy(outputs, targets, reduction="none") * mask).sum() / mask.sum()
 
 
 @pytest.mark.parametrize("loss", [ignoring, Ignoring(), masked], ids=["function", "module", "mask"])
@@ -81,8 +81,8 @@ def test_what_is_advised_is_exact():
                          reduction="sum")  # fmt: skip
     for problem, divisor in ((own, len(X)), (total, int((y != 0).sum()))):
         parts = problem.split(4)
-        whole = sum(parts.partial_gradient(j, problem.initial()) for j in range(4)) / divisor
-        assert whole == pytest.approx(np.concatenate([g.reshape(-1).numpy() for g in exact]), abs=1e-6)
+        gradient = sum(parts.partial_gradient(j, problem.initial()) for j in range(4)) / divisor
+        assert gradient == pytest.approx(np.concatenate([g.reshape(-1).numpy() for g in exact]), abs=1e-6)
 
 
 def test_class_weights_show_in_sorted_data_too():
@@ -177,7 +177,7 @@ def test_trial_rows_have_extremes_and_come_from_everywhere():
     values[4321, 2], values[17, 0] = -100, 255
     rows = np.concatenate(list(trial_groups([values], 5000)))
     assert {0, 1, 17, 4321} <= set(rows.tolist()) and len(rows) == len(set(rows.tolist())) == 32
-    assert all((rows // 500 == part).any() for part in range(10))
+    assert all((rows // 500 == block).any() for block in range(10))
     assert all(len(group) <= 4 for group in trial_groups([values], 5000))
     assert [group.tolist() for group in trial_groups([], 3, 2)] != [] and sum(map(len, trial_groups([], 3, 2))) == 3
 

@@ -76,15 +76,15 @@ def test_a_files_problem_is_resumed_from_another_folder(script, tmp_path, monkey
     arguments = ("--problem", "my_script.py:make_problem", "--workers", "4", "--lr", "0.5", "--optimizer", "gd")
     result = run("train", *arguments, "--strategy", "frc:stragglers=1", "--steps", "3", "--out", folder, "--json", "-")
     assert result.exit_code == 0, result.output
-    whole = f"{script}:make_problem"
-    assert json.loads(result.stdout)["data"] == whole
+    name = f"{script}:make_problem"
+    assert json.loads(result.stdout)["data"] == name
     monkeypatch.chdir("/")
-    resumed = run("resume", folder, "--steps", "8", "--problem", whole)
+    resumed = run("resume", folder, "--steps", "8", "--problem", name)
     assert resumed.exit_code == 0, resumed.output
     assert "the same bits of model" in run("replay", folder, "--trust").output
     centres = anyk.testing.Squares(4).split(4).centres.mean(axis=0) + 0.5
     assert anyk.Run.open(folder).model == pytest.approx(centres * (1 - 0.5**8), abs=1e-12)
-    raced = run("race", "--problem", whole, "--workers", "4", "--cluster", "simulated", "--lr", "0.1", "--steps", "2",
+    raced = run("race", "--problem", name, "--workers", "4", "--cluster", "simulated", "--lr", "0.1", "--steps", "2",
                 "--strategy", "uncoded", "--strategy", "frc:load=2", "--out", str(tmp_path / "race"))  # fmt: skip
     assert raced.exit_code == 0, raced.output
     assert "5 parameters" in raced.output
@@ -117,11 +117,11 @@ def test_what_names_no_problem_is_said(script):
         with pytest.raises(BadInput) as caught:
             from_function(name)
         assert sentence in str(caught.value), str(caught.value)
-    for given, sentence in [
+    for options, sentence in [
         (["--data", "digits"], "--problem brings its own data and model; omit --data"),
         (["--l2", "0.1"], "omit --l2"),
     ]:
-        result = run("train", "--problem", f"{script}:make_problem", "--workers", "4", *given)
+        result = run("train", "--problem", f"{script}:make_problem", "--workers", "4", *options)
         assert result.exit_code == 2 and sentence in result.output, result.output
     rough = script.parent / "rough.py"
     rough.write_text(

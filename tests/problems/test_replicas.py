@@ -87,10 +87,10 @@ def test_an_item_draws_the_same_in_every_batch_of_a_model():
     seen.clear()
     w, parts = problem.initial(), problem.split(2)
     parts.partial_gradient(0, w)
-    whole = dict(seen)
+    first_draws = dict(seen)
     seen.clear()
     parts.partial_gradient(0, w, np.array([3, 7]))
-    assert len(set(whole.values())) == 12 and seen == [(3, whole[3]), (7, whole[7])]
+    assert len(set(first_draws.values())) == 12 and seen == [(3, first_draws[3]), (7, first_draws[7])]
 
 
 def test_augmentation_on_processes_gives_the_simulators_bits():
@@ -119,8 +119,8 @@ def test_augmentation_on_processes_gives_the_simulators_bits():
 
 def counted():
     """A data set's own generator, with the same seed everywhere, goes on from call to call."""
-    own = np.random.default_rng(0)
-    return lambda i: own.standard_normal()
+    draws = np.random.default_rng(0)
+    return lambda i: draws.standard_normal()
 
 
 BROKEN = {

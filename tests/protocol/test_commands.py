@@ -107,21 +107,21 @@ def direction(d: int, key: int) -> np.ndarray:
 @pytest.mark.parametrize("key", [0, 5])
 @pytest.mark.parametrize("kind", PROBLEMS)
 def test_a_measure_projects_the_message_on_every_cluster(kind: str, key: int) -> None:
-    found = []
+    answers = []
     for make in CLUSTERS.values():
         toy, values = measuring(key)
         driven(toy, make(4), PROBLEMS[kind]())
-        found.append(values)
-    assert found[0] == found[1] and len(found[0]) == 4  # bit for bit
+        answers.append(values)
+    assert answers[0] == answers[1] and len(answers[0]) == 4  # bit for bit
     parts = PROBLEMS[kind]().split(4)
     w = np.zeros(parts.dimension, dtype=parts.dtype)
     for worker in range(4):
-        whole = np.zeros(parts.dimension)  # zeros outside of a message's support add nothing
+        gradient = np.zeros(parts.dimension)  # zeros outside of a message's support add nothing
         for j, coefficient in ((worker, 1.0), ((worker + 1) % 4, -0.5)):
             support = parts.support(j)
-            np.add.at(whole, slice(None) if support is None else support, coefficient * parts.partial_gradient(j, w))
-        expected = float(direction(parts.dimension, key) @ whole)
-        assert found[0][worker] == pytest.approx(expected, rel=1e-5, abs=1e-12)
+            np.add.at(gradient, slice(None) if support is None else support, coefficient * parts.partial_gradient(j, w))
+        expected = float(direction(parts.dimension, key) @ gradient)
+        assert answers[0][worker] == pytest.approx(expected, rel=1e-5, abs=1e-12)
 
 
 @both
@@ -183,9 +183,9 @@ def adding_up(divisor: str = "all") -> Toy:
     """Worker 0 adds -2 times its own partition 1 to 0.5 x (3, 0) of worker 1 and 2 x (2) of worker 2."""
 
     def begin(toy: Toy) -> Sequence[Command]:
-        own = Chunk((1, 2), (7.0, 7.0), send="request")
+        request = Chunk((1, 2), (7.0, 7.0), send="request")
         return [
-            Dispatch(0, (0,), [(own,)]),
+            Dispatch(0, (0,), [(request,)]),
             Dispatch(1, (1, 2), [(Chunk((3, 0), (1.0, 1.0)),), (Chunk((2,), (1.0,)),)]),
         ]
 
@@ -228,8 +228,8 @@ def test_a_worker_adds_up_others_messages(kind: str) -> None:
 @both
 def test_counted_samples_include_those_of_inner_messages(make: Any) -> None:
     """divisor="counted" divides by the samples that the message covers: partitions 1, 3, 0 and 2."""
-    whole = driven(adding_up("all"), make(4)).models["model"]
-    assert driven(adding_up("counted"), make(4)).models["model"] == pytest.approx(whole)
+    expected = driven(adding_up("all"), make(4)).models["model"]
+    assert driven(adding_up("counted"), make(4)).models["model"] == pytest.approx(expected)
 
 
 @both
@@ -481,15 +481,15 @@ def test_a_run_goes_on_from_between_question_and_answer(make: Any, spec: str, n:
 @both
 def test_a_measure_after_a_checkpoint_gives_the_same_number(make: Any) -> None:
     """Of a message that the checkpoint holds, on sparse data."""
-    toy, whole = measuring()
+    toy, expected = measuring()
     driven(toy, make(4), sparse_problem())
     values: list[dict[int, float]] = []
 
     def strategy() -> Toy:
-        toy, found = measuring()
-        found |= values[0] if values else {}  # a strategy of its own would have it in its state
-        values.append(found)
+        toy, answers = measuring()
+        answers |= values[0] if values else {}  # a strategy of its own would have it in its state
+        values.append(answers)
         return toy
 
     gone_on(strategy, lambda: make(4), sparse_problem, measured, 1)
-    assert values[1] == whole
+    assert values[1] == expected

@@ -83,11 +83,11 @@ def test_a_callback_is_told_what_history_and_receipts_say(strategy):
 
 
 def test_what_callbacks_are_told_cannot_be_changed():
-    kept = []
+    infos = []
 
     class Keep(Callback):
         def on_step(self, info):
-            kept.append(info)
+            infos.append(info)
             with pytest.raises(dataclasses.FrozenInstanceError):
                 info.loss = 0.0
             with pytest.raises(ValueError, match="read-only"):
@@ -95,8 +95,8 @@ def test_what_callbacks_are_told_cannot_be_changed():
 
     run = anyk.train(linear(), "uncoded", fleet(), steps=3, callbacks=[Keep()])
     with pytest.raises(anyk.BadInput, match="the model of step 1 is gone; copy it in on_step"):
-        _ = kept[0].model
-    assert same(kept[0].receipt, run.receipt(1))  # asked for later, from the log
+        _ = infos[0].model
+    assert same(infos[0].receipt, run.receipt(1))  # asked for later, from the log
 
 
 def test_callbacks_do_not_change_a_run():
@@ -136,9 +136,9 @@ def test_stop_run_ends_a_run_as_a_limit_does(tmp_path):
     assert [(note["kind"], note["text"]) for note in run.notes] == [("stopped", "enough")]
     assert recorder.of("step")[-1].step == 4  # others hear of the step, too
     run.close()
-    whole = anyk.train(linear(), "async", fleet(), steps=50)
+    uninterrupted = anyk.train(linear(), "async", fleet(), steps=50)
     further = anyk.resume(tmp_path / "run", steps=50)
-    assert np.array_equal(further.model, whole.model)
+    assert np.array_equal(further.model, uninterrupted.model)
 
 
 class Faulty(Callback):
@@ -170,8 +170,8 @@ def test_a_callback_that_raises_leaves_a_folder_to_resume(tmp_path, hook):
         )
         assert run.loss == run.history["loss"][5]
     assert anyk.verify(tmp_path / "run").whole
-    whole = anyk.train(linear(), "k-async:k=2", fleet(), steps=12)
-    assert np.array_equal(anyk.resume(tmp_path / "run").model, whole.model)
+    uninterrupted = anyk.train(linear(), "k-async:k=2", fleet(), steps=12)
+    assert np.array_equal(anyk.resume(tmp_path / "run").model, uninterrupted.model)
 
 
 def test_errors_at_the_beginning_and_at_the_end_are_raised(tmp_path):
@@ -258,11 +258,11 @@ def test_states_of_callbacks_are_part_of_checkpoints(tmp_path):
         def load_state_dict(self, state):
             self.sum, self.count = state["sum"], state["count"]
 
-    whole, parts = Mean(), (Mean(), Mean())
-    anyk.train(linear(), "async", fleet(), steps=10, callbacks=[whole])
+    mean, parts = Mean(), (Mean(), Mean())
+    anyk.train(linear(), "async", fleet(), steps=10, callbacks=[mean])
     anyk.train(linear(), "async", fleet(), steps=4, callbacks=[parts[0]], out=tmp_path / "run").close()
     anyk.resume(tmp_path / "run", steps=10, callbacks=[parts[1]]).close()
-    assert np.array_equal(parts[1].sum, whole.sum) and parts[1].count == whole.count
+    assert np.array_equal(parts[1].sum, mean.sum) and parts[1].count == mean.count
     anyk.resume(tmp_path / "run", steps=12).close()  # without it
     assert anyk.verify(tmp_path / "run").whole
 
@@ -328,12 +328,14 @@ def looped(steps, optimizer, stop=None, cluster=None, **rest):
 
 @pytest.mark.parametrize("stop", [None, 5])
 def test_a_loop_resumes_with_the_state_of_its_optimiser(tmp_path, stop):
-    whole = looped(12, Momentum())
+    uninterrupted = looped(12, Momentum())
     first = Momentum()
     looped(12 if stop else 5, first, stop=stop, out=tmp_path / "run", keep=first, go_on=True).close()
-    again = Momentum()
-    run = looped(12, again, out=tmp_path / "run", keep=[again], go_on=True)
-    assert again.steps == 12 and np.array_equal(run.model, whole.model) and run.ledger == whole.ledger
+    restored = Momentum()
+    run = looped(12, restored, out=tmp_path / "run", keep=[restored], go_on=True)
+    assert (
+        restored.steps == 12 and np.array_equal(run.model, uninterrupted.model) and run.ledger == uninterrupted.ledger
+    )
     assert anyk.verify(tmp_path / "run").whole
 
 
@@ -345,8 +347,8 @@ def test_a_failed_loop_is_resumed_before_its_last_step(tmp_path):
             optimizer.step(step)
             if step.number == 6:
                 raise ZeroDivisionError
-    again = Momentum()
-    run = looped(12, again, out=tmp_path / "run", keep=again, go_on=True)
+    restored = Momentum()
+    run = looped(12, restored, out=tmp_path / "run", keep=restored, go_on=True)
     assert np.array_equal(run.model, looped(12, Momentum()).model)
 
 
@@ -367,24 +369,24 @@ def test_a_torch_loop_resumes_with_all_of_its_states(tmp_path):
             scheduler.step()
         return [parameter.detach().numpy().copy() for parameter in module.parameters()], scheduler.last_epoch
 
-    whole = script(9)
+    uninterrupted = script(9)
     script(4, out=tmp_path / "run")
     resumed = script(9, out=tmp_path / "run", go_on=True)
-    assert resumed[1] == whole[1] == 9 and all(map(np.array_equal, resumed[0], whole[0]))
+    assert resumed[1] == uninterrupted[1] == 9 and all(map(np.array_equal, resumed[0], uninterrupted[0]))
     nothing = script(9, out=tmp_path / "run", go_on=True)  # nothing is left to do: the module is the run's
-    assert all(map(np.array_equal, nothing[0], whole[0]))
+    assert all(map(np.array_equal, nothing[0], uninterrupted[0]))
 
 
 def test_what_a_loop_cannot_resume_is_said_in_one_sentence(tmp_path):
     optimizer = Momentum()
     looped(3, optimizer, out=tmp_path / "run", keep=optimizer).close()
-    for rest, sentence in (
+    for options, sentence in (
         ({}, "exists; choose another, or go on with it"),
         ({"go_on": True}, "the run stores the states of 1 objects, keep has 0; give the same"),
         ({"go_on": True, "keep": 3}, "keep must be objects with state_dict and load_state_dict"),
         ({"go_on": True, "cluster": fleet(8)}, "has the workers '6', the loop '8'; give the same, or another out"),
     ):
         with pytest.raises(anyk.BadInput, match=sentence):
-            looped(6, Momentum(), out=tmp_path / "run", **rest)
+            looped(6, Momentum(), out=tmp_path / "run", **options)
     with pytest.raises(anyk.BadInput, match="go_on resumes the run in a folder; give out="):
         looped(6, Momentum(), go_on=True)

@@ -22,11 +22,11 @@ def cell(monkeypatch):
         outputs.append([page])
         return SimpleNamespace(update=outputs[-1].append)
 
-    ipython, shown = ModuleType("IPython"), ModuleType("IPython.display")
+    ipython, display_module = ModuleType("IPython"), ModuleType("IPython.display")
     ipython.get_ipython = lambda: SimpleNamespace(kernel=object())
-    shown.HTML, shown.display = str, display
+    display_module.HTML, display_module.display = str, display
     monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", shown)
+    monkeypatch.setitem(sys.modules, "IPython.display", display_module)
     monkeypatch.setattr(live_progress, "_CELL", 0.0)
     return outputs
 
@@ -37,8 +37,8 @@ def test_each_run_of_a_race_has_an_output_to_its_last_step(cell, capfd):
     assert capfd.readouterr().err == ""  # all of it is in the cell
     assert len(cell) == 2
     for run, pages in zip(race.runs, cell, strict=True):
-        told = [re.search(r"step (\d+)/5", page) for page in pages]
-        assert [int(one[1]) for one in told if one] == sorted(int(one[1]) for one in told if one)
+        steps = [re.search(r"step (\d+)/5", page) for page in pages]
+        assert [int(one[1]) for one in steps if one] == sorted(int(one[1]) for one in steps if one)
         assert re.search(rf"step 5/5  loss .* of 4 workers on time  .* s  {run.config.strategy}", pages[-1])
         assert '<rect width="320.0"' in pages[-1] and "<polyline" in pages[-1]
         points = re.search(r'points="([^"]*)"', pages[-1])[1].split()

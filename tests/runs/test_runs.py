@@ -177,16 +177,16 @@ def test_evaluation_keeps_to_its_share_of_the_time(target, monkeypatch):
                 time.sleep(0.01)
             assert evaluator.reached is not None
     finally:
-        found = evaluator.finish()
-    assert [evaluation.version for evaluation in found] == [1, 2, 3, 4, 5]
+        evaluations = evaluator.finish()
+    assert [evaluation.version for evaluation in evaluations] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
 def test_long_runs_are_evaluated_sparsely():
     run = small("uncoded", steps=3000)
-    known = ~np.isnan(run.history["loss"])
-    assert 200 < known.sum() < 3000
-    assert known[-1]
+    evaluated = ~np.isnan(run.history["loss"])
+    assert 200 < evaluated.sum() < 3000
+    assert evaluated[-1]
 
 
 # ----------------------------------------------------------------------------------------------- folders
@@ -194,11 +194,11 @@ def test_long_runs_are_evaluated_sparsely():
 
 def test_a_run_folder_can_be_read_back(tmp_path):
     run = small(out=tmp_path / "run")
-    found = anyk.Run.open(tmp_path / "run")
-    assert found.result() == run.result()
-    assert np.array_equal(found.model, run.model)
-    assert found.receipt(3).used == run.receipt(3).used
-    for opened in (run, found):
+    reopened = anyk.Run.open(tmp_path / "run")
+    assert reopened.result() == run.result()
+    assert np.array_equal(reopened.model, run.model)
+    assert reopened.receipt(3).used == run.receipt(3).used
+    for opened in (run, reopened):
         opened.close()
 
 
@@ -292,23 +292,23 @@ SETTINGS = [
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: next((repr(v)[:40] for v in s.values()), "plain"))
 def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(tmp_path, spec, setting):
-    whole = small(spec, steps=12, out=tmp_path / "whole", **setting)
+    uninterrupted = small(spec, steps=12, out=tmp_path / "whole", **setting)
     for stop in (1, 6):
-        part = small(spec, steps=stop, out=tmp_path / f"part{stop}", **setting)
-        part.close()
+        beginning = small(spec, steps=stop, out=tmp_path / f"part{stop}", **setting)
+        beginning.close()
         if "cluster" in setting:  # what the cluster was made with is not in its spec: rebuild it by hand
             continue
-        resumed = anyk.resume(tmp_path / f"part{stop}", problem=Squares(whole.config.partitions), steps=12)
-        assert resumed.model.tobytes() == whole.model.tobytes()
-        assert resumed.seconds == whole.seconds
+        resumed = anyk.resume(tmp_path / f"part{stop}", problem=Squares(uninterrupted.config.partitions), steps=12)
+        assert resumed.model.tobytes() == uninterrupted.model.tobytes()
+        assert resumed.seconds == uninterrupted.seconds
         used = "SELECT step, task, chunk, worker, weight, received FROM chunks WHERE step NOT NULL ORDER BY 1, 2, 3"
-        assert resumed.log.rows(used) == whole.log.rows(used)
+        assert resumed.log.rows(used) == uninterrupted.log.rows(used)
         for table in ("events", "reuses"):
-            assert resumed.log.rows(f"SELECT * FROM {table}") == whole.log.rows(f"SELECT * FROM {table}")
-        assert np.array_equal(resumed.history["loss"], whole.history["loss"])
+            assert resumed.log.rows(f"SELECT * FROM {table}") == uninterrupted.log.rows(f"SELECT * FROM {table}")
+        assert np.array_equal(resumed.history["loss"], uninterrupted.history["loss"])
         assert resumed.log.rows("SELECT task, chunk FROM chunks GROUP BY 1, 2 HAVING count(*) > 1") == []
         resumed.close()
-    whole.close()
+    uninterrupted.close()
 
 
 def interrupted_driver(spec, setting, stop, steps):
@@ -362,8 +362,8 @@ anyk.train(problem, "agc:load=2,wait=3", cluster, steps=100000, out={str(tmp_pat
     resumed = anyk.resume(tmp_path / "run", steps=goal)
     problem = anyk.problems.from_data("synthetic:rows=200,features=8")
     cluster = anyk.cluster("simulated", workers=6, delays="exp:mean=0.5", seed=3)
-    whole = anyk.train(problem, "agc:load=2,wait=3", cluster, steps=goal)
-    assert resumed.model.tobytes() == whole.model.tobytes()
+    uninterrupted = anyk.train(problem, "agc:load=2,wait=3", cluster, steps=goal)
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
     assert str(anyk.replay(resumed)).endswith("the same decisions and the same bits of model")
     resumed.close()
 
@@ -371,7 +371,7 @@ anyk.train(problem, "agc:load=2,wait=3", cluster, steps=100000, out={str(tmp_pat
 def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     problem = anyk.problems.from_data("synthetic:rows=200,features=8")
     setting = {"workers": 6, "delays": "exp:mean=0.5", "seed": 3}
-    whole = anyk.train(problem, "frc", anyk.cluster("simulated", **setting), steps=20)
+    uninterrupted = anyk.train(problem, "frc", anyk.cluster("simulated", **setting), steps=20)
 
     def watch(driver, evaluator):
         if driver.step == 10:
@@ -392,8 +392,8 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
         unfinished.model  # noqa: B018
     unfinished.close()
     resumed = anyk.resume(tmp_path / "run")
-    assert resumed.model.tobytes() == whole.model.tobytes()
-    assert resumed.ledger == whole.ledger
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
+    assert resumed.ledger == uninterrupted.ledger
     assert resumed.steps == len(resumed.history["step"]) - 1 == 20  # nothing is in the log twice
     resumed.close()
 
@@ -470,7 +470,7 @@ def test_the_log_is_never_far_behind_on_a_quiet_cluster(tmp_path):
 
     run = anyk.train(Squares(2), "uncoded", cluster, steps=4, out=tmp_path / "run", callbacks=[Watching(watch)])
     run.close()
-    assert all(written is None or made - written <= 4 for made, written in seen)
+    assert all(written is None or version - written <= 4 for version, written in seen)
 
 
 # ----------------------------------------------------------------------------------------------- refusals
@@ -588,9 +588,9 @@ def test_a_run_ended_by_its_seconds_loses_no_event(tmp_path, spec):
     optimizer = anyk.optimizers.GD(lr=0.05)
     anyk.train(Squares(6), spec, cluster, optimizer=optimizer, seconds=2.0, out=tmp_path / "run").close()
     resumed = anyk.resume(tmp_path / "run", problem=Squares(6), steps=60)
-    whole = anyk.train(Squares(6), spec, Simulated(6, delays=EXP, seed=1), optimizer=optimizer, steps=60)
-    assert resumed.seconds == whole.seconds
-    assert resumed.model.tobytes() == whole.model.tobytes()
+    uninterrupted = anyk.train(Squares(6), spec, Simulated(6, delays=EXP, seed=1), optimizer=optimizer, steps=60)
+    assert resumed.seconds == uninterrupted.seconds
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
     resumed.close()
 
 

@@ -33,18 +33,18 @@ ELSEWHERE = {("bibd", "load"), ("kronecker", "left"), ("kronecker", "right")}  #
 
 def literals(kind: Any) -> Iterator[str]:
     """The words that a key may have as its value."""
-    for part in typing.get_args(kind):
+    for inner_kind in typing.get_args(kind):
         if typing.get_origin(kind) is typing.Literal:
-            yield str(part)
+            yield str(inner_kind)
         else:
-            yield from literals(part)
+            yield from literals(inner_kind)
 
 
 def spec_with(name: str, settings: list[str]) -> str | None:
     """What the object of a spec says that its spec is; None for one that does not exist."""
-    text, workers = f"{name}:{','.join(settings)}".rstrip(":"), WORKERS.get(name, 6)
+    spec, workers = f"{name}:{','.join(settings)}".rstrip(":"), WORKERS.get(name, 6)
     try:
-        return (anyk.strategy if name in strategies else anyk.code)(text, workers=workers).spec
+        return (anyk.strategy if name in strategies else anyk.code)(spec, workers=workers).spec
     except anyk.BadInput:
         return None
 

@@ -52,11 +52,13 @@ class Writer:
         """All that had happened when a step was taken; after the last step also the end."""
         seq = next((row[-1] for row in self.rows["updates"] if row[1] == step + 1), float("inf"))
         for name, all_rows in self.rows.items():
-            place = 1 if name == "evaluations" else 0 if name == "events" else -1
+            column = 1 if name == "evaluations" else 0 if name == "events" else -1
             limit = step if name == "evaluations" else seq - 1
             if name in ("works", "partitions"):
                 limit = float("inf")
-            due = [row for row in all_rows if row[place] is None or isinstance(row[place], str) or row[place] <= limit]
+            due = [
+                row for row in all_rows if row[column] is None or isinstance(row[column], str) or row[column] <= limit
+            ]
             self.log._rows[name].extend(due[self.written[name] :])
             self.written[name] = len(due)
         self.log.flush()
@@ -78,9 +80,9 @@ def ask(watch, path, method="GET", **headers):
     link = http.client.HTTPConnection("127.0.0.1", int(watch.url.rsplit(":")[-1].strip("/")), timeout=60)
     link.request(method, path, headers=headers)
     answer = link.getresponse()
-    found = answer.status, answer.read().decode(), dict(answer.getheaders())
+    response = answer.status, answer.read().decode(), dict(answer.getheaders())
     link.close()
-    return found
+    return response
 
 
 def stand(folder):
@@ -96,8 +98,8 @@ def test_the_state_tells_when_a_page_is_to_be_made_again(tmp_path, served):
         return json.loads(ask(served, "/0/state")[1])["seals"], json.loads(SEALS.search(ask(served, "/0")[1])[1])
 
     writer.upto(5)
-    newest, shown = seals()
-    assert newest == shown == writer.log.seal
+    newest, displayed = seals()
+    assert newest == displayed == writer.log.seal
     writer.upto(9)
     assert seals() == (writer.log.seal, writer.log.seal) and writer.log.seal != newest
     writer.log.truncate(writer.rows["updates"][1][-1])  # cut back, as when it is resumed from a checkpoint
@@ -116,13 +118,13 @@ def test_only_this_machine_may_ask_and_only_read(tmp_path, served):
     anyk.train(PROBLEM, "uncoded", anyk.cluster("simulated", workers=2), steps=1, out=tmp_path / name).close()
     host = served.url.removeprefix("http://").strip("/")
     assert served.url.startswith("http://127.0.0.1:")
-    status, text, headers = ask(served, "/", Host=host)
-    assert status == 200 and "<img" not in text and "&lt;img src=x" in text
+    status, page, headers = ask(served, "/", Host=host)
+    assert status == 200 and "<img" not in page and "&lt;img src=x" in page
     assert "default-src 'none'" in headers["Content-Security-Policy"] and "Access-Control-Allow-Origin" not in headers
     for foreign in ("evil.example", f"evil.example:{host.split(':')[1]}", "127.0.0.1", "127.0.0.1:1", ""):
         for path in ("/", "/0", "/0/state", "/page.js"):
-            status, text, _ = ask(served, path, Host=foreign)
-            assert status == 403 and "img" not in text
+            status, page, _ = ask(served, path, Host=foreign)
+            assert status == 403 and "img" not in page
     for path in ("/1", "/-1", "/0/other", "/..%2f..%2fetc/passwd", "/../../etc/passwd", "/run.toml", "//evil.example/"):
         assert ask(served, path)[0] == 404
     assert ask(served, "/", method="POST")[0] == 501 and ask(served, "/0", method="DELETE")[0] == 501
@@ -135,8 +137,8 @@ def test_a_race_and_runs_that_have_not_begun(tmp_path, served):
         titles = [race.title(run) for run in race.runs]
     for name in ("frc-load=3", "frc-load=3_seed=1", "uncoded_seed=1"):
         shutil.move(tmp_path / "race" / name, tmp_path.parent / f"{tmp_path.name}-{name}")
-    text = ask(served, "/")[1]
-    assert "race of 4 runs" in text and "run 1 of 4, uncoded: 3 steps" in text
+    body = ask(served, "/")[1]
+    assert "race of 4 runs" in body and "run 1 of 4, uncoded: 3 steps" in body
     status, page, _ = ask(served, "/0")
     assert status == 200 and f"not begun yet: {', '.join(titles[1:])}" in page
     (tmp_path / "race" / "race.toml").write_text("format = 1")
@@ -169,9 +171,9 @@ def test_the_command_ends_with_a_signal_and_leaves_nothing(tmp_path, ending):
         assert process.wait(60) == 0 and process.stderr.read() == ""
     assert list((tmp_path / "copies").iterdir()) == [] and stand(tmp_path / "runs" / "a") == before
     assert taken.exit_code == 2 and f"cannot be served at 127.0.0.1:{port}" in taken.output
-    for words, why in ((["none"], "no folder 'none' to watch"), (["--port", "70000", "."], "from 0 to 65535")):
+    for words, sentence in ((["none"], "no folder 'none' to watch"), (["--port", "70000", "."], "from 0 to 65535")):
         refused = CliRunner().invoke(main, ["watch", *words])
-        assert refused.exit_code == 2 and why in refused.output
+        assert refused.exit_code == 2 and sentence in refused.output
 
 
 def test_copies_of_a_killed_process_are_removed_by_the_next(tmp_path, monkeypatch):
@@ -191,8 +193,8 @@ def test_copies_of_a_killed_process_are_removed_by_the_next(tmp_path, monkeypatc
     assert killed.returncode == -signal.SIGKILL
     with Following(runs / "a") as followed:
         followed.run()
-        (place,) = {*copies.iterdir()} - {copies / "anyk-copy-link"} - {Path(followed._place.name)}
-        assert (place / "log.sqlite").is_file()
+        (copy,) = {*copies.iterdir()} - {copies / "anyk-copy-link"} - {Path(followed._place.name)}
+        assert (copy / "log.sqlite").is_file()
         Watch([runs]).close()
         assert {*copies.iterdir()} == {copies / "anyk-copy-link", Path(followed._place.name)}
         assert followed.run().steps == 1
@@ -203,15 +205,15 @@ def test_live_numbers_move(tmp_path, served, opened):
     folder = tmp_path / "run"
     writer = Writer(folder)
     writer.upto(3)
-    shown = opened(f"{served.url}0")
-    page = shown.page
+    live_page = opened(f"{served.url}0")
+    page = live_page.page
 
     def moved(step):
         """The page tells of a step, soon after it was taken; it may load itself anew for what has no figure yet."""
         with Following(folder) as followed:
             run = followed.run()
             tasks = tasks_of(run)
-            told = {
+            state = {
                 "counts": [int(kinds(tasks)[kind][0].sum()) for kind in ("used", "cut")],
                 "end": float(tasks.end.max()),
                 "loss": run.history["loss"][: step + 1].tolist(),
@@ -235,7 +237,7 @@ def test_live_numbers_move(tmp_path, served, opened):
                     && JSON.stringify(workers) === JSON.stringify(used)
                     && document.getElementById("run0-receipt").textContent.includes("All 6 partitions counted with weight 1.");
             }""",
-            arg=told,
+            arg=state,
             timeout=120_000,
         )
 
@@ -257,8 +259,8 @@ def test_live_numbers_move(tmp_path, served, opened):
     page.click("nav a")
     page.wait_for_selector("td.ended", timeout=120_000)
     assert stand(folder) == before
-    assert shown.complaints == []
-    assert all(url.startswith((served.url, "data:", "blob:")) for url in shown.requests)
+    assert live_page.complaints == []
+    assert all(url.startswith((served.url, "data:", "blob:")) for url in live_page.requests)
 
 
 WRONG = [
@@ -283,10 +285,10 @@ def test_one_bad_run_does_not_take_the_list_away(sql, tmp_path):
     watch = Watch([tmp_path])
     try:
         for path in ("/", "/0/", "/1/", "/0/state", "/1/state"):
-            _, text = watch._answer(path)
-            assert text
+            _, page = watch._answer(path)
+            assert page
             if path == "/":
-                assert ">good</a>" in text and ">bad</a>" in text
+                assert ">good</a>" in page and ">bad</a>" in page
     finally:
         watch.close()
 

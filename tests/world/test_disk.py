@@ -39,8 +39,8 @@ def images_of_a_run(folder: Path) -> list[Image]:
 
 def lost(images: list[Image], folder: Path) -> str | None:
     """Return which image does not lead to the model of an undisturbed run, and why; None if all do."""
-    with anyk.train(Squares(4), "frc:load=2", steps=STEPS, **SETTING) as whole:
-        expected = whole.model.tobytes()
+    with anyk.train(Squares(4), "frc:load=2", steps=STEPS, **SETTING) as uninterrupted:
+        expected = uninterrupted.model.tobytes()
     for number, image in enumerate(images):
         image.write(folder / str(number))
         try:
@@ -152,25 +152,27 @@ def run_on(disk: FullDisk, folder: Path) -> str | None:
 def test_a_full_disk_ends_the_run_and_loses_nothing(lasting: bool, tmp_path: Path) -> None:
     counted = FullDisk(0, lasting=False)
     assert run_on(counted, tmp_path / "whole") is None
-    with anyk.train(Squares(4), "frc:load=2", steps=STEPS, **SETTING) as whole:
-        expected = whole.model.tobytes()
+    with anyk.train(Squares(4), "frc:load=2", steps=STEPS, **SETTING) as uninterrupted:
+        expected = uninterrupted.model.tobytes()
     assert counted.writes > 40
     ended = resumed = 0
-    for at in sorted(random.Random(lasting).sample(range(1, counted.writes + 1), 20)):
-        folder = tmp_path / str(at)
-        disk = FullDisk(at, lasting=lasting)
-        why = run_on(disk, folder)
+    for write in sorted(random.Random(lasting).sample(range(1, counted.writes + 1), 20)):
+        folder = tmp_path / str(write)
+        disk = FullDisk(write, lasting=lasting)
+        sentence = run_on(disk, folder)
         if not disk.refused:  # checkpoints are written in a thread, as many as there is time for
-            assert why is None
+            assert sentence is None
             continue
-        ended += why is not None
-        if why is not None:
-            assert "\n" not in why and ("space" in why or "full" in why or "cannot be" in why), why
-        assert not list(folder.glob("*.part")), f"write {at} left a part: {why}"
+        ended += sentence is not None
+        if sentence is not None:
+            assert "\n" not in sentence and ("space" in sentence or "full" in sentence or "cannot be" in sentence), (
+                sentence
+            )
+        assert not list(folder.glob("*.part")), f"write {write} left a part: {sentence}"
         if not (folder / "run.toml").exists():  # it had not begun
-            assert why is not None
+            assert sentence is not None
             run_on(FullDisk(0, lasting=False), folder)
         with anyk.resume(folder, problem=Squares(4), tell=lambda _: None) as run:
-            assert (run.steps, run.model.tobytes()) == (STEPS, expected), f"write {at}: {why}"
+            assert (run.steps, run.model.tobytes()) == (STEPS, expected), f"write {write}: {sentence}"
         resumed += 1
     assert ended > 5 and resumed > 10

@@ -142,8 +142,8 @@ def test_a_killed_rank_ends_the_program_and_resume_works(tmp_path: Path) -> None
 
 def below(pid: int) -> list[int]:
     """Processes that a process has started, at any depth, in order."""
-    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [each for child in found for each in (child, *below(child))]
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [descendant for child in children for descendant in (child, *below(child))]
 
 
 def test_the_cluster_can_be_measured() -> None:
@@ -151,8 +151,8 @@ def test_the_cluster_can_be_measured() -> None:
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert measured["workers"] == 2 and measured["latency"] > 0
-    assert [each["size"] for each in measured["speeds"]] == [100_000, 2_000_000, 50_000_000]
-    assert all(0 < each["floor"] < each["step"] for each in measured["speeds"])
+    assert [speed["size"] for speed in measured["speeds"]] == [100_000, 2_000_000, 50_000_000]
+    assert all(0 < speed["floor"] < speed["step"] for speed in measured["speeds"])
 
 
 @pytest.mark.parametrize("text", ["é" * 10, "\x00\n" * TEXT])

@@ -85,8 +85,8 @@ def limited(read: Any) -> bool:
 def test_reports_of_workers(data: bytes, text: bytes) -> None:
     with listening() as (cluster, pipe, _):
         for worker in range(2):
-            at = LAYOUT.box_at(worker) + LAYOUT.box
-            cluster._mail.memory[at : at + len(text)] = text
+            start = LAYOUT.box_at(worker) + LAYOUT.box
+            cluster._mail.memory[start : start + len(text)] = text
         os.write(pipe, data)
         if not limited(cluster._read_records):
             assert len(data) == RECORD.size * len(cluster.news)
@@ -136,8 +136,8 @@ def test_orders_that_were_changed_on_their_way_are_not_taken(
         box = MailBox(segment, 0, 4096)
         order = data.draw(st.binary(min_size=1, max_size=50))
         box.put(order)
-        at = data.draw(st.integers(8, 32 + 50))
-        segment.memory[at] ^= data.draw(st.integers(1, 255))
+        position = data.draw(st.integers(8, 32 + 50))
+        segment.memory[position] ^= data.draw(st.integers(1, 255))
         taken = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("anyk.clusters.processes.memory.time.sleep", lambda _: taken.append(0) or 1 / 0)

@@ -35,9 +35,9 @@ class Modules(Squares):
     """Its pickle names torch, which unpickling it does not import."""
 
     def split(self, partitions, shares=None):
-        made = super().split(partitions, shares)
-        made.note, made.load = "torch", needs_torch
-        return made
+        pieces = super().split(partitions, shares)
+        pieces.note, pieces.load = "torch", needs_torch
+        return pieces
 
 
 def needs_torch(partitions):
@@ -71,9 +71,9 @@ class Heavy(Squares):
     """Its workers import a module."""
 
     def split(self, partitions, shares=None):
-        made = super().split(partitions, shares)
-        made.load = needs_heavy
-        return made
+        pieces = super().split(partitions, shares)
+        pieces.load = needs_heavy
+        return pieces
 
 
 def needs_heavy(partitions):
@@ -262,21 +262,23 @@ def test_a_gradient_of_the_wrong_length_is_named_and_set_aside():
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     named = [note["text"] for note in run.notes if note["kind"] == "set aside"]
     assert named
-    assert all("worker 2" in text and "shape (4,), its support has 5" in text for text in named)
+    assert all("worker 2" in reason and "shape (4,), its support has 5" in reason for reason in named)
     with pytest.raises(anyk.RunFailed, match="step 1 cannot be taken under 'uncoded'.*unusable replies from worker 2"):
         anyk.train(Squares(4, faults={2: "short"}), "uncoded", anyk.clusters.Processes(4), steps=5)
 
 
 def test_a_users_gradient_error_is_told_with_worker_and_text():
-    why = r"step 1 cannot be taken under 'uncoded': .* from worker 1.*; worker 1: ValueError: partition 1 is broken"
-    with pytest.raises(anyk.RunFailed, match=why):
+    sentence = (
+        r"step 1 cannot be taken under 'uncoded': .* from worker 1.*; worker 1: ValueError: partition 1 is broken"
+    )
+    with pytest.raises(anyk.RunFailed, match=sentence):
         anyk.train(Squares(4, faults={1: "raise"}), "uncoded", anyk.clusters.Processes(4), steps=5)
 
 
 def test_the_same_error_on_most_workers_ends_the_run():
     faults = dict.fromkeys(range(1, 4), "raise")
-    why = "step 1: most replies cannot be used; worker .: ValueError: partition . is broken"
-    with pytest.raises(anyk.RunFailed, match=why):
+    sentence = "step 1: most replies cannot be used; worker .: ValueError: partition . is broken"
+    with pytest.raises(anyk.RunFailed, match=sentence):
         anyk.train(Squares(4, faults=faults), "uncoded", anyk.clusters.Processes(4), steps=5)
 
 
@@ -343,12 +345,12 @@ def start_script(tmp_path, steps):
 def alive(pids, groups=False):
     if not groups:
         return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    there = []
+    outcome = []
     for pid in pids:  # each worker's processes have its number as their group
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, 0)
-            there.append(pid)
-    return there
+            outcome.append(pid)
+    return outcome
 
 
 def wait_gone(pids, groups=False):
@@ -381,9 +383,9 @@ def test_a_driver_that_ends_takes_its_workers_along(tmp_path, sign):
     assert wait_gone(pids) == []
     assert script.returncode != 0
     if sign != signal.SIGKILL:
-        found = anyk.Run.open(tmp_path / "run")
-        assert any(note["kind"] == "interrupted" for note in found.notes)
-        found.close()
+        run = anyk.Run.open(tmp_path / "run")
+        assert any(note["kind"] == "interrupted" for note in run.notes)
+        run.close()
 
 
 def test_the_helper_is_started_again_and_the_workers_join_in():
@@ -401,7 +403,7 @@ def test_the_helper_is_started_again_and_the_workers_join_in():
     assert np.allclose(run.model, plain_descent(Squares(3), 12), rtol=1e-9)
     lost = [note["text"] for note in run.notes if note["kind"] == "lost"]
     assert len(lost) == 6
-    assert all("the helper program that starts workers has ended" in text for text in lost)
+    assert all("the helper program that starts workers has ended" in reason for reason in lost)
     assert wait_gone(list(pids)) == []
 
 
@@ -418,7 +420,7 @@ def test_a_helper_that_is_frozen_is_replaced():
     run = anyk.train(Squares(3), "uncoded", cluster, steps=12, callbacks=[Watching(watch)])
     lost = [note["text"] for note in run.notes if note["kind"] == "lost"]
     assert run.steps == 12 and len(set(helpers)) == 2
-    assert len(lost) == 3 and all("the helper program that starts workers has ended" in text for text in lost)
+    assert len(lost) == 3 and all("the helper program that starts workers has ended" in reason for reason in lost)
 
 
 def test_a_helper_whose_link_is_closed_at_the_start_is_replaced(monkeypatch, capfd):
@@ -463,9 +465,9 @@ class SlowToLoad(Squares):
     """Its workers can be stopped while they load their partitions."""
 
     def split(self, partitions, shares=None):
-        made = super().split(partitions, shares)
-        made.load = lambda assigned: time.sleep(0.5)
-        return made
+        pieces = super().split(partitions, shares)
+        pieces.load = lambda assigned: time.sleep(0.5)
+        return pieces
 
 
 def test_a_helper_frozen_at_the_start_ends_the_run(monkeypatch):
@@ -587,7 +589,7 @@ def test_a_gradient_that_forks_is_no_fork_bomb(fault, children):
     assert np.allclose(run.model, plain_descent(problem, run.steps), rtol=1e-9)
     lost = [note["text"] for note in run.notes if note["kind"] == "lost"]
     assert bool(lost) == (fault == "forks")
-    assert all("worker 1: started " in text and "more than children=8 allows" in text for text in lost)
+    assert all("worker 1: started " in reason and "more than children=8 allows" in reason for reason in lost)
     assert wait_gone(list(pids), groups=True) == []
 
 
@@ -640,10 +642,10 @@ def test_processes_are_counted_where_there_is_no_proc(monkeypatch):
 
     from anyk.clusters.processes import forkserver
 
-    here = os.getsid(0)
-    assert (os.getpid(), here) in set(forkserver._sessions())
+    group = os.getsid(0)
+    assert (os.getpid(), group) in set(forkserver._sessions())
     monkeypatch.setattr("sys.platform", "darwin")
-    assert (os.getpid(), here) in set(forkserver._sessions())
+    assert (os.getpid(), group) in set(forkserver._sessions())
 
 
 class Unsteady(Squares):
@@ -674,7 +676,7 @@ def test_wrong_numbers_of_a_process_are_found_and_replayed(tmp_path: Path) -> No
     with anyk.train(problem, spec, "processes:byzantine=4", out=tmp_path / "run", **setting) as run:
         wrong = [note["text"] for note in run.notes if note["kind"] == "wrong numbers"]
         given_up = [note["text"] for note in run.notes if note["kind"] == "given up"]
-    assert {text.split(":")[0] for text in wrong} == {"a message of worker 4 was wrong"}
+    assert {reason.split(":")[0] for reason in wrong} == {"a message of worker 4 was wrong"}
     assert given_up == ["worker 4: 3 messages with wrong numbers"] * (len(wrong) == 3)
     assert run.model == pytest.approx(right.model, rel=1e-12)
     assert anyk.replay(tmp_path / "run").model

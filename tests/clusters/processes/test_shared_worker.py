@@ -69,9 +69,9 @@ def test_a_killed_run_continues_bit_for_bit(undisturbed: tuple[str, bytes], even
     saved = checkpoints.load(tmp_path / "killed")
     assert saved is not None
     assert {key.split("/")[2] for key in saved[1] if key.startswith("cluster/state/")} == {"0", "1", "2"}
-    told: list[str] = []
-    with anyk.resume(tmp_path / "killed", problem=Squares(3), tell=told.append) as resumed:
-        assert not told
+    notes: list[str] = []
+    with anyk.resume(tmp_path / "killed", problem=Squares(3), tell=notes.append) as resumed:
+        assert not notes
         assert resumed.model.tobytes() == model
         replay = anyk.replay(resumed, problem=Squares(3))
         assert replay.resets == 0

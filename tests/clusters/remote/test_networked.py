@@ -60,8 +60,8 @@ def test_a_worker_has_what_its_newest_and_its_present_task_need(steps: list[tupl
                 worker._orders, worker._next = orders, None
         for orders in (worker._orders, worker._next):
             if orders is not None:
-                for chunk, place in zip(orders.chunks, orders.places, strict=True):
-                    assert worker.model(chunk.slot, place)[0] == place
+                for chunk, slot in zip(orders.chunks, orders.places, strict=True):
+                    assert worker.model(chunk.slot, slot)[0] == slot
         assert has <= set(worker._vectors)
         assert len(worker._vectors) <= 3 * 3  # the newest envelope's, the present task's and the next one's
 
@@ -127,10 +127,15 @@ def test_options_of_ray_that_cannot_be_are_refused(options: dict[str, Any], sent
 
 
 def test_the_spec_of_a_ray_cluster_is_read_back() -> None:
-    made = anyk.cluster("ray:address=auto,cpus=0.5,nodes=10.0.0.1/10.0.0.2,byzantine=1/3", workers=4)
-    assert isinstance(made, anyk.clusters.Ray)
-    assert (made.address, made.cpus, made.nodes, made.byzantine) == ("auto", 0.5, ("10.0.0.1", "10.0.0.2"), (1, 3))
-    assert anyk.cluster(made.spec, workers=4).spec == made.spec
+    cluster = anyk.cluster("ray:address=auto,cpus=0.5,nodes=10.0.0.1/10.0.0.2,byzantine=1/3", workers=4)
+    assert isinstance(cluster, anyk.clusters.Ray)
+    assert (cluster.address, cluster.cpus, cluster.nodes, cluster.byzantine) == (
+        "auto",
+        0.5,
+        ("10.0.0.1", "10.0.0.2"),
+        (1, 3),
+    )
+    assert anyk.cluster(cluster.spec, workers=4).spec == cluster.spec
     with pytest.raises(anyk.BadInput, match="cpus must be a finite number of at least 0, got -1.0"):
         anyk.cluster("ray:cpus=-1", workers=4)
 

@@ -61,25 +61,25 @@ FAMILIES = {"linear": linear, "sparse": sparse, "two models": two, "PyTorch": in
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adopted_partitions_have_the_gradients_of_all_data(family):
     problem = FAMILIES[family]()
-    whole = problem.split(M)
-    parcels = single_parcels(whole)
+    all_partitions = problem.split(M)
+    parcels = single_parcels(all_partitions)
     assert len(parcels) == M
     w = problem.initial() + np.linspace(-1, 1, problem.dimension, dtype=problem.dtype)
 
     @settings(max_examples=5, deadline=None)
     @given(st.permutations(range(1, M)), st.integers(1, M - 1))
     def check(order, count):
-        own = unship(parcels[0])
-        own.load([0])
+        shipped = unship(parcels[0])
+        shipped.load([0])
         for j in order[:count]:
-            own.adopt(unship(parcels[j]))
-            own.load([j])
+            shipped.adopt(unship(parcels[j]))
+            shipped.load([j])
             rows = np.array([1, 7, 20])
-            assert (own.partial_gradient(j, w) == whole.partial_gradient(j, w)).all()
-            assert (own.partial_gradient(j, w, rows) == whole.partial_gradient(j, w, rows)).all()
+            assert (shipped.partial_gradient(j, w) == all_partitions.partial_gradient(j, w)).all()
+            assert (shipped.partial_gradient(j, w, rows) == all_partitions.partial_gradient(j, w, rows)).all()
             if family != "two models":
-                assert own.partial_loss(j, w) == whole.partial_loss(j, w)
-        assert (own.partial_gradient(0, w) == whole.partial_gradient(0, w)).all()
+                assert shipped.partial_loss(j, w) == all_partitions.partial_loss(j, w)
+        assert (shipped.partial_gradient(0, w) == all_partitions.partial_gradient(0, w)).all()
 
     check()
 
@@ -97,8 +97,8 @@ def test_partitions_of_a_users_class_are_sent_whole():
 
 
 def test_a_parcel_has_the_rows_of_one_partition_only():
-    whole = linear("synthetic:rows=6000,features=40").split(M)
-    for size, parcel in zip(whole.sizes, single_parcels(whole), strict=True):
+    all_partitions = linear("synthetic:rows=6000,features=40").split(M)
+    for size, parcel in zip(all_partitions.sizes, single_parcels(all_partitions), strict=True):
         rows = size * 41 * 8  # features and target
-        assert rows <= sum(part.nbytes for part in parcel) < 1.1 * rows
-        assert pickle.loads(parcel[0], buffers=parcel[1:]).sizes == whole.sizes
+        assert rows <= sum(buffer.nbytes for buffer in parcel) < 1.1 * rows
+        assert pickle.loads(parcel[0], buffers=parcel[1:]).sizes == all_partitions.sizes

@@ -36,21 +36,21 @@ fuzz = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list
 def test_ray_unpickles_nothing_from_actors() -> None:
     pytest.importorskip("ray")
     done = subprocess.run([sys.executable, ATTACKS], capture_output=True, text=True, timeout=280)
-    found = {name: (ended, ran) for name, ended, ran in map(json.loads, done.stdout.splitlines())}
-    assert len(found) == 6, done.stdout + done.stderr[-3000:]
-    assert found.pop("none") == ("3 steps", False)
-    for name, (ended, ran) in found.items():
+    outcomes = {name: (ended, ran) for name, ended, ran in map(json.loads, done.stdout.splitlines())}
+    assert len(outcomes) == 6, done.stdout + done.stderr[-3000:]
+    assert outcomes.pop("none") == ("3 steps", False)
+    for name, (ended, ran) in outcomes.items():
         assert ended.startswith("RunFailed: worker 0") and not ran, (name, ended, ran)
         assert "\n" not in ended
-    assert "an object of Python, which is not unpickled" in found["an_object"][0]
+    assert "an object of Python, which is not unpickled" in outcomes["an_object"][0]
 
 
 def test_packed_reports_are_read_back() -> None:
     read = unpack_reports(pack_reports(NEWS))
     assert [report for report, _ in read] == [report for report, _ in NEWS]
-    for (_, found), (_, sent) in zip(read, NEWS, strict=True):
-        assert form_of(found) == form_of(sent)
-        assert sent is None or (np.array_equal(found, sent) and not found.flags.writeable)
+    for (_, received), (_, sent) in zip(read, NEWS, strict=True):
+        assert form_of(received) == form_of(sent)
+        assert sent is None or (np.array_equal(received, sent) and not received.flags.writeable)
 
 
 @fuzz

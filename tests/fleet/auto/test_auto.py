@@ -41,25 +41,25 @@ def wandering(rounds: int, then: int = 0) -> Any:
 
 def test_a_missed_promise_plans_again_and_loses_no_step() -> None:
     heard: list[str] = []
-    found = anyk.train_auto(
+    training = anyk.train_auto(
         problem(), workers=N, cluster="simulated", delays=Table(wandering(30, 70), by="round"), steps=70, measure=10,
         every=10, tell=heard.append,
     )  # fmt: skip
-    parts = [(run.config.strategy, run.begun, run.steps) for run in found.runs]
+    parts = [(run.config.strategy, run.begun, run.steps) for run in training.runs]
     # measured under a code that cuts the stragglers off; missed by far in the first ten steps of another fleet
     coded = "frc:stragglers=1"
     assert parts == [(coded, 0, 10), (coded, 10, 40), (coded, 40, 70)]
-    assert found.history["step"].tolist() == list(range(71))  # every step once
-    seconds = found.history["seconds"]
+    assert training.history["step"].tolist() == list(range(71))  # every step once
+    seconds = training.history["seconds"]
     assert seconds[10] == 10.0 and seconds[30] == pytest.approx(30.0) and (np.diff(seconds) > 0).all()
-    assert found.seconds == pytest.approx(30 + 40 * 5)
-    assert [part.plan is None for part in found.parts] == [True, False, False]
-    missed, held = found.parts[1].checked, found.parts[2].checked
-    assert missed is not None and not missed.held and held is not None and held.held
-    assert [text.split(":")[0] for text in heard if text.startswith("at step")] == ["at step 40"]
+    assert training.seconds == pytest.approx(30 + 40 * 5)
+    assert [stage.plan is None for stage in training.parts] == [True, False, False]
+    missed, kept_promise = training.parts[1].checked, training.parts[2].checked
+    assert missed is not None and not missed.held and kept_promise is not None and kept_promise.held
+    assert [line.split(":")[0] for line in heard if line.startswith("at step")] == ["at step 40"]
     alone = anyk.train(problem(), "uncoded", "simulated", workers=N, steps=70)
-    assert found.model == pytest.approx(alone.model, rel=1e-12)  # the sums are exact
-    assert found.history["loss"][-1] == pytest.approx(alone.history["loss"][-1], rel=1e-12)
+    assert training.model == pytest.approx(alone.model, rel=1e-12)  # the sums are exact
+    assert training.history["loss"][-1] == pytest.approx(alone.history["loss"][-1], rel=1e-12)
 
 
 def test_all_workers_are_waited_for_where_that_may_be_faster() -> None:
@@ -67,15 +67,15 @@ def test_all_workers_are_waited_for_where_that_may_be_faster() -> None:
     times = np.full((300, 8), 0.5) * np.exp(np.random.default_rng(0).normal(0.0, 0.02, (300, 8)))
     times[100:, 3] *= 6.0
     heard: list[str] = []
-    found = anyk.train_auto(
+    training = anyk.train_auto(
         problem(), workers=8, cluster="simulated", delays=Table(times, by="round", per="load"), steps=200,
         evaluate="none", tell=heard.append,
     )  # fmt: skip
-    parts = [(run.config.strategy, run.begun) for run in found.runs]
+    parts = [(run.config.strategy, run.begun) for run in training.runs]
     assert parts[:3] == [("frc:stragglers=1", 0), ("uncoded", 10), ("uncoded", 20)]
-    assert any("may be faster, but too many times were cut off" in text for text in heard)
+    assert any("may be faster, but too many times were cut off" in line for line in heard)
     assert 100 < parts[3][1] <= 120 and parts[-1][0] != "uncoded"
-    assert found.seconds < 200.0  # uncoded takes 50 s, then 300 s
+    assert training.seconds < 200.0  # uncoded takes 50 s, then 300 s
 
 
 @pytest.mark.slow
@@ -104,11 +104,11 @@ def test_it_takes_little_longer_than_the_best_fixed_strategy(kind: str, per: str
         "progress:load=2",
     )
     best = min(anyk.train(wide_problem(), spec, **same).seconds for spec in fixed)
-    found = anyk.train_auto(wide_problem(), **same)
-    assert found.run.steps == 300 and all(
-        anyk.strategy(run.config.strategy, workers=8).facts.exact for run in found.runs
+    training = anyk.train_auto(wide_problem(), **same)
+    assert training.run.steps == 300 and all(
+        anyk.strategy(run.config.strategy, workers=8).facts.exact for run in training.runs
     )
-    assert found.seconds <= 1.3 * best
+    assert training.seconds <= 1.3 * best
 
 
 def test_a_fleet_that_changes_is_measured_until_all_were_there() -> None:
@@ -118,17 +118,17 @@ def test_a_fleet_that_changes_is_measured_until_all_were_there() -> None:
         away = absences.pop(0) if absences else ()
         return Simulated(workers, delays=delays, seed=seed, communication=communication, outages=away)
 
-    told: list[str] = []
+    lines: list[str] = []
     delays = Table(wandering(100), by="round")
     with mock.patch.dict(registry.entries, {"late": replace(registry.entry("simulated"), build=make)}):
         auto = anyk.train_auto(
-            problem(), workers=(2, N), cluster="late", delays=delays, steps=60, measure=12, tell=told.append
+            problem(), workers=(2, N), cluster="late", delays=delays, steps=60, measure=12, tell=lines.append
         )
     parts = [(run.config.strategy, run.begun, run.steps) for run in auto.runs]
     fleet = "fewest=2,partitions=16"
     coded = f"frc:stragglers=1,{fleet}"
     assert parts == [(coded, 0, 12), (coded, 12, 36), (coded, 36, 60)]  # twice as long
-    assert [text for text in told if "no plan yet" in text]
+    assert [line for line in lines if "no plan yet" in line]
     alone = anyk.train(problem(), "uncoded", "simulated", workers=N, partitions=16, steps=60)
     np.testing.assert_allclose(auto.model, alone.model, rtol=0, atol=1e-12)
     assert "cyclic" in auto.left_out and "frc" not in auto.left_out
@@ -136,34 +136,40 @@ def test_a_fleet_that_changes_is_measured_until_all_were_there() -> None:
 
 @pytest.mark.slow
 def test_limits_are_of_all_parts_and_a_record_spares_measuring(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": Table(wandering(60), by="round")}
-    only = anyk.train_auto(problem(), **given, steps=8, measure=10)
+    settings: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": Table(wandering(60), by="round")}
+    only = anyk.train_auto(problem(), **settings, steps=8, measure=10)
     assert [run.steps for run in only.runs] == [8] and only.parts[0].plan is None
-    short = anyk.train_auto(problem(), **given, seconds=40.0, measure=10)
+    short = anyk.train_auto(problem(), **settings, seconds=40.0, measure=10)
     assert [(run.config.strategy, run.steps) for run in short.runs] == [
         ("frc:stragglers=1", 10),
         ("frc:stragglers=1", 39),
     ]
     assert 38.0 <= short.seconds <= 40.0
-    lean = anyk.train_auto(problem(), **given, steps=12, measure=10, max_load=0.3)  # too little for two copies
+    lean = anyk.train_auto(problem(), **settings, steps=12, measure=10, max_load=0.3)  # too little for two copies
     assert [run.config.strategy for run in lean.runs] == ["uncoded", "uncoded"]
-    known = anyk.train_auto(
-        problem(), **given, steps=20, record=Record(wandering(60), load=1 / N), slope=0.0, every=10, out=tmp_path / "a"
+    fixed = anyk.train_auto(
+        problem(),
+        **settings,
+        steps=20,
+        record=Record(wandering(60), load=1 / N),
+        slope=0.0,
+        every=10,
+        out=tmp_path / "a",
     )
     assert (tmp_path / "a" / "record.npz").exists()  # the first part is checked against it, whenever that is resumed
-    assert [(run.config.strategy, run.steps) for run in known.runs] == [("frc:stragglers=1", 20)]
+    assert [(run.config.strategy, run.steps) for run in fixed.runs] == [("frc:stragglers=1", 20)]
     with pytest.raises(BadInput, match="the record is of 4 workers, and 5 are to train"):
-        anyk.train_auto(problem(), **(given | {"workers": 5}), record=Record(wandering(60), load=1 / N))
+        anyk.train_auto(problem(), **(settings | {"workers": 5}), record=Record(wandering(60), load=1 / N))
 
 
 @pytest.mark.slow
 def test_stopped_in_each_part_it_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: Any) -> None:
     """Once in each part, between two missed windows, while planning, and killed before a part's first checkpoint."""
     np.savez(tmp_path / "fleet.npz", seconds=wandering(30, 70))
-    given: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": f"trace:{tmp_path}/fleet.npz,by=round", "steps": 70,
+    settings: dict[str, Any] = {"workers": N, "cluster": "simulated", "delays": f"trace:{tmp_path}/fleet.npz,by=round", "steps": 70,
                              "measure": 10, "every": 10, "slope": 0.0}  # fmt: skip
-    whole = anyk.train_auto(problem(), **given)
-    assert [(run.begun, run.steps) for run in whole.runs] == [(0, 10), (10, 40), (40, 70)]
+    uninterrupted = anyk.train_auto(problem(), **settings)
+    assert [(run.begun, run.steps) for run in uninterrupted.runs] == [(0, 10), (10, 40), (40, 70)]
     heard: list[str] = []
     first: dict[str, Any] = {"out": tmp_path / "auto", "tell": heard.append, "checkpoint_every": 1e-6}
 
@@ -183,26 +189,26 @@ def test_stopped_in_each_part_it_goes_on_to_the_same_bits(tmp_path: Path, monkey
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit):
-        anyk.train_auto(problem(), **given, **first, callbacks=[Kill(5)])
-    again = {"tell": heard.append, "checkpoint_every": 1e-6}
+        anyk.train_auto(problem(), **settings, **first, callbacks=[Kill(5)])
+    options = {"tell": heard.append, "checkpoint_every": 1e-6}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("anyk.fleet.auto.parts.plan", interrupted)
-        anyk.resume_auto(tmp_path / "auto", **again)
+        anyk.resume_auto(tmp_path / "auto", **options)
     with pytest.raises(KeyboardInterrupt):  # in a window that will be missed
-        anyk.resume_auto(tmp_path / "auto", **again, callbacks=[Watching(stop)])
+        anyk.resume_auto(tmp_path / "auto", **options, callbacks=[Watching(stop)])
     with pytest.raises(SystemExit):
-        anyk.resume_auto(tmp_path / "auto", **(again | {"checkpoint_every": 1e9}), callbacks=[Kill(55)])
+        anyk.resume_auto(tmp_path / "auto", **(options | {"checkpoint_every": 1e9}), callbacks=[Kill(55)])
     (tmp_path / "auto" / "4-uncoded").mkdir()
     (tmp_path / "auto" / "4-uncoded" / "lock").touch()  # killed before its run.toml was written
-    found = anyk.resume_auto(tmp_path / "auto", **again)
-    assert found.model.tobytes() == whole.model.tobytes()
-    for name, column in whole.history.items():
-        assert np.array_equal(found.history[name], column, equal_nan=True), name
-    assert [part.promise for part in found.parts] == [part.promise for part in whole.parts]
-    assert [part.checked and part.checked.report() for part in found.parts] == [
-        part.checked and part.checked.report() for part in whole.parts
+    resumed = anyk.resume_auto(tmp_path / "auto", **options)
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
+    for name, column in uninterrupted.history.items():
+        assert np.array_equal(resumed.history[name], column, equal_nan=True), name
+    assert [stage.promise for stage in resumed.parts] == [stage.promise for stage in uninterrupted.parts]
+    assert [stage.checked and stage.checked.report() for stage in resumed.parts] == [
+        stage.checked and stage.checked.report() for stage in uninterrupted.parts
     ]
-    assert [text.split(":")[0] for text in heard if text.startswith("at step")] == ["at step 40"]
+    assert [line.split(":")[0] for line in heard if line.startswith("at step")] == ["at step 40"]
     further = anyk.resume_auto(tmp_path / "auto", steps=75)
     assert [run.steps for run in further.runs] == [10, 40, 75]
 
@@ -215,18 +221,18 @@ def test_several_models_are_trained_in_turn() -> None:
     for t in range(0, 80, 4):
         times[t : t + 2, random.choice(8, 3, replace=False)] = 6.0
     problems = [anyk.problems.from_data(f"synthetic:rows=160,features=4,seed={i}") for i in range(3)]
-    found = anyk.train_auto(
+    training = anyk.train_auto(
         problems, workers=8, cluster="simulated", delays=Table(times, by="round"), steps=20, measure=30, every=12
     )
-    measured, coded = found.runs[:2]
+    measured, coded = training.runs[:2]
     assert (measured.config.strategy, measured.steps) == ("frc:stragglers=1,models=3", 10)
-    plan = found.parts[1].plan
+    plan = training.parts[1].plan
     assert plan is not None and {"m-sgc", "sr-sgc", "gc"} <= {one.family for one in (*plan.candidates, *plan.others)}
     assert coded.seconds_a_job < measured.seconds_a_job
     alone = anyk.train_many(problems, "uncoded", "simulated", workers=8, steps=20)
     for slot, model in alone.models.items():
-        assert found.models[slot] == pytest.approx(model, rel=1e-9)
-        assert found.history_of(slot)["step"].tolist() == list(range(21))
+        assert training.models[slot] == pytest.approx(model, rel=1e-9)
+        assert training.history_of(slot)["step"].tolist() == list(range(21))
     assert not {"gc", "m-sgc"} & set(left_out(8, 3)) and {"pasgd", "dpsgd"} <= set(left_out(8, 3))
 
 
@@ -263,21 +269,21 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     )
     assert "steps 12 to 30: held: a step took 1 s" in done.output and "left out: ad-psgd, " in done.output
     assert sorted(one.name for one in Path("run").iterdir()) == ["1-measure", "2-frc", "auto.toml"]
-    again = CliRunner().invoke(main, ["resume", "run", "--steps", "33", "--quiet"])
-    assert again.exit_code == 0 and "steps 12 to 33: held: a step took 1 s" in again.output, again.output
+    resumed = CliRunner().invoke(main, ["resume", "run", "--steps", "33", "--quiet"])
+    assert resumed.exit_code == 0 and "steps 12 to 33: held: a step took 1 s" in resumed.output, resumed.output
     refused = CliRunner().invoke(main, ["resume", "run", "--add", "uncoded"])
     assert refused.exit_code == 2 and "--seeds are for the folder of a race" in refused.output
     several = [*words, "--strategy", "auto:measure=5", "--workers", f"2..{N}", "--partitions", "12", "--steps", "8"]
     follows = CliRunner().invoke(main, several)
     assert follows.exit_code == 0 and "'frc:stragglers=1,fewest=2,partitions=12' (" in follows.output, follows.output
     report = json.loads(Path("run.json").read_text())
-    assert [part["steps"] for part in report["parts"]] == [12, 30] and report["parts"][1]["check"]["held"] is True
-    for more, why in (
+    assert [stage["steps"] for stage in report["parts"]] == [12, 30] and report["parts"][1]["check"]["held"] is True
+    for more, sentence in (
         (["--strategy", "auto:measures=12"], "measures"),
         (["--strategy", "auto", "--from", "run/2-frc"], "starts a new run"),
         (["--strategy", "auto:record=nowhere.csv"], "nowhere.csv"),
         (["--strategy", "auto", "--out", "run"], "'run' exists; choose another, or go on with it: anyk resume run"),
     ):
         failed = CliRunner().invoke(main, [*words, *more])
-        assert failed.exit_code == 2 and why in failed.output and failed.output.count("\n") <= 2, failed.output
+        assert failed.exit_code == 2 and sentence in failed.output and failed.output.count("\n") <= 2, failed.output
     assert "auto:measure=12" in CliRunner().invoke(main, [*words, "--strategy", "auto:measure=12", "--settings"]).output

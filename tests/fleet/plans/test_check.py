@@ -47,13 +47,13 @@ def invoke(*args: Any) -> Any:
 def test_a_plan_file_holds_what_is_run_and_promised(plan: Any, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     plan.save(file)
-    found = Promise.load(file)
-    assert found == plan.promise and (found.strategy, found.horizon, found.workers) == (plan.best.spec, 60, N)
-    assert found.seconds_per_step.low <= 1.0 <= found.seconds_per_step.high and found.today.strategy == "uncoded"
+    promise = Promise.load(file)
+    assert promise == plan.promise and (promise.strategy, promise.horizon, promise.workers) == (plan.best.spec, 60, N)
+    assert promise.seconds_per_step.low <= 1.0 <= promise.seconds_per_step.high and promise.today.strategy == "uncoded"
     plain = tomllib.loads(file.read_text())
     assert plain["record"]["digest"] == plan.record.digest and "learning_rate" not in plain
-    again = anyk.plan(Record(wandering(), load=1 / N), slope=0.0, resamples=50)
-    assert again.promise == found  # by its seed
+    other_plan = anyk.plan(Record(wandering(), load=1 / N), slope=0.0, resamples=50)
+    assert other_plan.promise == promise  # by its seed
 
 
 def _changed(change: Any) -> Any:
@@ -99,8 +99,8 @@ def test_what_cannot_be_a_plan_file(plan: Any, tmp_path: Path) -> None:
 def test_a_run_with_a_plan_has_its_strategy_workers_and_steps(plan: Any, tmp_path: Path) -> None:
     run = anyk.train(problem(), plan.promise, "simulated", out=tmp_path / "run")
     assert (run.config.strategy, run.config.workers, run.steps) == (plan.best.spec, N, 60)
-    with anyk.Run.open(tmp_path / "run") as kept:
-        assert kept.config.plan == plan.promise
+    with anyk.Run.open(tmp_path / "run") as saved_run:
+        assert saved_run.config.plan == plan.promise
     further = anyk.train(problem(), plan.promise, "simulated", begin=run)
     assert further.steps == 120
     with pytest.raises(BadInput, match="the plan is for 6 workers, got 7"):
@@ -118,7 +118,7 @@ def test_train_with_a_plan_on_the_command_line(plan: Any, tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     with anyk.Run.open(tmp_path / "run") as run:
         assert (run.config.strategy, run.config.workers, run.steps) == (plan.best.spec, N, 5)
-    for option, why in (
+    for option, sentence in (
         (("--strategy", "frc:load=2"), "leave out --strategy, or --plan"),
         (("--workers", f"2..{N}"), "is for a fixed fleet; leave out --partitions and the range of --workers"),
         (("--partitions", 12), "is for a fixed fleet; leave out --partitions and the range of --workers"),
@@ -126,9 +126,9 @@ def test_train_with_a_plan_on_the_command_line(plan: Any, tmp_path: Path) -> Non
         (("--models", 2), "is for one model"),
     ):
         failed = invoke("train", "--plan", file, *DATA, *option)
-        assert failed.exit_code == 2 and why in failed.output and not (tmp_path / "runs").exists()
-    shown = invoke("train", "--plan", file, *DATA, "--settings")
-    assert plan.best.spec in shown.output
+        assert failed.exit_code == 2 and sentence in failed.output and not (tmp_path / "runs").exists()
+    result = invoke("train", "--plan", file, *DATA, "--settings")
+    assert plan.best.spec in result.output
 
 
 # ------------------------------------------------------------------------------------------- checked
@@ -147,20 +147,20 @@ def run_of(plan: Any, cluster: Any = "simulated", **more: Any) -> Any:
 
 def parts_of(plan: Any, record: Any, *given_: Any, **more: Any) -> tuple[Any, dict[str, float]]:
     """What check finds, and its parts in seconds a step, of which the sum is exactly the difference."""
-    found = anyk.check(run_of(plan, *given_, **more), record=record)
-    assert found.parts is not None and not found.held
-    assert sum(found.parts.values()) == found.measured.seconds - found.promised.seconds  # to the last bit
-    return found, {name: seconds / found.measured.steps for name, seconds in found.parts.items()}
+    verdict = anyk.check(run_of(plan, *given_, **more), record=record)
+    assert verdict.parts is not None and not verdict.held
+    assert sum(verdict.parts.values()) == verdict.measured.seconds - verdict.promised.seconds  # to the last bit
+    return verdict, {name: seconds / verdict.measured.steps for name, seconds in verdict.parts.items()}
 
 
 def test_a_promise_that_holds_has_no_cause(plan: Any, record: Any) -> None:
-    own = anyk.clusters.Simulated(N, delays=anyk.delays.Table(wandering(), by="round"))
-    found = anyk.check(run_of(plan, own))
-    assert found.held and found.parts is found.broke is found.replan is None and found.remarks == ()
-    assert found.measured.seconds == found.promised.seconds == 60.0 and found.sentence.startswith(
+    cluster = anyk.clusters.Simulated(N, delays=anyk.delays.Table(wandering(), by="round"))
+    verdict = anyk.check(run_of(plan, cluster))
+    assert verdict.held and verdict.parts is verdict.broke is verdict.replan is None and verdict.remarks == ()
+    assert verdict.measured.seconds == verdict.promised.seconds == 60.0 and verdict.sentence.startswith(
         "held: a step took 1 s"
     )
-    short = anyk.check(run_of(plan, own, steps=10))
+    short = anyk.check(run_of(plan, cluster, steps=10))
     assert short.held and "made for a run of 60 steps; this one has taken 10" in short.remarks[0]
 
 
@@ -178,12 +178,12 @@ def test_a_promise_that_holds_has_no_cause(plan: Any, record: Any) -> None:
 def test_what_broke_is_what_was_changed(
     plan: Any, record: Any, cluster: str, delays: str, broke: str, expected: Any
 ) -> None:
-    found, parts = parts_of(plan, record, cluster, delays=delays)
+    verdict, parts = parts_of(plan, record, cluster, delays=delays)
     full = dict.fromkeys(("luck", "delays", "load", "anyk", "steps"), 0.0) | expected
-    assert found.broke == broke and parts == pytest.approx(full, abs=1e-6) and set(parts) == set(full)
-    assert found.added == pytest.approx(expected.get("anyk", 0.0) * 60, abs=1e-6)
-    assert found.sentence.startswith("not held: a step took ") and "the plan would " in found.sentence
-    assert (found.replan is not None) == ("partition=20" in cluster)  # two of six partitions are dear then
+    assert verdict.broke == broke and parts == pytest.approx(full, abs=1e-6) and set(parts) == set(full)
+    assert verdict.added == pytest.approx(expected.get("anyk", 0.0) * 60, abs=1e-6)
+    assert verdict.sentence.startswith("not held: a step took ") and "the plan would " in verdict.sentence
+    assert (verdict.replan is not None) == ("partition=20" in cluster)  # two of six partitions are dear then
 
 
 def test_indistinguishable_delays_and_load_are_one_part(plan: Any, record: Any) -> None:
@@ -197,11 +197,11 @@ def test_mean_effects_add_up_and_are_shapley_values(totals: list[float], names: 
     def total(made: dict[str, bool]) -> float:
         return totals[sum(made[name] << i for i, name in enumerate(("delays", "load", "steps")))]
 
-    found = mean_effects(total, tuple(names))
-    assert sum(found.values()) == pytest.approx(totals[7] - totals[0], abs=1e-9)
+    effects = mean_effects(total, tuple(names))
+    assert sum(effects.values()) == pytest.approx(totals[7] - totals[0], abs=1e-9)
     t = totals  # corners by bits: delays 1, load 2, steps 4
     delays = (t[1] - t[0]) / 3 + (t[3] - t[2]) / 6 + (t[5] - t[4]) / 6 + (t[7] - t[6]) / 3
-    assert found["delays"] == pytest.approx(delays, abs=1e-9)
+    assert effects["delays"] == pytest.approx(delays, abs=1e-9)
 
 
 def test_what_cannot_be_checked(plan: Any, record: Any, tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_the_record_is_found_again_or_missed_in_a_sentence(record: Any, tmp_path
     assert (
         lines.exit_code == 0 and lines.output.count("\n") == 2 and "is missing; give its present place" in lines.output
     )
-    again = invoke("check", tmp_path / "run", "--record", tmp_path / "there.npz", "--quiet", "--json", "-")
-    report = json.loads(again.stdout)
+    result = invoke("check", tmp_path / "run", "--record", tmp_path / "there.npz", "--quiet", "--json", "-")
+    report = json.loads(result.stdout)
     assert {"promised", "measured", "held", "parts", "broke", "replan"} <= set(report) and report["broke"] == "delays"
     assert sum(report["parts"].values()) == report["measured"]["seconds"] - report["promised"]["seconds"]
     law = anyk.delays.parse("constant:1")
@@ -237,8 +237,8 @@ def test_the_record_is_found_again_or_missed_in_a_sentence(record: Any, tmp_path
 
 
 def test_a_run_with_a_plan_ends_with_its_check(record: Any, tmp_path: Path) -> None:
-    made = invoke("plan", record, "--slope", 0, "--quiet", "-o", tmp_path / "plan.toml", "--resamples", 20)
-    assert made.exit_code == 0 and f"plan: {tmp_path / 'plan.toml'}" in made.output
+    result = invoke("plan", record, "--slope", 0, "--quiet", "-o", tmp_path / "plan.toml", "--resamples", 20)
+    assert result.exit_code == 0 and f"plan: {tmp_path / 'plan.toml'}" in result.output
     words = ["train", "--plan", tmp_path / "plan.toml", *DATA, "--out", tmp_path / "run", "--delays"]
     done = invoke(*words, f"trace:{record}", "--json", tmp_path / "run.json")
     assert done.exit_code == 0 and "\nheld: a step took 1 s" in done.output, done.output

@@ -28,11 +28,11 @@ def fleet(times: Any, slope: Any, load: float = 1 / N) -> MeasuredFleet:
 
 def test_two_speeds_all_computing() -> None:
     """Half of the workers take twice as long for good: cut 2 to 1, all take 4/3; twice the load takes all twice."""
-    found = fleet(np.tile([1.0, 2.0] * 3, (10, 1)), slope=float(N))
-    assert found.slopes == pytest.approx([N, 2 * N] * 3)
-    assert found.alone("uncoded") == 2.0
-    assert found.seconds(np.array([2.0, 1.0] * 3) / 9) == pytest.approx(np.full((10, N), 4 / 3))
-    assert found.alone("frc:load=2") == pytest.approx(2.0)  # each group waits for its fast worker, which takes 2
+    measured = fleet(np.tile([1.0, 2.0] * 3, (10, 1)), slope=float(N))
+    assert measured.slopes == pytest.approx([N, 2 * N] * 3)
+    assert measured.alone("uncoded") == 2.0
+    assert measured.seconds(np.array([2.0, 1.0] * 3) / 9) == pytest.approx(np.full((10, N), 4 / 3))
+    assert measured.alone("frc:load=2") == pytest.approx(2.0)  # each group waits for its fast worker, which takes 2
     apart = fleet(np.tile([1.0] * 3 + [2.0] * 3, (10, 1)), slope=float(N))
     assert apart.alone("frc:load=3") == pytest.approx(6.0)  # a group of slow ones alone
 
@@ -41,9 +41,9 @@ def test_wandering_stragglers_are_no_slower_at_computing() -> None:
     """Each round another worker takes 10 s more; twice the load takes 1 s more of all, also of who straggles."""
     times = np.ones((60, N))
     times[np.arange(60), np.arange(60) % N] += 10.0
-    found = fleet(times, slope=float(N))
-    assert found.slopes == pytest.approx(np.full(N, N))
-    assert found.seconds(np.full(N, 2 / N)) == pytest.approx(times + 1.0)
+    measured = fleet(times, slope=float(N))
+    assert measured.slopes == pytest.approx(np.full(N, N))
+    assert measured.seconds(np.full(N, 2 / N)) == pytest.approx(times + 1.0)
     half = fleet(times, slope=float(N / 2))
     assert half.seconds(np.full(N, 2 / N)) == pytest.approx(times + 0.5)
 
@@ -64,16 +64,16 @@ def test_a_rare_stall_is_not_how_times_grow(rounds: int) -> None:
     times = 1.0 + np.random.default_rng(0).exponential(0.05, (rounds, N))
     stalled = times[::-1] + (2 / N - 1 / N)
     stalled[np.arange(0, rounds, 20), 1] += 40.0
-    found = fleet_of(Record(times, load=1 / N), Record(stalled, load=2 / N))[0]
-    assert found.slopes == pytest.approx(np.full(N, 1.0), rel=0.15)
+    measured = fleet_of(Record(times, load=1 / N), Record(stalled, load=2 / N))[0]
+    assert measured.slopes == pytest.approx(np.full(N, 1.0), rel=0.15)
 
 
 def test_slopes_of_two_records_and_of_compute_stamps() -> None:
     random = np.random.default_rng(0)
     fixed, speeds = 1.0 + 0.1 * random.random((80, N)), np.array([1.0, 1.0, 1.0, 2.0, 2.0, 4.0])
     first, second = Record(fixed + speeds / N, load=1 / N), Record(fixed[::-1] + speeds / 2, load=1 / 2)
-    found, assumptions, guessed = fleet_of(first, second)
-    assert found.slopes == pytest.approx(speeds, rel=0.05) and not assumptions and not guessed
+    measured, assumptions, guessed = fleet_of(first, second)
+    assert measured.slopes == pytest.approx(speeds, rel=0.05) and not assumptions and not guessed
     stamped = Record(fixed + speeds / N, load=1 / N, parts={"compute": np.tile(speeds / N, (80, 1))})
     assert fleet_of(stamped)[0].slopes == pytest.approx(speeds)
     typical, said, _ = fleet_of(Record(np.tile(speeds, (80, 1)), load=1 / N), slope=2.0)
@@ -109,10 +109,10 @@ def test_rounds_in_closed_form_are_those_of_the_virtual_clock(spec: str, seed: i
     times = 1.5 + random.exponential(1.0, (9, n))
     slope = 1e3 if spec.startswith("partial") else slope  # all computing: there a task's messages come in its order
     slopes = slope * np.where(np.arange(n) % 3 == 2, 3.0, 1.0) if slow else np.full(n, slope)
-    found = fleet(times, slopes, load=1 / n)
+    measured = fleet(times, slopes, load=1 / n)
     strategy = anyk.strategy(spec, workers=n)
-    closed = found.closed_form(strategy)
-    assert closed is not None and closed == pytest.approx(found.simulate(strategy), abs=1e-9)
+    closed = measured.closed_form(strategy)
+    assert closed is not None and closed == pytest.approx(measured.simulate(strategy), abs=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -138,30 +138,30 @@ def test_a_missing_time_is_that_of_its_worker_in_its_round() -> None:
     """Rounds of two lengths; half of the workers are missing in the short ones, one of which is slow for good."""
     random = np.random.default_rng(0)
     levels = np.where(np.arange(60) % 3 == 0, 20.0, 1.0)
-    whole = levels[:, None] * np.array([1.0, 1.0, 1.0, 1.0, 1.0, 3.0]) * np.exp(random.normal(0.0, 0.02, (60, N)))
-    times = whole.copy()
+    seconds = levels[:, None] * np.array([1.0, 1.0, 1.0, 1.0, 1.0, 3.0]) * np.exp(random.normal(0.0, 0.02, (60, N)))
+    times = seconds.copy()
     times[levels < 10.0, 3:] = np.nan
     filled = completed(Record(times, load=1 / N))
-    assert filled.gaps == 120 and np.array_equal(filled.times[:, :3], whole[:, :3])
-    assert filled.times == pytest.approx(whole, rel=0.1)
-    assert filled.absent[1, 3] > whole[1].min() * 2 + 15  # both short rounds, and its time in the long one
+    assert filled.gaps == 120 and np.array_equal(filled.times[:, :3], seconds[:, :3])
+    assert filled.times == pytest.approx(seconds, rel=0.1)
+    assert filled.absent[1, 3] > seconds[1].min() * 2 + 15  # both short rounds, and its time in the long one
     assert (filled.absent >= filled.times).all()
-    found = anyk.plan(Record(times, load=1 / N), slope=1.0, resamples=50)
-    promise = found.today.seconds_per_step
-    assert promise.median == pytest.approx(whole.max(axis=1).mean(), rel=0.02) and promise.high > promise.median * 1.5
-    assert any("120 of 360 times are missing" in text for text in found.assumptions)
+    plan = anyk.plan(Record(times, load=1 / N), slope=1.0, resamples=50)
+    promise = plan.today.seconds_per_step
+    assert promise.median == pytest.approx(seconds.max(axis=1).mean(), rel=0.02) and promise.high > promise.median * 1.5
+    assert any("120 of 360 times are missing" in assumption for assumption in plan.assumptions)
 
 
 def test_a_tenth_of_the_times_of_thirty_workers_may_be_missing() -> None:
     random = np.random.default_rng(0)
-    whole = 1.0 + random.exponential(0.5, (40, 30))
-    times = np.where(random.random(whole.shape) < 0.1, np.nan, whole)
+    seconds = 1.0 + random.exponential(0.5, (40, 30))
+    times = np.where(random.random(seconds.shape) < 0.1, np.nan, seconds)
     assert np.isfinite(times).all(axis=1).sum() < 5
-    found = anyk.plan(Record(times, load=1 / 30), slope=3.0, resamples=50, today="frc:stragglers=1")
-    assert found.today.seconds_per_step.holds(found.today.seconds_per_step.median)
-    uncoded = next(one for one in found.candidates if one.spec == "uncoded").seconds_per_step
-    assert uncoded.low < whole.max(axis=1).mean() < uncoded.high
-    few = whole[:, :4].copy()
+    plan = anyk.plan(Record(times, load=1 / 30), slope=3.0, resamples=50, today="frc:stragglers=1")
+    assert plan.today.seconds_per_step.holds(plan.today.seconds_per_step.median)
+    uncoded = next(one for one in plan.candidates if one.spec == "uncoded").seconds_per_step
+    assert uncoded.low < seconds.max(axis=1).mean() < uncoded.high
+    few = seconds[:, :4].copy()
     few[3:, 2] = np.nan
     with pytest.raises(BadInput, match="worker 2 has 3; leave such workers out, or measure longer"):
         anyk.plan(Record(few))
@@ -173,8 +173,8 @@ def test_slow_links_and_processors_are_told_apart_or_covered() -> None:
     fixed = 0.05 * random.exponential(1.0, (60, 12))
     fixed[:, 3] += 1.0
     record = Record(fixed + 0.5, load=1 / 12)
-    found = anyk.plan(record, slope=6.0, resamples=50)
-    shares = next(one for one in found.candidates if one.spec == "uncoded:balance=auto").seconds_per_step
+    plan = anyk.plan(record, slope=6.0, resamples=50)
+    shares = next(one for one in plan.candidates if one.spec == "uncoded:balance=auto").seconds_per_step
     strategy = anyk.strategy("uncoded:balance=auto", workers=12)
     link, processor = (
         fleet(record.seconds, np.where(np.arange(12) == 3, slope, 6.0), load=1 / 12) for slope in (6.0, 18.0)
@@ -182,9 +182,9 @@ def test_slow_links_and_processors_are_told_apart_or_covered() -> None:
     for truth in (link.durations(strategy), link.durations(processor.adapt(strategy)), processor.durations(strategy)):
         assert shares.low < truth.mean() < shares.high
     for parts in ({"compute": np.full((60, 12), 0.5)}, {"transport": fixed}):
-        known = anyk.plan(Record(record.seconds, load=1 / 12, parts=parts), resamples=50)
-        assert not any("slow link" in text for text in known.assumptions)
-        promise = next(one for one in known.candidates if one.spec == "uncoded:balance=auto").seconds_per_step
+        stamped = anyk.plan(Record(record.seconds, load=1 / 12, parts=parts), resamples=50)
+        assert not any("slow link" in assumption for assumption in stamped.assumptions)
+        promise = next(one for one in stamped.candidates if one.spec == "uncoded:balance=auto").seconds_per_step
         assert promise.low < link.durations(strategy).mean() < promise.high < 1.3
 
 
@@ -198,16 +198,16 @@ def test_the_drivers_own_time_is_part_of_every_promise(tmp_path: Path) -> None:
     assert record.driver == pytest.approx(0.5)
     record.save(tmp_path / "fleet.npz")
     assert anyk.fleet.read(tmp_path / "fleet.npz").driver == record.driver
-    found = anyk.plan(recorded, resamples=50, everything=True)
-    promises = {one.spec: one.seconds_per_step for one in (*found.candidates, *found.others)}
-    assert any("0.5 s of each step are the driver's own" in line for line in plan_lines(found))
+    plan = anyk.plan(recorded, resamples=50, everything=True)
+    promises = {one.spec: one.seconds_per_step for one in (*plan.candidates, *plan.others)}
+    assert any("0.5 s of each step are the driver's own" in line for line in plan_lines(plan))
     for spec in ("uncoded", "frc:stragglers=1", "nested:stragglers=1", "uncoded:wait=3", "async"):
-        again = anyk.train(problem, spec, cluster, steps=40)
+        run = anyk.train(problem, spec, cluster, steps=40)
         low, high = (
             promises[anyk.strategy(spec, workers=6).spec].low,
             promises[anyk.strategy(spec, workers=6).spec].high,
         )
-        assert low <= again.seconds / again.steps <= high, spec
+        assert low <= run.seconds / run.steps <= high, spec
 
 
 def test_workers_that_share_cores_widen_promises() -> None:
@@ -215,12 +215,12 @@ def test_workers_that_share_cores_widen_promises() -> None:
     times = 1.0 + np.random.default_rng(0).random((60, N))
     alone = anyk.plan(Record(times, load=1 / N, driver=0.5), slope=1.0, resamples=50)
     shared = anyk.plan(Record(times, load=1 / N, driver=0.5, crowding=2.0), slope=1.0, resamples=50)
-    assert any("2 workers share a core" in text for text in shared.assumptions)
+    assert any("2 workers share a core" in assumption for assumption in shared.assumptions)
     first, second = alone.today.seconds_per_step, shared.today.seconds_per_step
     assert second.median == first.median
     assert second.low == pytest.approx(first.low * (first.median - 0.25) / first.median)
     assert second.high == pytest.approx(first.high * (first.median + 0.5) / first.median)
-    codes = (next(one for one in found.candidates if one.spec == "frc:stragglers=1") for found in (alone, shared))
+    codes = (next(one for one in plan.candidates if one.spec == "frc:stragglers=1") for plan in (alone, shared))
     narrow, wide = (one.seconds_per_step for one in codes)
     everyone = times.max(axis=1).mean() + 1 / N + 1.0  # no task is cut off, and the driver takes 1 s
     assert narrow.high < everyone < wide.high and wide.low < narrow.low

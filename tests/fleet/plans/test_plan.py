@@ -46,17 +46,17 @@ def exponential(rounds: int, seed: int = 0, workers: int = N) -> Any:
 def test_seconds_of_rounds_are_those_of_the_strategy_itself(spec: str, seed: int) -> None:
     times = exponential(12, seed) + 0.01
     strategy = anyk.strategy(spec, workers=N)
-    found = strategy.facts.durations(times, np.zeros_like(times))
-    assert found is not None
-    assert found == pytest.approx(simulate(strategy, times, jobs=12)[0], abs=1e-9)
+    durations = strategy.facts.durations(times, np.zeros_like(times))
+    assert durations is not None
+    assert durations == pytest.approx(simulate(strategy, times, jobs=12)[0], abs=1e-9)
 
 
 def test_a_gain_is_no_less_than_in_the_worst_round() -> None:
     """Of 16 rounds two stall for 100 s, which a code cuts off: no step of it takes longer, however unsure its gain."""
     times = 1.0 + 0.01 * np.random.default_rng(0).random((16, 6))
     times[[3, 11], [0, 4]] = 100.0
-    found = anyk.plan(Record(times, load=1 / 6), slope=0.0, resamples=200)
-    coded = next(one for one in found.candidates if one.spec == "frc:stragglers=1")
+    plan = anyk.plan(Record(times, load=1 / 6), slope=0.0, resamples=200)
+    coded = next(one for one in plan.candidates if one.spec == "frc:stragglers=1")
     assert coded.gain.median > 0.8 and coded.gain.low >= 1.0 - math.exp(coded.optimism) - 1e-12
     assert coded.gain.high > coded.gain.median  # and no more is taken of the other side
 
@@ -76,13 +76,13 @@ def test_the_pace_is_that_of_the_closed_forms() -> None:
 def test_load_costs_what_the_slope_says() -> None:
     times = exponential(30) + 1.0
     lean, loaded = Record(times, load=1 / N), Record(times + 3.0 * (1 / 2 - 1 / N), load=1 / 2)
-    found = anyk.plan(lean, other=loaded, resamples=50, max_load=1 / 3)
-    assert found.assumptions == () and all(one.load <= 1 / 3 for one in found.candidates)
-    shown = {one.spec: one.seconds_per_step.median - 0.0 for one in found.candidates}
+    plan = anyk.plan(lean, other=loaded, resamples=50, max_load=1 / 3)
+    assert plan.assumptions == () and all(one.load <= 1 / 3 for one in plan.candidates)
+    seconds = {one.spec: one.seconds_per_step.median - 0.0 for one in plan.candidates}
     code = anyk.code("frc:stragglers=1", workers=N)
     expected = code.finish_times(times + 3.0 * (code.load / N - 1 / N)).mean()
-    one = next(choice for choice in found.candidates if choice.spec == "frc:stragglers=1")
-    assert shown["frc:stragglers=1"] == pytest.approx(expected * np.exp(one.optimism), rel=1e-9)
+    one = next(choice for choice in plan.candidates if choice.spec == "frc:stragglers=1")
+    assert seconds["frc:stragglers=1"] == pytest.approx(expected * np.exp(one.optimism), rel=1e-9)
     with pytest.raises(BadInput, match="two records with different loads"):
         anyk.plan(Record(times), other=loaded)
 
@@ -90,7 +90,7 @@ def test_load_costs_what_the_slope_says() -> None:
 def test_intervals_cover_the_means_of_future_runs() -> None:
     """Of 300 records of 100 rounds, correlated by 0.6, the 90 % interval holds the next run's mean in 80 % or more (less 3 %)."""
     random = np.random.default_rng(1)
-    held = 0
+    covered = 0
     for _ in range(300):
         noise = random.normal(size=200) * 0.2
         for t in range(1, 200):
@@ -100,26 +100,26 @@ def test_intervals_cover_the_means_of_future_runs() -> None:
         block = max(int(np.ceil(block_length(past))), 5)
         drawn = resample(100, 100, block, 200, random)
         low, high = drawn.widened(drawn.spread(past[None]).deviations(0))
-        held += low <= np.log(future.mean() / past.mean()) <= high
-    assert 0.77 <= held / 300 <= 0.97
+        covered += low <= np.log(future.mean() / past.mean()) <= high
+    assert 0.77 <= covered / 300 <= 0.97
 
 
 @pytest.mark.slow
 def test_wandering_stragglers_a_clean_fleet_and_load_that_costs() -> None:
     wandering = np.ones((60, N))
     wandering[np.arange(60), np.arange(60) % N] = 10.0
-    found = anyk.plan(record(wandering), slope=0.0, resamples=100)
-    assert (found.verdict, found.best.spec, found.evidence) == ("change", "frc:stragglers=1", "enough")
-    assert found.best.gain.median == pytest.approx(0.9) and found.fleet.named == []
+    plan = anyk.plan(record(wandering), slope=0.0, resamples=100)
+    assert (plan.verdict, plan.best.spec, plan.evidence) == ("change", "frc:stragglers=1", "enough")
+    assert plan.best.gain.median == pytest.approx(0.9) and plan.fleet.named == []
     clean = 1.0 + 0.01 * np.random.default_rng(0).random((60, N))
-    shown = found._repr_html_()
-    assert shown.startswith("<table>") and "change: " in shown and f"<td>{found.best.spec}</td>" in shown
+    page = plan._repr_html_()
+    assert page.startswith("<table>") and "change: " in page and f"<td>{plan.best.spec}</td>" in page
     nothing = anyk.plan(record(clean), resamples=100)
     assert (nothing.verdict, nothing.best.spec) == ("nothing", "uncoded")
     assert "all of a task's 1" in nothing.assumptions[0] and "if only half" in nothing.assumptions[1]
     drifting = anyk.plan(record(exponential(60) * 0.1 + np.linspace(1, 2, 60)[:, None]), slope=0.0, resamples=50)
-    assert any("though it drifts" in text for text in drifting.assumptions)
-    assert not any("though it drifts" in text for text in nothing.assumptions)
+    assert any("though it drifts" in assumption for assumption in drifting.assumptions)
+    assert not any("though it drifts" in assumption for assumption in nothing.assumptions)
     dear = anyk.plan(record(exponential(60) * 0.1 + 5.0), slope=5.0 * N, resamples=100)  # a second partition: 5 s more
     assert dear.verdict == "nothing" and dear.best.spec == "uncoded"
 
@@ -127,25 +127,25 @@ def test_wandering_stragglers_a_clean_fleet_and_load_that_costs() -> None:
 def test_thin_evidence_and_gains_that_are_not_sure() -> None:
     few = np.ones((8, N))
     few[3, 2] = 4.0  # one stall in eight rounds, in one half only
-    found = anyk.plan(record(few), slope=0.0, resamples=100)
-    assert (found.verdict, found.evidence) == ("nothing", "thin") and "which is not sure" in found.why
-    assert found.candidates[0].gain.median > 0.2 and found.best == found.today
+    plan = anyk.plan(record(few), slope=0.0, resamples=100)
+    assert (plan.verdict, plan.evidence) == ("nothing", "thin") and "which is not sure" in plan.why
+    assert plan.candidates[0].gain.median > 0.2 and plan.best == plan.today
     small = np.ones((40, N))
     small[::3, 0] = small[1::7, 1] = 1.1  # coded steps are never longer, and sooner or later shorter
     gained = anyk.plan(record(small), slope=0.0, resamples=100)
     assert (
         gained.verdict == "nothing" and 0.0 <= gained.candidates[0].gain.low < 0.03 <= gained.candidates[0].gain.median
     )
-    again = anyk.plan(record(few), slope=0.0, resamples=100)
-    assert again == found and anyk.plan(record(few), slope=0.0, resamples=100, seed=1) != found
+    same_plan = anyk.plan(record(few), slope=0.0, resamples=100)
+    assert same_plan == plan and anyk.plan(record(few), slope=0.0, resamples=100, seed=1) != plan
 
 
 def test_what_was_cut_off_never_decides() -> None:
     times = exponential(40) + 0.5
     slow = times > np.sort(times, axis=1)[:, 3:4]
     cut = np.where(slow, np.sort(times, axis=1)[:, 3:4], times)  # the last two of six are cut off at the fourth
-    found = anyk.plan(record(cut, censored=slow), today="k-sync:k=4", slope=0.0, resamples=50)
-    assert found.verdict == "nothing" and found.today.seen == 1.0
+    plan = anyk.plan(record(cut, censored=slow), today="k-sync:k=4", slope=0.0, resamples=50)
+    assert plan.verdict == "nothing" and plan.today.seen == 1.0
     unknown = anyk.plan(record(cut, censored=slow), slope=0.0, resamples=50)
     assert unknown.evidence == "none" and unknown.today.seen == 0.0 and "too many times were cut off" in unknown.why
 
@@ -158,20 +158,20 @@ def test_strategies_of_users_take_part_and_others_are_not_ranked() -> None:
 
     try:
         assert {"mine:load=2", "mine:load=99"} <= set(specs_for(N))
-        found = anyk.plan(record(exponential(40)), slope=0.0, resamples=50, everything=True)
+        plan = anyk.plan(record(exponential(40)), slope=0.0, resamples=50, everything=True)
     finally:
         del anyk.strategies.registry.entries["mine"]
-    assert "frc:load=2" in {one.spec for one in found.candidates} and all(one.exact for one in found.candidates)
-    assert any(one.family in ("uncoded", "k-batch-sync") and not one.exact for one in found.others)
-    half = next(one for one in found.others if one.spec == "uncoded:wait=3")
+    assert "frc:load=2" in {one.spec for one in plan.candidates} and all(one.exact for one in plan.candidates)
+    assert any(one.family in ("uncoded", "k-batch-sync") and not one.exact for one in plan.others)
+    half = next(one for one in plan.others if one.spec == "uncoded:wait=3")
     assert (half.residual, half.samples_per_step) == pytest.approx((1.0, 0.5)) and half.staleness == 0.0
-    stale = next(one for one in found.others if one.spec == "async")
+    stale = next(one for one in plan.others if one.spec == "async")
     assert stale.samples_per_step == pytest.approx(1 / 6) and 3 < (stale.staleness or 0) < 5.5  # n - 1, from 0 on
-    assert {"pasgd", "frc"} <= {one.spec.partition(":")[0] for one in found.others} | {"frc"}  # local steps are no sums
-    front = pareto(found.candidates)
+    assert {"pasgd", "frc"} <= {one.spec.partition(":")[0] for one in plan.others} | {"frc"}  # local steps are no sums
+    front = pareto(plan.candidates)
     prices = [(one.seconds_per_step.median, one.load, one.memory) for one in front]
     assert all(any(a < b for a, b in zip(one, two, strict=True)) for one in prices for two in prices if one is not two)
-    assert sum(one.probability_best for one in found.candidates) == pytest.approx(1.0)
+    assert sum(one.probability_best for one in plan.candidates) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     report = json.loads(Path("x.json").read_text())
     assert (report["version"], report["verdict"], report["interval"]) == (1, "change", "prediction")
     assert report["best"]["gain"]["low"] > 0.8 and report["candidates"][0]["spec"] == "frc:stragglers=1"
-    for wrong, why in ((["fleet.csv", "--workers", "3"], "a record knows its workers"), (["nowhere.csv"], "no fleet record"),
+    for wrong, sentence in ((["fleet.csv", "--workers", "3"], "a record knows its workers"), (["nowhere.csv"], "no fleet record"),
                        (["exp:mean=1"], "give the number of workers")):  # fmt: skip
         refused = CliRunner().invoke(main, ["plan", *wrong])
-        assert refused.exit_code == 2 and why in refused.output and refused.output.count("\n") == 1, refused.output
+        assert refused.exit_code == 2 and sentence in refused.output and refused.output.count("\n") == 1, refused.output
 
 
 def test_files_are_written_before_anything_is_printed(tmp_path: Path, monkeypatch: Any) -> None:
@@ -229,11 +229,11 @@ def test_files_are_written_before_anything_is_printed(tmp_path: Path, monkeypatc
 
 
 def test_a_picture_of_a_dense_front_is_readable() -> None:
-    found = anyk.plan(record(1.0 + exponential(40, workers=30)), slope=1.5)
-    figure = draw_plan(found, None)
+    plan = anyk.plan(record(1.0 + exponential(40, workers=30)), slope=1.5)
+    figure = draw_plan(plan, None)
     (legend,), (axes,) = figure.legends, figure.axes
-    names = [text.get_text() for text in legend.get_texts()]
-    assert {found.best.spec, "uncoded (today's)"} <= set(names) and len(names) == len(set(names)) >= 4
+    names = [label.get_text() for label in legend.get_texts()]
+    assert {plan.best.spec, "uncoded (today's)"} <= set(names) and len(names) == len(set(names)) >= 4
     points = [drawn[0] for drawn in axes.containers if drawn.get_label() in names]
     assert len({(point.get_color(), point.get_marker()) for point in points}) == len(names)
     figure.draw_without_rendering()
@@ -241,8 +241,8 @@ def test_a_picture_of_a_dense_front_is_readable() -> None:
 
 
 def test_a_worker_that_is_needed_is_not_left_out() -> None:
-    found = anyk.plan(record(exponential(20)), today="frc:load=3", slope=0.0, resamples=50)  # 3 does not divide 5
-    assert found.today.spec == "frc:load=3" and found.advice[0].today is None
+    plan = anyk.plan(record(exponential(20)), today="frc:load=3", slope=0.0, resamples=50)  # 3 does not divide 5
+    assert plan.today.spec == "frc:load=3" and plan.advice[0].today is None
     assert anyk.plan(record(exponential(20)), slope=0.0, resamples=50).advice[0].today is not None
 
 
@@ -250,17 +250,17 @@ def test_changes_of_the_fleet_and_what_they_gain() -> None:
     """A worker three times as slow: without it or repaired, two thirds are gained; a spare helps a code, not who waits for all."""
     times = np.ones((40, N))
     times[:, 2] = 3.0
-    found = anyk.plan(record(times), slope=0.0, resamples=50)
-    advice = {one.what: one for one in found.advice}
+    plan = anyk.plan(record(times), slope=0.0, resamples=50)
+    advice = {one.what: one for one in plan.advice}
     assert advice["worker 2 left out"].today == pytest.approx(2 / 3)
     assert advice["worker 2 repaired"].today == pytest.approx(2 / 3)
     assert advice["1 spare worker"].today == pytest.approx(0.0) and set(advice) >= {"2 spare workers"}
-    assert found.best.exact and found.best.gain.median == pytest.approx(2 / 3)
+    assert plan.best.exact and plan.best.gain.median == pytest.approx(2 / 3)
     # the best strategy does not wait for the slow worker, so that it saves nothing to be without it
     assert advice["worker 2 left out"].best == pytest.approx(0.0)
-    line = next(line for line in plan_lines(found) if "worker 2 left out" in line)
+    line = next(line for line in plan_lines(plan) if "worker 2 left out" in line)
     assert line == (
-        f"with worker 2 left out, 'uncoded' takes 67 % less and '{found.best.spec}' takes 0 % less than on the fleet as it is"
+        f"with worker 2 left out, 'uncoded' takes 67 % less and '{plan.best.spec}' takes 0 % less than on the fleet as it is"
     )
 
 
@@ -269,12 +269,12 @@ def test_cut_off_times_are_continued_by_laws_and_probed() -> None:
     times = exponential(60, workers=12) + 0.5
     fifth = np.sort(times, axis=1)[:, 4:5]
     cut = Record(np.minimum(times, fifth), censored=times > fifth, load=1 / 12)
-    found = anyk.plan(cut, today="k-sync:k=5", slope=0.0, resamples=50, everything=True)
-    uncoded = next(one for one in found.others if one.spec == "uncoded")
+    plan = anyk.plan(cut, today="k-sync:k=5", slope=0.0, resamples=50, everything=True)
+    uncoded = next(one for one in plan.others if one.spec == "uncoded")
     truth = times.max(axis=1).mean()
-    assert found.verdict == "nothing" and uncoded.seen == 0.0
+    assert plan.verdict == "nothing" and uncoded.seen == 0.0
     assert uncoded.seconds_per_step.low < truth < uncoded.seconds_per_step.high
-    assert found.probe is not None and "--strategy uncoded --steps 30" in found.probe
+    assert plan.probe is not None and "--strategy uncoded --steps 30" in plan.probe
     with pytest.raises(BadInput, match="every time of the record is cut off"):
         anyk.plan(Record(times, censored=np.ones(times.shape, bool)))
     assert anyk.plan(record(exponential(20)), resamples=20).probe is None
@@ -287,24 +287,24 @@ def test_a_plan_for_a_run_compares_with_the_strategy_of_the_run(spec: str, model
     fleet = anyk.clusters.Simulated(6, delays="exp:mean=0.2", seed=1)
     train = anyk.train if models == 1 else anyk.train_many
     run = train(problem if models == 1 else [problem] * models, spec, fleet, steps=20)
-    found = anyk.plan(run, resamples=20, among=lambda one: one.spec.startswith("frc"))
+    plan = anyk.plan(run, resamples=20, among=lambda one: one.spec.startswith("frc"))
     asked = anyk.strategies.strategy(run.config.strategy, workers=6)
-    assert found.today.spec == asked.spec and found.today.measured
-    cause = next(line for line in plan_lines(found) if line.startswith("where all are waited for"))
+    assert plan.today.spec == asked.spec and plan.today.measured
+    cause = next(line for line in plan_lines(plan) if line.startswith("where all are waited for"))
     assert "waiting for slow workers takes at least " in cause  # what was cut off may have taken far longer
-    assert plan_lines(found)[0].startswith(("change: ", f"stay with '{found.today.spec}'"))
+    assert plan_lines(plan)[0].startswith(("change: ", f"stay with '{plan.today.spec}'"))
 
 
 def test_a_plan_without_todays_times_promises_no_gain() -> None:
     times = np.random.default_rng(0).exponential(1.0, (40, 6))
     slow = times > np.sort(times)[:, 1:2]
     cut = Record(times, censored=slow, load=1 / 6)
-    found = anyk.plan(cut, slope=0.0, resamples=20, among=lambda one: one.spec.startswith("frc"))
-    assert found.evidence == "none" and found.candidates[0].gain.low > 0
-    assert plan_lines(found)[0].startswith("no advice: how long steps of 'uncoded' take is not known")
-    gains = {row[0].strip(): row[2] for row in plan_table(found.candidates, found.today).rows}
+    plan = anyk.plan(cut, slope=0.0, resamples=20, among=lambda one: one.spec.startswith("frc"))
+    assert plan.evidence == "none" and plan.candidates[0].gain.low > 0
+    assert plan_lines(plan)[0].startswith("no advice: how long steps of 'uncoded' take is not known")
+    gains = {row[0].strip(): row[2] for row in plan_table(plan.candidates, plan.today).rows}
     assert gains.pop("> uncoded") == "today's" and set(gains.values()) == {"not known"}
-    assert "%" not in found._repr_html_() and found.probe is not None and "e+" not in found.probe
+    assert "%" not in plan._repr_html_() and plan.probe is not None and "e+" not in plan.probe
 
 
 def test_several_models_bring_codes_over_rounds_and_limits_hold() -> None:
@@ -324,18 +324,18 @@ def test_two_speeds_are_balanced_wandering_stragglers_coded() -> None:
     """Half of six take twice as long, all computing: shares of 2 to 1 take 4/3 in place of 2; and both remedies together."""
     random = np.random.default_rng(0)
     two = np.tile([1.0, 2.0] * 3, (60, 1)) * (1.0 + 0.001 * random.random((60, N)))
-    found = anyk.plan(record(two), slope=float(N), resamples=50)
-    shares = next(one for one in found.candidates if one.spec == "uncoded:balance=auto")
-    assert found.verdict == "change" and found.best.seconds_per_step.median <= shares.seconds_per_step.median * 1.01
+    plan = anyk.plan(record(two), slope=float(N), resamples=50)
+    shares = next(one for one in plan.candidates if one.spec == "uncoded:balance=auto")
+    assert plan.verdict == "change" and plan.best.seconds_per_step.median <= shares.seconds_per_step.median * 1.01
     assert shares.seconds_per_step.median == pytest.approx(4 / 3, rel=0.05)
     assert shares.load == pytest.approx(2 / 9, rel=0.1) and shares.memory == 1.0  # any part may become its own
     wandering = np.ones((60, N))
     wandering[np.arange(60), np.arange(60) % N] += 9.0
     coded = anyk.plan(record(wandering), slope=float(N), resamples=50)
     assert coded.best.exact and "balance" not in coded.best.spec
-    held = two.copy()
-    held[np.arange(60), random.integers(0, N, 60)] += 20.0
-    both = anyk.plan(record(held), slope=float(N), resamples=50)
+    censored = two.copy()
+    censored[np.arange(60), random.integers(0, N, 60)] += 20.0
+    both = anyk.plan(record(censored), slope=float(N), resamples=50)
     assert both.verdict == "change" and both.best.family in ("frc", "nested", "progress")
 
 
@@ -344,12 +344,12 @@ def test_records_that_tell_too_little() -> None:
     assert five.evidence == "thin"
     never = exponential(20)
     never[:, 2] = np.nan
-    for times, why in (
+    for times, sentence in (
         (np.ones((20, 1)), "2 workers or more"),
         (np.zeros((20, 4)), "all times of the fleet record are 0"),
         (never, "worker 2 has no times"),
     ):
-        with pytest.raises(BadInput, match=why):
+        with pytest.raises(BadInput, match=sentence):
             anyk.plan(record(times))
 
 
@@ -371,8 +371,8 @@ def test_a_plan_for_a_changing_fleet_keeps_its_range() -> None:
     assert plan.best.spec == "frc:stragglers=2,fewest=3,partitions=16"  # the most that can be lost among 3
     for choice in (*plan.candidates, *plan.others):
         assert parse(choice.spec)[1].items() >= {"fewest": "3", "partitions": "16"}.items()
-    again = anyk.train(problem, plan.promise, anyk.clusters.Simulated(8, delays="exp:mean=1"), steps=5)
-    assert again.config.strategy == plan.best.spec
+    trained = anyk.train(problem, plan.promise, anyk.clusters.Simulated(8, delays="exp:mean=1"), steps=5)
+    assert trained.config.strategy == plan.best.spec
     never = anyk.clusters.Simulated(8, delays="exp:mean=1", outages=[anyk.clusters.Outage(0.0, 1)])
     run = anyk.train(problem, "uncoded", never, workers=(3, 8), steps=5)
     with pytest.raises(anyk.BadInput, match="in which all workers are given a task .*; its 8 workers never were"):
@@ -385,24 +385,26 @@ def test_nothing_printed_is_astronomical(spec: str) -> None:
     """What was cut off may have no mean at all: then there is a least value only, and no percentage below it."""
     problem = anyk.problems.from_data("synthetic:rows=60,features=4")
     fleet = anyk.clusters.Simulated(12, delays="exp:mean=0.05", seed=1)
-    found = anyk.plan(anyk.train(problem, spec, fleet, steps=60), resamples=50, everything=True)
-    choices = (*found.candidates, *found.others)
-    cells = [cell for row in (*plan_table(choices, found.today).rows, *inexact_table(choices).rows) for cell in row]
+    plan = anyk.plan(anyk.train(problem, spec, fleet, steps=60), resamples=50, everything=True)
+    choices = (*plan.candidates, *plan.others)
+    cells = [cell for row in (*plan_table(choices, plan.today).rows, *inexact_table(choices).rows) for cell in row]
     assert not [cell for cell in cells if "e+" in cell or re.search(r"(?<![.\d])\d{4,}", cell)]
     assert any("or more" in cell for cell in cells)
-    assert "e+" not in found._repr_html_()
-    text = json.dumps(found.report(), default=str)
-    assert "e+" not in text
+    assert "e+" not in plan._repr_html_()
+    report = json.dumps(plan.report(), default=str)
+    assert "e+" not in report
 
 
 def test_a_law_without_computing_advises_no_full_copies() -> None:
     law = anyk.delays.parse("exp:mean=0.5")
     for slope in (None, 0.0):
-        found = anyk.plan(law, workers=12, slope=slope, resamples=30)
-        assert max(one.load for one in found.candidates) <= 0.25 and found.max_load == 0.25
-        assert "tells how late workers are, but not how long they compute" in found.assumptions[-1]
-    given = anyk.plan(law, workers=12, slope=1.2, resamples=30)
-    assert given.max_load == 1.0 and not any("not how long they compute" in text for text in given.assumptions)
+        plan = anyk.plan(law, workers=12, slope=slope, resamples=30)
+        assert max(one.load for one in plan.candidates) <= 0.25 and plan.max_load == 0.25
+        assert "tells how late workers are, but not how long they compute" in plan.assumptions[-1]
+    with_slope = anyk.plan(law, workers=12, slope=1.2, resamples=30)
+    assert with_slope.max_load == 1.0 and not any(
+        "not how long they compute" in assumption for assumption in with_slope.assumptions
+    )
     asked = anyk.plan(law, workers=12, slope=0.0, max_load=1.0, resamples=30)
     assert asked.best.load == 1.0 and any("then one is enough" in line for line in plan_lines(asked))
     assert [anyk.plan(law, workers=n, slope=0.0, resamples=20).max_load for n in (2, 3, 4)] == [0.5, 2 / 3, 0.5]
@@ -419,5 +421,5 @@ def test_a_plan_against_asynchronous_steps_warns_of_nothing() -> None:
     times[np.arange(40), np.arange(40) % 6] = 10.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = anyk.plan(anyk.fleet.Record(times, load=1 / 6), slope=2.0, today="async", resamples=20)
-    assert all(np.isfinite(one.gain.low) for one in found.candidates)
+        plan = anyk.plan(anyk.fleet.Record(times, load=1 / 6), slope=2.0, today="async", resamples=20)
+    assert all(np.isfinite(one.gain.low) for one in plan.candidates)

@@ -29,8 +29,8 @@ def cases() -> list[dict[str, Any]]:
     file = DATA / "sequential-oracle.json"
     if not file.is_file():
         pytest.skip(f"no {file}; set ANYK_DATA to the folder that has it")
-    found: list[dict[str, Any]] = json.loads(file.read_text())["cases"]
-    return found
+    cases: list[dict[str, Any]] = json.loads(file.read_text())["cases"]
+    return cases
 
 
 def seconds(name: str) -> Any:
@@ -71,10 +71,10 @@ def test_the_oracle_through_the_quick_form() -> None:
         grid = TraceGrid(
             seconds(case["trace"]), load=case["base_load"], slope=SLOPE, jobs=case["n_jobs"], mu=case["mu"]
         )
-        found = quick(grid, case)
-        assert (found.T, found.waits) == (case["T"], case["num_waits"]), found.spec
-        assert found.load == pytest.approx(case["load"], rel=1e-12)
-        assert found.seconds == pytest.approx(case["runtime"], abs=1e-6), found.spec
+        candidate = quick(grid, case)
+        assert (candidate.T, candidate.waits) == (case["T"], case["num_waits"]), candidate.spec
+        assert candidate.load == pytest.approx(case["load"], rel=1e-12)
+        assert candidate.seconds == pytest.approx(case["runtime"], abs=1e-6), candidate.spec
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,20 +103,22 @@ def test_the_quick_form_is_the_strategies(
     candidates.append(grid.multiplexed(B, W, lam, end=end, inner="auto" if lam == n else inner))
     if -(-B * lam // (W - 1 + B)) < n:
         candidates.append(grid.selective(B, W, lam, end=end, inner=inner))
-    for found in candidates:
-        made: Any = strategy(found.spec, workers=n)
-        assert found.load == pytest.approx(getattr(made, "load", None) or made.code.load / n), found.spec
-        durations, waits = simulate(made, np.maximum(1e-6, table + (found.load - load) * slope), jobs=jobs)
-        assert found.waits == waits and found.seconds == pytest.approx(durations.sum(), abs=1e-9), found.spec
+    for candidate in candidates:
+        scheme: Any = strategy(candidate.spec, workers=n)
+        assert candidate.load == pytest.approx(getattr(scheme, "load", None) or scheme.code.load / n), candidate.spec
+        durations, waits = simulate(scheme, np.maximum(1e-6, table + (candidate.load - load) * slope), jobs=jobs)
+        assert candidate.waits == waits and candidate.seconds == pytest.approx(durations.sum(), abs=1e-9), (
+            candidate.spec
+        )
 
 
 def test_a_burst_at_the_very_beginning() -> None:
     """Rounds before the first count for nothing: late in rounds 0 and 2 is a burst of 3, which B = 4 bears."""
     table = np.ones((14, 4))
     table[[0, 2], 0] = 4.0
-    found = TraceGrid(table, load=0.0, slope=0.0, jobs=5).multiplexed(4, 5, 1)
+    candidate = TraceGrid(table, load=0.0, slope=0.0, jobs=5).multiplexed(4, 5, 1)
     durations, waits = simulate("m-sgc:B=4,W=5,lambda=1", table, jobs=5)
-    assert found.waits == waits == 0 and found.seconds == pytest.approx(durations.sum()) == pytest.approx(14.0)
+    assert candidate.waits == waits == 0 and candidate.seconds == pytest.approx(durations.sum()) == pytest.approx(14.0)
 
 
 def test_the_grid_is_the_authors_and_tune_takes_the_best() -> None:

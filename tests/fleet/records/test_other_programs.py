@@ -39,17 +39,17 @@ def zstd(text: str) -> bytes:
 
 
 def test_spark_logs_rolled_packed_and_of_databricks(tmp_path: Path) -> None:
-    whole = "\n".join([SPARK, *TASKS]) + "\n"
-    (tmp_path / "app-1").write_text(whole)
-    (tmp_path / "app-1.zstd").write_bytes(zstd(whole))
-    (tmp_path / "app-1.inprogress").write_bytes(zstd(whole))
+    log = "\n".join([SPARK, *TASKS]) + "\n"
+    (tmp_path / "app-1").write_text(log)
+    (tmp_path / "app-1.zstd").write_bytes(zstd(log))
+    (tmp_path / "app-1.inprogress").write_bytes(zstd(log))
     (tmp_path / "eventlog.gz").write_bytes(gzip.compress("\n".join([DATABRICKS, *TASKS]).encode()))
     rolled = tmp_path / "eventlog_v2_app-1"
     rolled.mkdir()
     (rolled / "appstatus_app-1.inprogress").touch()
     for number, (start, end) in enumerate([(0, 20), (20, 40), (40, 60)], 9):  # 10 comes behind 9
-        text = "\n".join([SPARK, *TASKS[start:end]]) + "\n"
-        (rolled / f"events_{number}_app-1.zstd").write_bytes(zstd(text))
+        content = "\n".join([SPARK, *TASKS[start:end]]) + "\n"
+        (rolled / f"events_{number}_app-1.zstd").write_bytes(zstd(content))
     expected = read(tmp_path / "app-1")
     assert anyk.explain(expected).named == (2,) and expected.seconds.shape == (20, 3)
     for name in ("app-1.zstd", "app-1.inprogress", "eventlog.gz", "eventlog_v2_app-1"):
@@ -92,8 +92,8 @@ def test_json_lines_lists_and_columns(tmp_path: Path) -> None:
         assert record.workers == (("gpu-0", "gpu-1", "gpu-2") if name == "e.json" else (0, 1, 2))
     assert "'timing.step_ms'" in read(tmp_path / "b.json").summary
     for i in range(3):
-        own = [json.dumps({"step": t, "seconds": 0.1 * (i + 1)}) for t in range(4)]
-        (tmp_path / f"rank-{i}.jsonl").write_text("\n".join(own))
+        records = [json.dumps({"step": t, "seconds": 0.1 * (i + 1)}) for t in range(4)]
+        (tmp_path / f"rank-{i}.jsonl").write_text("\n".join(records))
     joined = read_all([str(tmp_path / f"rank-{i}.jsonl") for i in range(3)])
     assert joined.workers == ("rank-0", "rank-1", "rank-2") and np.allclose(joined.seconds[3], [0.1, 0.2, 0.3])
 
@@ -115,10 +115,10 @@ def profile(rank: int, named: bool = True) -> str:
 @pytest.mark.parametrize("named", [True, False])
 def test_profiles_of_pytorch_are_one_rank_each(named: bool, tmp_path: Path) -> None:
     for rank in range(4):
-        text = profile(rank, named)
+        content = profile(rank, named)
         name = f"host_rank{rank}_4711.pt.trace.json"
-        (tmp_path / name).write_text(text) if rank else (tmp_path / f"{name}.gz").write_bytes(
-            gzip.compress(text.encode())
+        (tmp_path / name).write_text(content) if rank else (tmp_path / f"{name}.gz").write_bytes(
+            gzip.compress(content.encode())
         )
     record = read(tmp_path)
     assert record.workers == (0, 1, 2, 3) and record.rounds == tuple(range(5, 20))
@@ -163,9 +163,9 @@ def horovod(ticks: bool = True) -> list[dict[str, Any]]:
         for pid in (1, 2):
             events.append({"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": start + 1e5, "pid": pid})
             for rank in range(3):
-                at = start + (0.5e6 if rank == 2 else 0.2e6) - 1e4 * (2 - pid)
+                stamp = start + (0.5e6 if rank == 2 else 0.2e6) - 1e4 * (2 - pid)
                 if ticks:
-                    events.append({"ph": "X", "name": str(rank), "ts": at, "dur": 0, "pid": pid})
+                    events.append({"ph": "X", "name": str(rank), "ts": stamp, "dur": 0, "pid": pid})
             events.append({"ph": "E", "ts": start + 0.5e6, "pid": pid})
             events.append({"ph": "B", "name": "ALLREDUCE", "ts": start + 0.5e6, "pid": pid})
             events.append({"ph": "B", "name": "NCCL_ALLREDUCE", "ts": start + 0.6e6, "pid": pid})
@@ -175,8 +175,8 @@ def horovod(ticks: bool = True) -> list[dict[str, Any]]:
 
 
 def test_a_timeline_of_horovod_that_was_not_closed(tmp_path: Path) -> None:
-    text = "[\n" + ",\n".join(map(json.dumps, horovod())) + ",\n"
-    (tmp_path / "timeline.json").write_text(text)
+    content = "[\n" + ",\n".join(map(json.dumps, horovod())) + ",\n"
+    (tmp_path / "timeline.json").write_text(content)
     record = read(tmp_path / "timeline.json")
     assert record.workers == (0, 1, 2) and len(record.rounds) == 9
     assert np.allclose(record.seconds, np.tile([0.2, 0.2, 0.5], (9, 1)))
@@ -199,18 +199,18 @@ def dump(rank: int, own: float, **changed: Any) -> dict[str, Any]:
 
 
 def test_dumps_of_the_flight_recorder_are_one_rank_each(tmp_path: Path) -> None:
-    for rank, own in enumerate((0.1, 0.1, 0.28, 0.1)):
-        (tmp_path / f"nccl_trace_rank_{rank}").write_text(json.dumps(dump(rank, own)))
+    for rank, seconds in enumerate((0.1, 0.1, 0.28, 0.1)):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_text(json.dumps(dump(rank, seconds)))
     record = read(tmp_path)
     assert record.workers == (0, 1, 2, 3) and record.rounds == tuple(range(2, 21))
     assert np.allclose(record.seconds, np.tile([0.1, 0.1, 0.28, 0.1], (19, 1)))
     assert anyk.explain(record).named == (2,)
-    for changed, why in (
+    for changed, sentence in (
         ({"duration_ms": None}, "TORCH_NCCL_ENABLE_TIMING=1"),
         ({"duration_ms": 900}, "own work cannot"),
     ):
         (tmp_path / "x.json").write_text(json.dumps(dump(0, 0.1, **changed)))
-        with pytest.raises(BadInput, match=why):
+        with pytest.raises(BadInput, match=sentence):
             read(tmp_path / "x.json")
 
 

@@ -20,8 +20,8 @@ LARGE = anyk.code("bgc:load=4", workers=24)
 
 
 def reached(code: Any, lost: tuple[int, ...], decoder: str = "own") -> float:
-    here = [i for i in range(code.workers) if i not in lost]
-    return float(code.decode(here, decoder=anyk.codes.decoders.method(decoder)).residual ** 2)
+    remaining = [i for i in range(code.workers) if i not in lost]
+    return float(code.decode(remaining, decoder=anyk.codes.decoders.method(decoder)).residual ** 2)
 
 
 @pytest.mark.parametrize("decoder", ["own", "one-step"])
@@ -31,20 +31,21 @@ def test_no_smaller_set_does_where_the_number_is_exact(decoder: str) -> None:
     sets = [lost for f in range(7) for lost in combinations(range(7), f)]
     for error in (0.02, 0.15, 0.3, 0.6, 1.0):
         oracle = next((len(lost) for lost in sets if reached(code, lost, decoder) >= error - 1e-12), None)
-        found = adversarial_threshold(code, error, decoder=decoder)
-        assert found.stragglers == oracle or (found.found == "search" and found.stragglers > oracle)
-        if found.stragglers is not None:
+        threshold = adversarial_threshold(code, error, decoder=decoder)
+        assert threshold.stragglers == oracle or (threshold.found == "search" and threshold.stragglers > oracle)
+        if threshold.stragglers is not None:
             assert (
-                found.error == pytest.approx(reached(code, found.lost, decoder)) and len(found.lost) == found.stragglers
+                threshold.error == pytest.approx(reached(code, threshold.lost, decoder))
+                and len(threshold.lost) == threshold.stragglers
             )
-    assert decoder == "one-step" or found.found == "exact"
+    assert decoder == "one-step" or threshold.found == "exact"
 
 
 def test_the_answer_of_a_search_is_an_upper_bound_and_says_so() -> None:
-    found = adversarial_threshold(LARGE, 0.3)
-    assert found.found == "search" and reached(LARGE, found.lost) >= 0.3
-    assert comb(24, found.stragglers - 1) > 200_000  # not all sets of fewer can have been compared
-    assert found.stragglers <= adversarial_threshold(LARGE, 0.3, knows="overlaps").stragglers
+    threshold = adversarial_threshold(LARGE, 0.3)
+    assert threshold.found == "search" and reached(LARGE, threshold.lost) >= 0.3
+    assert comb(24, threshold.stragglers - 1) > 200_000  # not all sets of fewer can have been compared
+    assert threshold.stragglers <= adversarial_threshold(LARGE, 0.3, knows="overlaps").stragglers
 
 
 def test_who_knows_nothing_needs_the_median() -> None:
@@ -53,10 +54,10 @@ def test_who_knows_nothing_needs_the_median() -> None:
     groups = [set(range(g, g + 3)) for g in range(0, 12, 3)]
     share = {f: sum(any(g <= set(lost) for g in groups) for lost in combinations(range(12), f)) / comb(12, f)
              for f in range(5, 10)}  # fmt: skip
-    half = min(f for f, part in share.items() if part >= 0.5)
+    half = min(f for f, fraction in share.items() if fraction >= 0.5)
     assert share[half - 1] < 0.41 and share[half] > 0.59  # 3 standard deviations of 301 orders
-    found = adversarial_threshold(code, 0.25, knows="nothing", sets=301)
-    assert (found.stragglers, found.found) == (half, "random")
+    threshold = adversarial_threshold(code, 0.25, knows="nothing", sets=301)
+    assert (threshold.stragglers, threshold.found) == (half, "random")
     spread_out = adversarial_threshold(anyk.code("uncoded", workers=10), 0.35, knows="nothing", sets=3)
     assert spread_out.stragglers == 4 and spread_out.error == pytest.approx(0.4)  # each loses a tenth, whoever it is
     assert adversarial_threshold(code, 0.25).stragglers == 3
@@ -66,11 +67,11 @@ def test_thresholds_from_the_command_line() -> None:
     def run(*words: str) -> Any:
         return CliRunner(env={"COLUMNS": ""}).invoke(main, ["codes", "threshold", *words])
 
-    shown = run("frc:load=3", "bgc:load=3", "frc:load=6", "--workers", "6", "--error", "0.5", "--sets", "11")
-    assert shown.exit_code == 0, shown.output
-    rows = {line.split()[0]: line.split()[1:] for line in shown.stdout.splitlines() if ":load" in line}
+    result = run("frc:load=3", "bgc:load=3", "frc:load=6", "--workers", "6", "--error", "0.5", "--sets", "11")
+    assert result.exit_code == 0, result.output
+    rows = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if ":load" in line}
     assert rows["frc:load=3"][:3] == ["3", "≤", "3"] and rows["frc:load=6"][:2] == ["none", "do"]
-    assert "median over 11 random orders" in shown.output and "≤: found by a search; fewer may do" in shown.output
+    assert "median over 11 random orders" in result.output and "≤: found by a search; fewer may do" in result.output
     (one,) = json.loads(run("frc:load=3", "--workers", "6", "--error", "0.5", "--knows", "code", "--json", "-").stdout)
     assert (one["stragglers"], one["found"], one["lost"], round(one["error_reached"], 9)) == (
         3,

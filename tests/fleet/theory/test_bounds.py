@@ -59,10 +59,10 @@ ORDER = [
 
 @pytest.mark.parametrize(("law", "quantile", "k", "golden"), ORDER)
 def test_values_1_to_12_order_statistics(law: str, quantile: Any, k: int, golden: float) -> None:
-    found = parse(law).order_statistic(k, P)
-    assert found == pytest.approx(golden, rel=1e-7 if "bimodal" in law or "hetero" in law else 1e-9)
+    seconds = parse(law).order_statistic(k, P)
+    assert seconds == pytest.approx(golden, rel=1e-7 if "bimodal" in law or "hetero" in law else 1e-9)
     if quantile is not None:
-        assert found == pytest.approx(by_quadrature(quantile, k, P), rel=1e-8)
+        assert seconds == pytest.approx(by_quadrature(quantile, k, P), rel=1e-8)
 
 
 def test_value_3_synchronous_over_asynchronous() -> None:
@@ -175,9 +175,9 @@ def test_value_15_freshness_by_place_in_the_batch() -> None:
     assert fresh_share("k-batch-async", 4, P) == pytest.approx(0.2758178711, rel=1e-9)
     assert fresh_share("k-batch-async", 8, P) == pytest.approx(0.4256578013, rel=1e-9)
     _, stale = simulated("k-batch-async:k=4", "exp:mean=1", 20_000)
-    for place in range(4):  # the r-th gradient collected is fresh with chance 1 - (1 - 1/P)^r
-        fresh = np.mean([step[place] == 0 for step in stale[200:]])
-        assert fresh == pytest.approx(1 - (1 - 1 / P) ** (place + 1), abs=0.013)
+    for rank in range(4):  # the r-th gradient collected is fresh with chance 1 - (1 - 1/P)^r
+        fresh = np.mean([step[rank] == 0 for step in stale[200:]])
+        assert fresh == pytest.approx(1 - (1 - 1 / P) ** (rank + 1), abs=0.013)
     assert np.mean([s for step in stale[200:] for s in step]) == pytest.approx(1.75, rel=0.01)
 
 
@@ -206,8 +206,8 @@ def test_the_rule_for_any_delays_agrees_with_known_formulas() -> None:
     """Step times proportional to K: K_0 sqrt(F_0 / F), to rounding and the freedom of A."""
     for k0, ratio in ((1, 4.0), (2, 9.0), (2, 16.0), (3, 2.0), (4, 3.5)):
         exact = k0 * ratio**0.5
-        found = k_for_delays(k0, ratio, 1.0, np.arange(1.0, 41.0))
-        assert abs(found - exact) <= 0.5 + 0.25 * exact / k0
+        rule_k = k_for_delays(k0, ratio, 1.0, np.arange(1.0, 41.0))
+        assert abs(rule_k - exact) <= 0.5 + 0.25 * exact / k0
     times = [parse("exp:mean=1").order_statistic(k, P) for k in range(1, P + 1)]
     chosen = [k_for_delays(2, 1.0, loss, times) for loss in (1.0, 0.5, 0.1, 0.02, 0.001)]
     assert chosen[0] == 2 and chosen == sorted(chosen) and chosen[-1] == P  # type: ignore[type-var]
@@ -304,10 +304,10 @@ def test_value_44_the_distance_rule() -> None:
 
     rates = []
     for squared in (0.0, 0.05, 0.1, 0.2, 1.0):
-        made = Running(anyk.strategy("async:stale=distance,bound=0.1", workers=2))  # bound = C / eta_max
-        made.start(Fleet(2, (0, 1)))
-        made.on(Reply(1.0, 0, 0, 0))
-        combine = made.on(DriftMeasured(1.0, 0, 0, 0, squared))[0]
+        running = Running(anyk.strategy("async:stale=distance,bound=0.1", workers=2))  # bound = C / eta_max
+        running.start(Fleet(2, (0, 1)))
+        running.on(Reply(1.0, 0, 0, 0))
+        combine = running.on(DriftMeasured(1.0, 0, 0, 0, squared))[0]
         assert isinstance(combine, Combine)
         rates.append(0.1 * combine.weights[0])
     assert rates == pytest.approx([0.1, 0.1, 0.1, 0.05, 0.01], abs=1e-12)

@@ -46,14 +46,14 @@ def test_a_code_is_drawn_again_if_it_is_random(spec: str) -> None:
 
 def test_draws_from_the_command_line() -> None:
     words = ["codes", "compare", "bgc:load=2", "frc:load=2", "--workers", "6", "--stragglers", "2", "--draws", "12"]
-    shown = CliRunner(env={"COLUMNS": ""}).invoke(main, [*words, "--sets", "5"])
-    assert shown.exit_code == 0, shown.output
-    rows = [line.split() for line in shown.stdout.splitlines()]
+    result = CliRunner(env={"COLUMNS": ""}).invoke(main, [*words, "--sets", "5"])
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines()]
     assert [row[1:3] for row in rows if row[0] in ("bgc:load=2", "frc:load=2")] == [["12", "draws"], ["1", "draw"]]
     assert [row[:5] for row in rows if row[0] == "chosen"] == [
         ["chosen", "to", "hurt", "10", "draws"], ["chosen", "to", "hurt", "1", "draw"],
     ]  # fmt: skip
-    found = json.loads(CliRunner().invoke(main, [*words, "--json", "-"]).stdout)
-    assert [one["draws"] for one in found] == [12, 1] and found[0]["spread"][2] > 0
+    report = json.loads(CliRunner().invoke(main, [*words, "--json", "-"]).stdout)
+    assert [one["draws"] for one in report] == [12, 1] and report[0]["spread"][2] > 0
     with pytest.raises(BadInput, match="draws must be a whole number of at least 1, got 0"):
         compare_codes(["bgc"], workers=6, draws=0)

@@ -40,8 +40,8 @@ def real(name: str) -> Path:
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
-    with gzip.open(file, "rt") as text:
-        return list(csv.DictReader(text))
+    with gzip.open(file, "rt") as lines:
+        return list(csv.DictReader(lines))
 
 
 def everything(data: Dataset) -> tuple[Any, np.ndarray]:
@@ -119,9 +119,9 @@ def test_rows_can_be_read_back_from_the_encoding(name: str, request: pytest.Fixt
     starts = np.cumsum([0, *map(len, values)])
     ones = X.indices.reshape(X.shape[0], -1)[:, : len(names)]  # the blocks stand in the order of the columns
     decoded = np.column_stack([values[i][ones[:, i] - starts[i]] for i in range(len(names))])
-    told = (y + 1) / 2 if name == "amazon" else y * 1e6
+    labels = (y + 1) / 2 if name == "amazon" else y * 1e6
     expected = np.array([[float(row[c]) for c in [*names, target]] for row in rows])
-    got = np.column_stack([decoded, told.round(3)])
+    got = np.column_stack([decoded, labels.round(3)])
     assert Counter(map(tuple, expected)) == Counter(map(tuple, got))  # so no row is lost, doubled or in both parts
 
 
@@ -248,8 +248,8 @@ def test_covertype_keeps_types_1_and_2(how: str, monkeypatch: pytest.MonkeyPatch
     assert X.shape == (9, 54 * 5 + 1) and X.nnz == 9 * 55 and (X[:, [-1]].toarray() == 1).all()
     assert sorted(y) == [-1] * 5 + [1] * 4 and data.classes == ("1", "2")
     first = COVER[COVER[:, -1] <= 2, 0]
-    kept = X[:, :5].toarray().argmax(axis=1)
-    assert Counter(zip(kept, y, strict=True)) == Counter(
+    types = X[:, :5].toarray().argmax(axis=1)
+    assert Counter(zip(types, y, strict=True)) == Counter(
         zip(first, np.where(COVER[COVER[:, -1] <= 2, -1] == 2, 1, -1), strict=True)
     )
 
@@ -572,8 +572,8 @@ def test_a_file_of_ones_own_gets_an_intercept(name: str, tmp_path: Path) -> None
     assert problem.metrics(fitted)["mse"] < 1e-12
     assert problem.loss(np.array([0.0, 0.0, 1000.0])) < 10  # the regulariser spares it
     assert from_data("file:intercept=no", file=file, progress=None).dimension == 2
-    again = from_recipe(problem.recipe() or {})
-    assert again.dimension == 3
+    rebuilt = from_recipe(problem.recipe() or {})
+    assert rebuilt.dimension == 3
 
 
 def test_row_numbers_that_pandas_wrote_are_left_out(tmp_path: Path) -> None:
@@ -674,11 +674,11 @@ def test_an_array_that_claims_more_than_its_file_holds(tmp_path: Path) -> None:
     import io
     import zipfile
 
-    made = io.BytesIO()
-    np.lib.format.write_array_header_1_0(made, {"descr": "<f8", "fortran_order": False, "shape": (10**8, 1)})
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "<f8", "fortran_order": False, "shape": (10**8, 1)})
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
-        archive.writestr("X.npy", made.getvalue() + b"\0" * 800)
-        archive.writestr("y.npy", made.getvalue())
+        archive.writestr("X.npy", buffer.getvalue() + b"\0" * 800)
+        archive.writestr("y.npy", buffer.getvalue())
     with pytest.raises(BadInput, match=r"array 'X' of .* is truncated or damaged"):
         load("file", file=tmp_path / "d.npz")
 

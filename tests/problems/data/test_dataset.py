@@ -110,12 +110,12 @@ def test_a_run_keeps_its_split_and_goes_on_with_it(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.output
     assert read_config(folder).problem.split == "dirichlet:alpha=0.2,seed=1"
     anyk.resume(folder, steps=9).close()
-    with anyk.Run.open(folder) as resumed, anyk.Run.open(tmp_path / "whole") as whole:
-        assert resumed.model.tobytes() == whole.model.tobytes()
+    with anyk.Run.open(folder) as resumed, anyk.Run.open(tmp_path / "whole") as uninterrupted:
+        assert resumed.model.tobytes() == uninterrupted.model.tobytes()
     even = anyk.problems.from_data("synthetic:rows=90,features=3")
     with pytest.raises(BadInput, match="changed since"):
         anyk.resume(folder, problem=even, steps=10)
     refused = runner.invoke(main, [*train, "--problem", "p.py:f"])
     assert refused.exit_code == 2 and "omit --data" in refused.output
-    shown = runner.invoke(main, [*train, "--settings"])
-    assert "dirichlet:alpha=0.2,seed=1" in shown.output, json.dumps(shown.output)
+    result = runner.invoke(main, [*train, "--settings"])
+    assert "dirichlet:alpha=0.2,seed=1" in result.output, json.dumps(result.output)

@@ -29,7 +29,7 @@ class Items:
 
 
 def flat(tensors):
-    return torch.cat([part.detach().reshape(-1) for part in tensors]).numpy()
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).numpy()
 
 
 def random(*shape, seed=0):
@@ -122,9 +122,9 @@ def cases():
 
 
 def objective(name, module, weights=WEIGHTS):
-    each = [cases()[name][4](module, i) for i in range(SAMPLES)]
-    total = sum(weight * loss for weight, (loss, _) in zip(weights, each, strict=True))
-    return total / sum(weight * terms for weight, (_, terms) in zip(weights, each, strict=True))
+    losses = [cases()[name][4](module, i) for i in range(SAMPLES)]
+    total = sum(weight * loss for weight, (loss, _) in zip(weights, losses, strict=True))
+    return total / sum(weight * terms for weight, (_, terms) in zip(weights, losses, strict=True))
 
 
 @pytest.mark.parametrize("name", cases())
@@ -152,34 +152,34 @@ def chosen(problem, partition, batch, version, partitions=4):
 
 
 def test_mini_batches_are_scaled_weighted_sums():
-    data, module, loss, _, each = cases()["cross-entropy"]
+    data, module, loss, _, sample_loss = cases()["cross-entropy"]
     module = module.double()
     problem = TorchProblem(module, loss, data, weights=WEIGHTS)
     mean = WEIGHTS.mean()
     messages, chunk, rows = chosen(problem, 1, 2, version=5)
-    value = sum(WEIGHTS[6 + i] / mean * each(module, 6 + int(i))[0] for i in rows) * 6 / 2
+    value = sum(WEIGHTS[6 + i] / mean * sample_loss(module, 6 + int(i))[0] for i in rows) * 6 / 2
     expected = flat(torch.autograd.grad(value, list(module.parameters())))
     assert messages.partial_gradient(1, problem.initial(), chunk, 5) == pytest.approx(expected, abs=1e-12)
 
 
 def test_sampling_by_weight_is_unbiased_and_never_draws_weight_0():
-    data, module, loss, _, each = cases()["cross-entropy"]
+    data, module, loss, _, sample_loss = cases()["cross-entropy"]
     module = module.double()
     problem = TorchProblem(module, loss, data, weights=WEIGHTS, sampling="weights")
     shares = (WEIGHTS / WEIGHTS.mean())[:6]  # of partition 0
     messages, chunk, rows = chosen(problem, 0, 4, version=2)
-    value = sum(each(module, int(i))[0] for i in rows) * shares.sum() / 4
+    value = sum(sample_loss(module, int(i))[0] for i in rows) * shares.sum() / 4
     expected = flat(torch.autograd.grad(value, list(module.parameters())))
     assert messages.partial_gradient(0, problem.initial(), chunk, 2) == pytest.approx(expected, abs=1e-12)
     counts = np.zeros(6)
     for version in range(4000):
         np.add.at(counts, messages.rows(0, chunk, version), 1)
     assert counts / 16000 == pytest.approx((shares / shares.sum()).numpy(), abs=0.015) and counts[2] == 0
-    again, _, same = chosen(problem, 0, 4, version=2)
-    assert (same == rows).all() and again is not messages
-    whole = problem.split(4).partial_gradient(0, problem.initial())
-    value = sum(share * each(module, i)[0] for i, share in enumerate(shares))
-    assert whole == pytest.approx(flat(torch.autograd.grad(value, list(module.parameters()))), abs=1e-12)
+    redrawn, _, same = chosen(problem, 0, 4, version=2)
+    assert (same == rows).all() and redrawn is not messages
+    gradient = problem.split(4).partial_gradient(0, problem.initial())
+    value = sum(share * sample_loss(module, i)[0] for i, share in enumerate(shares))
+    assert gradient == pytest.approx(flat(torch.autograd.grad(value, list(module.parameters()))), abs=1e-12)
 
 
 def test_a_partition_of_weight_0_adds_nothing_to_a_step():
@@ -198,13 +198,15 @@ def test_a_partition_of_weight_0_adds_nothing_to_a_step():
 
 def test_equal_weights_are_no_weights():
     data, module, loss, _, _ = cases()["cross-entropy"]
-    plain = TorchProblem(module, loss, tuple(part.float() if part.is_floating_point() else part for part in data))
+    plain = TorchProblem(
+        module, loss, tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in data)
+    )
     weighted = TorchProblem(plain.module, loss, plain._data.arrays, weights=np.full(SAMPLES, 0.1), sampling="weights")
     runs = [
         anyk.train(
-            each, "frc:load=2,batch=2", anyk.clusters.Simulated(4), steps=3, optimizer=anyk.optimizers.GD(lr=0.1)
+            problem, "frc:load=2,batch=2", anyk.clusters.Simulated(4), steps=3, optimizer=anyk.optimizers.GD(lr=0.1)
         )
-        for each in (plain, weighted)
+        for problem in (plain, weighted)
     ]
     assert (runs[0].model == runs[1].model).all() and plain.digest() == weighted.digest()
 

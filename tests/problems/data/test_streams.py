@@ -28,9 +28,9 @@ def here(monkeypatch):
 
     def inline(work, pieces):
         work = cloudpickle.loads(cloudpickle.dumps(work))
-        found = [work(piece) for piece in pieces]
+        gradients = [work(piece) for piece in pieces]
         HERE.clear()
-        return found
+        return gradients
 
     monkeypatch.setattr(streams, "map_in_processes", inline)
 
@@ -79,8 +79,8 @@ def classes(partition, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", [of_torch, of_jax, of_linear])
 def test_a_gradient_is_that_of_the_first_samples_under_the_seed(problem):
-    made = problem()
-    parts, w = made.split(4), made.initial()
+    stream_problem = problem()
+    parts, w = stream_problem.split(4), stream_problem.initial()
     parts.compare_replicas()
     assert HERE == []  # the driver draws nothing
     messages = Messages(parts, seed=3)
@@ -88,14 +88,14 @@ def test_a_gradient_is_that_of_the_first_samples_under_the_seed(problem):
     gradient = messages.partial_gradient(2, w, chunk, version=5) * 3 / parts.sizes[2]
     ((partition, seed),) = HERE
     assert (partition, seed < 2**32) == (2, True)
-    again = pickled(parts)
+    copied = pickled(parts)
     np.testing.assert_array_equal(
-        Messages(again, seed=3).partial_gradient(2, w, chunk, version=5) * 3 / parts.sizes[2], gradient
+        Messages(copied, seed=3).partial_gradient(2, w, chunk, version=5) * 3 / parts.sizes[2], gradient
     )
     with streams.preserved_generators([]) as generators:
         streams.seed_all(generators, seed)
         samples = [sample for sample, _ in zip(make(2, seed), range(3), strict=False)]
-    x, y = (np.stack(part) for part in zip(*samples, strict=True))
+    x, y = (np.stack(column) for column in zip(*samples, strict=True))
     expected = problem((x, y))
     np.testing.assert_allclose(gradient, expected.split(1).partial_gradient(0, w), rtol=2e-4)
     for other in [(2, 6, 0), (3, 5, 0), (2, 5, 1)]:  # of another partition, version or repetition
@@ -131,14 +131,14 @@ def test_all_codes_learn_what_an_uncoded_run_learns(tmp_path):
     assert runs[0].loss is None
     assert str(anyk.replay(tmp_path / "1", problem=problem)).endswith("the same bits of model")
     further = anyk.resume(tmp_path / "0", problem=problem, steps=11)
-    whole = anyk.train(problem, "uncoded:batch=8", anyk.clusters.Simulated(4, delays="exp:mean=1", seed=1), steps=11,
+    uninterrupted = anyk.train(problem, "uncoded:batch=8", anyk.clusters.Simulated(4, delays="exp:mean=1", seed=1), steps=11,
                        optimizer=sgd)  # fmt: skip
-    np.testing.assert_array_equal(further.model, whole.model)
+    np.testing.assert_array_equal(further.model, uninterrupted.model)
 
 
 def test_what_needs_an_end_takes_a_sample_or_is_refused():
-    held = [(TRUE, np.float32(5.25))] * 3
-    problem = of_torch(held_out=held)
+    held_out = [(TRUE, np.float32(5.25))] * 3
+    problem = of_torch(held_out=held_out)
     w = problem.initial()
     assert (problem.evaluated_on, problem.endless, problem.metric) == ("held_out", True, "mse")
     assert "a stream" in repr(problem)
@@ -201,24 +201,24 @@ def test_what_needs_an_end_takes_a_sample_or_is_refused():
 @pytest.mark.slow
 def test_linear_models_learn_from_a_stream_and_predict(tmp_path):
     scaling = Scaling(np.array([0.0, 500.0]), np.array([1.0, 1000.0]))
-    held = list(zip(*(sample for _, sample in zip(range(200), classes(0, 1), strict=False)), strict=True))
+    held_out = list(zip(*(sample for _, sample in zip(range(200), classes(0, 1), strict=False)), strict=True))
     problem = LogisticRegression(
         Stream(classes),
         classes=[2, 5],
         intercept=True,
         scaling=scaling,
         l2=0.01,
-        X_test=np.stack(held[0]),
-        y_test=held[1],
+        X_test=np.stack(held_out[0]),
+        y_test=held_out[1],
     )
-    given = {"steps": 60, "optimizer": anyk.optimizers.GD(lr=3.0), "evaluate": "every=20,samples=300,on=train"}
-    run = anyk.train(problem, "frc:stragglers=1,batch=16", "simulated", workers=4, out=tmp_path / "run", **given)
+    options = {"steps": 60, "optimizer": anyk.optimizers.GD(lr=3.0), "evaluate": "every=20,samples=300,on=train"}
+    run = anyk.train(problem, "frc:stragglers=1,batch=16", "simulated", workers=4, out=tmp_path / "run", **options)
     assert run.metric["value"] > 0.99 and run.history["loss"][60] < 0.3 < run.history["loss"][0]
     assert run.predict([[2.0, 500.0], [-2.0, 500.0]]).tolist() == [5, 2]
     slopes = run.coefficients.weights[:, 0] * [1.0, 1000.0]
     assert slopes[0] == pytest.approx(slopes[1], rel=0.2) and slopes[0] > 1.0
-    there = anyk.train(problem, "frc:stragglers=1,batch=16", "processes", workers=4, **given)
-    np.testing.assert_array_equal(there.model, run.model)
+    real = anyk.train(problem, "frc:stragglers=1,batch=16", "processes", workers=4, **options)
+    np.testing.assert_array_equal(real.model, run.model)
     run.close()
     with pytest.raises(BadInput, match="evaluate where='driver' or 'aside'"):
         problem.split(2).check_partial_loss()
@@ -279,10 +279,10 @@ def test_an_iterable_data_set_is_seeded_as_items_are():
         module, lambda model, batch: model(batch).sum(), Iterated(), reduction="sum", collate_fn=collate
     )
     parts, w, rows = problem.split(3), problem.initial(), np.arange(9)
-    found = parts.partial_gradient(1, w, rows)
-    np.testing.assert_array_equal(found, pickled(parts).partial_gradient(1, w, rows))
-    assert not np.array_equal(found, parts.partial_gradient(1, w, rows + 1))
-    assert 0 < found.sum() <= 9 * 4
+    gradient = parts.partial_gradient(1, w, rows)
+    np.testing.assert_array_equal(gradient, pickled(parts).partial_gradient(1, w, rows))
+    assert not np.array_equal(gradient, parts.partial_gradient(1, w, rows + 1))
+    assert 0 < gradient.sum() <= 9 * 4
     parts.compare_replicas()
     loaded = pickled(parts)
     loaded.load([0])

@@ -44,8 +44,8 @@ def table(rows: int, columns: int, seed: int, density: float | None = None) -> n
 
 def problem(kind: Any, X: Any, seed: int = 0, **options: Any) -> LinearProblem:
     dense = X.toarray() if sparse.issparse(X) else np.asarray(X)
-    made: LinearProblem = kind(X, labels(kind, dense, np.random.default_rng(seed)), **options)
-    return made
+    model: LinearProblem = kind(X, labels(kind, dense, np.random.default_rng(seed)), **options)
+    return model
 
 
 def summed(made: LinearProblem, w: np.ndarray, partitions: int) -> np.ndarray:
@@ -75,26 +75,26 @@ def full_gradient(made: LinearProblem, X: np.ndarray, w: np.ndarray) -> np.ndarr
 @every
 def test_gradients_are_the_slopes_of_the_loss(kind: Any) -> None:
     """(sum of partial gradients) / N + l2 w against central differences of the objective."""
-    made = problem(kind, table(40, 5, 1), l2=0.1)
+    model = problem(kind, table(40, 5, 1), l2=0.1)
     for seed in range(3):
-        w = np.random.default_rng(seed).standard_normal(made.dimension)
-        slope = optimize.approx_fprime(w, made.loss, 1e-6)
-        assert summed(made, w, 7) / made.samples + made.l2 * w == pytest.approx(slope, abs=1e-5)
+        w = np.random.default_rng(seed).standard_normal(model.dimension)
+        slope = optimize.approx_fprime(w, model.loss, 1e-6)
+        assert summed(model, w, 7) / model.samples + model.l2 * w == pytest.approx(slope, abs=1e-5)
 
 
 @every
 def test_the_objective_is_as_stated(kind: Any) -> None:
     X = table(30, 4, 2)
-    made = problem(kind, X, l2=0.3)
-    w = np.random.default_rng(0).standard_normal(made.dimension)
+    model = problem(kind, X, l2=0.3)
+    w = np.random.default_rng(0).standard_normal(model.dimension)
     if kind is LogisticRegression:
-        losses = np.log1p(np.exp(-made.y * (X @ w)))
+        losses = np.log1p(np.exp(-model.y * (X @ w)))
     elif kind is LeastSquares:
-        losses = (X @ w - made.y) ** 2 / 2
+        losses = (X @ w - model.y) ** 2 / 2
     else:
-        losses = -np.log(softmax(X @ w.reshape(4, 3), axis=1)[np.arange(30), made.y.astype(int)])
-    assert made.loss(w) == pytest.approx(losses.mean() + 0.15 * float(w @ w), rel=1e-12)
-    assert made.samples == 30 and made.initial().tolist() == [0.0] * made.dimension
+        losses = -np.log(softmax(X @ w.reshape(4, 3), axis=1)[np.arange(30), model.y.astype(int)])
+    assert model.loss(w) == pytest.approx(losses.mean() + 0.15 * float(w @ w), rel=1e-12)
+    assert model.samples == 30 and model.initial().tolist() == [0.0] * model.dimension
 
 
 @pytest.mark.filterwarnings("ignore:column .* holds numbers")
@@ -107,12 +107,12 @@ def test_partial_gradients_add_up_however_the_data_is_cut(kind: Any, data: st.Da
     density = data.draw(st.sampled_from([None, 0.05, 0.3]))
     dtype = data.draw(st.sampled_from([np.float64, np.float32]))
     X = table(rows, columns, data.draw(st.integers(0, 99)), density).astype(dtype)
-    made = problem(kind, X if density is None else sparse.csr_array(X))
-    w = np.random.default_rng(1).standard_normal(made.dimension).astype(dtype)
-    expected = full_gradient(made, X, w)
+    model = problem(kind, X if density is None else sparse.csr_array(X))
+    w = np.random.default_rng(1).standard_normal(model.dimension).astype(dtype)
+    expected = full_gradient(model, X, w)
     tolerance = (1e-12 if dtype is np.float64 else 1e-5) * max(1.0, float(np.abs(expected).max())) * rows
     for partitions in {1, data.draw(st.integers(1, rows)), rows}:
-        assert summed(made, w, partitions) == pytest.approx(expected, abs=tolerance)
+        assert summed(model, w, partitions) == pytest.approx(expected, abs=tolerance)
 
 
 @every
@@ -121,19 +121,19 @@ def test_partial_gradients_add_up_however_the_data_is_cut(kind: Any, data: st.Da
 def test_gradients_have_the_precision_of_the_data(kind: Any, dtype: Any, density: float | None) -> None:
     """Partitions promise one dtype for model and gradients; a float64 slope would double a float32 table's work."""
     X = table(20, 30, 3, density).astype(dtype)
-    made = problem(kind, X if density is None else sparse.csr_array(X))
-    split = made.split(4)
-    assert made.dtype == split.dtype == made.initial().dtype == dtype
+    model = problem(kind, X if density is None else sparse.csr_array(X))
+    split = model.split(4)
+    assert model.dtype == split.dtype == model.initial().dtype == dtype
     for j in range(4):
-        assert split.partial_gradient(j, made.initial()).dtype == dtype
+        assert split.partial_gradient(j, model.initial()).dtype == dtype
 
 
 @every
 def test_extreme_scores_give_finite_losses_and_slopes(kind: Any) -> None:
-    made = problem(kind, table(20, 3, 4))
+    model = problem(kind, table(20, 3, 4))
     for size in (1e3, 1e6):
-        w = size * np.random.default_rng(0).standard_normal(made.dimension)
-        assert np.isfinite(made.loss(w)) and np.isfinite(summed(made, w, 3)).all()
+        w = size * np.random.default_rng(0).standard_normal(model.dimension)
+        assert np.isfinite(model.loss(w)) and np.isfinite(summed(model, w, 3)).all()
 
 
 def test_two_classes_of_softmax_are_logistic_regression() -> None:
@@ -153,41 +153,41 @@ def test_two_classes_of_softmax_are_logistic_regression() -> None:
 @pytest.mark.parametrize("kind", [LogisticRegression, SoftmaxRegression], ids=lambda kind: kind.__name__)
 def test_scikit_learns_solution_is_our_minimum(kind: Any) -> None:
     X, l2 = table(200, 5, 7), 0.05
-    made = problem(kind, X, l2=l2)
-    fitted = SklearnLogistic(C=1 / (200 * l2), fit_intercept=False, tol=1e-10, max_iter=10_000).fit(X, made.y)
+    model = problem(kind, X, l2=l2)
+    fitted = SklearnLogistic(C=1 / (200 * l2), fit_intercept=False, tol=1e-10, max_iter=10_000).fit(X, model.y)
     w = fitted.coef_[0] if kind is LogisticRegression else fitted.coef_.T.ravel()
-    assert np.abs(summed(made, w, 6) / 200 + l2 * w).max() < 1e-6
-    assert made.loss(w) < min(made.loss(w + 0.01 * d) for d in np.random.default_rng(0).standard_normal((20, w.size)))
+    assert np.abs(summed(model, w, 6) / 200 + l2 * w).max() < 1e-6
+    assert model.loss(w) < min(model.loss(w + 0.01 * d) for d in np.random.default_rng(0).standard_normal((20, w.size)))
 
 
 def test_ridges_solution_is_our_minimum() -> None:
     X, l2 = table(50, 5, 8), 0.2
-    made = problem(LeastSquares, X, l2=l2)
-    w = Ridge(alpha=50 * l2, fit_intercept=False, solver="cholesky").fit(X, made.y).coef_
-    assert np.abs(summed(made, w, 6) / 50 + l2 * w).max() < 1e-10
+    model = problem(LeastSquares, X, l2=l2)
+    w = Ridge(alpha=50 * l2, fit_intercept=False, solver="cholesky").fit(X, model.y).coef_
+    assert np.abs(summed(model, w, 6) / 50 + l2 * w).max() < 1e-10
 
 
 def test_metrics_on_held_out_rows() -> None:
     X, T = table(60, 4, 9), table(31, 4, 10)
     w = np.random.default_rng(1).standard_normal(4)
-    held = labels(LogisticRegression, T, np.random.default_rng(2))
-    made: LinearProblem = LogisticRegression(X, np.sign(X[:, 0]), X_test=T, y_test=held)
-    positive, negative = (T @ w)[held > 0], (T @ w)[held < 0]
+    test_labels = labels(LogisticRegression, T, np.random.default_rng(2))
+    model: LinearProblem = LogisticRegression(X, np.sign(X[:, 0]), X_test=T, y_test=test_labels)
+    positive, negative = (T @ w)[test_labels > 0], (T @ w)[test_labels < 0]
     auc = np.mean([(p > q) + 0.5 * (p == q) for p in positive for q in negative])
-    right, majority = np.mean((T @ w > 0) == (held > 0)), max(np.mean(held > 0), np.mean(held < 0))
-    assert made.metrics(w) == {
+    right, majority = np.mean((T @ w > 0) == (test_labels > 0)), max(np.mean(test_labels > 0), np.mean(test_labels < 0))
+    assert model.metrics(w) == {
         "auc": pytest.approx(auc), "accuracy": pytest.approx(right), "majority": pytest.approx(majority)
     }  # fmt: skip
-    assert made.better == "higher" and next(iter(made.metrics(w))) == made.metric
-    made = LeastSquares(X, X[:, 0], X_test=sparse.csr_array(T), y_test=T[:, 1])
+    assert model.better == "higher" and next(iter(model.metrics(w))) == model.metric
+    model = LeastSquares(X, X[:, 0], X_test=sparse.csr_array(T), y_test=T[:, 1])
     mse, r2 = np.mean((T @ w - T[:, 1]) ** 2), r2_score(T[:, 1], T @ w)
-    assert made.metrics(w) == {"mse": pytest.approx(mse), "r2": pytest.approx(r2)} and made.better == "lower"
-    assert np.isnan(made.metrics(w * 1e308)["mse"])  # scores that are not finite
+    assert model.metrics(w) == {"mse": pytest.approx(mse), "r2": pytest.approx(r2)} and model.better == "lower"
+    assert np.isnan(model.metrics(w * 1e308)["mse"])  # scores that are not finite
     y = np.arange(60) % 3
-    made = SoftmaxRegression(X, y, X_test=T, y_test=np.arange(31) % 3)
+    model = SoftmaxRegression(X, y, X_test=T, y_test=np.arange(31) % 3)
     W = np.random.default_rng(2).standard_normal(12)
     accuracy = np.mean((T @ W.reshape(4, 3)).argmax(axis=1) == np.arange(31) % 3)
-    assert made.metrics(W) == {"accuracy": pytest.approx(accuracy), "majority": pytest.approx(11 / 31)}
+    assert model.metrics(W) == {"accuracy": pytest.approx(accuracy), "majority": pytest.approx(11 / 31)}
     assert problem(LeastSquares, X).metrics(w) == {}
 
 
@@ -211,9 +211,9 @@ def test_partitions_are_even_and_in_order(rows: int, data: st.DataObject) -> Non
 def test_replies_of_sparse_partitions_cover_what_they_touch(kind: Any) -> None:
     X = table(24, 60, 11, 0.03)
     X[20:, :] = table(4, 60, 12)  # the last partition touches everything
-    made, whole = problem(kind, sparse.csr_array(X)), problem(kind, X)
-    split, dense = made.split(6), whole.split(6)
-    w = np.random.default_rng(0).standard_normal(made.dimension)
+    model, dense_model = problem(kind, sparse.csr_array(X)), problem(kind, X)
+    split, dense = model.split(6), dense_model.split(6)
+    w = np.random.default_rng(0).standard_normal(model.dimension)
     local = 0
     for j in range(6):
         touched = np.flatnonzero(np.abs(X[4 * j : 4 * j + 4]).sum(axis=0))
@@ -224,7 +224,7 @@ def test_replies_of_sparse_partitions_cover_what_they_touch(kind: Any) -> None:
             assert split.partial_gradient(j, w) == pytest.approx(full, abs=1e-12)
             continue
         local += 1
-        outputs = made.dimension // 60
+        outputs = model.dimension // 60
         assert support.tolist() == [outputs * t + k for t in touched for k in range(outputs)]
         assert split.partial_gradient(j, w) == pytest.approx(full[support], abs=1e-12)
         assert not np.delete(full, support).any()
@@ -245,9 +245,9 @@ def test_any_sparse_form_is_understood_and_left_as_it_was(form: str) -> None:
             (given_form.data[reverse], given_form.indices[reverse], given_form.indptr), shape=X.shape
         )
     before = given_form.copy()
-    made = LeastSquares(given_form, np.arange(12))
+    model = LeastSquares(given_form, np.arange(12))
     w = np.random.default_rng(0).standard_normal(40)
-    assert summed(made, w, 5) == pytest.approx(X.T @ (X @ w - np.arange(12)), abs=1e-9)
+    assert summed(model, w, 5) == pytest.approx(X.T @ (X @ w - np.arange(12)), abs=1e-9)
     assert given_form.nnz == before.nnz and np.array_equal(given_form.toarray(), X)
     assert np.array_equal(given_form.data, before.data)
 
@@ -255,9 +255,9 @@ def test_any_sparse_form_is_understood_and_left_as_it_was(form: str) -> None:
 def test_tables_of_whole_numbers_and_booleans_become_floats() -> None:
     for dtype in (np.int32, bool, np.float16, np.uint8):
         X = (table(10, 3, 14) > 0).astype(dtype)
-        made = LeastSquares(X, np.arange(10))
-        assert made.dtype == np.float64
-        assert summed(made, np.ones(3), 2) == pytest.approx(
+        model = LeastSquares(X, np.arange(10))
+        assert model.dtype == np.float64
+        assert summed(model, np.ones(3), 2) == pytest.approx(
             X.astype(float).T @ (X.astype(float).sum(axis=1) - np.arange(10))
         )
     assert LeastSquares([[1, 2], [3, 4]], [1, 2]).dimension == 2
@@ -290,25 +290,25 @@ def test_smoothness_bounds_the_curvature(kind: Any, data: st.DataObject) -> None
     )
     if data.draw(st.booleans()):
         X = X - X.mean(axis=0)
-    made = problem(kind, X, l2=data.draw(st.sampled_from([0.0, 0.5])))
-    bound = made.smoothness() * (1 + 1e-5)
+    model = problem(kind, X, l2=data.draw(st.sampled_from([0.0, 0.5])))
+    bound = model.smoothness() * (1 + 1e-5)
     for scale in (0.0, 0.1, 3.0):
-        w = scale * np.random.default_rng(0).standard_normal(made.dimension)
-        assert np.linalg.eigvalsh(hessian(made, X, w))[-1] <= bound
+        w = scale * np.random.default_rng(0).standard_normal(model.dimension)
+        assert np.linalg.eigvalsh(hessian(model, X, w))[-1] <= bound
     if kind is not SoftmaxRegression:  # reached: everywhere, and at zero
-        top = np.linalg.eigvalsh(hessian(made, X, np.zeros(made.dimension)))[-1]
-        assert made.smoothness() == pytest.approx(top, rel=1e-5)
+        top = np.linalg.eigvalsh(hessian(model, X, np.zeros(model.dimension)))[-1]
+        assert model.smoothness() == pytest.approx(top, rel=1e-5)
 
 
 @every
 def test_steps_at_one_over_the_smoothness_never_go_up(kind: Any) -> None:
     for X in (table(40, 6, 15), sparse.csr_array(table(30, 50, 16, 0.1))):
-        made = problem(kind, X, l2=0.01)
-        w, rate = made.initial(), 1 / made.smoothness()
-        losses = [made.loss(w)]
+        model = problem(kind, X, l2=0.01)
+        w, rate = model.initial(), 1 / model.smoothness()
+        losses = [model.loss(w)]
         for _ in range(60):
-            w = w - rate * (summed(made, w, 3) / made.samples + made.l2 * w)
-            losses.append(made.loss(w))
+            w = w - rate * (summed(model, w, 3) / model.samples + model.l2 * w)
+            losses.append(model.loss(w))
         assert all(b <= a + 1e-12 for a, b in zip(losses, losses[1:], strict=False)) and losses[-1] < losses[0]
 
 
@@ -412,8 +412,8 @@ def test_any_two_labels_will_do() -> None:
 
 
 def test_a_held_out_set_of_one_class_has_no_auc() -> None:
-    made = LogisticRegression(X4, [0, 1, 0, 1], X_test=X4, y_test=[1] * 4)
-    assert np.isnan(made.metrics(np.ones(2))["auc"])
+    model = LogisticRegression(X4, [0, 1, 0, 1], X_test=X4, y_test=[1] * 4)
+    assert np.isnan(model.metrics(np.ones(2))["auc"])
 
 
 @pytest.mark.parametrize("thin", [False, True])
@@ -422,13 +422,13 @@ def test_partitions_without_the_data_of_others(thin: bool) -> None:
     random = np.random.default_rng(0)
     X = random.standard_normal((400, 50)) * (random.random((400, 50)) < 0.05 if thin else 1.0)
     data = sparse.csr_array(X) if thin else X
-    whole = LogisticRegression(data, np.where(random.random(400) < 0.5, -1.0, 1.0)).split(20)
-    part = whole.only([3, 7])
+    all_partitions = LogisticRegression(data, np.where(random.random(400) < 0.5, -1.0, 1.0)).split(20)
+    piece = all_partitions.only([3, 7])
     w = random.standard_normal(50)
     for j in (3, 7):
-        assert np.array_equal(part.partial_gradient(j, w), whole.partial_gradient(j, w))
+        assert np.array_equal(piece.partial_gradient(j, w), all_partitions.partial_gradient(j, w))
     for j in range(20):
-        assert np.array_equal(part.support(j), whole.support(j)) if thin else part.support(j) is None
-    sizes = [sum(len(buffer) for buffer in ship(partitions)[1:]) for partitions in (whole, part)]
+        assert np.array_equal(piece.support(j), all_partitions.support(j)) if thin else piece.support(j) is None
+    sizes = [sum(len(buffer) for buffer in ship(partitions)[1:]) for partitions in (all_partitions, piece)]
     if not thin:
         assert sizes[1] == pytest.approx(0.1 * sizes[0], rel=1e-6)

@@ -63,9 +63,9 @@ def test_the_objective_in_any_coordinates(kind: Any, store: Any, intercept: bool
         W, b = problem.in_units(w)
         V = w.reshape(-1, problem.outputs)[:4] if "standardize" in options else W
         assert problem.loss(w) == pytest.approx(stated(problem, X, y, weights, V, W, b), rel=1e-9)
-        again = kind(store(X), y, l2=0.3, intercept=intercept, weights=weights, start=(W, b), **options)
+        shifted = kind(store(X), y, l2=0.3, intercept=intercept, weights=weights, start=(W, b), **options)
         if intercept:
-            assert again.initial() == pytest.approx(w, rel=1e-9, abs=1e-9)
+            assert shifted.initial() == pytest.approx(w, rel=1e-9, abs=1e-9)
     assert scaling.apply(store(X)).shape == X.shape and sparse.issparse(scaling.apply(store(X))) == (
         store is not np.asarray
     )
@@ -83,10 +83,10 @@ def test_a_weight_is_a_number_of_rows(kind: Any, store: Any) -> None:
         / np.tile([[1.0], [1e3], [1.0], [1.0], [1.0]], one.outputs).ravel()
     )
     assert one.loss(w) == pytest.approx(many.loss(w))
-    for made in (one, many):
-        made.found = made.split(3)
+    for model in (one, many):
+        model.found = model.split(3)
     slopes = [
-        sum(np.asarray(made.found.partial_gradient(j, w)) for j in range(3)) / made.samples for made in (one, many)
+        sum(np.asarray(model.found.partial_gradient(j, w)) for j in range(3)) / model.samples for model in (one, many)
     ]
     assert slopes[0] == pytest.approx(slopes[1])
     assert one.smoothness(tol=0.0) == pytest.approx(many.smoothness(tol=0.0))
@@ -162,8 +162,8 @@ def test_what_is_refused() -> None:
     fails("give one", standardize=True, scaling=Scaling.standard(X))
     with pytest.raises(BadInput, match=r"start must be weights of shape \(4, 1\) and intercepts of shape \(1,\)"):
         LogisticRegression(X, y, start=([1.0], [0.0])).initial()
-    known = SoftmaxRegression(X, y, classes=range(5))  # rows need not have all
-    assert known.outputs == 5 and known.dimension == 20
+    five_classes = SoftmaxRegression(X, y, classes=range(5))  # rows need not have all
+    assert five_classes.outputs == 5 and five_classes.dimension == 20
 
 
 # ------------------------------------------------------------------------------------------- tables of one's own
@@ -195,7 +195,7 @@ def table(text: bool, unit: float = 1.0) -> str:
 @pytest.mark.usefixtures("here")
 def test_units_of_columns_do_not_matter(tmp_path: Any, text: bool, stays: bool) -> None:
     """The same table in other units gives the same predictions, and coefficients in its units."""
-    found = []
+    fits = []
     for unit in (1.0, 1e-6):
         for name in ("train", "test"):
             (tmp_path / f"{name}.csv").write_text(table(text, unit))
@@ -205,9 +205,9 @@ def test_units_of_columns_do_not_matter(tmp_path: Any, text: bool, stays: bool) 
             else anyk.problems.from_data("file", file=tmp_path / "train.csv", progress=None)
         )
         run = anyk.train(problem, "uncoded", "simulated", workers=2, steps=100)
-        found.append((run, problem.in_units(run.model)[0][:, 0]))
+        fits.append((run, problem.in_units(run.model)[0][:, 0]))
         assert run.metrics["accuracy"] > 0.95 > 0.7 > run.metrics["majority"]
-    (one, weights), (other, small) = found
+    (one, weights), (other, small) = fits
     assert weights * [1, 1e6, 1, 1, 1][: len(weights)] == pytest.approx(small, rel=1e-3)
     assert one.loss == pytest.approx(other.loss, rel=1e-6) if not stays else one.metric == other.metric
 

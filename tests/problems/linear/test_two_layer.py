@@ -24,13 +24,13 @@ def test_gradients_are_those_of_the_loss(kind: str) -> None:
     w = problem.initial() + 0.1
     partitions = problem.split(4)
     assert sum(partitions.sizes) == 17 and partitions.dimension == problem.dimension == 6 * 4 + 5 * 3
-    whole = sum(partitions.partial_gradient(j, w) for j in range(4)) / 17
+    gradient = sum(partitions.partial_gradient(j, w) for j in range(4)) / 17
     numeric = approx_fprime(w, problem.loss, 1e-7)
-    assert whole == pytest.approx(numeric, abs=2e-6)
+    assert gradient == pytest.approx(numeric, abs=2e-6)
     rows = np.array([0, 2])
     some = partitions.partial_gradient(1, w, rows)
-    rest = partitions.partial_gradient(1, w, np.array([1, 3]))
-    assert some + rest == pytest.approx(partitions.partial_gradient(1, w), abs=1e-12)
+    mini_batch = partitions.partial_gradient(1, w, np.array([1, 3]))
+    assert some + mini_batch == pytest.approx(partitions.partial_gradient(1, w), abs=1e-12)
 
 
 def test_the_start_is_keyed_and_breaks_the_symmetry() -> None:
@@ -50,9 +50,9 @@ def test_it_learns_what_a_linear_model_cannot() -> None:
     problem = anyk.problems.TwoLayerNetwork(X, y, hidden=16, X_test=X, y_test=y)
     linear = anyk.problems.SoftmaxRegression(X, y, X_test=X, y_test=y)
     accuracy = []
-    for found in (problem, linear):
+    for model in (problem, linear):
         run = anyk.train(
-            found, "frc:load=2", anyk.clusters.Simulated(4), optimizer=anyk.optimizers.Adam(lr=0.05), steps=250
+            model, "frc:load=2", anyk.clusters.Simulated(4), optimizer=anyk.optimizers.Adam(lr=0.05), steps=250
         )
         accuracy.append(run.metric["value"])
     assert accuracy[0] > 0.9 and accuracy[1] < 0.7, accuracy

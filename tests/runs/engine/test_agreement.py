@@ -122,20 +122,20 @@ def test_a_run_saved_while_messages_are_in_doubt_goes_on_alike(spec: str, monkey
 
     monkeypatch.setattr(computing, "reverse_attack", change)
     saved: list[Any] = []
-    whole = driver(saved)
-    with session(whole):
-        whole.run()
-    assert whole.log is not None
-    notes = whole.log.rows("SELECT text FROM notes WHERE kind = 'wrong numbers'")
-    assert {text.split(":")[0] for (text,) in notes} == {f"a message of worker {BAD} was wrong"}
+    uninterrupted = driver(saved)
+    with session(uninterrupted):
+        uninterrupted.run()
+    assert uninterrupted.log is not None
+    notes = uninterrupted.log.rows("SELECT text FROM notes WHERE kind = 'wrong numbers'")
+    assert {note.split(":")[0] for (note,) in notes} == {f"a message of worker {BAD} was wrong"}
     assert len(saved) > 10
     for state, vectors, count in saved:
         calls[0] = count
         resumed = driver()
         with session(resumed, (state, vectors)):
             resumed.run()
-        assert resumed.models["model"].tobytes() == whole.models["model"].tobytes()
-        assert resumed.ledger.counts == whole.ledger.counts
+        assert resumed.models["model"].tobytes() == uninterrupted.models["model"].tobytes()
+        assert resumed.ledger.counts == uninterrupted.ledger.counts
 
 
 def test_the_given_share_of_rounds_waits_for_every_sum_twice() -> None:
@@ -180,9 +180,9 @@ def test_one_reply_more_than_needed_is_a_checksum(
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_right_messages_raise_no_alarm(spec: str, dtype: str) -> None:
     name = f"{spec}{',' if ':' in spec else ':'}check=1" if spec.split(":")[0] in ("frc", "cyclic", "mds") else spec
-    made = np.random.default_rng(0)
+    random = np.random.default_rng(0)
     data = anyk.problems.LogisticRegression(
-        made.normal(size=(240, 30)).astype(dtype), 2.0 * made.integers(0, 2, 240) - 1.0
+        random.normal(size=(240, 30)).astype(dtype), 2.0 * random.integers(0, 2, 240) - 1.0
     )
     run = anyk.train(data, name, Simulated(12, delays="exp:mean=1"), steps=60, evaluate=None)
     messages = run.summary.get("messages", {"compared": 0, "differed": 0})

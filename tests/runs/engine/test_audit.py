@@ -30,9 +30,9 @@ class Misdealt(Rounds):
     def _dispatch(self, s: Any, workers: Sequence[int]) -> list[Command]:
         (command,) = super()._dispatch(s, workers)
         assert isinstance(command, Dispatch)
-        chunk, *rest = command.chunks[0]
+        chunk, *remaining = command.chunks[0]
         first, *others = chunk.coefficients
-        tasks = [(chunk._replace(coefficients=(1.01 * first, *others)), *rest), *command.chunks[1:]]
+        tasks = [(chunk._replace(coefficients=(1.01 * first, *others)), *remaining), *command.chunks[1:]]
         return [command._replace(chunks=tasks)]
 
 
@@ -85,5 +85,5 @@ def test_different_messages_compared_too_late_are_noted(
             texts = [note["text"] for note in run.notes if note["kind"] == "different messages"]
             lines = [line for line in race_notes([run]) if "different" in line]
         assert different == (dict.fromkeys(pairs, (4, 0)) if byzantine else {})
-        assert len(texts) == bool(different) and lines == [f"{run.config.strategy}: {text}" for text in texts]
-        assert all("work: 0 and 1 (4 times, first at step 0), 1 and 2 (4 times" in text for text in texts)
+        assert len(texts) == bool(different) and lines == [f"{run.config.strategy}: {sentence}" for sentence in texts]
+        assert all("work: 0 and 1 (4 times, first at step 0), 1 and 2 (4 times" in sentence for sentence in texts)

@@ -71,13 +71,13 @@ def test_staleness_from_the_command_line(tmp_path: Any) -> None:
 
     folder, picture = tmp_path / "run", tmp_path / "a.png"
     run = trained("async", out=folder)
-    shown = cli("show", folder, "--staleness", "--picture", picture)
-    assert shown.exit_code == 0, shown.output
+    result = cli("show", folder, "--staleness", "--picture", picture)
+    assert result.exit_code == 0, result.output
     counts = run.staleness()
-    assert f"mean staleness {mean_staleness(counts):.4g} versions" in shown.output
-    assert all(row[0] in shown.output and row[1] in shown.output for row in staleness_table(counts).rows)
-    found = json.loads(cli("show", folder, "--staleness", "--json", "-").stdout)
-    assert {row["staleness"]: row["messages"] for row in found["staleness"]} == counts
+    assert f"mean staleness {mean_staleness(counts):.4g} versions" in result.output
+    assert all(row[0] in result.output and row[1] in result.output for row in staleness_table(counts).rows)
+    report = json.loads(cli("show", folder, "--staleness", "--json", "-").stdout)
+    assert {row["staleness"]: row["messages"] for row in report["staleness"]} == counts
     (axes,) = plot_staleness(run).axes
     assert picture.read_bytes()[:4] == b"\x89PNG"
     assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(1.0)

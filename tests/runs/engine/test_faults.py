@@ -101,12 +101,12 @@ class Unreadable:
 def test_an_item_that_cannot_be_read_is_named():
     torch = pytest.importorskip("torch")
     problem = anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), Unreadable())
-    told = "item 7 of the data set cannot be read: OSError: no such picture: 7.png"
-    with pytest.raises(anyk.RunFailed, match=f"^(?!.*could not load).*; worker [01]: {told}"):
+    cause = "item 7 of the data set cannot be read: OSError: no such picture: 7.png"
+    with pytest.raises(anyk.RunFailed, match=f"^(?!.*could not load).*; worker [01]: {cause}"):
         anyk.train(problem, "frc:load=2", Processes(4), optimizer=anyk.optimizers.GD(lr=0.1), steps=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANYK_WORKER", "0")  # here, too
-        with pytest.raises(anyk.BadInput, match=f"^{told}"):
+        with pytest.raises(anyk.BadInput, match=f"^{cause}"):
             anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), Unreadable(9))
 
 
@@ -141,13 +141,13 @@ def judged(workers, failures):
 def test_faults_of_more_than_half_of_the_workers_end_the_run(workers):
     half = workers // 2
     alike = [(worker, "not finite: 3 of 5 numbers") for worker in range(half + 1)]
-    *before, why = judged(workers, alike)
-    assert before == [Failed] * half and why.startswith("diverged at step 7: most replies are not finite")
+    *before, reason = judged(workers, alike)
+    assert before == [Failed] * half and reason.startswith("diverged at step 7: most replies are not finite")
     assert judged(workers, alike[:half]) == [Failed] * half
     raised = [(worker, f"OSError: disk {worker}") for worker in range(max(half + 1, 2))]
     if workers > 1:
-        *before, why = judged(workers, raised)
-        assert before == [Failed] * half and why.startswith("step 7: most replies cannot be used; worker")
+        *before, reason = judged(workers, raised)
+        assert before == [Failed] * half and reason.startswith("step 7: most replies cannot be used; worker")
         assert judged(workers, [*raised[:half], (half, "ValueError: 1")]) == [Failed] * (half + 1)
 
 

@@ -80,11 +80,11 @@ class Peak(Callback):
         self.shared_at_end = self.share()
 
     def share(self) -> int:
-        found = {}  # memory that workers share, by file
+        sizes = {}  # memory that workers share, by file
         for link in Path("/proc/self/fd").glob("*"):
             if link.is_symlink() and "memfd:anyk" in str(link.readlink()):
-                found[link.stat().st_ino] = link.stat().st_blocks * 512
-        return sum(found.values())
+                sizes[link.stat().st_ino] = link.stat().st_blocks * 512
+        return sum(sizes.values())
 
     def on_end(self, info: Any) -> None:
         self.most = tracemalloc.get_traced_memory()[1]
@@ -215,5 +215,5 @@ def test_optimiser_vectors_of_a_pytree_cover_stepped_parameters() -> None:
         shapes=[(6,), (2,)], dtype=np.dtype(np.float32), trained_at=lambda w: {"a": w[:6], "b": w[6:]}
     )
     for stepped, vectors in (({"a": True, "b": True}, 2), ({"a": False, "b": True}, 0), ({"a": True, "b": False}, 1)):
-        made = anyk.optimizers.OptaxOptimizer(optax.masked(optax.adam(0.1), stepped))
-        assert made.vectors == 0 and made.fitted(problem).vectors == vectors
+        optimizer = anyk.optimizers.OptaxOptimizer(optax.masked(optax.adam(0.1), stepped))
+        assert optimizer.vectors == 0 and optimizer.fitted(problem).vectors == vectors

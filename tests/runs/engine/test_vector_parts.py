@@ -33,18 +33,18 @@ def test_parts_give_the_bits_of_the_whole(
 ) -> None:
     """Parts of 5 numbers, by two threads."""
     problem = anyk.problems.from_data(data)
-    found = []
+    drivers = []
     for size in (5, 1 << 17):
         monkeypatch.setattr(keyed, "PART", size)
         monkeypatch.setattr(vector_parts, "_FEWEST_PARTS", 1)
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
         cluster = anyk.clusters.Simulated(4, delays=anyk.delays.Exponential(0.5), seed=2)
-        found.append(
+        drivers.append(
             anyk.train(problem, spec, cluster, optimizer=anyk.optimizers.optimizer(optimizer, lr=0.05), steps=6)
         )
-        assert queries.digest(found[-1].log, "model", 6) == keyed.digest(found[-1].model)
-    assert np.array_equal(found[0].model, found[1].model)
-    assert not np.array_equal(found[0].model, problem.initial())
+        assert queries.digest(drivers[-1].log, "model", 6) == keyed.digest(drivers[-1].model)
+    assert np.array_equal(drivers[0].model, drivers[1].model)
+    assert not np.array_equal(drivers[0].model, problem.initial())
 
 
 @pytest.mark.parametrize(
@@ -60,21 +60,21 @@ def test_optimisers_of_torch_step_parts_as_they_step_the_whole(method: str, argu
 
     optimizer = anyk.optimizers.TorchOptimizer(method, lr=1e-2, **arguments).fitted(Shaped)
     size, parts = 282, [slice(0, 64), slice(64, 122), slice(122, 131), slice(131, 282)]
-    whole = apart = np.random.default_rng(0).standard_normal(size)
-    state, own = optimizer.start(whole), optimizer.start(apart)
+    model = apart = np.random.default_rng(0).standard_normal(size)
+    state, state_apart = optimizer.start(model), optimizer.start(apart)
     taken = 0
     for t in range(4):
         gradient = np.random.default_rng(t + 1).standard_normal(size)
-        whole = optimizer.step(whole, gradient.copy(), state, t, 0.5)
+        model = optimizer.step(model, gradient.copy(), state, t, 0.5)
         out = np.empty(size)
-        with optimizer.stepping(apart, own, t, 0.5, out) as take:
+        with optimizer.stepping(apart, state_apart, t, 0.5, out) as take:
             if take is None:
-                optimizer.step(apart, gradient.copy(), own, t, 0.5, out=out)
+                optimizer.step(apart, gradient.copy(), state_apart, t, 0.5, out=out)
             else:
                 taken += 1
-                for part in reversed(parts):
-                    take(part, gradient[part].copy())
+                for section in reversed(parts):
+                    take(section, gradient[section].copy())
         apart = out
     assert taken == 4  # the first one, which makes the state, included
-    assert np.array_equal(whole, apart)
-    assert state.keys() == own.keys() and all(np.array_equal(state[key], own[key]) for key in state)
+    assert np.array_equal(model, apart)
+    assert state.keys() == state_apart.keys() and all(np.array_equal(state[key], state_apart[key]) for key in state)

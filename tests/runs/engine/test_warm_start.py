@@ -27,14 +27,14 @@ def fleet(kind: str = "simulated", workers: int = 6, delays: str = "exp:mean=0.3
                          ids=lambda optimizer: optimizer.spec)  # fmt: skip
 def test_a_run_in_two_parts_is_the_run_in_one(optimizer: Any, tmp_path: Path) -> None:
     """State of the optimiser, learning rate, mini-batches: all go on. To the bit where the strategy is the same."""
-    whole = anyk.train(PROBLEM, "frc:load=2,batch=7", fleet(), steps=11, optimizer=optimizer)
+    uninterrupted = anyk.train(PROBLEM, "frc:load=2,batch=7", fleet(), steps=11, optimizer=optimizer)
     for out in (None, tmp_path / "first"):
         first = anyk.train(PROBLEM, "frc:load=2,batch=7", fleet(), steps=4, optimizer=optimizer, out=out)
         second = anyk.train(PROBLEM, "frc:load=2,batch=7", fleet(), steps=11, optimizer=optimizer, begin=out or first)
-        assert second.model.tobytes() == whole.model.tobytes()
+        assert second.model.tobytes() == uninterrupted.model.tobytes()
         assert second.begun == 4 and second.steps == 11
         assert second.history["step"].tolist() == list(range(4, 12))
-        assert second.history["loss"] == pytest.approx(whole.history["loss"][4:], rel=1e-12)
+        assert second.history["loss"] == pytest.approx(uninterrupted.history["loss"][4:], rel=1e-12)
         first.close()
 
 
@@ -57,9 +57,9 @@ def test_replayed_floored_and_without_the_other(kind: str, spec: str, tmp_path: 
         assert run.seconds == pytest.approx(run.floor_seconds, abs=1e-12)
     run.close()
     assert str(anyk.replay(tmp_path / "second", problem=problem)).endswith("the same bits of model")
-    again = anyk.Run.open(tmp_path / "second")
-    assert (again.begun, again.steps) == (3, 8)
-    again.close()
+    second = anyk.Run.open(tmp_path / "second")
+    assert (second.begun, second.steps) == (3, 8)
+    second.close()
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_killed_and_resumed(spec: str, killed: str, tmp_path: Path) -> None:
     first = anyk.train(
         problem, "uncoded:models=2" if several else "uncoded", fleet(), steps=3, optimizer=Nesterov(lr=0.3)
     )
-    whole = anyk.train(problem, spec, fleet(), begin=first, **setting)
+    uninterrupted = anyk.train(problem, spec, fleet(), begin=first, **setting)
 
     error = SystemExit if killed == "at once" else ZeroDivisionError  # of which the first leaves no checkpoint
 
@@ -85,10 +85,10 @@ def test_killed_and_resumed(spec: str, killed: str, tmp_path: Path) -> None:
                 problem, spec, fleet(), begin=first, out=tmp_path / "run", callbacks=[Watching(watch)], **setting
             )
     else:
-        seconds = whole.seconds / 2
+        seconds = uninterrupted.seconds / 2
         anyk.train(problem, spec, fleet(), begin=first, out=tmp_path / "run", seconds=seconds, **setting).close()
     resumed = anyk.resume(tmp_path / "run", problem=problem, steps=12)
-    for slot, w in whole.models.items():
+    for slot, w in uninterrupted.models.items():
         assert resumed.models[slot].tobytes() == w.tobytes()
     assert resumed.history_of(resumed.slot)["step"].tolist() == list(range(3, 13))
     resumed.close()
@@ -109,12 +109,12 @@ def test_delays_go_on_behind_those_that_were_drawn() -> None:
                            (many, ("uncoded:models=2", "m-sgc:B=1,W=2,lambda=1", "frc:load=2,models=2"))):  # fmt: skip
         for spec in specs:
             run = None
-            for part in (spec, specs[0], spec):
+            for stage in (spec, specs[0], spec):
                 cluster = anyk.clusters.Simulated(4, delays=anyk.delays.Table(table, by="round"))
                 steps = 2 + (run.steps if run is not None else 0)
                 before = run.steps * len(run.models) if run is not None else 0
-                run = anyk.train(problem, part, cluster, steps=steps, begin=run)
-                rounds = 2 * len(run.models) + (part.startswith("m-sgc"))  # T rounds more
+                run = anyk.train(problem, stage, cluster, steps=steps, begin=run)
+                rounds = 2 * len(run.models) + (stage.startswith("m-sgc"))  # T rounds more
                 assert run.seconds == pytest.approx(sum(range(before + 1, before + rounds + 1)))
     drawn = [anyk.train(PROBLEM, "uncoded", fleet(), steps=5)]
     drawn.append(anyk.train(PROBLEM, "uncoded", fleet(), steps=10, begin=drawn[0]))

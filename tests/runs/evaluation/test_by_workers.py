@@ -29,8 +29,8 @@ class Alone(Squares):
         raise AssertionError("the driver has evaluated")
 
     def split(self, partitions, shares=None):
-        made = super().split(partitions, shares)
-        return Pieces(made, self.does)
+        pieces = super().split(partitions, shares)
+        return Pieces(pieces, self.does)
 
 
 class Pieces:
@@ -54,8 +54,8 @@ def fails():
 
 
 def train(strategy, does=None, workers=4, **options):
-    given = {"optimizer": anyk.optimizers.GD(lr=0.5), "steps": 4, "evaluate": Evaluate(every=2, where="workers")}
-    return anyk.train(Alone(workers, does), strategy, "processes", workers=workers, **given | options)
+    settings = {"optimizer": anyk.optimizers.GD(lr=0.5), "steps": 4, "evaluate": Evaluate(every=2, where="workers")}
+    return anyk.train(Alone(workers, does), strategy, "processes", workers=workers, **settings | options)
 
 
 def right(run):
@@ -138,35 +138,35 @@ def test_a_partition_is_asked_of_others_if_its_holder_is_late(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(losses.time, "monotonic", lambda: now[0])
     handles = [Handle() for _ in range(4)]
-    made = losses.Losses(handles, Nowhere(), (1,) * 4, [(0, 1), (0, 1), (2, 3), (2, 3)], lambda worker: None)
-    first = made.ask("model", np.zeros(1), None)
-    made.go_on()
+    asked_losses = losses.Losses(handles, Nowhere(), (1,) * 4, [(0, 1), (0, 1), (2, 3), (2, 3)], lambda worker: None)
+    first = asked_losses.ask("model", np.zeros(1), None)
+    asked_losses.go_on()
     assert asked(handles) == {0: [0], 1: [1], 2: [2], 3: [3]}
     now[0] = 1.0
     for worker in (0, 2, 3):
-        tells(made, handles, worker, worker)
+        tells(asked_losses, handles, worker, worker)
     assert asked(handles) == {1: [1]}
     now[0] = 3.9
-    made.go_on()
+    asked_losses.go_on()
     assert asked(handles) == {1: [1]}
     now[0] = 4.1  # three times as long as three of four took, and a fourth more
-    made.go_on()
+    asked_losses.go_on()
     assert asked(handles) == {0: [1], 1: [1]}
-    tells(made, handles, 0, 1)
+    tells(asked_losses, handles, 0, 1)
     assert first.done() and first.result() == 0.0 and asked(handles) == {}
     asked_of_one = []
     for _ in range(4):
-        question = made.ask("model", np.zeros(1), None)
-        made.go_on()
+        question = asked_losses.ask("model", np.zeros(1), None)
+        asked_losses.go_on()
         asked_of_one.append(1 in asked(handles))
         if len(asked_of_one) == 1:
-            made.died(1)
+            asked_losses.died(1)
             assert asked(handles)[1] == [1]  # again, when it is back
-            made.died(1)
+            asked_losses.died(1)
             assert asked(handles) == {0: [0, 1], 2: [2], 3: [3]}
         for worker, partitions in asked(handles).items():
             for j in list(partitions):
-                tells(made, handles, worker, j)
+                tells(asked_losses, handles, worker, j)
         assert question.done()
     assert asked_of_one == [True, False, True, True]  # left out of the next one
 
@@ -175,11 +175,11 @@ def test_a_partition_is_asked_of_others_if_its_holder_is_late(monkeypatch):
 def test_workers_that_all_say_nothing_are_given_up(monkeypatch, interrupted, seconds):
     now = [0.0]
     monkeypatch.setattr(losses.time, "monotonic", lambda: now[0])
-    made = losses.Losses([Handle(), Handle()], Nowhere(), (1, 1), [(0,), (1,)], lambda worker: None)
-    question = made.ask("model", np.zeros(1), None)
-    made.go_on()
+    asked_losses = losses.Losses([Handle(), Handle()], Nowhere(), (1, 1), [(0,), (1,)], lambda worker: None)
+    question = asked_losses.ask("model", np.zeros(1), None)
+    asked_losses.go_on()
     for now[0], over in ((0.9 * seconds, False), (1.1 * seconds, True)):
-        made.exclude_silent(interrupted=interrupted)
+        asked_losses.exclude_silent(interrupted=interrupted)
         assert question.done() == over
     with pytest.raises(anyk.RunFailed, match="no worker can compute the loss of partition 0: worker 0 did not answer"):
         question.result()
@@ -202,11 +202,11 @@ def test_a_resumed_run_asks_workers_as_well(tmp_path):
 
 def test_on_a_virtual_clock_the_driver_is_the_workers():
     problem = anyk.problems.from_data("synthetic:rows=60,features=3")
-    here, there = (
-        anyk.train(problem, "uncoded", "simulated", workers=4, steps=6, evaluate=f"every=2,samples=20{where}")
-        for where in ("", ",where=workers")
+    simulated, real = (
+        anyk.train(problem, "uncoded", "simulated", workers=4, steps=6, evaluate=f"every=2,samples=20{option}")
+        for option in ("", ",where=workers")
     )
-    assert there.loss == problem.sampled(20).loss(there.model) == here.loss
+    assert real.loss == problem.sampled(20).loss(real.model) == simulated.loss
 
 
 def test_the_command_line_asks_workers(tmp_path):

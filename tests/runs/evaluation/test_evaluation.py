@@ -145,16 +145,16 @@ def test_held_out_evaluation_leaves_training_data_alone():
     problem = linear()
     run = anyk.train(problem, "uncoded", fleet(), steps=6, evaluate=Evaluate(on="held_out"))
     assert evaluated(run, "auc") == list(range(7)) and evaluated(run) == [] and run.loss is None
-    whole = anyk.train(problem, "uncoded", fleet(), steps=6)
-    assert whole.metric == run.metric and whole.loss == problem.loss(run.model)
+    uninterrupted = anyk.train(problem, "uncoded", fleet(), steps=6)
+    assert uninterrupted.metric == run.metric and uninterrupted.loss == problem.loss(run.model)
 
 
 def test_a_sample_is_evaluated_as_a_problem_of_its_rows():
     problem, w = linear(), np.array([0.3, -1.0, 0.2, 0.1])
     some = problem.sampled(20)
-    place = [np.flatnonzero((row == problem.X).all(axis=1))[0] for row in some.X]
-    alone = anyk.problems.LogisticRegression(problem.X[place], problem.y[place], l2=0.01)
-    assert len(set(place)) == 20 and some.loss(w) == alone.loss(w) != problem.loss(w)
+    rows = [np.flatnonzero((row == problem.X).all(axis=1))[0] for row in some.X]
+    alone = anyk.problems.LogisticRegression(problem.X[rows], problem.y[rows], l2=0.01)
+    assert len(set(rows)) == 20 and some.loss(w) == alone.loss(w) != problem.loss(w)
     assert problem.sampled(1000).loss(w) == problem.loss(w) and problem.sampled(1000).metrics(w) == problem.metrics(w)
     run = anyk.train(problem, "uncoded", fleet(), steps=3, evaluate=Evaluate(samples=20))
     assert run.loss == some.loss(run.model) and run.metric["value"] == some.metrics(run.model)["auc"]
@@ -166,9 +166,9 @@ def test_torch_samples_keep_the_numbers_of_their_items(items):
     torch = pytest.importorskip("torch")
     X, y = torch.randn(40, 2, dtype=torch.float64), torch.arange(40) % 2
     data = torch.utils.data.TensorDataset(X, y)
-    given = [(X[i], int(y[i])) for i in range(40)] if items else data
+    training_data = [(X[i], int(y[i])) for i in range(40)] if items else data
     problem = anyk.problems.TorchProblem(
-        torch.nn.Linear(2, 2).double(), torch.nn.CrossEntropyLoss(), given, held_out=data
+        torch.nn.Linear(2, 2).double(), torch.nn.CrossEntropyLoss(), training_data, held_out=data
     )
     w = problem.initial()
     some = problem.sampled(10)
@@ -213,8 +213,8 @@ def test_strategies_that_adapt_use_the_sample():
         linear(), "adasync:base=k-sync,interval=2", fleet(), steps=20, optimizer=anyk.optimizers.GD(lr=0.5),
         evaluate=Evaluate(samples=20),
     )  # fmt: skip
-    told = list(run.log.events(["LossEvaluated"]))
-    assert told[0].loss == linear().sampled(20).loss(np.zeros(4)) and len(told) > 1
+    events = list(run.log.events(["LossEvaluated"]))
+    assert events[0].loss == linear().sampled(20).loss(np.zeros(4)) and len(events) > 1
 
 
 class Whole(Squares):
@@ -250,13 +250,13 @@ def test_what_cannot_be_evaluated_is_said_in_one_sentence(make, asked, sentence)
 
 
 def test_a_resumed_run_is_evaluated_as_before_or_as_asked(tmp_path):
-    whole = anyk.train(linear(), "uncoded", fleet(), steps=12, evaluate="every=4,samples=20")
+    uninterrupted = anyk.train(linear(), "uncoded", fleet(), steps=12, evaluate="every=4,samples=20")
     anyk.train(linear(), "uncoded", fleet(), steps=6, evaluate="every=4,samples=20", out=tmp_path / "run").close()
     assert read_config(tmp_path / "run").evaluate == "every=4,samples=20"
     run = anyk.resume(tmp_path / "run", problem=linear(), steps=12)
     assert evaluated(run) == [0, 4, 6, 8, 12]
-    known = [0, 4, 8, 12]
-    assert run.history["loss"][known].tolist() == whole.history["loss"][known].tolist()
+    steps = [0, 4, 8, 12]
+    assert run.history["loss"][steps].tolist() == uninterrupted.history["loss"][steps].tolist()
     run.close()
     run = anyk.resume(tmp_path / "run", problem=linear(), steps=16, evaluate=None)
     assert evaluated(run) == [0, 4, 6, 8, 12] and read_config(tmp_path / "run").evaluate == "none"
@@ -318,13 +318,13 @@ class Mortal(Squares):
 
 def test_aside_another_process_evaluates_and_the_run_is_the_same(tmp_path):
     (tmp_path / "left").touch()
-    given = {"optimizer": anyk.optimizers.GD(lr=0.1), "evaluate": Evaluate(where="aside", every=1)}
+    options = {"optimizer": anyk.optimizers.GD(lr=0.1), "evaluate": Evaluate(where="aside", every=1)}
     mortal, plain = (ManyProblems([problem, problem]) for problem in (Mortal(4, tmp_path / "left"), Squares(4)))
-    aside = anyk.train(mortal, "uncoded:models=2", fleet(), steps=4, out=tmp_path / "run", **given)
+    aside = anyk.train(mortal, "uncoded:models=2", fleet(), steps=4, out=tmp_path / "run", **options)
     assert read_config(tmp_path / "run").evaluate == "every=1,where=aside"
-    here = anyk.train(plain, "uncoded:models=2", fleet(), steps=4, **given | {"evaluate": "every=1"})
-    assert aside.history["loss"].tolist() == here.history["loss"].tolist()
-    assert np.array_equal(aside.model, here.model)
+    on_driver = anyk.train(plain, "uncoded:models=2", fleet(), steps=4, **options | {"evaluate": "every=1"})
+    assert aside.history["loss"].tolist() == on_driver.history["loss"].tolist()
+    assert np.array_equal(aside.model, on_driver.model)
 
 
 @pytest.mark.slow
@@ -350,8 +350,10 @@ def test_training_goes_on_where_the_process_that_evaluates_dies(tmp_path, cluste
     )  # fmt: skip
     plain = anyk.train(Squares(4), "uncoded", fleet(), steps=2, optimizer=anyk.optimizers.GD(lr=0.1))
     assert np.array_equal(run.model, plain.model) and len(evaluated(run)) == known
-    (_, why, *again) = [note["text"] for note in run.notes if note["kind"] == "not evaluated"] + [""] * (known > 0)
-    assert known or (why.startswith("the process that evaluates is not started again") and not again)
+    (_, sentence, *further) = [note["text"] for note in run.notes if note["kind"] == "not evaluated"] + [""] * (
+        known > 0
+    )
+    assert known or (sentence.startswith("the process that evaluates is not started again") and not further)
     assert len(left.read_bytes()) == max(0, deaths - 4)  # as a failure, two processes each at two models
 
 

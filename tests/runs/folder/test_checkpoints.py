@@ -46,22 +46,22 @@ def resumed(folder, told=None):
 
 def test_a_flipped_bit_is_found_and_the_older_checkpoint_used(tmp_path):
     with trained(tmp_path / "whole", steps=12) as run:
-        whole = run.model.tobytes(), run.history["seconds"].tolist(), run.ledger
+        uninterrupted = run.model.tobytes(), run.history["seconds"].tolist(), run.ledger
     trained(tmp_path / "run", every=0.0).close()
     assert (tmp_path / "run" / checkpoints.OLDER).is_file()
     file = tmp_path / "run" / checkpoints.NAME
     flip(file, file.stat().st_size - 3)  # in the last tensor
     with anyk.Run.open(tmp_path / "run") as run, pytest.raises(anyk.BadInput, match="do not match their digest"):
         run.model  # noqa: B018
-    told = []
-    *same, notes = resumed(tmp_path / "run", told)
-    assert tuple(same) == whole
-    assert len(told) == 1 and told[0].endswith(
+    lines = []
+    *same, notes = resumed(tmp_path / "run", lines)
+    assert tuple(same) == uninterrupted
+    assert len(lines) == 1 and lines[0].endswith(
         "do not match their digest); continuing from the checkpoint before, at step 7"
     )
     assert "older checkpoint" in notes
     *same, notes = resumed(tmp_path / "run")  # the damaged one is out of the way
-    assert tuple(same) == whole and notes.count("older checkpoint") == 1
+    assert tuple(same) == uninterrupted and notes.count("older checkpoint") == 1
 
 
 def test_an_unlisted_checkpoint_at_the_same_event_is_whole(tmp_path, monkeypatch):
@@ -72,9 +72,9 @@ def test_an_unlisted_checkpoint_at_the_same_event_is_whole(tmp_path, monkeypatch
         raise Killed
 
     def resume():
-        told = []
-        anyk.resume(tmp_path / "run", problem=Squares(4), tell=told.append).close()
-        assert "the checkpoint before" not in told[0]
+        lines = []
+        anyk.resume(tmp_path / "run", problem=Squares(4), tell=lines.append).close()
+        assert "the checkpoint before" not in lines[0]
 
     def killed_at_its_end(run):
         with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -99,31 +99,31 @@ def test_an_unlisted_damaged_checkpoint_is_put_aside(tmp_path, monkeypatch):
         anyk.resume(tmp_path / "run", problem=Squares(4), steps=8)
     file = tmp_path / "run" / checkpoints.NAME
     flip(file, file.stat().st_size - 3)
-    told = []
-    *_, notes = resumed(tmp_path / "run", told)
-    assert told[0].endswith("continuing from the checkpoint before, at step 6") and "older checkpoint" in notes
+    lines = []
+    *_, notes = resumed(tmp_path / "run", lines)
+    assert lines[0].endswith("continuing from the checkpoint before, at step 6") and "older checkpoint" in notes
     assert anyk.verify(tmp_path / "run").whole
 
 
 def test_an_older_checkpoint_as_the_newest_is_kept(tmp_path, monkeypatch):
     """As from a backup; it is the only one, also for who dies before the next is written."""
     with trained(tmp_path / "whole", steps=12) as run:
-        whole = run.model.tobytes(), run.history["seconds"].tolist(), run.ledger
+        uninterrupted = run.model.tobytes(), run.history["seconds"].tolist(), run.ledger
     trained(tmp_path / "run", every=0.0).close()
     (tmp_path / "run" / checkpoints.OLDER).replace(tmp_path / "run" / checkpoints.NAME)
     with anyk.Run.open(tmp_path / "run") as run, pytest.raises(anyk.BadInput, match="newer checkpoint than there is$"):
         run.model  # noqa: B018
-    told = []
+    lines = []
 
     def killed(_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(launch.Launch, "_store_first_versions", killed)
-        anyk.resume(tmp_path / "run", problem=Squares(4), steps=12, tell=told.append)
-    assert told[0].endswith("has a newer checkpoint than there is; continuing from the checkpoint before, at step 7")
+        anyk.resume(tmp_path / "run", problem=Squares(4), steps=12, tell=lines.append)
+    assert lines[0].endswith("has a newer checkpoint than there is; continuing from the checkpoint before, at step 7")
     *same, _ = resumed(tmp_path / "run")
-    assert tuple(same) == whole
+    assert tuple(same) == uninterrupted
     assert anyk.verify(tmp_path / "run").whole
 
 
@@ -158,9 +158,9 @@ def test_a_race_tells_of_an_older_checkpoint(tmp_path):
         anyk.runs.resume_race(tmp_path / "race", steps=steps).close()
     file = tmp_path / "race" / "uncoded" / checkpoints.NAME
     flip(file, file.stat().st_size - 3)
-    told = []
-    anyk.runs.resume_race(tmp_path / "race", steps=16, tell=told.append).close()
-    assert len(told) == 1 and "continuing from the checkpoint before, at step 8" in told[0]
+    lines = []
+    anyk.runs.resume_race(tmp_path / "race", steps=16, tell=lines.append).close()
+    assert len(lines) == 1 and "continuing from the checkpoint before, at step 8" in lines[0]
 
 
 def test_a_log_that_is_shorter_than_its_checkpoint_is_found(tmp_path):
@@ -233,8 +233,8 @@ def test_a_run_closes_itself_copies_and_pickles(tmp_path):
     for other in copies:
         assert other.steps == 8 and other.model.tobytes() == run.model.tobytes()
         assert other.history["seconds"].tolist() == history
-    held = anyk.train(Squares(4), "uncoded", Simulated(4), steps=2)
-    assert pickle.loads(pickle.dumps(held)).receipt(2).used == held.receipt(2).used
+    finished = anyk.train(Squares(4), "uncoded", Simulated(4), steps=2)
+    assert pickle.loads(pickle.dumps(finished)).receipt(2).used == finished.receipt(2).used
     closed = []
     log = RunLog()
     log._db.set_trace_callback(None)
@@ -246,9 +246,9 @@ def test_a_run_closes_itself_copies_and_pickles(tmp_path):
 
 def test_a_finished_run_says_so_when_it_is_resumed(tmp_path):
     trained(tmp_path / "run").close()
-    told = []
-    assert anyk.resume(tmp_path / "run", problem=Squares(4), tell=told.append).steps == 8
-    assert told == [
+    lines = []
+    assert anyk.resume(tmp_path / "run", problem=Squares(4), tell=lines.append).steps == 8
+    assert lines == [
         "nothing was left to do at step 8: it has reached its limit (steps = 8); to continue, give more steps or seconds"
     ]
 
@@ -278,10 +278,10 @@ def test_a_complete_run_is_resumed_without_workers(limits, again, reached, tmp_p
     anyk.train(problem, "uncoded", "simulated", workers=3, delays="exp:mean=1", out=tmp_path / "run", **limits).close()
     before = (tmp_path / "run" / "run.toml").read_bytes()
     monkeypatch.setattr("anyk.runs.training.Launch", None)
-    told = []
-    with anyk.resume(tmp_path / "run", problem=problem, tell=told.append, **again) as run:
-        assert len(told) == 1 and f"it has reached its limit ({reached})" in told[0]
-        assert f"at step {run.steps}: " in told[0] and (tmp_path / "run" / "run.toml").read_bytes() == before
+    lines = []
+    with anyk.resume(tmp_path / "run", problem=problem, tell=lines.append, **again) as run:
+        assert len(lines) == 1 and f"it has reached its limit ({reached})" in lines[0]
+        assert f"at step {run.steps}: " in lines[0] and (tmp_path / "run" / "run.toml").read_bytes() == before
 
 
 @pytest.mark.slow

@@ -33,11 +33,11 @@ def test_changed_data_is_refused_by_name(tmp_path):
     X = np.ones((40, 3))
     X[::2] = 0.5
     np.savez(tmp_path / "mine.npz", X=X, y=np.arange(40) % 2)
-    for again in (lambda: anyk.resume(tmp_path / "run", steps=6), lambda: anyk.replay(tmp_path / "run")):
+    for action in (lambda: anyk.resume(tmp_path / "run", steps=6), lambda: anyk.replay(tmp_path / "run")):
         with pytest.raises(
             anyk.BadInput, match=r"mine.npz' has changed since the run '.*run' began \(the data's digest"
         ):
-            again()
+            action()
     with pytest.raises(anyk.BadInput, match="has changed since the run"):
         anyk.resume(tmp_path / "run", problem=anyk.problems.from_data("synthetic:rows=60,features=3"), steps=6)
 
@@ -124,9 +124,9 @@ def test_a_matrix_is_found_from_any_folder_if_unchanged(spec, made, tmp_path, mo
     assert anyk.replay(tmp_path / "run").model
     assert any(one.name == "files" and one.whole for one in anyk.verify(tmp_path / "run").checks)
     ring(tmp_path / "w.csv", turn=0.1)
-    for again in (lambda: anyk.resume(tmp_path / "run", steps=6), lambda: anyk.replay(tmp_path / "run")):
+    for action in (lambda: anyk.resume(tmp_path / "run", steps=6), lambda: anyk.replay(tmp_path / "run")):
         with pytest.raises(anyk.BadInput, match=r"w.csv' has changed since the run '.*run' began \(SHA-256"):
-            again()
+            action()
     assert any(one.name == "files" and not one.whole for one in anyk.verify(tmp_path / "run").checks)
 
 
@@ -188,27 +188,30 @@ def test_files_of_a_plug_ins_law_are_found_from_any_folder(tmp_path, monkeypatch
             return np.full_like(uniforms, float(Path(self.file).read_text()))
 
     Path("s.txt").write_text("0.25")
-    found = f"written:file={tmp_path}/s.txt"
+    written = f"written:file={tmp_path}/s.txt"
     assert anyk.delays.resolve_paths("link:latency=0.5,links=serial") == "link:latency=0.5,links=serial"
     problem = anyk.problems.from_data("synthetic:rows=60,features=3")
-    asked = {"written:s.txt": found, "link:latency=(written:s.txt),bandwidth=1e9": f"link:latency=({found}),bandwidth="}
-    for place, (spec, expected) in enumerate(asked.items()):
-        lines = spec if place else anyk.delays.communication(spec)
+    asked = {
+        "written:s.txt": written,
+        "link:latency=(written:s.txt),bandwidth=1e9": f"link:latency=({written}),bandwidth=",
+    }
+    for index, (spec, expected) in enumerate(asked.items()):
+        lines = spec if index else anyk.delays.communication(spec)
         how = {
             "workers": 3,
             "communication": lines,
             "steps": 2,
             "optimizer": anyk.optimizers.GD(),
-            "out": f"run{place}",
+            "out": f"run{index}",
         }
         anyk.train(problem, "uncoded", "simulated", **how).close()
-        assert read_config(tmp_path / f"run{place}").communication.startswith(expected)
-        anyk.race(problem, ["uncoded"], cluster="simulated", **how | {"out": f"race{place}"}).close()
+        assert read_config(tmp_path / f"run{index}").communication.startswith(expected)
+        anyk.race(problem, ["uncoded"], cluster="simulated", **how | {"out": f"race{index}"}).close()
     (tmp_path / "else").mkdir()
     monkeypatch.chdir(tmp_path / "else")
-    for place in (0, 1):
+    for index in (0, 1):
         with (
-            anyk.resume(tmp_path / f"run{place}", steps=4) as run,
-            anyk.resume_race(tmp_path / f"race{place}", steps=4) as race,
+            anyk.resume(tmp_path / f"run{index}", steps=4) as run,
+            anyk.resume_race(tmp_path / f"race{index}", steps=4) as race,
         ):
             assert run.seconds == race.runs[0].seconds == pytest.approx(1.0, abs=1e-5)

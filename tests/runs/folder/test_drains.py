@@ -43,7 +43,7 @@ def test_workers_leave_with_notice_stay_away_and_return(tmp_path) -> None:
     """SIGTERM is notice: the task is finished, and another process takes the place. Who is drained stays away."""
     folder, cluster = tmp_path / "run", Processes(5, delays="exp:mean=0.01", seed=1)
     away = lambda *workers: lambda info: not set(workers) & info.driver.present  # noqa: E731
-    here = lambda *workers: lambda info: set(workers) <= info.driver.present  # noqa: E731
+    present = lambda *workers: lambda info: set(workers) <= info.driver.present  # noqa: E731
 
     def act(action):
         return lambda info: action() or True
@@ -64,7 +64,7 @@ def test_workers_leave_with_notice_stay_away_and_return(tmp_path) -> None:
                 act(lambda: time.sleep(0.5)),
                 away(2, 3),
                 act(lambda: drain(folder, [2], back=True)),
-                here(2),
+                present(2),
                 away(3),
             )
         ],
@@ -112,9 +112,9 @@ class SlowToLoad(Squares):
         self.marks = marks
 
     def split(self, partitions, shares=None):
-        made = super().split(partitions, shares)
-        made.load = self.slowly
-        return made
+        pieces = super().split(partitions, shares)
+        pieces.load = self.slowly
+        return pieces
 
     def slowly(self, assigned):
         if list(assigned) == [1]:
@@ -123,14 +123,14 @@ class SlowToLoad(Squares):
 
 
 def test_a_worker_told_to_leave_while_loading_is_replaced(tmp_path) -> None:
-    cluster, told = Processes(3), []
+    cluster, pids = Processes(3), []
     read = cluster._read_helper
 
     def read_and_tell():
         over = read()
-        for begun in tmp_path.iterdir() if not told else ():
-            told.append(int(begun.name))
-            os.kill(told[0], signal.SIGTERM)
+        for begun in tmp_path.iterdir() if not pids else ():
+            pids.append(int(begun.name))
+            os.kill(pids[0], signal.SIGTERM)
         return over
 
     cluster._read_helper = read_and_tell
@@ -217,11 +217,11 @@ def test_a_resumed_run_starts_with_the_workers_that_are_there(tmp_path, monkeypa
     with anyk.resume(folder, steps=60) as run:
         assert {w for (w,) in run.log.rows("SELECT worker FROM chunks WHERE version >= 41")} == set(range(6))
     (folder / "drained.json").write_text("[1, 2, 3, 4, 5]")
-    told: list[str] = []
-    with anyk.resume(folder, steps=61, tell=told.append) as run:
+    lines: list[str] = []
+    with anyk.resume(folder, steps=61, tell=lines.append) as run:
         straight = anyk.train(PROBLEM, "frc:stragglers=1", "simulated", workers=6, partitions=24, steps=61)
         np.testing.assert_allclose(run.model, straight.model, rtol=0, atol=1e-12)
-    assert told == [
+    assert lines == [
         "1 of 6 workers remain, and the run needs at least 3: it waits until others are called back (anyk drain RUN "
         "WORKER --back)"
     ]

@@ -50,7 +50,7 @@ def test_without_a_repository_there_is_no_commit(tmp_path, monkeypatch):
 
 
 def test_resuming_with_another_major_version_is_noted(tmp_path):
-    whole = anyk.train(PROBLEM, "frc:load=2", fleet(), steps=12)
+    uninterrupted = anyk.train(PROBLEM, "frc:load=2", fleet(), steps=12)
     anyk.train(PROBLEM, "frc:load=2", fleet(), steps=6, out=tmp_path / "run").close()
     config = read_config(tmp_path / "run").plain()
     assert config["environment"] == environment()
@@ -58,9 +58,9 @@ def test_resuming_with_another_major_version_is_noted(tmp_path):
     write_plain(tmp_path / "run" / NAME, config)
     with pytest.warns(RuntimeWarning, match=rf"numpy {np.__version__} \(was 1\.26\.4\): from here on bits may differ"):
         run = anyk.resume(tmp_path / "run", steps=12)
-    assert np.array_equal(run.model, whole.model)
+    assert np.array_equal(run.model, uninterrupted.model)
     assert [note["kind"] for note in run.notes] == ["resumed"]
-    assert "host" in run.notes[0]["text"] and run.notes[0]["time"] == whole.history["seconds"][6]
+    assert "host" in run.notes[0]["text"] and run.notes[0]["time"] == uninterrupted.history["seconds"][6]
 
 
 def test_resuming_where_nothing_has_changed_notes_nothing(tmp_path):

@@ -30,12 +30,12 @@ def run(*arguments):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A run and a race, each with something left to do."""
-    place = tmp_path_factory.mktemp("made")
-    assert run("train", *DATA, "--steps", 3, "--out", place / "run", "--quiet").exit_code == 0
+    folder = tmp_path_factory.mktemp("made")
+    assert run("train", *DATA, "--steps", 3, "--out", folder / "run", "--quiet").exit_code == 0
     two = ("--strategy", "uncoded", "--strategy", "frc:load=2")
-    assert run("race", *DATA, *two, "--steps", 3, "--out", place / "race", "--quiet").exit_code == 0
+    assert run("race", *DATA, *two, "--steps", 3, "--out", folder / "race", "--quiet").exit_code == 0
     gc.collect()  # the commands' logs are closed
-    return place
+    return folder
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def link(place: Path, outside: Path):
 @pytest.mark.parametrize("name", [*(f"run/{one}" for one in IN_A_RUN), *(f"race/uncoded/{one}" for one in IN_A_RUN[:4]),
                                   "race/lock", "race/race.toml", "race/race.toml.part", "race/race.png"])  # fmt: skip
 def test_nothing_is_written_through_a_link(name, folders):
-    held = link(folders / name, folders / "outside")
+    content = link(folders / name, folders / "outside")
     folder = name.split("/")[0]
     resumed = run("resume", folder, "--steps", 6, "--quiet")
     assert resumed.exit_code == 2, resumed.output
@@ -69,7 +69,7 @@ def test_nothing_is_written_through_a_link(name, folders):
     assert f"'{name}' " in sentence and " is a link" in sentence and "put the file itself in its place" in sentence
     for command in (("show", folder), ("verify", "run"), ("replay", "run")):
         assert "Traceback" not in run(*command).output
-    assert (folders / "outside").read_bytes() == held
+    assert (folders / "outside").read_bytes() == content
     assert (folders / name).is_symlink()
 
 
@@ -77,8 +77,8 @@ def test_nothing_is_written_through_a_link(name, folders):
 @pytest.mark.parametrize("name", ["auto.toml", "auto.toml.part", "1-measure", "1-measure/run.toml.part", "lock"])
 def test_nothing_is_written_through_a_link_of_auto_training(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = run("train", *DATA, "--strategy", "auto:measure=9", "--steps", 3, "--out", "auto", "--quiet")
-    assert made.exit_code == 0, made.output
+    result = run("train", *DATA, "--strategy", "auto:measure=9", "--steps", 3, "--out", "auto", "--quiet")
+    assert result.exit_code == 0, result.output
     if name == "1-measure":
         shutil.move("auto/1-measure", "outside")
         Path("auto/1-measure").symlink_to(tmp_path / "outside")
@@ -89,7 +89,7 @@ def test_nothing_is_written_through_a_link_of_auto_training(name, tmp_path, monk
     resumed = run("resume", "auto", "--steps", 6, "--quiet")
     assert resumed.exit_code == 2 and f"'auto/{name}' " in resumed.output, resumed.output
     assert " is a link" in resumed.output
-    assert before and all(file.read_bytes() == held for file, held in before.items())
+    assert before and all(file.read_bytes() == content for file, content in before.items())
 
 
 @pytest.mark.parametrize("name", ["run/lock", "run/run.toml.part", "race/race.toml.part", "race/race.png"])
@@ -200,7 +200,7 @@ def test_a_damaged_folder_gives_the_same_or_a_sentence(name, corruptible):
     expected = corruption.expectations(folder)
     counts = Counter()
     for case in corruption.cases(folder, 20, seed=1):
-        for command, verdict, text in corruption.judge(folder, expected, case):
-            assert verdict not in ("silently different", "no sentence"), (command, case, text)
+        for command, verdict, sentence in corruption.judge(folder, expected, case):
+            assert verdict not in ("silently different", "no sentence"), (command, case, sentence)
             counts[verdict] += 1
     assert counts["refused"] > 50 and counts["the same"] > 20

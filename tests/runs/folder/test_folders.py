@@ -120,10 +120,10 @@ def test_a_folder_with_a_run_or_with_other_files_is_not_used(tmp_path: Path) -> 
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "log.sqlite").write_text("mine")
     for name in ("lost", "other", "log"):
-        kept = {file: file.read_bytes() for file in (tmp_path / name).iterdir()}
+        contents = {file: file.read_bytes() for file in (tmp_path / name).iterdir()}
         with pytest.raises(anyk.BadInput, match="exists; choose another, or an empty one"):
             train(tmp_path / name)
-        assert {file: file.read_bytes() for file in kept} == kept
+        assert {file: file.read_bytes() for file in contents} == contents
 
 
 # ------------------------------------------------------------------------------------------- locks
@@ -158,7 +158,7 @@ def test_a_second_driver_is_refused_without_the_lock_file(tmp_path: Path) -> Non
 def test_drain_does_not_wait_for_ever_for_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     train(folder)
-    text = (folder / "run.toml").read_text()
+    content = (folder / "run.toml").read_text()
     config = type("Config", (), {"workers": 3, "cluster": "processes"})
     monkeypatch.setattr(drains, "read_config", lambda _: config)
     monkeypatch.setattr(drains, "_PATIENCE", 0.3)
@@ -167,7 +167,7 @@ def test_drain_does_not_wait_for_ever_for_a_lock(tmp_path: Path, monkeypatch: py
         with held(folder / "drained.json.lock", fcntl.LOCK_SH), pytest.raises(anyk.BadInput, match="has had .* locked"):
             drains.drain(folder, [2])
         assert drains.drain(folder, [2]) == [1, 2]
-    assert (folder / "run.toml").read_text() == text
+    assert (folder / "run.toml").read_text() == content
 
 
 @pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, if another test has loaded it

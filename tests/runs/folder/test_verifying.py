@@ -159,9 +159,9 @@ def test_what_a_run_used(folder):
 
 
 def test_missing_and_damaged_files(folder):
-    whole = folder.parent / "whole"
-    shutil.copytree(folder, whole)
-    for name, found in (
+    copy = folder.parent / "whole"
+    shutil.copytree(folder, copy)
+    for name, failing in (
         ("run.toml", {"configuration"}),
         ("log.sqlite", {"log"}),
         (checkpoints.NAME, {"checkpoint"}),
@@ -169,12 +169,12 @@ def test_missing_and_damaged_files(folder):
         ("lock", set()),
     ):
         (folder / name).unlink()
-        assert damaged(folder) == found, name
-        assert run("verify", folder).exit_code == bool(found)
-        if found:
-            (folder / name).write_bytes((whole / name).read_bytes()[:-7])
-            assert damaged(folder) in (found, {"rows"}), name  # SQLite does not mind a page that is cut short
-        shutil.copy(whole / name, folder / name)
+        assert damaged(folder) == failing, name
+        assert run("verify", folder).exit_code == bool(failing)
+        if failing:
+            (folder / name).write_bytes((copy / name).read_bytes()[:-7])
+            assert damaged(folder) in (failing, {"rows"}), name  # SQLite does not mind a page that is cut short
+        shutil.copy(copy / name, folder / name)
     config = read_config(folder).plain()
     (folder / "run.toml").write_text((folder / "run.toml").read_text().replace("seed = 1", "seed = 2"))
     assert damaged(folder) == {"configuration"}
@@ -212,18 +212,21 @@ def test_all_runs_of_a_race(tmp_path):
                  "exp:mean=1", "--strategy", "uncoded", "--strategy", "frc:load=2", "--steps", 3, "--quiet", "--out",
                  tmp_path / "race")  # fmt: skip
     assert result.exit_code == 0, result.output
-    found = run("verify", tmp_path / "race")
-    assert found.exit_code == 0 and "race.toml, 2 of 2 runs begun" in found.output, found.output
+    outcome = run("verify", tmp_path / "race")
+    assert outcome.exit_code == 0 and "race.toml, 2 of 2 runs begun" in outcome.output, outcome.output
     (tmp_path / "race" / "frc-load=2" / checkpoints.NAME).unlink()
-    found = run("verify", tmp_path / "race")
-    assert found.exit_code == 1 and "checkpoint     DAMAGED: frc-load=2: checkpoint.safetensors is gone" in found.output
+    outcome = run("verify", tmp_path / "race")
+    assert (
+        outcome.exit_code == 1
+        and "checkpoint     DAMAGED: frc-load=2: checkpoint.safetensors is gone" in outcome.output
+    )
 
 
 def test_a_configuration_without_a_key(folder):
-    text = (folder / "run.toml").read_text()
+    config = (folder / "run.toml").read_text()
     for key in ("strategy", "workers", "metric"):
-        kept = [line for line in text.splitlines() if not line.startswith(f"{key} =")]
-        (folder / "run.toml").write_text("\n".join(kept))
+        lines = [line for line in config.splitlines() if not line.startswith(f"{key} =")]
+        (folder / "run.toml").write_text("\n".join(lines))
         for command in ("show", "replay", "resume"):
             result = run(command, folder)
             assert result.exit_code == 2 and f"missing required field `{key}`" in result.output, result.output
@@ -235,17 +238,17 @@ def test_a_configuration_without_a_key(folder):
 def networks(tmp_path_factory):
     """The folders of two runs, which together hold every file that a run may write."""
     torch = pytest.importorskip("torch")
-    place = tmp_path_factory.mktemp("networks")
+    folder = tmp_path_factory.mktemp("networks")
     X, y = torch.randn(24, 3), torch.arange(24) % 2
     network = anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), (X, y))
     linear = anyk.problems.from_data("synthetic:rows=60,features=4")
     how = {"cluster": anyk.cluster("simulated", **SETTING), "optimizer": anyk.optimizers.GD(lr=0.1)}
     for name, problem in (("network", network), ("linear", linear)):
-        anyk.train(problem, "uncoded", steps=2, out=place / f"{name}-first", **how).close()
+        anyk.train(problem, "uncoded", steps=2, out=folder / f"{name}-first", **how).close()
         anyk.train(
-            problem, "uncoded", steps=3, begin=place / f"{name}-first", out=place / name, checkpoint_every=0.0, **how
+            problem, "uncoded", steps=3, begin=folder / f"{name}-first", out=folder / name, checkpoint_every=0.0, **how
         ).close()
-    return place
+    return folder
 
 
 @pytest.mark.slow
@@ -260,11 +263,11 @@ def test_every_file_that_a_run_writes_is_compared(networks, tmp_path):
             file.unlink()
             assert bool(damaged(tmp_path / name)) == (file.name != "lock"), file
             places = range(0, len(content), max(1, len(content) // 12))
-            for place in places if file.name != "log.sqlite" else ():  # every bit of a log: test_corruption
+            for position in places if file.name != "log.sqlite" else ():  # every bit of a log: test_corruption
                 changed = bytearray(content)
-                changed[place] ^= 4
+                changed[position] ^= 4
                 file.write_bytes(changed)
-                assert damaged(tmp_path / name), (file, place)
+                assert damaged(tmp_path / name), (file, position)
             file.write_bytes(content)
     assert written == {
         "run.toml", "log.sqlite", "lock", "checkpoint.safetensors", "checkpoint.older.safetensors",
@@ -279,7 +282,7 @@ def test_a_model_that_was_changed_is_refused(networks, tmp_path):
     torch = pytest.importorskip("torch")
     shutil.copytree(networks / "network", tmp_path / "run")
     file = tmp_path / "run" / "model.safetensors"
-    whole = file.read_bytes()
+    content = file.read_bytes()
     with safe_open(file, "np") as opened:
         metadata = opened.metadata()
     X, y = torch.zeros(8, 3), torch.arange(8) % 2
@@ -287,9 +290,9 @@ def test_a_model_that_was_changed_is_refused(networks, tmp_path):
     problem.load_state_dict(tmp_path / "run")
     before = problem.initial()
     negated = {name: -array for name, array in load_file(file).items()}
-    flipped = bytearray(whole)
+    flipped = bytearray(content)
     flipped[-2] ^= 1
-    for change, why in (
+    for change, sentence in (
         (lambda: save_file(negated, file), "it has no digest"),
         (lambda: save_file(negated, file, {"format": "pt"}), "it has no digest"),
         (lambda: save_file(negated, file, metadata), "its contents do not match their digest"),
@@ -298,7 +301,7 @@ def test_a_model_that_was_changed_is_refused(networks, tmp_path):
     ):
         change()
         assert damaged(tmp_path / "run") == {"model"}
-        with pytest.raises(anyk.BadInput, match=why):
+        with pytest.raises(anyk.BadInput, match=sentence):
             problem.load_state_dict(tmp_path / "run")
         assert (problem.initial() == before).all()
     save_file(negated, tmp_path / "mine.safetensors")
@@ -316,8 +319,8 @@ def test_the_model_of_a_run_that_goes_on_is_not_compared(networks, tmp_path):
     problem = anyk.problems.TorchProblem(torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss(), (X, y))
 
     def look(driver, evaluator):
-        found = {check.name: check.whole for check in anyk.verify(tmp_path / "run").checks}
-        seen.append(found["model"])
+        checks = {check.name: check.whole for check in anyk.verify(tmp_path / "run").checks}
+        seen.append(checks["model"])
 
     seen = []
     config = read_config(tmp_path / "run").plain()

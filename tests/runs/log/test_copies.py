@@ -77,8 +77,8 @@ def test_a_newest_checkpoint_that_cannot_be_read_now_is_kept(run: Path, monkeypa
 def test_a_checkpoint_is_read_from_the_file_that_was_checked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the check and the reading another file takes its name, or a link."""
     opened = checkpoints.open_plain
-    whole = checkpoints.load(run)
-    assert whole is not None
+    checkpoint = checkpoints.load(run)
+    assert checkpoint is not None
 
     def swapped(path: Path) -> object:
         file = opened(path)
@@ -88,4 +88,4 @@ def test_a_checkpoint_is_read_from_the_file_that_was_checked(run: Path, monkeypa
 
     monkeypatch.setattr(checkpoints, "open_plain", swapped)
     loaded = checkpoints.load(run)
-    assert loaded is not None and loaded.digest == whole.digest
+    assert loaded is not None and loaded.digest == checkpoint.digest

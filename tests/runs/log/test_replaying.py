@@ -35,16 +35,16 @@ def replayed(spec, kind, limit, mean, seed=4):
 
 
 def test_every_strategy_is_tried():
-    own = {entry.name for entry in registry if entry.build.__module__.startswith("anyk.")}
-    assert own <= {anyk.specs.parse(spec)[0] for spec in SPECS}
+    names = {entry.name for entry in registry if entry.build.__module__.startswith("anyk.")}
+    assert names <= {anyk.specs.parse(spec)[0] for spec in SPECS}
 
 
 @pytest.mark.parametrize("limit", [{"steps": 9}, {"seconds": 3.0}], ids=["steps", "seconds"])
 @pytest.mark.parametrize("kind", ["simulated", "simulated:task=0.03,partition=0.02,step=0.05,cores=3"])
 def test_simulated_runs_replay(kind, limit):
     for spec in SPECS:
-        found = replayed(spec, kind, limit, 0.4)
-        assert found.endswith("the same decisions and the same bits of model"), (spec, found)
+        outcome = replayed(spec, kind, limit, 0.4)
+        assert outcome.endswith("the same decisions and the same bits of model"), (spec, outcome)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_simulated_runs_replay(kind, limit):
     ],
 )
 def test_runs_on_processes_replay(spec, limit):
-    found = replayed(spec, "processes", limit, 0.02)
-    assert found.endswith("the same decisions and the same bits of model"), found
+    outcome = replayed(spec, "processes", limit, 0.02)
+    assert outcome.endswith("the same decisions and the same bits of model"), outcome
 
 
 def test_a_run_that_was_resumed_replays(tmp_path):
@@ -71,8 +71,8 @@ def test_a_run_that_was_resumed_replays(tmp_path):
     part({"seconds": 5.0}, out=tmp_path / "run").close()
     with anyk.resume(tmp_path / "run", problem=Squares(6), seconds=12.0) as run:
         assert anyk.replay(run, problem=Squares(6)).model
-        whole = part({"seconds": 12.0})
-        assert run.model.tobytes() == whole.model.tobytes() and run.steps == 3
+        uninterrupted = part({"seconds": 12.0})
+        assert run.model.tobytes() == uninterrupted.model.tobytes() and run.steps == 3
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_what_workers_forget_on_resume_is_told_and_replayed(spec, kept, first, t
     with nullcontext() if first else pytest.raises(Killed):
         anyk.train(Squares(3), spec, cluster, optimizer=optimizer, out=tmp_path / "run", **more).close()
     monkeypatch.setattr(RunLog, "checkpoint", listing)
-    told = []
+    lines = []
     for steps in (9, 12):
-        with anyk.resume(tmp_path / "run", problem=Squares(3), steps=steps, tell=told.append) as run:
+        with anyk.resume(tmp_path / "run", problem=Squares(3), steps=steps, tell=lines.append) as run:
             replay, notes = anyk.replay(run, problem=Squares(3)), run.notes
-    assert told == [f"the workers start with fresh {kept}: what they had is not saved"] * 2
-    assert [note["text"] for note in notes if note["kind"] == "workers reset"] == told
+    assert lines == [f"the workers start with fresh {kept}: what they had is not saved"] * 2
+    assert [note["text"] for note in notes if note["kind"] == "workers reset"] == lines
     assert str(replay).endswith("reset 2 times by resume: the same decisions and the same bits of model"), replay
 
 

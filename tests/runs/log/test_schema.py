@@ -96,7 +96,9 @@ def call(line: list[str], about: object) -> None:
     assert result.exception is None or isinstance(result.exception, SystemExit), (about, line, result.exception)
     assert result.exit_code in (0, 1, 2), (about, line, result.exit_code)
     if result.exit_code == 2:
-        assert len([text for text in result.stderr.splitlines() if text.startswith("anyk:")]) == 1, result.stderr
+        assert len([message for message in result.stderr.splitlines() if message.startswith("anyk:")]) == 1, (
+            result.stderr
+        )
     assert peak < MOST, (about, line, peak)
 
 

@@ -58,11 +58,11 @@ def test_each_seed_is_the_race_with_that_seed(raced):
 
 
 def test_speed_ups_are_over_the_run_with_the_same_seed(raced):
-    found = compare_seeds(raced.runs)
-    coded, uncoded = found.strategies
-    each = [compare(raced.runs[i : i + 2]).speed_ups[0].times for i in (0, 2, 4)]
-    assert coded.speed_up == (median(each), min(each), max(each)) and uncoded.speed_up == (1.0, 1.0, 1.0)
-    assert found.over == "uncoded" and found.speed_ups[2].times == each[1]
+    comparison = compare_seeds(raced.runs)
+    coded, uncoded = comparison.strategies
+    times = [compare(raced.runs[i : i + 2]).speed_ups[0].times for i in (0, 2, 4)]
+    assert coded.speed_up == (median(times), min(times), max(times)) and uncoded.speed_up == (1.0, 1.0, 1.0)
+    assert comparison.over == "uncoded" and comparison.speed_ups[2].times == times[1]
     seconds = [one.seconds for one in raced.runs[::2]]
     assert coded.spread(lambda one: one.seconds) == (median(seconds), min(seconds), max(seconds))
 
@@ -78,14 +78,14 @@ def test_the_report_has_every_run_and_every_strategy(raced):
 @given(st.lists(st.one_of(st.none(), st.floats(0.1, 9.0)), min_size=1, max_size=9))
 def test_a_missing_value_is_never_averaged_away(values):
     """The median of times is known only if more than half are (or just half with nothing between), and is theirs."""
-    known = [value for value in values if value is not None]
+    defined = [value for value in values if value is not None]
     late, slow = spread(values), spread(values, missing=-math.inf)
-    everywhere = len(known) == len(values)
+    everywhere = len(defined) == len(values)
     assert (late.most is None) == (slow.least is None) == (not everywhere)
-    assert (late.median is None) == (slow.median is None) == (2 * len(known) <= len(values) and not everywhere)
+    assert (late.median is None) == (slow.median is None) == (2 * len(defined) <= len(values) and not everywhere)
     if late.median is not None and slow.median is not None:
-        assert slow.median <= median(known) <= late.median
-        assert sum(value >= late.median for value in known) + len(values) - len(known) >= len(values) / 2
+        assert slow.median <= median(defined) <= late.median
+        assert sum(value >= late.median for value in defined) + len(values) - len(defined) >= len(values) / 2
 
 
 def test_a_target_that_some_seeds_miss_is_reported_and_counts():
@@ -102,11 +102,11 @@ def test_a_target_that_some_seeds_miss_is_reported_and_counts():
               for i, one in enumerate(other.runs)]  # fmt: skip
     assert other.at_least and other.speed_up.median == pytest.approx(median(bounds))
     table = race_table(result.runs)
-    at = table.titles.index("reached")
-    assert [row[at] for row in table.rows] == ["2 of 4", "", "", "4 of 4", "", ""]
+    column = table.titles.index("reached")
+    assert [row[column] for row in table.rows] == ["2 of 4", "", "", "4 of 4", "", ""]
     assert table.rows[3][-1] == f"> {median(bounds):.1f}x" and table.rows[1][-1] == "–"
-    text = f"uncoded reached 0.99 with 2 of 4 seeds, not with {missed[0]}, {missed[1]}; "
-    assert any(line.startswith(text) for line in race_notes(result.runs))
+    sentence = f"uncoded reached 0.99 with 2 of 4 seeds, not with {missed[0]}, {missed[1]}; "
+    assert any(line.startswith(sentence) for line in race_notes(result.runs))
     (axes,) = anyk.views.plot(result.runs).axes
     assert any("target reached with 2 of 4 seeds" in words.get_text() for words in axes.texts)
 
@@ -128,8 +128,8 @@ def test_labels_and_table_have_the_same_medians(target):
             column = f"s to\n{target:g}"
         assert float(re.search(r"(\S+) s\b", label)[1]) == pytest.approx(float(cells[column]), rel=5e-3)
         times = re.search(r"(\S+) times as fast", label)
-        shown = cells[next(title for title in table.titles if title.startswith("speed-up"))]
-        assert (f"{times[1]}x" if times else "1.0x") == shown
+        cell = cells[next(title for title in table.titles if title.startswith("speed-up"))]
+        assert (f"{times[1]}x" if times else "1.0x") == cell
 
 
 def test_the_picture_draws_medians_in_bands(raced, tmp_path):
@@ -137,12 +137,12 @@ def test_the_picture_draws_medians_in_bands(raced, tmp_path):
     assert len(axes.collections) == 2
     x, middle = axes.lines[0].get_data()
     runs = [one.history for one in raced.runs[::2]]
-    each = np.array([np.interp(x, one["seconds"], one["loss"]) for one in runs])
+    curves = np.array([np.interp(x, one["seconds"], one["loss"]) for one in runs])
     assert set(np.concatenate([one["seconds"] for one in runs])) - {0.0} <= set(x)
-    np.testing.assert_allclose(middle, np.median(each, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(middle, np.median(curves, axis=0), rtol=1e-12)
     edges = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert edges.max() == pytest.approx(each.max()) and edges.min() == pytest.approx(each.min())
-    words = " ".join(text.get_text() for text in axes.texts)
+    assert edges.max() == pytest.approx(curves.max()) and edges.min() == pytest.approx(curves.min())
+    words = " ".join(label.get_text() for label in axes.texts)
     assert "seeds 3 to 5" in words and "bands: least to largest" in words
 
 
@@ -163,24 +163,26 @@ def test_a_race_of_several_seeds_is_a_table_of_numbers(raced, tmp_path):
     with (tmp_path / "a.csv").open() as file:
         coded, uncoded = csv.DictReader(file)
     losses = [one.loss for one in raced.runs[::2]]
-    found = [float(coded[f"loss_{part}"]) for part in ("mean", "low", "high", "median", "least", "most")]
-    assert found == pytest.approx([*mean_over(losses), median(losses), min(losses), max(losses)])
+    statistics = [float(coded[f"loss_{statistic}"]) for statistic in ("mean", "low", "high", "median", "least", "most")]
+    assert statistics == pytest.approx([*mean_over(losses), median(losses), min(losses), max(losses)])
     ups = [compare(raced.runs[i : i + 2]).speed_ups[0].times for i in (0, 2, 4)]
     assert float(coded["speed_up_mean"]) == pytest.approx(np.mean(ups)) and float(uncoded["speed_up_mean"]) == 1.0
     report = raced.report()["strategies"][0]
-    assert report["loss"]["mean"] == pytest.approx(found[0]) and report["seconds"]["low"] < report["seconds"]["high"]
+    assert (
+        report["loss"]["mean"] == pytest.approx(statistics[0]) and report["seconds"]["low"] < report["seconds"]["high"]
+    )
 
 
 def test_a_race_of_several_seeds_is_a_table_for_latex(tmp_path):
     specs = ["uncoded", "uncoded:wait=4,scaling=marginal", "async:lr_scale=0.1"]
     result = anyk.race(PROBLEM, specs, workers=6, cluster="simulated", delays="exp:mean=1", steps=5, seeds=2)
     save_race_table(result.runs, tmp_path / "a.tex")
-    text = (tmp_path / "a.tex").read_text()
-    rows = [line.split(" & ") for line in text.splitlines() if line.endswith(r"\\")]
+    table = (tmp_path / "a.tex").read_text()
+    rows = [line.split(" & ") for line in table.splitlines() if line.endswith(r"\\")]
     assert [row[0] for row in rows[1:]] == ["uncoded", "uncoded:wait=4,scaling=marginal", r"async:lr\_scale=0.1"]
-    assert len({len(row) for row in rows}) == 1 and r"$\pm$" in rows[1][3] and "Student's t" in text
-    shown = mean_table(result.runs).rows[0]
-    assert [cell.replace("±", r"$\pm$") for cell in shown[:-1]] == rows[1][:-1]
+    assert len({len(row) for row in rows}) == 1 and r"$\pm$" in rows[1][3] and "Student's t" in table
+    cells = mean_table(result.runs).rows[0]
+    assert [cell.replace("±", r"$\pm$") for cell in cells[:-1]] == rows[1][:-1]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "missing/a.csv", "."])
@@ -194,7 +196,7 @@ def test_a_table_that_cannot_be_written_is_refused_first(name, tmp_path, monkeyp
 @pytest.mark.slow
 def test_a_race_with_seeds_is_one_folder(tmp_path):
     """Cut in the second seed, it is shown as far as it went, and goes on to what it would have been."""
-    whole = anyk.race(PROBLEM, BOTH, seeds=2, out=tmp_path / "whole", **SETTING)
+    uninterrupted = anyk.race(PROBLEM, BOTH, seeds=2, out=tmp_path / "whole", **SETTING)
 
     def interrupt(driver: Any, evaluator: Any) -> None:
         del evaluator
@@ -203,17 +205,18 @@ def test_a_race_with_seeds_is_one_folder(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         anyk.race(PROBLEM, BOTH, seeds=2, out=tmp_path / "cut", callbacks=[Watching(interrupt)], **SETTING)
-    shown = run("show", tmp_path / "cut")
-    assert shown.exit_code == 0, shown.output
+    result = run("show", tmp_path / "cut")
+    assert result.exit_code == 0, result.output
     assert (
-        f"not finished: frc:load=3, seed 1, uncoded, seed 1; go on with: anyk resume {tmp_path / 'cut'}" in shown.output
+        f"not finished: frc:load=3, seed 1, uncoded, seed 1; go on with: anyk resume {tmp_path / 'cut'}"
+        in result.output
     )
     heard: list[str] = []
     anyk.resume_race(tmp_path / "cut", before=heard.append).close()
     assert heard == ["frc:load=3, seed 1", "uncoded, seed 1"]
-    with anyk.Race.open(tmp_path / "cut") as again:
-        assert [one.model.tobytes() for one in again.runs] == [one.model.tobytes() for one in whole.runs]
-    whole.close()
+    with anyk.Race.open(tmp_path / "cut") as race:
+        assert [one.model.tobytes() for one in race.runs] == [one.model.tobytes() for one in uninterrupted.runs]
+    uninterrupted.close()
     assert "race.toml, 4 of 4 runs begun" in run("verify", tmp_path / "cut").output
 
 
@@ -226,8 +229,8 @@ def test_seeds_from_the_command_line(tmp_path, monkeypatch):
     assert done.exit_code == 0 and "· frc:load=3, seed 8" in done.output, done.output
     table = done.output[done.output.index("strategy,") :].partition("no picture")[0]
     assert table.count("  largest") == 2
-    shown = run("show", folder, "--json", tmp_path / "r.json")
-    assert table in shown.output and "seeds         2" in shown.output
+    result = run("show", folder, "--json", tmp_path / "r.json")
+    assert table in result.output and "seeds         2" in result.output
     more = run("resume", folder, "--seeds", 3, "--add", "agc:load=3,wait=1", "--json", "-", "--quiet")
     report = json.loads(more.stdout)
     assert [(line["strategy"], line["seeds"]) for line in report["strategies"]] == [

@@ -69,10 +69,10 @@ def test_known_schemes_are_special_cases(tmp_path: Path) -> None:
             pairs += [("coop:matrix=ring,tau=2,batch=3", "dpsgd:graph=ring,tau=2,batch=3")]
             pairs += [("coop:matrix=one-peer,batch=3", "dpsgd:graph=one-peer,batch=3")]
             pairs += [("coop:tau=3,batch=3", "pasgd:tau=3,batch=3")]
-        for general, known in pairs:
-            a, b = trained(general, steps=6), trained(known, steps=6)
-            assert a.model == pytest.approx(b.model, abs=1e-14), known
-            assert np.array_equal(a.history["seconds"], b.history["seconds"]), known
+        for general, special in pairs:
+            a, b = trained(general, steps=6), trained(special, steps=6)
+            assert a.model == pytest.approx(b.model, abs=1e-14), special
+            assert np.array_equal(a.history["seconds"], b.history["seconds"]), special
 
 
 def test_processes_resume_and_replay_come_to_the_same_bits(tmp_path: Path) -> None:
@@ -127,22 +127,24 @@ def test_auxiliary_weights_that_cancel_out_are_refused(tmp_path: Path) -> None:
 
 
 def test_one_group_or_all_every_time_is_periodic_averaging() -> None:
-    known = trained("pasgd:tau=3,batch=3", steps=6)
+    expected = trained("pasgd:tau=3,batch=3", steps=6)
     for spec in ("hierarchical:groups=1,tau=3,every=5,batch=3", "hierarchical:groups=3,tau=3,every=1,batch=3"):
         run = trained(spec, steps=6)
-        assert run.model == pytest.approx(known.model, abs=1e-13)
-        assert np.array_equal(run.history["seconds"], known.history["seconds"])
+        assert run.model == pytest.approx(expected.model, abs=1e-13)
+        assert np.array_equal(run.history["seconds"], expected.history["seconds"])
 
 
 @pytest.mark.parametrize(("workers", "groups", "every"), [(8, 4, 3), (7, 3, 5), (6, 6, 2)])
 def test_groups_average_inside_and_at_times_all_together(workers: int, groups: int, every: int) -> None:
-    made = graph(f"groups:groups={groups},every={every}", workers=workers)
-    inside = made.at(0)
-    assert [made.at(k).tobytes() == inside.tobytes() for k in range(2 * every)] == ([True] * (every - 1) + [False]) * 2
+    mixing = graph(f"groups:groups={groups},every={every}", workers=workers)
+    inside = mixing.at(0)
+    assert [mixing.at(k).tobytes() == inside.tobytes() for k in range(2 * every)] == (
+        [True] * (every - 1) + [False]
+    ) * 2
     assert inside @ inside == pytest.approx(inside)  # a projection, on vectors that are equal in each group
     assert np.linalg.matrix_rank(inside) == groups and zeta(inside) == pytest.approx(1.0)
-    assert made.at(every - 1) == pytest.approx(np.full((workers, workers), 1 / workers)) and made.zeta == 0.0
-    mean = sum(made.rounds) / every
+    assert mixing.at(every - 1) == pytest.approx(np.full((workers, workers), 1 / workers)) and mixing.zeta == 0.0
+    mean = sum(mixing.rounds) / every
     assert zeta(mean) == pytest.approx((every - 1) / every)  # differences between groups are left, the others at 0
 
 

@@ -262,9 +262,9 @@ def test_diloco_is_its_formula() -> None:
 
 def test_momentum_on_the_worker_begins_afresh_unless_kept() -> None:
     momentum = anyk.optimizers.Momentum(lr=0.1)
-    kept = trained("pasgd:tau=2,keep=true", optimizer=momentum)
+    kept_run = trained("pasgd:tau=2,keep=true", optimizer=momentum)
     fresh = trained("pasgd:tau=2", optimizer=momentum)
-    assert np.abs(kept.model - fresh.model).max() > 1e-3
+    assert np.abs(kept_run.model - fresh.model).max() > 1e-3
 
 
 # ------------------------------------------------------------------------------------------- who takes part
@@ -282,9 +282,9 @@ def test_clients_are_drawn_by_key_and_weighted_by_samples() -> None:
     sizes = oracle.partitions.sizes
     assert len(set(sizes)) > 1  # else weights by samples are no test
     for step in range(1, 13):
-        here = [worker for s, worker, _ in rows if s == step]
-        models = [oracle.steps(i, w, 2 * (step - 1), 2) for i in here]
-        w = np.average(models, axis=0, weights=[sizes[i] for i in here])
+        workers = [worker for s, worker, _ in rows if s == step]
+        models = [oracle.steps(i, w, 2 * (step - 1), 2) for i in workers]
+        w = np.average(models, axis=0, weights=[sizes[i] for i in workers])
     assert run.model == pytest.approx(w, abs=1e-12)
 
 
@@ -345,8 +345,8 @@ def test_tau_never_grows_at_a_fixed_rate(first: int, losses: list[float]) -> Non
 def test_adacomm_does_what_its_rule_says(guard: float) -> None:
     """``guard=0``: the published rule, where the candidate is not smaller tau is multiplied by gamma in any case."""
     run = trained(f"adacomm:tau=16,interval=8,batch=5,guard={guard:g}", steps=60)
-    told = [(n["time"], n["text"]) for n in run.notes if n["kind"] == "strategy"]
-    assert len(told) >= 2
+    notes = [(n["time"], n["text"]) for n in run.notes if n["kind"] == "strategy"]
+    assert len(notes) >= 2
     losses = [
         json.loads(info)[2]
         for (info,) in run.log.rows("SELECT info FROM events WHERE kind = 'LossEvaluated' ORDER BY seq")
@@ -356,7 +356,7 @@ def test_adacomm_does_what_its_rule_says(guard: float) -> None:
         new = adapted_tau(16, losses[0], loss, tau, stalled=loss > guard * before)
         expected += [new] if new != tau else []
         tau = new
-    assert [int(text.split()[2]) for _, text in told] == expected
+    assert [int(note.split()[2]) for _, note in notes] == expected
     assert run.seconds == run.floor_seconds
     assert str(anyk.replay(run, problem=problem())).endswith("the same bits of model")
 
@@ -368,7 +368,7 @@ def test_adacomm_probes_the_first_tau() -> None:
     run = trained(spec, **setting)
     note = next(n["text"] for n in run.notes if n["kind"] == "strategy")
     tried = {
-        int(tau): float(loss) for tau, loss in (part.split(": ") for part in note.split("losses ")[1][:-1].split(", "))
+        int(tau): float(loss) for tau, loss in (pair.split(": ") for pair in note.split("losses ")[1][:-1].split(", "))
     }
     assert list(tried) == [1, 4, 16] and len(set(tried.values())) == 3
     best = min(tried, key=lambda tau: tried[tau])
@@ -376,8 +376,8 @@ def test_adacomm_probes_the_first_tau() -> None:
     first = trained(
         "pasgd:tau=1,batch=5", communication="constant:0.5", steps=40
     )  # the first trial is this run's beginning
-    at = int(np.searchsorted(first.history["seconds"], 6.0))
-    assert tried[1] == pytest.approx(first.history["loss"][at], rel=1e-3)
+    index = int(np.searchsorted(first.history["seconds"], 6.0))
+    assert tried[1] == pytest.approx(first.history["loss"][index], rel=1e-3)
     steps = [
         row[0] for row in run.log.rows("SELECT w.steps FROM chunks c JOIN works w ON w.id = c.work ORDER BY c.task")
     ]
@@ -452,12 +452,12 @@ def test_a_killed_run_goes_on_to_the_same_bits(spec: str, tmp_path: Any) -> None
     setting = {"workers": P, "delays": "exp:mean=0.3", "seed": 3, "communication": "exp:mean=0.1"}
     optimizer = anyk.optimizers.Momentum(lr=0.1)
     data = problem()
-    whole = anyk.train(data, spec, anyk.cluster("simulated", **setting), steps=14, optimizer=optimizer)
-    part = anyk.cluster("simulated", **setting)
-    anyk.train(data, spec, part, steps=6, optimizer=optimizer, out=tmp_path / "run").close()
+    uninterrupted = anyk.train(data, spec, anyk.cluster("simulated", **setting), steps=14, optimizer=optimizer)
+    cluster = anyk.cluster("simulated", **setting)
+    anyk.train(data, spec, cluster, steps=6, optimizer=optimizer, out=tmp_path / "run").close()
     resumed = anyk.resume(tmp_path / "run", steps=14)
-    assert resumed.model.tobytes() == whole.model.tobytes()
-    assert resumed.seconds == whole.seconds
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
+    assert resumed.seconds == uninterrupted.seconds
     resumed.close()
 
 
@@ -486,7 +486,7 @@ def test_clients_that_are_given_up_are_replaced() -> None:
 def test_a_given_up_node_that_comes_back_joins_the_others() -> None:
     from anyk.protocol import Dispatch, Fleet, Joined, Lost, Mix, Reply
 
-    made: Any = ByHand(strategy("dpsgd:graph=ring", workers=4))
+    running: Any = ByHand(strategy("dpsgd:graph=ring", workers=4))
     busy: dict[int, int] = {}
 
     def obey(commands: Any) -> int:
@@ -495,18 +495,18 @@ def test_a_given_up_node_that_comes_back_joins_the_others() -> None:
                 busy.update(zip(command.workers, range(command.task, command.task + len(command.workers)), strict=True))
         return sum(isinstance(command, Mix) for command in commands)
 
-    obey(made.start(Fleet(4, (0, 1, 2, 3))))
+    obey(running.start(Fleet(4, (0, 1, 2, 3))))
     busy.pop(3)
-    obey(made.on(Lost(0.1, 3, "died", gone=True)))
+    obey(running.on(Lost(0.1, 3, "died", gone=True)))
     for _ in range(18):
         worker = min(busy, key=lambda i: busy[i])
-        obey(made.on(Reply(1.0, worker, busy.pop(worker), 0)))
-    assert made.version >= 4
-    obey(made.on(Joined(2.0, 3)))
+        obey(running.on(Reply(1.0, worker, busy.pop(worker), 0)))
+    assert running.version >= 4
+    obey(running.on(Joined(2.0, 3)))
     steps = 0
     for _ in range(20):
         worker = min(busy, key=lambda i: busy[i])
-        steps += obey(made.on(Reply(3.0, worker, busy.pop(worker), 0)))
+        steps += obey(running.on(Reply(3.0, worker, busy.pop(worker), 0)))
     assert steps >= 4 and len(busy) == 4  # all at work, and versions are made
 
 
@@ -519,11 +519,11 @@ def test_pairs_that_diverge_end_the_run() -> None:
 
 def test_a_strategy_can_be_used_again() -> None:
     for spec in ("dpsgd", "ad-psgd", "fedbuff:tau=2,k=3", "k-async:k=3", "pasgd:tau=2,keep=true", "gc:stragglers=1"):
-        made = strategy(spec, workers=P)
+        scheme = strategy(spec, workers=P)
         models = []
         for _ in range(2):
             fleet = anyk.cluster("simulated", workers=P, delays="exp:mean=0.3", seed=3)
-            models.append(anyk.train(problem(), made, fleet, steps=5, optimizer=GD).model.tobytes())
+            models.append(anyk.train(problem(), scheme, fleet, steps=5, optimizer=GD).model.tobytes())
         assert models[0] == models[1], spec
 
 

@@ -10,13 +10,13 @@ pytestmark = pytest.mark.in_process
 
 
 def begun(spec: str, workers: int) -> tuple[ByHand, list[Command]]:
-    made = ByHand(anyk.strategy(spec, workers=workers))
-    return made, list(made.start(Fleet(workers, tuple(range(workers)))))
+    running = ByHand(anyk.strategy(spec, workers=workers))
+    return running, list(running.start(Fleet(workers, tuple(range(workers)))))
 
 
 def test_the_last_node_of_pairwise_averaging_steps_alone() -> None:
-    made, _ = begun("ad-psgd", 3)
+    running, _ = begun("ad-psgd", 3)
     for worker in (1, 2):
-        made.on(Lost(0.1, worker, "died", gone=True))
-    mix = made.on(Reply(0.2, 0, 0, 0))[0]
+        running.on(Lost(0.1, worker, "died", gone=True))
+    mix = running.on(Reply(0.2, 0, 0, 0))[0]
     assert mix == Mix("node 0", ((0, 0),), (1.0,), share=1.0, relative=True)

@@ -21,22 +21,22 @@ from byhand import ByHand
 
 
 def begun(workers: int, present: Sequence[int] | None = None, lr_scale: float = 1.0) -> ByHand:
-    made = ByHand(KFamily(workers, lr_scale=lr_scale))
-    made.start(Fleet(workers, tuple(range(workers) if present is None else present), 0.0))
-    return made
+    running = ByHand(KFamily(workers, lr_scale=lr_scale))
+    running.start(Fleet(workers, tuple(range(workers) if present is None else present), 0.0))
+    return running
 
 
 def test_the_commands() -> None:
-    made = ByHand(KFamily(3, lr_scale=0.25))
-    (first,) = made.start(Fleet(3, (0, 1, 2), 0.0))
+    running = ByHand(KFamily(3, lr_scale=0.25))
+    (first,) = running.start(Fleet(3, (0, 1, 2), 0.0))
     assert isinstance(first, Dispatch) and (first.task, list(first.workers)) == (0, [0, 1, 2])
     assert [task[0].partitions for task in first.chunks] == [(0,), (1,), (2,)]
-    combine, dispatch = made.on(Reply(0.1, 1, 1, 0))
+    combine, dispatch = running.on(Reply(0.1, 1, 1, 0))
     assert isinstance(combine, Combine) and isinstance(dispatch, Dispatch)  # first apply, then dispatch
     assert list(combine.messages) == [(1, 0)] and list(combine.weights) == [1.0]
     assert (combine.slot, combine.divisor, combine.scale) == ("model", "counted", 0.25)
     assert (dispatch.task, list(dispatch.workers), dispatch.chunks[0][0].partitions) == (3, [1], (1,))
-    assert made.version == 1
+    assert running.version == 1
 
 
 def test_the_residual_is_that_of_the_coefficients() -> None:
@@ -48,26 +48,26 @@ def test_the_residual_is_that_of_the_coefficients() -> None:
 
 
 def test_each_worker_holds_its_own_partition() -> None:
-    made = KFamily(4).layout
-    assert (made.workers, made.partitions, made.slots) == (4, 4, ("model",))
-    assert list(made.assignment) == [(0,), (1,), (2,), (3,)]
+    layout = KFamily(4).layout
+    assert (layout.workers, layout.partitions, layout.slots) == (4, 4, ("model",))
+    assert list(layout.assignment) == [(0,), (1,), (2,), (3,)]
 
 
 def test_who_fails_or_joins_is_given_the_newest_version() -> None:
-    made = begun(3, present=(0, 2))
+    running = begun(3, present=(0, 2))
     for event, task in ((Failed(0.1, 0, 0, 0, "not finite"), 2), (Joined(0.2, 1), 3)):
-        (dispatch,) = made.on(event)
+        (dispatch,) = running.on(event)
         assert isinstance(dispatch, Dispatch)
-        assert (dispatch.task, list(dispatch.workers)) == (task, [event.worker]) and made.version == 0
+        assert (dispatch.task, list(dispatch.workers)) == (task, [event.worker]) and running.version == 0
 
 
 def test_lost_workers_end_the_run_if_none_can_return() -> None:
-    made = begun(2)
-    assert not made.on(Lost(0.1, 0, "preempted"))
-    assert not made.on(Lost(0.1, 1, "preempted"))
-    assert list(made.on(Joined(0.2, 1))[0].workers) == [1]  # type: ignore[union-attr]
-    assert not made.on(Lost(0.3, 0, "could not be started", gone=True))
-    (stop,) = made.on(Lost(0.4, 1, "died", gone=True))
+    running = begun(2)
+    assert not running.on(Lost(0.1, 0, "preempted"))
+    assert not running.on(Lost(0.1, 1, "preempted"))
+    assert list(running.on(Joined(0.2, 1))[0].workers) == [1]  # type: ignore[union-attr]
+    assert not running.on(Lost(0.3, 0, "could not be started", gone=True))
+    (stop,) = running.on(Lost(0.4, 1, "died", gone=True))
     assert stop == Stop("every worker has been given up", failed=True)
 
 
@@ -139,7 +139,7 @@ class World:
                     if task in self.arrived:
                         del self.arrived[task]
                         self.dropped.add(task)
-                    self.given = {worker: at for worker, at in self.given.items() if at[0] != task}
+                    self.given = {worker: assigned for worker, assigned in self.given.items() if assigned[0] != task}
             elif isinstance(command, Combine):
                 for task, _ in command.messages:
                     self.used[task] = self.version - self.arrived.pop(task)  # a KeyError is a double count
@@ -165,9 +165,9 @@ class World:
     def do(self, kind: str, pick: int) -> None:
         time = float(self.next)
         absent = sorted(set(range(self.workers)) - self.present - self.gone)
-        here, busy = sorted(self.present), sorted(self.given)
-        if kind in ("lost", "gone") and here:
-            worker = here[pick % len(here)]
+        idle, busy = sorted(self.present), sorted(self.given)
+        if kind in ("lost", "gone") and idle:
+            worker = idle[pick % len(idle)]
             self.present.discard(worker)
             self.given.pop(worker, None)
             self.gone |= {worker} if kind == "gone" else set()
@@ -334,12 +334,12 @@ def test_mini_batches_are_unbiased_and_alike_in_replicas() -> None:
     draws = np.array([messages.partial_gradient(2, w, Chunk((2,), (1.0,), batch=4), v) for v in range(3000)])
     error = draws.std(axis=0) / 3000**0.5
     assert (np.abs(draws.mean(axis=0) - full) < 4.5 * error).all()
-    again = Messages(problem.split(4), seed=7).partial_gradient(2, w, Chunk((1, 2), (1.0, 1.0), batch=4), 11)
-    assert np.array_equal(again, draws[11])  # whoever holds it, in whatever message
+    alone = Messages(problem.split(4), seed=7).partial_gradient(2, w, Chunk((1, 2), (1.0, 1.0), batch=4), 11)
+    assert np.array_equal(alone, draws[11])  # whoever holds it, in whatever message
     other = messages.partial_gradient(2, w, Chunk((2,), (1.0,), batch=4, repeat=1), 11)
     assert not np.array_equal(other, draws[11])
-    whole = messages.partial_gradient(2, w, Chunk((2,), (1.0,), batch=99), 0)
-    assert np.array_equal(whole, full)
+    gradient = messages.partial_gradient(2, w, Chunk((2,), (1.0,), batch=99), 0)
+    assert np.array_equal(gradient, full)
 
 
 @pytest.mark.parametrize("spec", ["frc:load=2,batch=6", "async:batch=6", "k-batch-sync:k=3,batch=6"])
@@ -374,12 +374,12 @@ def test_adasync_grows_k_as_the_loss_falls_and_says_so(base: str) -> None:
     run = anyk.train(
         problem, f"adasync:base={base},k=2,interval=3", cluster, steps=300, optimizer=anyk.optimizers.GD(lr=2.0)
     )
-    told = [(note["time"], note["text"]) for note in run.notes if note["kind"] == "strategy"]
-    grown = [int(text.split()[2]) for _, text in told]
+    notes = [(note["time"], note["text"]) for note in run.notes if note["kind"] == "strategy"]
+    grown = [int(sentence.split()[2]) for _, sentence in notes]
     assert grown == sorted(set(grown)) and grown[-1] > 2
     first = problem.loss(problem.initial())
-    for (_, text), k in zip(told, grown, strict=True):
-        loss = float(text.rsplit(" ", 1)[1])
+    for (_, sentence), k in zip(notes, grown, strict=True):
+        loss = float(sentence.rsplit(" ", 1)[1])
         assert k == min(P, int(adapted_k(2, first, loss, P, linear=linear) + 0.5))
     counts = run.history["replies"][1:]
     assert counts[0] == 2 and counts[-1] == grown[-1]
@@ -392,11 +392,11 @@ def test_adasync_saved_and_taken_up_again_goes_on_alike(tmp_path: Any) -> None:
     spec = "adasync:base=k-async,k=1,interval=1,batch=5"
     setting = {"workers": P, "delays": "exp:mean=0.3", "seed": 3}
     optimizer = anyk.optimizers.GD(lr=1.0)
-    whole = anyk.train(problem, spec, anyk.cluster("simulated", **setting), steps=120, optimizer=optimizer)
+    uninterrupted = anyk.train(problem, spec, anyk.cluster("simulated", **setting), steps=120, optimizer=optimizer)
     cut = anyk.cluster("simulated", **setting)
     anyk.train(problem, spec, cut, steps=50, optimizer=optimizer, out=tmp_path / "run").close()
     resumed = anyk.resume(tmp_path / "run", steps=120)
-    assert resumed.model.tobytes() == whole.model.tobytes()
+    assert resumed.model.tobytes() == uninterrupted.model.tobytes()
     resumed.close()
 
 
@@ -476,10 +476,10 @@ def test_the_other_rules_grow_k_and_replay(base: str, rule: str) -> None:
     cluster = anyk.cluster("simulated", workers=P, delays="shifted-exp:shift=0.1,mean=0.3", seed=3)
     spec = f"adasync:base={base},rule={rule},k=2,interval=3,batch=4"
     run = anyk.train(problem, spec, cluster, steps=300, optimizer=anyk.optimizers.GD(lr=2.0))
-    told = [note["text"] for note in run.notes if note["kind"] == "strategy"]
-    grown = [int(text.split()[2]) for text in told]
+    notes = [note["text"] for note in run.notes if note["kind"] == "strategy"]
+    grown = [int(sentence.split()[2]) for sentence in notes]
     assert grown and grown == sorted(set(grown)) and all(2 < k <= P for k in grown)
-    assert all(("loss" in text) == (rule == "delays") for text in told)
+    assert all(("loss" in sentence) == (rule == "delays") for sentence in notes)
     assert str(anyk.replay(run, problem=problem)).endswith("the same bits of model")
     anyk.testing.check_strategy(strategy(spec, workers=P), steps=30, seed=1)
 
@@ -495,8 +495,8 @@ def test_durations_of_tasks_that_were_cut_off_still_count() -> None:
     assert seen.mean() == pytest.approx(2.0, rel=0.03)
     exact = [2.0 * sum(1 / i for i in range(P - k + 1, P + 1)) for k in range(1, P + 1)]
     assert seen.means(P) == pytest.approx(exact, rel=0.05)
-    again = from_plain(anyk.strategies.Durations, json.loads(json.dumps(to_plain(seen))))
-    assert again.mean() == seen.mean() and len(again) == len(seen) == 12_000
+    restored = from_plain(anyk.strategies.Durations, json.loads(json.dumps(to_plain(seen))))
+    assert restored.mean() == seen.mean() and len(restored) == len(seen) == 12_000
 
 
 @pytest.mark.slow
@@ -562,11 +562,11 @@ def test_adasync_learns_from_few_replies_and_many_cut_off() -> None:
 def test_losses_and_rates_at_the_edge_stop_nothing() -> None:
     from anyk.protocol import LossEvaluated
 
-    made = ByHand(adasync(8, base="k-async", k=2))
-    made.start(Fleet(8, tuple(range(8))))
-    assert not made.on(LossEvaluated(0.0, "model", 0, 1.0, 0.1))
+    running = ByHand(adasync(8, base="k-async", k=2))
+    running.start(Fleet(8, tuple(range(8))))
+    assert not running.on(LossEvaluated(0.0, "model", 0, 1.0, 0.1))
     for loss, rate in ((float("inf"), 0.1), (float("nan"), 0.1), (0.5, 0.0)):
-        assert not made.on(LossEvaluated(1.0, "model", 1, loss, rate))
+        assert not running.on(LossEvaluated(1.0, "model", 1, loss, rate))
     low = ByHand(adasync(8, base="k-async", k=2, loss_floor=2.0))
     low.start(Fleet(8, tuple(range(8))))
     (stop,) = low.on(LossEvaluated(0.0, "model", 0, 1.0, 0.1))
@@ -576,5 +576,5 @@ def test_losses_and_rates_at_the_edge_stop_nothing() -> None:
 
 
 def test_a_worker_told_twice_to_be_here_gets_one_task() -> None:
-    made = begun(3)
-    assert not made.on(Joined(0.1, 1))
+    running = begun(3)
+    assert not running.on(Joined(0.1, 1))

@@ -57,7 +57,7 @@ def test_a_step_is_the_mean_over_what_was_finished(deadline, counts):
     w, seen = np.zeros(problem.dimension), set()
     for step in range(1, steps + 1):
         done = done_in(run, step)
-        assert [len(found) for found in done] == counts
+        assert [len(parts_done) for parts_done in done] == counts
         every = sorted(set().union(*done))
         w = w - lr * np.mean([w - problem.centres[j] for j in every], axis=0)
         seen.add(tuple(every))
@@ -86,7 +86,7 @@ def test_samples_under_exponential_times_are_the_closed_form():
     n, parts, steps, deadline, mean = 20, 6, 50, 1.0, 0.4
     cluster = Simulated(n, delays=f"exp:mean={mean},per=load", seed=3)
     run = anyk.train(Squares(n * parts), f"anytime:deadline={deadline},parts={parts}", cluster, steps=steps)
-    counts = [len(found) for step in range(1, steps + 1) for found in done_in(run, step)]
+    counts = [len(parts_done) for step in range(1, steps + 1) for parts_done in done_in(run, step)]
     at_least = [1 - math.exp(-deadline / (k * mean)) for k in range(1, parts + 1)]
     expected = sum(at_least)
     variance = sum((2 * k - 1) * p for k, p in enumerate(at_least, 1)) - expected**2
@@ -124,8 +124,8 @@ def test_the_deadline_adapts_to_the_workers():
     ends = np.diff([0.0, *run.history["seconds"]]) if run.history["seconds"][0] else np.diff(run.history["seconds"])
     assert ends[:4] == pytest.approx([6.4] * 4)
     assert ends[4:] == pytest.approx([0.8] * len(ends[4:]))
-    told = [str(note) for note in run.notes if "deadline=3mad" in str(note)]
-    assert len(told) == 2 and "waits for all parts" in told[0] and "adapts" in told[1]
+    notes = [str(note) for note in run.notes if "deadline=3mad" in str(note)]
+    assert len(notes) == 2 and "waits for all parts" in notes[0] and "adapts" in notes[1]
 
 
 @pytest.mark.parametrize("spec", ["anytime:deadline=0.4,parts=3,batch=4", "anytime:parts=2"])
@@ -135,14 +135,14 @@ def test_a_resumed_run_is_the_uninterrupted_one_and_replays(spec, tmp_path):
     def cluster():
         return Simulated(5, delays="exp:mean=0.2,per=load", seed=2, outages=[Outage(1.1, 3, 1.5), Outage(1.3, 0, 9.0)])
 
-    whole = anyk.train(problem, spec, cluster(), steps=14)
-    part = anyk.train(problem, spec, cluster(), steps=6, out=tmp_path / "run", checkpoint_every=1)
-    part.close()
+    uninterrupted = anyk.train(problem, spec, cluster(), steps=14)
+    beginning = anyk.train(problem, spec, cluster(), steps=6, out=tmp_path / "run", checkpoint_every=1)
+    beginning.close()
     resumed = anyk.resume(tmp_path / "run", problem=problem, steps=14)
-    assert np.array_equal(resumed.model, whole.model) and resumed.seconds == whole.seconds
-    again = anyk.replay(whole, problem=problem)
-    assert again.decisions and again.model
-    ledger = whole.ledger
+    assert np.array_equal(resumed.model, uninterrupted.model) and resumed.seconds == uninterrupted.seconds
+    replayed = anyk.replay(uninterrupted, problem=problem)
+    assert replayed.decisions and replayed.model
+    ledger = uninterrupted.ledger
     assert ledger["lost"] and ledger["dispatched"] == sum(
         ledger[name] for name in ("counted", "late_counted", "discarded", "cancelled", "lost")
     )
@@ -152,9 +152,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_and_replays(spec, tmp_path):
 
 
 def begun(workers=3, **settings):
-    found = ByHand(Anytime(workers, deadline=1.0, parts=2, **settings))
-    found.start(Fleet(workers, tuple(range(workers))))
-    return found
+    running = ByHand(Anytime(workers, deadline=1.0, parts=2, **settings))
+    running.start(Fleet(workers, tuple(range(workers))))
+    return running
 
 
 def kinds(commands):
@@ -162,54 +162,54 @@ def kinds(commands):
 
 
 def test_the_deadline_asks_those_who_have_finished_something():
-    found = begun()
-    found.on(Progress(0.5, 0, 0, 0, 1))
-    found.on(Progress(0.9, 2, 2, 0, 1))
-    cut, *asks, alarm = found.on(Alarm(1.0, "deadline"))
+    running = begun()
+    running.on(Progress(0.5, 0, 0, 0, 1))
+    running.on(Progress(0.9, 2, 2, 0, 1))
+    cut, *asks, alarm = running.on(Alarm(1.0, "deadline"))
     assert cut == Cancel((1,)) and alarm == SetAlarm("deadline", 2.0)
     assert [(ask.worker, len(ask.partitions)) for ask in asks if isinstance(ask, Request)] == [(0, 1), (2, 1)]
-    assert found.on(Progress(1.01, 0, 0, 0, 2)) == ()  # too late to count
-    assert found.on(Reply(1.1, 0, 0, 0)) == ()
-    combine, *rest = found.on(Reply(1.2, 2, 2, 0))
+    assert running.on(Progress(1.01, 0, 0, 0, 2)) == ()  # too late to count
+    assert running.on(Reply(1.1, 0, 0, 0)) == ()
+    combine, *others = running.on(Reply(1.2, 2, 2, 0))
     assert isinstance(combine, Combine) and combine.messages == [(0, 0), (2, 0)] and combine.divisor == "counted"
-    assert kinds(rest) == [Cancel, Dispatch, SetAlarm] and rest[2].time == pytest.approx(2.2)
+    assert kinds(others) == [Cancel, Dispatch, SetAlarm] and others[2].time == pytest.approx(2.2)
 
 
 def test_a_message_a_whole_deadline_late_is_left_out():
-    found = begun()
+    running = begun()
     for worker in (0, 1):
-        found.on(Progress(0.5, worker, worker, 0, 1))
-    found.on(Alarm(1.0, "deadline"))
-    assert kinds(found.on(Alarm(2.0, "deadline"))) == [SetAlarm]  # no message is in: there is nothing to step with
-    found.on(Reply(2.5, 1, 1, 0))
-    combine, cancel, dispatch, _ = found.on(Alarm(3.0, "deadline"))
+        running.on(Progress(0.5, worker, worker, 0, 1))
+    running.on(Alarm(1.0, "deadline"))
+    assert kinds(running.on(Alarm(2.0, "deadline"))) == [SetAlarm]  # no message is in: there is nothing to step with
+    running.on(Reply(2.5, 1, 1, 0))
+    combine, cancel, dispatch, _ = running.on(Alarm(3.0, "deadline"))
     assert combine.messages == [(1, 0)] and 0 in cancel.tasks and dispatch.workers == (0, 1, 2)
 
 
 def test_who_dies_counts_with_nothing_unless_the_message_is_in():
-    found = begun()
+    running = begun()
     for worker in (0, 1):
-        found.on(Progress(0.5, worker, worker, 0, 1))
-    found.on(Lost(0.6, 1, "died"))
-    assert kinds(found.on(Joined(0.7, 1))) == [Dispatch]
-    asks = [command for command in found.on(Alarm(1.0, "deadline")) if isinstance(command, Request)]
+        running.on(Progress(0.5, worker, worker, 0, 1))
+    running.on(Lost(0.6, 1, "died"))
+    assert kinds(running.on(Joined(0.7, 1))) == [Dispatch]
+    asks = [command for command in running.on(Alarm(1.0, "deadline")) if isinstance(command, Request)]
     assert [ask.worker for ask in asks] == [0]
-    again = found.on(Lost(1.1, 0, "died"))  # nobody's message can come any more: the same step once more
-    assert kinds(again) == [Cancel, Dispatch, SetAlarm] and again[1].workers == (1, 2)
-    task = again[1].task
-    found.on(Progress(1.2, 1, task, 0, 2))
-    assert kinds(found.on(Progress(1.3, 2, task + 1, 0, 2))) == [Request, Request, SetAlarm]  # all have done all
-    found.on(Reply(1.4, 1, task, 0))
-    found.on(Lost(1.5, 1, "died"))
-    assert found.on(Reply(1.6, 2, task + 1, 0))[0].messages == [(task, 0), (task + 1, 0)]
+    commands = running.on(Lost(1.1, 0, "died"))  # nobody's message can come any more: the same step once more
+    assert kinds(commands) == [Cancel, Dispatch, SetAlarm] and commands[1].workers == (1, 2)
+    task = commands[1].task
+    running.on(Progress(1.2, 1, task, 0, 2))
+    assert kinds(running.on(Progress(1.3, 2, task + 1, 0, 2))) == [Request, Request, SetAlarm]  # all have done all
+    running.on(Reply(1.4, 1, task, 0))
+    running.on(Lost(1.5, 1, "died"))
+    assert running.on(Reply(1.6, 2, task + 1, 0))[0].messages == [(task, 0), (task + 1, 0)]
 
 
 def test_unusable_messages_are_set_aside_until_too_many():
     found = begun(1)
     for attempt in range(3):
-        assert attempt == 0 or kinds(again) == [Dispatch]  # noqa: F821
-        again = found.on(Failed(0.1, 0, attempt, 0, "raised"))
-    assert kinds(again) == [Stop] and "no usable messages in 3 attempts" in again[0].reason
+        assert attempt == 0 or kinds(commands) == [Dispatch]  # noqa: F821
+        commands = found.on(Failed(0.1, 0, attempt, 0, "raised"))
+    assert kinds(commands) == [Stop] and "no usable messages in 3 attempts" in commands[0].reason
     problem = Squares(6, faults={-1: "nan", -2: "nan"})  # worker 0's partitions, once the model has moved
     run = anyk.train(problem, "anytime:deadline=1,parts=2", Simulated(3, delays="constant:value=0.1,per=load"), steps=4)
     assert [len(found) for found in done_in(run, 3)] == [0, 2, 2] and np.isfinite(run.model).all()
@@ -219,9 +219,9 @@ def test_unusable_messages_are_set_aside_until_too_many():
 
 
 def test_the_note_is_made_by_the_strategy_once():
-    found = begun(1)
-    assert kinds(found.on(Alarm(1.0, "deadline"))) == [Note, SetAlarm]
-    assert kinds(found.on(Alarm(2.0, "deadline"))) == [SetAlarm]
+    running = begun(1)
+    assert kinds(running.on(Alarm(1.0, "deadline"))) == [Note, SetAlarm]
+    assert kinds(running.on(Alarm(2.0, "deadline"))) == [SetAlarm]
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ def test_what_cannot_be(spec, why):
 
 
 def test_its_spec_builds_it_again():
-    made = Anytime(4, deadline=0.25, parts=3, batch=5, seed=7)
-    assert made.spec == "anytime:deadline=0.25,parts=3,batch=5,seed=7"
-    for spec in (made.spec, "anytime", "anytime:deadline=1mad"):
+    strategy = Anytime(4, deadline=0.25, parts=3, batch=5, seed=7)
+    assert strategy.spec == "anytime:deadline=0.25,parts=3,batch=5,seed=7"
+    for spec in (strategy.spec, "anytime", "anytime:deadline=1mad"):
         assert anyk.strategy(spec, workers=4).spec == spec
     assert anyk.strategy("anytime:deadline=0.25s", workers=4) == Anytime(4, deadline="0.25s")

@@ -20,9 +20,9 @@ from byhand import ByHand
 
 
 def begun(spec: str, n: int) -> ByHand:
-    made = ByHand(strategy(spec, workers=n))
-    made.start(Fleet(n, tuple(range(n)), 0.0))
-    return made
+    running = ByHand(strategy(spec, workers=n))
+    running.start(Fleet(n, tuple(range(n)), 0.0))
+    return running
 
 
 def honest(made: ByHand, seed: int = 0) -> np.ndarray:
@@ -52,12 +52,12 @@ def step_of(made: ByHand, order: Sequence[int], values: Any) -> tuple[int, Combi
 @given(st.permutations(range(9)), st.sets(st.integers(0, 2), max_size=3), st.floats(-1e12, 1e12))
 def test_replicas_outvote_one_liar_in_each_group(order: list[int], lying: set[int], lie: float) -> None:
     """Groups of three; the step is taken when in each two have said the same, and uses none that lies."""
-    made = begun("draco:byzantine=1", 9)
-    values = honest(made)
+    running = begun("draco:byzantine=1", 9)
+    values = honest(running)
     byzantine = {3 * group + group for group in lying}
     for liar in byzantine:
         values[liar] = lie
-    count, combine = step_of(made, order, values)
+    count, combine = step_of(running, order, values)
     spoken = [max(sorted(order.index(w) for w in range(g, g + 3) if w not in byzantine)[:2]) for g in (0, 3, 6)]
     assert combine is not None and count == max(spoken) + 1
     used = [task for task, _ in combine.messages]
@@ -68,19 +68,19 @@ def test_replicas_outvote_one_liar_in_each_group(order: list[int], lying: set[in
 @given(st.sampled_from([(7, 1, 0), (9, 2, 0), (9, 1, 2), (15, 3, 1)]), st.data())
 def test_cyclic_codes_find_any_liars(size: tuple[int, int, int], data: st.DataObject) -> None:
     n, t, f = size
-    made = begun(f"draco:byzantine={t},stragglers={f},kind=cyclic", n)
-    values = honest(made)
+    running = begun(f"draco:byzantine={t},stragglers={f},kind=cyclic", n)
+    values = honest(running)
     byzantine = data.draw(st.sets(st.integers(0, n - 1), max_size=t))
     for liar in byzantine:
         values[liar] += data.draw(st.sampled_from([1e-3, 1.0, -100.0, 1e6])) * data.draw(st.floats(0.5, 2.0))
     late = data.draw(st.permutations(range(n)))
-    count, combine = step_of(made, late, values)
+    count, combine = step_of(running, late, values)
     assert combine is not None and count == n - f
     used = [task for task, _ in combine.messages]
     assert not set(used) & byzantine
     weights = np.zeros(n)
     weights[used] = combine.weights
-    assert weights @ made.code.encoding.toarray() == pytest.approx(np.ones(n), abs=1e-6)
+    assert weights @ running.code.encoding.toarray() == pytest.approx(np.ones(n), abs=1e-6)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
@@ -88,22 +88,22 @@ def test_cyclic_codes_find_any_liars(size: tuple[int, int, int], data: st.DataOb
 @pytest.mark.parametrize("liar", [0, 2])
 def test_a_projection_that_overflows_is_a_lie(kind: str, value: float, liar: int) -> None:
     """A finite message may be so large that its projection is not: that worker's message is not to be used."""
-    made = begun(f"draco:byzantine=1,kind={kind}", 5)
-    values = honest(made)
+    running = begun(f"draco:byzantine=1,kind={kind}", 5)
+    values = honest(running)
     values[liar] = value
-    _, combine = step_of(made, range(5), values)
+    _, combine = step_of(running, range(5), values)
     assert combine is not None
     assert (liar, 0) not in combine.messages
     weights = np.zeros(5)
     weights[[task for task, _ in combine.messages]] = combine.weights
-    assert weights @ made.code.encoding.toarray() == pytest.approx(np.ones(5), abs=1e-6)
+    assert weights @ running.code.encoding.toarray() == pytest.approx(np.ones(5), abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["repetition", "cyclic"])
 def test_a_liar_may_lie_with_nan(kind: str) -> None:
     """ "Whatever they like" includes messages that are not finite; the cluster says so, and the others are honest."""
-    made = begun(f"draco:byzantine=1,kind={kind}", 5)
-    values = honest(made)
+    running = begun(f"draco:byzantine=1,kind={kind}", 5)
+    values = honest(running)
     pending = {worker: worker for worker in range(5)}
     steps, stops = [], []
     for _ in range(12):
@@ -113,9 +113,9 @@ def test_a_liar_may_lie_with_nan(kind: str) -> None:
         del pending[task]
         commands: Sequence[Command]
         if worker == 2:
-            commands = made.on(Failed(1.0, worker, task, 0, "not finite (NaN)"))
+            commands = running.on(Failed(1.0, worker, task, 0, "not finite (NaN)"))
         else:
-            commands = told(made, worker, float(values[worker]), task)
+            commands = told(running, worker, float(values[worker]), task)
         steps += [command for command in commands if isinstance(command, Combine)]
         stops += [command for command in commands if isinstance(command, Stop)]
         for command in commands:
@@ -151,9 +151,9 @@ def test_another_decoder_is_refused_or_finds_them_out(name: str) -> None:
 
 def test_too_many_liars_are_said_to_be() -> None:
     """What stops a run is said: not "replies do not give the sum ()"."""
-    with pytest.raises(anyk.RunFailed) as found:
+    with pytest.raises(anyk.RunFailed) as caught:
         anyk.train(Squares(7), "draco:byzantine=1,kind=cyclic", Simulated(7, byzantine=(1, 4)), steps=1)
-    assert "()" not in str(found.value)
+    assert "()" not in str(caught.value)
 
 
 def test_float32_replies_are_refused_in_one_sentence_or_work() -> None:
@@ -172,33 +172,33 @@ def test_float32_replies_are_refused_in_one_sentence_or_work() -> None:
 
 
 def test_measures_of_a_taken_step_say_nothing_of_the_next() -> None:
-    made = begun("draco:byzantine=1", 3)
-    assert list(made.on(Reply(1.0, 2, 2, 0))) == [ProjectMessage(2, 2, 0)]
-    told(made, 0, 5.0)
-    assert any(isinstance(command, Combine) for command in told(made, 1, 5.0))
-    before = made.save()
-    assert not made.on(MessageProjected(1.0, 2, 2, 0, 7.0))  # asked for in the step before
-    assert {**made.save(), "now": 0.0} == {**before, "now": 0.0}
+    running = begun("draco:byzantine=1", 3)
+    assert list(running.on(Reply(1.0, 2, 2, 0))) == [ProjectMessage(2, 2, 0)]
+    told(running, 0, 5.0)
+    assert any(isinstance(command, Combine) for command in told(running, 1, 5.0))
+    before = running.save()
+    assert not running.on(MessageProjected(1.0, 2, 2, 0, 7.0))  # asked for in the step before
+    assert {**running.save(), "now": 0.0} == {**before, "now": 0.0}
 
 
 @pytest.mark.parametrize("spec", ["draco:byzantine=1", "draco:byzantine=1,stragglers=1,kind=cyclic"])
 def test_it_goes_on_from_its_state_between_reply_and_measure(spec: str) -> None:
-    made = begun(spec, 9)
-    values = honest(made)
+    running = begun(spec, 9)
+    values = honest(running)
     values[4] = 1e3
     for worker in range(9):
         twin = ByHand(strategy(spec, workers=9))
-        twin.restore(json.loads(json.dumps(made.save())))
+        twin.restore(json.loads(json.dumps(running.save())))
         reply = Reply(1.0, worker, worker, 0)
-        assert list(twin.on(reply)) == list(made.on(reply))
+        assert list(twin.on(reply)) == list(running.on(reply))
         between = ByHand(strategy(spec, workers=9))
-        between.restore(json.loads(json.dumps(made.save())))
+        between.restore(json.loads(json.dumps(running.save())))
         measured = MessageProjected(1.0, worker, worker, 0, float(values[worker]))
-        commands = list(made.on(measured))
-        assert list(between.on(measured)) == commands and between.save() == made.save()
+        commands = list(running.on(measured))
+        assert list(between.on(measured)) == commands and between.save() == running.save()
         if commands:
             break
-    assert made.version == 1
+    assert running.version == 1
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -239,12 +239,12 @@ def test_liars_are_part_of_the_clusters_spec(tmp_path: Any) -> None:
     assert anyk.clusters.cluster(cluster.spec, workers=9).byzantine == (1, 5)
     anyk.train(Squares(9), "draco:byzantine=1", cluster, steps=3, out=tmp_path / "run")
     resumed = anyk.resume(tmp_path / "run", problem=Squares(9), steps=6)
-    whole = anyk.train(
+    honest_run = anyk.train(
         Squares(9),
         "draco:byzantine=1",
         Simulated(9, delays=anyk.delays.Exponential(0.5), seed=2, byzantine=(1, 5)),
         steps=6,
     )
-    assert np.array_equal(resumed.model, whole.model)
+    assert np.array_equal(resumed.model, honest_run.model)
     with pytest.raises(anyk.BadInput, match="a worker of byzantine must be 0 to 8, got 9"):
         Simulated(9, byzantine=(9,))

@@ -27,16 +27,18 @@ PROBLEM = LeastSquares(X, X @ np.array([1.0, -2.0, 0.5]) + RANDOM.standard_norma
 
 def played(spec: str, workers: int, rounds: list[list[int]]) -> tuple[list[Combine], dict[int, tuple[int, int]]]:
     """The steps of rounds in which these workers reply in this order; of each task its worker and its round."""
-    made = ByHand(anyk.strategy(spec, workers=workers))
-    made.start(Fleet(workers, tuple(range(workers))))
-    steps, given = [], {}
+    running = ByHand(anyk.strategy(spec, workers=workers))
+    running.start(Fleet(workers, tuple(range(workers))))
+    steps, tasks = [], {}
     for number, order in enumerate(rounds):
-        first = made.first
-        given |= {first + worker: (worker, number) for worker in range(workers)}
+        first = running.first
+        tasks |= {first + worker: (worker, number) for worker in range(workers)}
         for worker in order:
-            steps += [found for found in made.on(Reply(1.0, worker, first + worker, 0)) if isinstance(found, Combine)]
+            steps += [
+                command for command in running.on(Reply(1.0, worker, first + worker, 0)) if isinstance(command, Combine)
+            ]
     assert len(steps) == len(rounds)
-    return steps, given
+    return steps, tasks
 
 
 def summed(step: Combine, given: dict[int, tuple[int, int]], members: int, at: dict[int, np.ndarray]) -> np.ndarray:
@@ -57,10 +59,10 @@ def test_the_error_is_that_of_the_plain_decoding_on_differences(scaling: str) ->
     v, w = RANDOM.standard_normal((2, groups, 4)) + 1.0
     squares, bounds = [], []
     for some in combinations(range(groups), heard):
-        steps, given = played(spec, 10, [list(range(0, 10, 2)), [members * u + 1 for u in some]])
+        steps, tasks = played(spec, 10, [list(range(0, 10, 2)), [members * u + 1 for u in some]])
         assert [step.residual for step in steps] == [0.0, 0.0]
-        assert np.allclose(summed(steps[0], given, members, {0: v}), v.sum(axis=0), rtol=1e-14)
-        error = summed(steps[1], given, members, {0: v, 1: w}) - w.sum(axis=0)
+        assert np.allclose(summed(steps[0], tasks, members, {0: v}), v.sum(axis=0), rtol=1e-14)
+        error = summed(steps[1], tasks, members, {0: v, 1: w}) - w.sum(axis=0)
         factor = groups / heard if scaling == "conditional" else 1.0
         coefficients = np.where(np.isin(range(groups), some), factor, 0.0) - 1.0
         assert np.allclose(error, coefficients @ (w - v), rtol=1e-12)
@@ -146,32 +148,32 @@ def test_no_noise_floor() -> None:
 
 
 def test_a_given_up_group_counts_with_its_last_message() -> None:
-    made = ByHand(anyk.strategy("agc:load=2,wait=2,snapshot=2", workers=4))
-    made.start(Fleet(4, (0, 1, 2, 3)))
+    running = ByHand(anyk.strategy("agc:load=2,wait=2,snapshot=2", workers=4))
+    running.start(Fleet(4, (0, 1, 2, 3)))
     for task in (0, 2):
-        first = made.on(Reply(1.0, task, task, 0))
+        first = running.on(Reply(1.0, task, task, 0))
     assert first[0].keep == [(0, 0), (2, 0)] and list(first[1].tasks) == [1, 3]
     for worker in (2, 3):
-        made.on(Lost(2.0, worker, "died", gone=True))
-    made.on(Reply(3.0, 0, 4, 0))
-    step, cancel = made.on(Reply(3.0, 1, 5, 0))[:2]
+        running.on(Lost(2.0, worker, "died", gone=True))
+    running.on(Reply(3.0, 0, 4, 0))
+    step, cancel = running.on(Reply(3.0, 1, 5, 0))[:2]
     assert step.messages == [(4, 0), (0, 0), (2, 0)] and step.weights == [2.0, -1.0, 1.0] and step.residual == 0.0
     assert step.keep == () and list(cancel.tasks) == [4, 5, 6, 7]
-    made.on(Reply(4.0, 0, 8, 0))
-    step, cancel = made.on(Reply(4.0, 1, 9, 0))[:2]  # a snapshot without it
+    running.on(Reply(4.0, 0, 8, 0))
+    step, cancel = running.on(Reply(4.0, 1, 9, 0))[:2]  # a snapshot without it
     assert (8, 0) in step.keep and (2, 0) in step.messages and step.residual == 0.0
     assert 0 in cancel.tasks and 2 not in cancel.tasks  # let go, held on to
 
 
 def test_a_group_without_a_first_message_is_in_the_residual() -> None:
-    made = ByHand(anyk.strategy("agc:load=2,wait=2,snapshot=2,scaling=none", workers=6))
-    made.start(Fleet(6, tuple(range(6))))
+    running = ByHand(anyk.strategy("agc:load=2,wait=2,snapshot=2,scaling=none", workers=6))
+    running.start(Fleet(6, tuple(range(6))))
     for worker in (4, 5):
-        made.on(Lost(0.0, worker, "died", gone=True))
-    made.on(Reply(1.0, 0, 0, 0))
-    made.on(Reply(1.0, 1, 1, 0))
-    made.on(Reply(1.0, 2, 2, 0))
-    assert made.on(Reply(1.0, 3, 3, 0))[0].residual == pytest.approx((1 / 3) ** 0.5)
+        running.on(Lost(0.0, worker, "died", gone=True))
+    running.on(Reply(1.0, 0, 0, 0))
+    running.on(Reply(1.0, 1, 1, 0))
+    running.on(Reply(1.0, 2, 2, 0))
+    assert running.on(Reply(1.0, 3, 3, 0))[0].residual == pytest.approx((1 / 3) ** 0.5)
 
 
 def test_under_losses_and_resumed() -> None:
@@ -183,11 +185,11 @@ def test_the_driver_holds_one_message_a_group() -> None:
     cluster = anyk.clusters.Simulated(6, delays="exp:mean=1")
     strategy = anyk.strategy("agc:load=2,wait=2,snapshot=5", workers=6)
     driver = Driver(strategy, cluster, problem=PROBLEM, optimizer=GD(lr=0.1), steps=23)
-    held: list[int] = []
-    driver._on_step = lambda driver: held.append(len(cluster.store.arrived))
+    messages: list[int] = []
+    driver._on_step = lambda driver: messages.append(len(cluster.store.arrived))
     with session(driver):
         driver.run()
-        assert held[-1] >= 3 and max(held) <= 3 + 6
+        assert messages[-1] >= 3 and max(messages) <= 3 + 6
         driver.settle()
         assert not cluster.store.arrived
     counts = driver.ledger.counts
@@ -196,13 +198,13 @@ def test_the_driver_holds_one_message_a_group() -> None:
 
 def test_a_message_that_was_not_kept_cannot_be_used_again() -> None:
     strategy = anyk.strategy("uncoded:wait=1", workers=2)
-    for keep, why in (((), "though it was used before"), (((1, 0),), "keeps messages that it does not use")):
+    for keep, sentence in (((), "though it was used before"), (((1, 0),), "keeps messages that it does not use")):
         fleet = Fleet(2, (0, 1))
         world = World(strategy, fleet, 0)
         world.obey(strategy.start(fleet)[1])
         world.tasks[0].status[0] = "arrived"
         step = Combine("model", [(0, 0)], [1.0], keep=keep)
-        with pytest.raises(Broken, match=why):
+        with pytest.raises(Broken, match=sentence):
             world.obey([step, step])
     world.tasks[0].status[0] = "arrived"
     world.obey([step._replace(keep=[(0, 0)], residual=None)] * 2)
@@ -222,6 +224,6 @@ def test_a_message_that_was_not_kept_cannot_be_used_again() -> None:
     ],
 )
 def test_refusals(spec: str, why: str) -> None:
-    with pytest.raises(BadInput) as found:
+    with pytest.raises(BadInput) as caught:
         anyk.strategy(spec, workers=6)
-    assert why in str(found.value)
+    assert why in str(caught.value)

@@ -53,7 +53,7 @@ def train(strategy: str, outages=(), *, steps: int = 200, problem=PROBLEM, **mor
 def test_the_model_does_not_depend_on_who_is_there(strategy: str) -> None:
     spec = anyk.strategies.with_fleet(strategy, (3, MOST))[0]
     changing, fixed = train(spec, FLEET), train(spec)
-    counts = {int(text.split()[0]) for (text,) in changing.log.rows("SELECT text FROM notes WHERE kind = 'fleet'")}
+    counts = {int(note.split()[0]) for (note,) in changing.log.rows("SELECT text FROM notes WHERE kind = 'fleet'")}
     assert {3, 7, 16} <= counts
     np.testing.assert_allclose(changing.model, fixed.model, rtol=0, atol=1e-12)
     few = anyk.train(PROBLEM, strategy, Simulated(12, delays="exp:mean=1", seed=3), partitions=64, steps=200)
@@ -102,7 +102,7 @@ def test_an_epoch_uses_each_sample_once() -> None:
     assert run.steps == 8
     sizes = problem.split(64).sizes  # 2 or 3 rows: an epoch has 2 steps
     once = {(j, row) for j, size in enumerate(sizes) for row in range(size)}
-    counts = {place: used.count(place) for place in once}
+    counts = {worker: used.count(worker) for worker in once}
     assert set(counts.values()) == {4}
     assert len(used) == 4 * len(once)
 
@@ -160,7 +160,7 @@ def test_too_few_workers_are_waited_for_or_the_run_says_so() -> None:
     wait = anyk.train(
         PROBLEM, "uncoded:fewest=3", Simulated(4, delays="exp:mean=1", outages=away(5, 90, 0, 1)), steps=20
     )
-    assert any("waits for 1 more workers" in text for (text,) in wait.log.rows("SELECT text FROM notes"))
+    assert any("waits for 1 more workers" in note for (note,) in wait.log.rows("SELECT text FROM notes"))
     assert wait.seconds > 90
     forever = Simulated(4, delays="exp:mean=1", outages=[Outage(5, 0), Outage(6, 1)])
     with pytest.raises(anyk.RunFailed, match="3 workers are needed; given up: 0, 1"):
@@ -204,19 +204,19 @@ def test_who_fails_and_leaves_is_replaced_in_the_same_round(strategy: str, order
 
 
 def test_a_run_that_is_resumed_and_replayed_decides_alike(tmp_path) -> None:
-    whole = train("frc:stragglers=1,fewest=3", FLEET, steps=60)
-    spec = json.dumps(whole.config.strategy)
+    uninterrupted = train("frc:stragglers=1,fewest=3", FLEET, steps=60)
+    spec = json.dumps(uninterrupted.config.strategy)
     assert spec == '"frc:stragglers=1,fewest=3,partitions=64"'
     folder = tmp_path / "run"
     cut = anyk.train(
         PROBLEM, "frc:stragglers=1", "simulated", workers=(3, MOST), delays="exp:mean=1", steps=30, out=folder
     )
     cut.close()
-    again = anyk.resume(folder, steps=60)
+    resumed = anyk.resume(folder, steps=60)
     straight = anyk.train(PROBLEM, "frc:stragglers=1", "simulated", workers=(3, MOST), delays="exp:mean=1", steps=60)
-    assert again.model.tobytes() == straight.model.tobytes()
+    assert resumed.model.tobytes() == straight.model.tobytes()
     assert "the same decisions and the same bits" in str(anyk.replay(folder))
-    again.close()
+    resumed.close()
 
 
 def test_the_floor_has_the_workers_that_the_run_had(tmp_path) -> None:
@@ -330,10 +330,12 @@ def test_joined_workers_go_on_if_all_others_are_lost(spec: str) -> None:
 
 
 def test_where_nobody_is_left_no_code_is_said_to_go_on() -> None:
-    found = running("frc:stragglers=1,fewest=3,partitions=8", (0, 1, 2, 3))
-    found.on(Lost(0.1, 0, "died"))
-    assert not any(isinstance(each, Stop) for worker in (1, 2) for each in found.on(Lost(0.1, worker, "died", True)))
-    (stop,) = found.on(Lost(0.2, 3, "died"))
+    strategy = running("frc:stragglers=1,fewest=3,partitions=8", (0, 1, 2, 3))
+    strategy.on(Lost(0.1, 0, "died"))
+    assert not any(
+        isinstance(command, Stop) for worker in (1, 2) for command in strategy.on(Lost(0.1, worker, "died", True))
+    )
+    (stop,) = strategy.on(Lost(0.2, 3, "died"))
     assert isinstance(stop, Stop) and stop.failed
     assert stop.reason.endswith("0 of 4 replies do not give the sum (given up: worker 1, worker 2)")
 
@@ -353,9 +355,11 @@ def test_receipts_state_the_fleet_of_their_step() -> None:
         if any(starts[step - 1] <= change <= starts[step] for o in FLEET for change in (o.time, o.back)):
             continue
         assert len(loads) == present
-        text = run.receipt(step).fleet
+        fleet_text = run.receipt(step).fleet
         uneven = 100.0 * (max(loads.values()) * present / sum(loads.values()) - 1.0)
-        assert text.startswith(f"{present} workers from step ") and f" {uneven:.0f} % above the mean" in text, step
+        assert (
+            fleet_text.startswith(f"{present} workers from step ") and f" {uneven:.0f} % above the mean" in fleet_text
+        ), step
         checked.add(present)
     assert {3, 7, 12, 16} <= checked
     assert train("frc:stragglers=2", steps=3).receipt(2).fleet == ""

@@ -41,9 +41,9 @@ from byhand import ByHand
 
 @cache
 def _built(spec: str, n: int) -> ProgressRounds:
-    made = strategy(spec, workers=n)
-    assert isinstance(made, ProgressRounds)
-    return made
+    rounds = strategy(spec, workers=n)
+    assert isinstance(rounds, ProgressRounds)
+    return rounds
 
 
 def fresh(spec: str, n: int) -> ByHand:
@@ -53,9 +53,9 @@ def fresh(spec: str, n: int) -> ByHand:
 
 
 def begun(spec: str, n: int, present: Sequence[int] | None = None) -> ByHand:
-    made = fresh(spec, n)
-    made.start(Fleet(n, tuple(range(n)) if present is None else tuple(present), 0.0))
-    return made
+    running = fresh(spec, n)
+    running.start(Fleet(n, tuple(range(n)) if present is None else tuple(present), 0.0))
+    return running
 
 
 def of(kind: type[Any], commands: Sequence[Command]) -> list[Any]:
@@ -64,9 +64,9 @@ def of(kind: type[Any], commands: Sequence[Command]) -> list[Any]:
 
 def asked_for(commands: Sequence[Command]) -> dict[int, RequestMessage]:
     asks = of(RequestMessage, commands)
-    found = {ask.worker: ask for ask in asks}
-    assert len(found) == len(asks)  # one message each
-    return found
+    ask_of = {ask.worker: ask for ask in asks}
+    assert len(ask_of) == len(asks)  # one message each
+    return ask_of
 
 
 def answered(made: ByHand, asks: dict[int, RequestMessage], time: float) -> Combine:
@@ -117,36 +117,36 @@ def no_endless_loop() -> Iterator[None]:
 
 
 def test_the_commands_of_a_round() -> None:
-    made = ByHand(strategy("nested:stragglers=1", workers=4))
-    (dispatch,) = made.start(Fleet(4, (0, 1, 2, 3), 5.0))
+    running = ByHand(strategy("nested:stragglers=1", workers=4))
+    (dispatch,) = running.start(Fleet(4, (0, 1, 2, 3), 5.0))
     assert isinstance(dispatch, Dispatch)
     assert [task[0].partitions for task in dispatch.chunks] == [(0, 1), (1, 0), (2, 3), (3, 2)]
     assert {task[0].send for task in dispatch.chunks} == {"request"}
-    assert not made.on(Progress(5.1, 0, 0, 0, 1))
-    assert not made.on(Progress(5.2, 0, 0, 0, 2))  # blocks {0, 1}: worker 0 has done it alone
-    assert not made.on(Progress(5.3, 2, 2, 0, 1))
-    commands = made.on(Progress(5.4, 2, 2, 0, 2))  # and {2, 3} worker 2
+    assert not running.on(Progress(5.1, 0, 0, 0, 1))
+    assert not running.on(Progress(5.2, 0, 0, 0, 2))  # blocks {0, 1}: worker 0 has done it alone
+    assert not running.on(Progress(5.3, 2, 2, 0, 1))
+    commands = running.on(Progress(5.4, 2, 2, 0, 2))  # and {2, 3} worker 2
     assert sorted(of(Cancel, commands)[0].tasks) == [1, 3]  # who is not asked is cut off at once
     asks = asked_for(commands)
     assert {(a.worker, a.task, a.partitions, a.coefficients) for a in asks.values()} == {
         (0, 0, (0, 1), (1.0, 1.0)),
         (2, 2, (2, 3), (1.0, 1.0)),
     }
-    assert not made.on(Progress(5.5, 1, 1, 0, 2))  # too late to matter
-    combine = answered(made, asks, 5.6)
+    assert not running.on(Progress(5.5, 1, 1, 0, 2))  # too late to matter
+    combine = answered(running, asks, 5.6)
     assert combine == Combine("model", [(0, 0), (2, 0)], [1.0, 1.0], "all", 1.0, 0.0, 2.0)
 
 
 def test_the_next_round_begins_with_the_step() -> None:
-    made = begun("nested:stragglers=1", 2)
-    asks = asked_for([*made.on(Progress(1.0, 0, 0, 0, 1)), *made.on(Progress(1.0, 1, 1, 0, 1))])
-    made.on(Reply(1.0, 0, 0, 0))
-    _, cancel, dispatch = made.on(Reply(1.0, 1, 1, 0))
-    assert sorted(asks) == [0, 1] and made.version == 1
+    running = begun("nested:stragglers=1", 2)
+    asks = asked_for([*running.on(Progress(1.0, 0, 0, 0, 1)), *running.on(Progress(1.0, 1, 1, 0, 1))])
+    running.on(Reply(1.0, 0, 0, 0))
+    _, cancel, dispatch = running.on(Reply(1.0, 1, 1, 0))
+    assert sorted(asks) == [0, 1] and running.version == 1
     assert isinstance(cancel, Cancel) and list(cancel.tasks) == [0, 1]
     assert isinstance(dispatch, Dispatch) and dispatch.task == 2
-    assert not made.on(Progress(1.5, 0, 0, 0, 2))  # of the round before
-    assert not made.on(Reply(1.5, 0, 0, 0))
+    assert not running.on(Progress(1.5, 0, 0, 0, 2))  # of the round before
+    assert not running.on(Reply(1.5, 0, 0, 0))
 
 
 @settings(deadline=None, max_examples=60)
@@ -157,15 +157,15 @@ def test_cyclic_levels_end_at_the_best_fixed_tolerance(n: int, data: st.DataObje
     seconds = np.array(data.draw(st.lists(st.integers(1, 1000), min_size=n * (top + 1), max_size=n * (top + 1))))
     ends = np.cumsum(seconds.reshape(n, top + 1) + np.random.default_rng(0).random((n, top + 1)), axis=1)
     best = min(np.sort(ends[:, s])[n - s - 1] for s in range(top + 1))
-    made = begun(f"nested:stragglers={top},kind=cyclic", n)
+    running = begun(f"nested:stragglers={top},kind=cyclic", n)
     for time, worker, done in sorted((float(ends[i, q]), i, q + 1) for i in range(n) for q in range(top + 1)):
-        commands = made.on(Progress(time, worker, worker, 0, done))
+        commands = running.on(Progress(time, worker, worker, 0, done))
         if commands:
             break
     assert time == best
     asks = asked_for(commands)
-    assert all(ask.partitions == made.code.orders[i][: len(ask.partitions)] for i, ask in asks.items())
-    combine = answered(made, asks, time)
+    assert all(ask.partitions == running.code.orders[i][: len(ask.partitions)] for i, ask in asks.items())
+    combine = answered(running, asks, time)
     assert reached(n, asks, combine) == pytest.approx(np.ones(n), abs=1e-6)
     assert combine.residual == 0.0
 
@@ -173,23 +173,23 @@ def test_cyclic_levels_end_at_the_best_fixed_tolerance(n: int, data: st.DataObje
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(["", ",placement=random"]), st.integers(1, 4), st.permutations(list(range(6)) * 4))
 def test_each_chunk_is_taken_from_one_who_finished_it(placement: str, load: int, order: list[int]) -> None:
-    made = begun(f"progress:load={load}{placement}", 6)
+    running = begun(f"progress:load={load}{placement}", 6)
     done = [0] * 6
     commands: Sequence[Command] = ()
     for time, worker in enumerate(order):
         if done[worker] == load:
             continue
-        covered = {j for i in range(6) for j in made.code.orders[i][: done[i]]}
+        covered = {j for i in range(6) for j in running.code.orders[i][: done[i]]}
         assert len(covered) < 6
         done[worker] += 1
-        commands = made.on(Progress(float(time), worker, worker, 0, done[worker]))
+        commands = running.on(Progress(float(time), worker, worker, 0, done[worker]))
         if commands:
             break
     asks = asked_for(commands)
     for worker, ask in asks.items():
-        assert set(ask.partitions) <= set(made.code.orders[worker][: done[worker]])
+        assert set(ask.partitions) <= set(running.code.orders[worker][: done[worker]])
     assert sorted(j for ask in asks.values() for j in ask.partitions) == list(range(6))
-    assert reached(6, asks, answered(made, asks, 9.0)) == pytest.approx(np.ones(6), abs=0)
+    assert reached(6, asks, answered(running, asks, 9.0)) == pytest.approx(np.ones(6), abs=0)
 
 
 # ------------------------------------------------------------------------------------------- approximations
@@ -202,16 +202,16 @@ def test_an_approximation_says_what_it_is(spec: str) -> None:
     """The receipt's residual and gain are of the coefficients used, whose mean is 1."""
     approximate = 0
     for seed in range(20):
-        made = begun(spec, 8)
+        running = begun(spec, 8)
         random = np.random.default_rng(seed)
         done = [0] * 8
         commands: Sequence[Command] = ()
         while not commands:
             worker = int(random.integers(8))
-            done[worker] = min(done[worker] + 1, len(made.code.orders[worker]))
-            commands = made.on(Progress(1.0, worker, worker, 0, done[worker]))
+            done[worker] = min(done[worker] + 1, len(running.code.orders[worker]))
+            commands = running.on(Progress(1.0, worker, worker, 0, done[worker]))
         asks = asked_for(commands)
-        combine = answered(made, asks, 2.0)
+        combine = answered(running, asks, 2.0)
         total = reached(8, asks, combine)
         assert combine.residual == pytest.approx(float(np.sqrt(((total - 1) ** 2).mean())), abs=1e-7)
         assert total.mean() == pytest.approx(1.0, abs=1e-9)
@@ -223,33 +223,35 @@ def test_an_approximation_says_what_it_is(spec: str) -> None:
 
 
 def test_an_alarm_when_workers_have_been_asked_asks_nobody_again() -> None:
-    made = begun("progress:load=2,wait=0.5s", 4)
-    made.on(Progress(0.1, 0, 0, 0, 1))
-    asks = asked_for(made.on(Alarm(0.5, "wait 0")))
+    running = begun("progress:load=2,wait=0.5s", 4)
+    running.on(Progress(0.1, 0, 0, 0, 1))
+    asks = asked_for(running.on(Alarm(0.5, "wait 0")))
     assert sorted(asks) == [0]
-    assert not made.on(Alarm(0.5, "wait 0"))
-    commands = made.on(Lost(0.6, 0, "preempted"))  # the one that was asked: all over again, with a deadline of its own
+    assert not running.on(Alarm(0.5, "wait 0"))
+    commands = running.on(
+        Lost(0.6, 0, "preempted")
+    )  # the one that was asked: all over again, with a deadline of its own
     assert of(SetAlarm, commands) == [SetAlarm("wait 0", 1.1)]
     assert list(of(Dispatch, commands)[0].workers) == [1, 2, 3]
 
 
 def test_a_message_that_was_not_requested_does_not_count() -> None:
-    made = begun("nested:stragglers=1", 4)
-    assert not made.on(Reply(0.1, 1, 1, 0))  # while nothing is requested
+    running = begun("nested:stragglers=1", 4)
+    assert not running.on(Reply(0.1, 1, 1, 0))  # while nothing is requested
     for worker in (0, 2):
-        made.on(Progress(0.2, worker, worker, 0, 1))
-        commands = made.on(Progress(0.3, worker, worker, 0, 2))
+        running.on(Progress(0.2, worker, worker, 0, 1))
+        commands = running.on(Progress(0.3, worker, worker, 0, 2))
     asks = asked_for(commands)
     assert set(asks) == {0, 2}
-    assert not made.on(Reply(0.4, 3, 3, 0))  # of a worker whose task is cancelled
-    combine = answered(made, asks, 0.5)
+    assert not running.on(Reply(0.4, 3, 3, 0))  # of a worker whose task is cancelled
+    combine = answered(running, asks, 0.5)
     assert combine.messages == [(0, 0), (2, 0)]
 
 
 def test_nothing_done_by_the_deadline() -> None:
-    made = begun("progress:load=2,wait=0.5s", 3)
-    assert not made.on(Alarm(0.5, "wait 0"))
-    assert sorted(asked_for(made.on(Progress(0.7, 2, 2, 0, 1)))) == [2]
+    running = begun("progress:load=2,wait=0.5s", 3)
+    assert not running.on(Alarm(0.5, "wait 0"))
+    assert sorted(asked_for(running.on(Progress(0.7, 2, 2, 0, 1)))) == [2]
 
 
 @pytest.mark.parametrize("wait", ["3", "all", "2|0.5s"])
@@ -269,87 +271,87 @@ def all_asked(made: ByHand) -> dict[int, RequestMessage]:
 
 
 def test_a_worker_that_was_asked_dies() -> None:
-    made = begun("nested:stragglers=1", 4)
-    assert sorted(all_asked(made)) == [0, 1, 2, 3]
-    made.on(Reply(1.1, 1, 1, 0))
-    cancel, dispatch = made.on(Lost(1.2, 2, "killed"))
+    running = begun("nested:stragglers=1", 4)
+    assert sorted(all_asked(running)) == [0, 1, 2, 3]
+    running.on(Reply(1.1, 1, 1, 0))
+    cancel, dispatch = running.on(Lost(1.2, 2, "killed"))
     assert isinstance(cancel, Cancel) and list(cancel.tasks) == [0, 1, 2, 3]
     assert isinstance(dispatch, Dispatch) and (dispatch.task, list(dispatch.workers)) == (4, [0, 1, 3])
-    assert not made.on(Reply(1.3, 0, 0, 0))  # late, of a cancelled task
-    assert made.version == 0
+    assert not running.on(Reply(1.3, 0, 0, 0))  # late, of a cancelled task
+    assert running.version == 0
 
 
 def test_a_worker_that_has_answered_may_die() -> None:
     """Its message is in; nothing more is wanted of it in this round."""
-    made = begun("nested:stragglers=1", 4)
-    all_asked(made)
-    assert not made.on(Reply(1.1, 0, 0, 0))
-    assert not made.on(Lost(1.2, 0, "killed"))
-    assert not made.on(Reply(1.3, 1, 1, 0))
-    assert not made.on(Reply(1.3, 2, 2, 0))
-    combine, _, dispatch = made.on(Reply(1.3, 3, 3, 0))
+    running = begun("nested:stragglers=1", 4)
+    all_asked(running)
+    assert not running.on(Reply(1.1, 0, 0, 0))
+    assert not running.on(Lost(1.2, 0, "killed"))
+    assert not running.on(Reply(1.3, 1, 1, 0))
+    assert not running.on(Reply(1.3, 2, 2, 0))
+    combine, _, dispatch = running.on(Reply(1.3, 3, 3, 0))
     assert isinstance(combine, Combine) and combine.messages == [(0, 0), (1, 0), (2, 0), (3, 0)]
     assert isinstance(dispatch, Dispatch) and list(dispatch.workers) == [1, 2, 3]
 
 
 def test_what_a_lost_worker_had_done_counts_no_more() -> None:
-    made = begun("progress:load=2", 3)  # orders (0, 1), (1, 2), (2, 0)
-    made.on(Progress(1.0, 0, 0, 0, 2))
-    made.on(Lost(1.1, 0, "killed"))
-    assert not made.on(Progress(1.2, 2, 2, 0, 1))
-    asks = asked_for(made.on(Progress(1.3, 2, 2, 0, 2)) or made.on(Progress(1.4, 1, 1, 0, 1)))
+    running = begun("progress:load=2", 3)  # orders (0, 1), (1, 2), (2, 0)
+    running.on(Progress(1.0, 0, 0, 0, 2))
+    running.on(Lost(1.1, 0, "killed"))
+    assert not running.on(Progress(1.2, 2, 2, 0, 1))
+    asks = asked_for(running.on(Progress(1.3, 2, 2, 0, 2)) or running.on(Progress(1.4, 1, 1, 0, 1)))
     assert 0 not in asks and sorted(j for ask in asks.values() for j in ask.partitions) == [0, 1, 2]
 
 
 def test_unusable_messages_set_a_worker_aside_after_three() -> None:
-    made = begun("nested:stragglers=1", 2)
+    running = begun("nested:stragglers=1", 2)
     first = 0
     for attempt in range(3):
-        made.on(Progress(1.0, 0, first, 0, 1))
-        assert sorted(asked_for(made.on(Progress(1.0, 1, first + 1, 0, 1)))) == [0, 1]
-        commands = made.on(Failed(1.1, 1, first + 1, 0, "not finite (NaN)"))
+        running.on(Progress(1.0, 0, first, 0, 1))
+        assert sorted(asked_for(running.on(Progress(1.0, 1, first + 1, 0, 1)))) == [0, 1]
+        commands = running.on(Failed(1.1, 1, first + 1, 0, "not finite (NaN)"))
         (dispatch,) = of(Dispatch, commands)
         assert list(dispatch.workers) == ([0, 1] if attempt < 2 else [0])
         first = dispatch.task
-    made.on(Progress(1.2, 0, first, 0, 1))
-    asks = asked_for(made.on(Progress(1.2, 0, first, 0, 2)))
+    running.on(Progress(1.2, 0, first, 0, 1))
+    asks = asked_for(running.on(Progress(1.2, 0, first, 0, 2)))
     assert asks[0].partitions == (0, 1)
-    assert list(of(Dispatch, made.on(Reply(1.3, 0, first, 0)))[0].workers) == [0, 1]  # a new step, a new chance
+    assert list(of(Dispatch, running.on(Reply(1.3, 0, first, 0)))[0].workers) == [0, 1]  # a new step, a new chance
 
 
 def test_more_are_given_up_than_it_tolerates() -> None:
-    made = begun("nested:stragglers=1,kind=cyclic", 3)
-    commands = [*made.on(Lost(0.1, 0, "dead", True)), *made.on(Lost(0.1, 1, "dead", True))]
+    running = begun("nested:stragglers=1,kind=cyclic", 3)
+    commands = [*running.on(Lost(0.1, 0, "dead", True)), *running.on(Lost(0.1, 1, "dead", True))]
     for done in (1, 2):
-        commands += made.on(Progress(1.0, 2, 2, 0, done))
+        commands += running.on(Progress(1.0, 2, 2, 0, done))
     (stop,) = of(Stop, commands)
     assert stop.failed and "what 1 of 3 workers can finish does not give the sum" in stop.reason
 
 
 def test_progress_told_again_covers_nothing_twice() -> None:
     """A worker of a resumed run begins its task anew and tells again what it told before."""
-    made = begun("progress:load=2", 3)
+    running = begun("progress:load=2", 3)
     commands: list[Command] = []
     with no_endless_loop():
         for worker, done in ((0, 2), (0, 1), (2, 1), (0, 2)):
-            commands += made.on(Progress(1.0, worker, worker, 0, done))
+            commands += running.on(Progress(1.0, worker, worker, 0, done))
     asks = asked_for(commands)
     assert sorted(j for ask in asks.values() for j in ask.partitions) == [0, 1, 2]
 
 
 def test_progress_told_again_is_no_second_worker() -> None:
-    made = begun("nested:stragglers=2,kind=cyclic", 5)
+    running = begun("nested:stragglers=2,kind=cyclic", 5)
     for worker in (0, 1):
         for done in (1, 2, 3):
-            assert not made.on(Progress(1.0, worker, worker, 0, done))
+            assert not running.on(Progress(1.0, worker, worker, 0, done))
     for done in (1, 2, 3):
-        assert not made.on(Progress(1.5, 0, 0, 0, done))
+        assert not running.on(Progress(1.5, 0, 0, 0, done))
     commands: list[Command] = []
     for done in (1, 2, 3):
-        commands += made.on(Progress(2.0, 2, 2, 0, done))
+        commands += running.on(Progress(2.0, 2, 2, 0, done))
     asks = asked_for(commands)
     assert sorted(asks) == [0, 1, 2]
-    assert reached(5, asks, answered(made, asks, 2.5)) == pytest.approx(np.ones(5), abs=1e-6)
+    assert reached(5, asks, answered(running, asks, 2.5)) == pytest.approx(np.ones(5), abs=1e-6)
 
 
 # ------------------------------------------------------------------------------------------- any events at all
@@ -530,10 +532,10 @@ def test_what_a_limit_ended_goes_on_bit_for_bit(tmp_path: Any) -> None:
             anyk.testing.Squares(8), "nested:stragglers=3", cluster, optimizer=optimizer, out=tmp_path / name, **limits
         )
 
-    whole = trained("whole", steps=12)
-    for part in range(1, 8):
-        run = trained(str(part), seconds=part * whole.seconds / 9)
+    uninterrupted = trained("whole", steps=12)
+    for partition in range(1, 8):
+        run = trained(str(partition), seconds=partition * uninterrupted.seconds / 9)
         assert run.steps < 12
-        resumed = anyk.resume(tmp_path / str(part), problem=anyk.testing.Squares(8), steps=12)
-        assert np.array_equal(resumed.model, whole.model)
-        assert resumed.history["seconds"].tolist() == whole.history["seconds"].tolist()
+        resumed = anyk.resume(tmp_path / str(partition), problem=anyk.testing.Squares(8), steps=12)
+        assert np.array_equal(resumed.model, uninterrupted.model)
+        assert resumed.history["seconds"].tolist() == uninterrupted.history["seconds"].tolist()

@@ -21,9 +21,9 @@ from byhand import ByHand
 
 
 def made(spec: str, n: int) -> ByHand:
-    found = strategy(spec, workers=n)
-    assert isinstance(found, Rounds)
-    return ByHand(found)
+    rounds = strategy(spec, workers=n)
+    assert isinstance(rounds, Rounds)
+    return ByHand(rounds)
 
 
 class Fed:
@@ -66,12 +66,12 @@ def test_probabilities_are_learned_from_who_was_missing() -> None:
     assert isinstance(code, HeterogeneousCode)
     p = np.array([1, 1, 1, 1, 1, 3, 3, 5]) / 6
     assert code.learned == pytest.approx(p)
-    given = anyk.code("hetero:probability=0.1,load=3", workers=8)
-    assert code.assignment == given.assignment
+    initial = anyk.code("hetero:probability=0.1,load=3", workers=8)
+    assert code.assignment == initial.assignment
     odds = (1 - p) / p
-    for j, own in enumerate(code.allocation):
-        total = odds[list(own)].sum()
-        for i in own:
+    for j, holders in enumerate(code.allocation):
+        total = odds[list(holders)].sum()
+        for i in holders:
             partitions, coefficients, *_ = fed.chunks[i][0]
             assert coefficients[partitions.index(j)] == pytest.approx(1 / total / p[i])
     # right on average when workers straggle as learned: sum of (1 - p_i) w_ij = 1
@@ -110,14 +110,14 @@ def test_a_run_that_learns_is_replayed_and_resumed_bit_for_bit(tmp_path: Any) ->
         cluster = Simulated(8, delays=anyk.delays.Exponential(0.3), seed=4)
         return anyk.train(Squares(8), spec, cluster, optimizer=anyk.optimizers.Nesterov(lr=0.1), **more)
 
-    whole = trained(steps=11)
-    replayed = anyk.replay(whole, problem=Squares(8))
+    uninterrupted = trained(steps=11)
+    replayed = anyk.replay(uninterrupted, problem=Squares(8))
     assert replayed.decisions and replayed.model
     for steps in (2, 3, 7):
         trained(steps=steps, out=tmp_path / str(steps))
         resumed = anyk.resume(tmp_path / str(steps), problem=Squares(8), steps=11)
-        assert np.array_equal(resumed.model, whole.model)
-    receipts = [whole.receipt(version) for version in range(1, 12)]
+        assert np.array_equal(resumed.model, uninterrupted.model)
+    receipts = [uninterrupted.receipt(version) for version in range(1, 12)]
     for receipt in receipts:  # by the coefficients of their own time
         assert receipt.residual == pytest.approx(np.linalg.norm(receipt.weights - 1) / 8**0.5, abs=1e-9)
     assert len({receipt.used[0][2] for receipt in receipts}) == 1  # weights 1: what changes is the encoding
@@ -137,11 +137,11 @@ def test_they_survive_outages(spec: str, seed: int) -> None:
 
 @pytest.mark.parametrize(("n", "replies"), [(2, 1), (8, 7), (20, 18), (30, 27)])
 def test_an_approximate_code_waits_for_all_but_a_tenth(n: int, replies: int) -> None:
-    found = made("hetero:probability=0.3,load=2", n)
-    assert str(found.enough).startswith(f"{replies}|")
+    running = made("hetero:probability=0.3,load=2", n)
+    assert str(running.enough).startswith(f"{replies}|")
     fed = Fed("hetero:probability=0.3,load=2", n)
     assert fed.round(range(n))[0] == replies
-    assert strategy(found.spec, workers=n).spec == found.spec
+    assert strategy(running.spec, workers=n).spec == running.spec
 
 
 def test_an_exact_code_waits_until_it_is_decodable() -> None:
@@ -165,10 +165,10 @@ def test_an_exact_code_waits_until_it_is_decodable() -> None:
     ],
 )
 def test_scaling_is_left_out_where_decoding_is_fair_already(spec: str, scaling: str) -> None:
-    found = made(spec, 6)
-    assert found.scaling_used == scaling
-    assert strategy(found.spec, workers=6).spec == found.spec
-    assert ("scaling=" in found.spec) == ("scaling=" in spec)
+    running = made(spec, 6)
+    assert running.scaling_used == scaling
+    assert strategy(running.spec, workers=6).spec == running.spec
+    assert ("scaling=" in running.spec) == ("scaling=" in spec)
 
 
 @pytest.mark.parametrize("name", ["least-squares", "one-step", "algorithmic"])
@@ -237,8 +237,8 @@ def test_short_replies_give_the_exact_sum(stragglers: int, blocks: int, d: int, 
 
 
 def begun(spec: str, workers: int) -> tuple[ByHand, list[Command]]:
-    made = ByHand(anyk.strategy(spec, workers=workers))
-    return made, list(made.start(Fleet(workers, tuple(range(workers)))))
+    running = ByHand(anyk.strategy(spec, workers=workers))
+    return running, list(running.start(Fleet(workers, tuple(range(workers)))))
 
 
 def kinds(commands: Any) -> list[type]:
@@ -248,11 +248,11 @@ def kinds(commands: Any) -> list[type]:
 @pytest.mark.in_process
 @pytest.mark.parametrize("event", [Lost(0.4, 3, "died"), Reply(0.4, 3, 3, 0)])
 def test_a_comparing_round_ends_when_no_comparison_is_left(event: Any) -> None:
-    made, _ = begun("frc:load=2,check=1", 4)
+    running, _ = begun("frc:load=2,check=1", 4)
     for worker in (0, 1, 2):
-        assert not made.on(Reply(0.1 * worker, worker, worker, 0))
-    assert made.decoder.decodable
-    assert kinds(made.on(event))[0] is Combine
+        assert not running.on(Reply(0.1 * worker, worker, worker, 0))
+    assert running.decoder.decodable
+    assert kinds(running.on(event))[0] is Combine
 
 
 @pytest.mark.in_process
@@ -262,9 +262,9 @@ def test_a_comparing_round_ends_when_no_comparison_is_left(event: Any) -> None:
 )
 def test_a_share_of_the_workers_joined_with_a_deadline(spec: str, first: list[int], then: int | None) -> None:
     """After which reply of 4 the step comes before the deadline; else with how many replies at the deadline."""
-    made, _ = begun(spec, 4)
+    running, _ = begun(spec, 4)
     order = [0, 2, 1, 3]
-    steps = [n + 1 for n, w in enumerate(order[: then or 4]) if Combine in kinds(made.on(Reply(0.1, w, w, 0)))]
+    steps = [n + 1 for n, w in enumerate(order[: then or 4]) if Combine in kinds(running.on(Reply(0.1, w, w, 0)))]
     assert steps[:1] == (first if then is None else [])
     if then is not None:
-        assert Combine in kinds(made.on(Alarm(0.2, "wait 0")))
+        assert Combine in kinds(running.on(Alarm(0.2, "wait 0")))

@@ -43,9 +43,9 @@ def of(kind: type[Any], commands: Sequence[Command]) -> list[Any]:
 
 @cache
 def _built(spec: str, n: int) -> TreeRounds:
-    made = strategy(spec, workers=n)
-    assert isinstance(made, TreeRounds)
-    return made
+    rounds = strategy(spec, workers=n)
+    assert isinstance(rounds, TreeRounds)
+    return rounds
 
 
 class World:
@@ -123,15 +123,15 @@ class World:
 
     def can(self) -> list[tuple[str, int]]:
         """What may happen next: (progress or reply, task)."""
-        found = []
+        events = []
         for task, worker in sorted(self.tasks.items()):
             if task in self.inside:
                 continue
             if self.code.shares[worker].children and task not in self.finished:
-                found.append(("progress", task))
+                events.append(("progress", task))
             elif not self.code.shares[worker].children or task in self.asks:
-                found.append(("reply", task))
-        return found
+                events.append(("reply", task))
+        return events
 
     def go(self, kind: str, task: int) -> Sequence[Command]:
         worker = self.tasks[task]
@@ -283,8 +283,8 @@ def test_a_parent_with_three_unusable_messages_is_a_straggler() -> None:
     task = 0
     for _ in range(3):
         world.go("progress", task)
-        again = of(Dispatch, world.fail(task))
-        task = again[0].task if again else -1
+        commands = of(Dispatch, world.fail(task))
+        task = commands[0].task if commands else -1
     assert task == -1 and world.stopped is None
     world.go("progress", 1)
     (combine,) = of(Combine, world.go("reply", 1))

@@ -53,10 +53,10 @@ GOLDEN = np.array([
     ],
 )
 def test_golden_rounds(spec: str, T: int, load: float, durations: list[float], waits: int) -> None:
-    made: Any = strategy(spec, workers=4)
-    assert made.T == T and made.load == pytest.approx(load)
-    found, waited = simulate(spec, GOLDEN, jobs=4)
-    assert found == pytest.approx(durations, abs=1e-9) and waited == waits
+    scheme: Any = strategy(spec, workers=4)
+    assert scheme.T == T and scheme.load == pytest.approx(load)
+    seconds, waited = simulate(spec, GOLDEN, jobs=4)
+    assert seconds == pytest.approx(durations, abs=1e-9) and waited == waits
 
 
 def test_golden_loads() -> None:
@@ -64,11 +64,11 @@ def test_golden_loads() -> None:
     for spec, load in (
         ("m-sgc:B=1,W=2,lambda=27", 56 / 7424), ("sr-sgc:B=2,W=3,lambda=23", 13 / 256), ("gc:stragglers=15", 0.0625),
     ):  # fmt: skip
-        made: Any = strategy(spec, workers=256)
-        assert made.load == pytest.approx(load, rel=1e-12)
+        repeating: Any = strategy(spec, workers=256)
+        assert repeating.load == pytest.approx(load, rel=1e-12)
     scheme: Any = strategy("m-sgc:B=2,W=4,lambda=3", workers=8)
     assert sum(scheme.shares) == 8 * (2 + 3 * 4) and set(scheme.shares) == {4, 1}  # D1 pieces are lambda + 1 times D2's
-    assert {j for held in scheme.layout.assignment for j in held} == set(range(scheme.layout.partitions))
+    assert {j for partitions in scheme.layout.assignment for j in partitions} == set(range(scheme.layout.partitions))
     for i in range(8):  # all pieces cost the same
         for piece in range(3 + 2):
             assert sum(scheme.shares[j] for j in scheme._piece_rows[i][piece][0]) == 4
@@ -86,8 +86,8 @@ def in_time(spec: str, pattern: np.ndarray, jobs: int) -> bool:
     """Whether no round had to wait, and every job was done by its deadline (else the strategy stops the run)."""
     pattern = pattern.copy()
     pattern[pattern.all(axis=1), 0] = False  # where all straggle the fastest is one, and nobody is late
-    found, waits = simulate(spec, seconds(pattern), jobs=jobs)
-    return waits == 0 and found.max() <= 2.0 + 1e-9
+    seconds_found, waits = simulate(spec, seconds(pattern), jobs=jobs)
+    return waits == 0 and seconds_found.max() <= 2.0 + 1e-9
 
 
 def patterns(rounds: int, workers: int) -> Any:
@@ -149,20 +149,20 @@ def test_feasible_waiting_bears_arbitrary_patterns(B: int, W: int, lam: int, see
        st.sampled_from(["all", "minimal", "feasible"]), st.integers(0, 10_000))  # fmt: skip
 def test_patterns_outside_the_model_cost_time_and_never_a_job(spec: str, wait: str, seed: int) -> None:
     table = np.random.default_rng(seed).exponential(size=(16, 5)) + 0.2
-    found, waits = simulate(f"{spec},wait={wait}", table, jobs=10)
-    assert len(found) == 10 + strategy(spec, workers=5).T  # type: ignore[attr-defined]
-    assert (found <= table[: len(found)].max(axis=1) + 1e-9).all() and 0 <= waits <= len(found)
+    seconds_found, waits = simulate(f"{spec},wait={wait}", table, jobs=10)
+    assert len(seconds_found) == 10 + strategy(spec, workers=5).T  # type: ignore[attr-defined]
+    assert (seconds_found <= table[: len(seconds_found)].max(axis=1) + 1e-9).all() and 0 <= waits <= len(seconds_found)
     everything, _ = simulate(f"{spec},wait=all", table, jobs=10)
     if wait == "all":
-        assert found == pytest.approx(everything)
+        assert seconds_found == pytest.approx(everything)
 
 
 def test_without_stragglers_nothing_is_done_twice() -> None:
     for spec, T in (("m-sgc:B=2,W=4,lambda=2", 4), ("sr-sgc:B=2,W=3,lambda=2", 2)):
-        made: Any = strategy(spec + ",jobs=12", workers=5)
+        scheme: Any = strategy(spec + ",jobs=12", workers=5)
         pieces: list[tuple[int, int, int]] = []
         done: list[tuple[int, int]] = []
-        deliver, total = made._deliver, made._job_sum
+        deliver, total = scheme._deliver, scheme._job_sum
 
         def seen(
             s: Any, worker: int, job: int, piece: int, place: Any, deliver: Any = deliver, pieces: Any = pieces
@@ -174,10 +174,10 @@ def test_without_stragglers_nothing_is_done_twice() -> None:
             done.append((job, s.round))
             return total(s, job)
 
-        object.__setattr__(made, "_deliver", seen)
-        object.__setattr__(made, "_job_sum", summed)
+        object.__setattr__(scheme, "_deliver", seen)
+        object.__setattr__(scheme, "_job_sum", summed)
         cluster = anyk.clusters.Simulated(5, delays=anyk.delays.Constant(1.0))
-        driver = anyk.runs.Driver(made, cluster)
+        driver = anyk.runs.Driver(scheme, cluster)
         with anyk.runs.session(driver):
             driver.run()
         assert len(pieces) == len(set(pieces))
@@ -193,9 +193,9 @@ PROBLEMS = 4
 
 
 def gradient_descent(problem: Any, steps: int, lr: float) -> Any:
-    w, part = problem.initial(), problem.split(1)
+    w, partition = problem.initial(), problem.split(1)
     for _ in range(steps):
-        w = w - lr * (part.partial_gradient(0, w) / problem.samples + problem.l2 * w)
+        w = w - lr * (partition.partial_gradient(0, w) / problem.samples + problem.l2 * w)
     return w
 
 
@@ -226,12 +226,12 @@ def test_a_killed_run_of_several_models_goes_on(spec: str, tmp_path: Any) -> Non
     problems = [anyk.problems.from_data(f"synthetic:rows=250,features=5,seed={i}") for i in range(PROBLEMS)]
     setting = {"workers": 6, "delays": "exp:mean=0.3", "seed": 3}
     optimizer = anyk.optimizers.Nesterov(lr=0.3)
-    whole = anyk.train_many(problems, spec, anyk.cluster("simulated", **setting), steps=9, optimizer=optimizer)
-    part = anyk.cluster("simulated", **setting)
-    half = whole.seconds / 2
-    anyk.train_many(problems, spec, part, steps=9, seconds=half, optimizer=optimizer, out=tmp_path / "run").close()
+    uninterrupted = anyk.train_many(problems, spec, anyk.cluster("simulated", **setting), steps=9, optimizer=optimizer)
+    cluster = anyk.cluster("simulated", **setting)
+    half = uninterrupted.seconds / 2
+    anyk.train_many(problems, spec, cluster, steps=9, seconds=half, optimizer=optimizer, out=tmp_path / "run").close()
     resumed = anyk.resume(tmp_path / "run", steps=9)
-    for slot, w in whole.models.items():
+    for slot, w in uninterrupted.models.items():
         assert resumed.models[slot].tobytes() == w.tobytes()
     resumed.close()
     if not spec.startswith("frc"):  # its last rounds were without further jobs
@@ -292,8 +292,8 @@ def test_mini_batches_and_unusable_messages() -> None:
 )
 def test_specs_that_mean_nothing(spec: str, sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
-        made: Any = strategy(spec, workers=6)
-        _ = made.layout
+        scheme: Any = strategy(spec, workers=6)
+        _ = scheme.layout
 
 
 def test_problems_that_cannot_be_trained_at_once() -> None:
@@ -319,10 +319,10 @@ def by_definition(pattern: np.ndarray, model: Any) -> bool:
         if window.any(axis=0).sum() > model.most:
             return False
         for column in window.T:
-            at = np.flatnonzero(column)
-            if isinstance(model, Bursty) and at.size and at[-1] - at[0] > model.burst - 1:
+            straggling = np.flatnonzero(column)
+            if isinstance(model, Bursty) and straggling.size and straggling[-1] - straggling[0] > model.burst - 1:
                 return False
-            if isinstance(model, Arbitrary) and at.size > model.times:
+            if isinstance(model, Arbitrary) and straggling.size > model.times:
                 return False
     return True
 
@@ -390,8 +390,8 @@ def test_gc_ends_when_decodable_and_never_after_a_cut_off(n: int, s: int, seed: 
 
 def rounds_of_jobs(spec: str, table: Any, jobs: int) -> list[int]:
     """In which round each job got its sum."""
-    made = strategy(f"{spec},jobs={jobs}", workers=np.shape(table)[1])
-    at: list[int] = []
+    scheme = strategy(f"{spec},jobs={jobs}", workers=np.shape(table)[1])
+    ends: list[int] = []
     newest = 0
 
     def note(found: Sequence[Command]) -> Sequence[Command]:
@@ -399,7 +399,7 @@ def rounds_of_jobs(spec: str, table: Any, jobs: int) -> list[int]:
         for command in found:
             if isinstance(command, Combine):
                 assert command.residual < 1e-9
-                at.append(newest)
+                ends.append(newest)
             elif isinstance(command, Dispatch) and command.round is not None:
                 newest = command.round
         return found
@@ -413,11 +413,11 @@ def rounds_of_jobs(spec: str, table: Any, jobs: int) -> list[int]:
         def hear(self, event: Event) -> Sequence[Command]:
             return note(self.inside(event))
 
-    driver = anyk.runs.Driver(made, Simulated(made.layout.workers, delays=Table(np.asarray(table), by="round")))
-    driver.running = Noted(made)
+    driver = anyk.runs.Driver(scheme, Simulated(scheme.layout.workers, delays=Table(np.asarray(table), by="round")))
+    driver.running = Noted(scheme)
     with anyk.runs.session(driver):
         driver.run()
-    return at
+    return ends
 
 
 @pytest.mark.in_process
@@ -426,9 +426,9 @@ def rounds_of_jobs(spec: str, table: Any, jobs: int) -> list[int]:
 def test_no_job_is_later_than_its_deadline_whatever_the_delays(spec: str, late: str, seed: int) -> None:
     table = np.random.default_rng(seed).exponential(size=(14, 6)) + 0.1
     spec += ",end=decodable" + late * (not spec.startswith("gc"))
-    made: Any = strategy(spec, workers=6)
-    at = rounds_of_jobs(spec, table, 8)
-    assert len(at) == 8 and all(job <= done <= job + made.T for job, done in enumerate(at))
+    scheme: Any = strategy(spec, workers=6)
+    ends = rounds_of_jobs(spec, table, 8)
+    assert len(ends) == 8 and all(job <= done <= job + scheme.T for job, done in enumerate(ends))
 
 
 @pytest.mark.in_process
@@ -457,12 +457,12 @@ def test_groups_bear_more_stragglers_than_promised(B: int, x: int, seed: int) ->
     n, jobs, W = 8, 7, x * B + 1
     pattern = Grouped(B, W, n).draw(jobs + W + B, n, seed=seed)
     assert pattern.any()
-    found, waits = simulate(f"m-sgc:B={B},W={W},lambda=1,inner=frc", np.where(pattern, 3.0, 1.0), jobs=jobs)
-    assert waits == 0 and found.max() <= 2.0 + 1e-9
+    seconds, waits = simulate(f"m-sgc:B={B},W={W},lambda=1,inner=frc", np.where(pattern, 3.0, 1.0), jobs=jobs)
+    assert waits == 0 and seconds.max() <= 2.0 + 1e-9
     pattern = Bursty(B, B + 1, n).draw(jobs + B, n, seed=seed, density=0.9)
     pattern[pattern.all(axis=1), 0] = False
-    found, waits = simulate(f"sr-sgc:B={B},W={B + 1},lambda=2,inner=frc", np.where(pattern, 3.0, 1.0), jobs=jobs)
-    assert waits == 0 and found.max() <= 2.0 + 1e-9
+    seconds, waits = simulate(f"sr-sgc:B={B},W={B + 1},lambda=2,inner=frc", np.where(pattern, 3.0, 1.0), jobs=jobs)
+    assert waits == 0 and seconds.max() <= 2.0 + 1e-9
 
 
 @pytest.mark.in_process
@@ -475,9 +475,9 @@ def test_sums_are_of_the_whole_data_despite_outages(spec: str) -> None:
     fleet = anyk.clusters.Simulated(6, delays=anyk.delays.Exponential(1.0), seed=4)
     run = anyk.train_many(problems, spec, fleet, steps=3, optimizer=anyk.optimizers.GD(lr=0.5))
     for i, problem in enumerate(problems):
-        w, part = problem.initial(), problem.split(1)
+        w, partition = problem.initial(), problem.split(1)
         for _ in range(3):
-            w = w - 0.5 * (part.partial_gradient(0, w) / problem.samples + problem.l2 * w)
+            w = w - 0.5 * (partition.partial_gradient(0, w) / problem.samples + problem.l2 * w)
         assert run.models[f"model {i}"] == pytest.approx(w, abs=1e-9)
     check_strategy(strategy(spec, workers=6), steps=8, outages=4, seed=1)
 
@@ -491,9 +491,9 @@ def test_specs_and_loads() -> None:
     assert strategy("gc:stragglers=1,end=cutoff,wait=all", workers=4).spec == "gc:stragglers=1,end=cutoff"
     assert strategy("sr-sgc:B=1,W=2,lambda=1,wait=all,end=cutoff", workers=4).spec == "sr-sgc:B=1,W=2,lambda=1"
     for spec in ("gc:stragglers=2,inner=frc", "gc:stragglers=2,inner=binary", "m-sgc:B=1,W=2,lambda=2,inner=frc"):
-        made: Any = strategy(spec, workers=7)
+        scheme: Any = strategy(spec, workers=7)
         widest = max(
-            sum((made.layout.shares or [1] * 7)[j] for piece in pieces for j in made._piece_rows[i][piece][0])
+            sum((scheme.layout.shares or [1] * 7)[j] for piece in pieces for j in scheme._piece_rows[i][piece][0])
             for i in range(7) for pieces in ((0, 1) if spec.startswith("m") else (0,),)
         )  # fmt: skip
-        assert made.load == pytest.approx(widest / sum(made.layout.shares or [1] * 7))
+        assert scheme.load == pytest.approx(widest / sum(scheme.layout.shares or [1] * 7))

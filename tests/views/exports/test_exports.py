@@ -28,17 +28,17 @@ def trained(strategy, **more):
 
 @pytest.fixture(scope="module", params=["frc:load=3", "async:lr_scale=0.1", "partial:stragglers=1"])
 def run(request):
-    with trained(request.param) as made:
-        yield made
+    with trained(request.param) as run:
+        yield run
 
 
 @pytest.fixture(scope="module")
 def trace(run, tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "run.json"
     count = save_perfetto(run, path)
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert len(found["traceEvents"]) == count and found["displayTimeUnit"] == "ms"
-    return found["traceEvents"]
+    events = json.loads(path.read_text(encoding="utf-8"))
+    assert len(events["traceEvents"]) == count and events["displayTimeUnit"] == "ms"
+    return events["traceEvents"]
 
 
 def test_events_have_the_fields_of_the_format(trace):

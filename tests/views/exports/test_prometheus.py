@@ -19,18 +19,18 @@ PROBLEM = anyk.problems.from_recipe({"data": "synthetic:rows=240,features=5"})
 def scraped(metrics):
     """By name, the values by their labels besides the strategy, as one would read them from the server."""
     with urllib.request.urlopen(metrics.url, timeout=10) as answer:
-        text = answer.read().decode()
-    found = {}
-    for family in text_string_to_metric_families(text):
+        body = answer.read().decode()
+    samples = {}
+    for family in text_string_to_metric_families(body):
         for name, labels, value, *_ in family.samples:
-            found.setdefault(name, {})[labels.get("worker", labels.get("model", ""))] = value
-    return found
+            samples.setdefault(name, {})[labels.get("worker", labels.get("model", ""))] = value
+    return samples
 
 
 @pytest.fixture
 def metrics():
-    with Metrics(0) as made:
-        yield made
+    with Metrics(0) as metrics:
+        yield metrics
 
 
 class Scraping(anyk.Callback):
@@ -49,17 +49,17 @@ def test_each_scrape_has_the_numbers_of_the_newest_step(metrics, strategy):
     fleet = anyk.cluster("simulated", workers=6, delays="exp:mean=1", seed=3)
     with anyk.train(PROBLEM, strategy, fleet, steps=8, callbacks=[metrics, scraping]) as run:
         used = dict.fromkeys(range(6), 0)
-        for step, (info, found) in enumerate(scraping.found, 1):
-            assert found["anyk_steps_total"] == {"model": step} and found["anyk_version"] == {"model": step}
-            assert found["anyk_seconds"]["model"] == pytest.approx(run.history["seconds"][step])
-            assert found["anyk_residual"]["model"] == pytest.approx(run.history["residual"][step])
-            assert found["anyk_staleness"]["model"] == pytest.approx(run.history["staleness"][step])
-            assert found["anyk_workers_used"]["model"] == info.workers
+        for step, (info, samples) in enumerate(scraping.found, 1):
+            assert samples["anyk_steps_total"] == {"model": step} and samples["anyk_version"] == {"model": step}
+            assert samples["anyk_seconds"]["model"] == pytest.approx(run.history["seconds"][step])
+            assert samples["anyk_residual"]["model"] == pytest.approx(run.history["residual"][step])
+            assert samples["anyk_staleness"]["model"] == pytest.approx(run.history["staleness"][step])
+            assert samples["anyk_workers_used"]["model"] == info.workers
             for worker in {worker for worker, *_ in run.receipt(step).used}:
                 used[worker] += 1
             shares = {str(worker): count / step for worker, count in used.items()}
-            assert found["anyk_worker_on_time_share"] == pytest.approx(shares)
-            assert set(found["anyk_worker_losses_total"].values()) == {0.0}
+            assert samples["anyk_worker_on_time_share"] == pytest.approx(shares)
+            assert set(samples["anyk_worker_losses_total"].values()) == {0.0}
         last = scraped(metrics)
         assert last["anyk_loss"]["model"] == pytest.approx(run.loss)
         assert last["anyk_metric"]["model"] == pytest.approx(run.metric["value"])
@@ -114,8 +114,8 @@ def test_on_the_command_line(tmp_path):
     ]
     said = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "run"), "--metrics", "0"])
     assert said.exit_code == 0 and "metrics: http://127.0.0.1:" in said.output
-    again = ["resume", str(tmp_path / "run"), "--steps", "9", "--metrics", "0", "--mirror", str(tmp_path / "copy")]
-    said = CliRunner().invoke(main, again)
+    command = ["resume", str(tmp_path / "run"), "--steps", "9", "--metrics", "0", "--mirror", str(tmp_path / "copy")]
+    said = CliRunner().invoke(main, command)
     assert said.exit_code == 0 and "metrics: http://127.0.0.1:" in said.output
     with anyk.Run.open(tmp_path / "copy") as copy:
         assert copy.steps == 9

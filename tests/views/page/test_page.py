@@ -40,8 +40,8 @@ STRATEGIES = ["frc:load=3", "agc:load=3,wait=2", "async:lr_scale=0.1", "k-async:
 
 @pytest.fixture(scope="module", params=STRATEGIES)
 def run(request):
-    with trained(request.param) as made:
-        yield made
+    with trained(request.param) as run:
+        yield run
 
 
 def test_each_chunk_has_the_fate_that_the_ledger_counted(run):
@@ -83,7 +83,7 @@ def test_phases_add_up_and_follow_one_another(run):
 
 def test_the_account_adds_up_to_the_time_of_the_run(run):
     spent = account(run, tasks_of(run))
-    assert spent.total == pytest.approx(run.seconds) and all(part == 0.0 or part > 1e-9 for part in spent)
+    assert spent.total == pytest.approx(run.seconds) and all(seconds == 0.0 or seconds > 1e-9 for seconds in spent)
 
 
 @pytest.mark.parametrize(("strategy", "least"), [("draco:byzantine=1", 1.0), ("m-sgc:B=1,W=3,lambda=2", 0.8)])
@@ -96,21 +96,21 @@ def test_the_account_follows_unused_messages_too(strategy, least):
 
 
 def test_rounds_are_those_that_traces_have(run):
-    found, censored = rounds(tasks_of(run), 6)
+    round_seconds, censored = rounds(tasks_of(run), 6)
     try:
         seconds, cut, _ = task_seconds(run)
     except anyk.BadInput:
-        assert not len(found)
+        assert not len(round_seconds)
     else:
-        np.testing.assert_allclose(found, seconds)
+        np.testing.assert_allclose(round_seconds, seconds)
         np.testing.assert_array_equal(censored, cut)
 
 
 def test_of_each_worker_all_tasks_are_counted(run):
     tasks = tasks_of(run)
-    found = shares(tasks, 6)
-    assert [one.tasks for one in found] == np.bincount(tasks.worker, minlength=6).tolist()
-    assert all(one.fates.sum() == one.tasks for one in found)
+    fractions = shares(tasks, 6)
+    assert [one.tasks for one in fractions] == np.bincount(tasks.worker, minlength=6).tolist()
+    assert all(one.fates.sum() == one.tasks for one in fractions)
 
 
 def test_heat_maps_mean_of_columns_is_the_mean_of_tasks():
@@ -171,10 +171,10 @@ def test_one_file_that_asks_no_host(tmp_path):
     with trained("uncoded", workers=20, steps=50) as run:
         assert run.ledger["dispatched"] > 1000
         page = report(run, tmp_path / "run.html")
-    text = page.read_text(encoding="utf-8")
+    html = page.read_text(encoding="utf-8")
     assert page.stat().st_size < 4_000_000
-    assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)\s*=\s*[\"']?(?!data:)[^\"'>]+", text)
-    assert "default-src 'none'" in text
+    assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)\s*=\s*[\"']?(?!data:)[^\"'>]+", html)
+    assert "default-src 'none'" in html
 
 
 @pytest.mark.slow
@@ -312,16 +312,16 @@ def test_weights_in_receipts_are_found_by_the_number_of_the_work():
 def test_absent_workers_are_shown_and_counted(tmp_path):
     outages = [anyk.clusters.Outage(4.5, 2, 12.5, notice=1.0), anyk.clusters.Outage(8.5, 5, 1e9, notice=1.0)]
     cluster = anyk.clusters.Simulated(6, delays="constant:1", outages=outages)
-    with anyk.train(PROBLEM, "uncoded", cluster, workers=(3, 6), steps=16) as made:
-        assert made.seconds == 16.0
-        values = content([made], [])
+    with anyk.train(PROBLEM, "uncoded", cluster, workers=(3, 6), steps=16) as run:
+        assert run.seconds == 16.0
+        values = content([run], [])
         verdict = values["runs"][0]["verdict"][0]
         # 8 s without one worker, 7.5 s without another, of which 4 s together
         assert verdict.endswith("Between 4 and 6 workers were present, 5.0 on average.")
         bars = values["figures"]["run0 timeline"].select_one({"name": "absent"}).data_source.data
         assert list(zip(bars["worker"], bars["left"], bars["back"], strict=True)) == [(2, 4.5, 12.5), (5, 8.5, 16.0)]
-        fleets = [text.partition(" on:")[0] for _, text in values["about"]["runs"][0]["fleet"]]
+        fleets = [line.partition(" on:")[0] for _, line in values["about"]["runs"][0]["fleet"]]
         assert fleets == [f"{n} workers from step {step}" for n, step in ((6, 0), (5, 4), (4, 8), (5, 13))]
-    with trained("uncoded") as made:
-        values = content([made], [])
+    with trained("uncoded") as run:
+        values = content([run], [])
         assert "present" not in values["runs"][0]["verdict"][0] and not values["runs"][0]["absent"]

@@ -19,8 +19,8 @@ def race(tmp_path_factory):
     """A race over two seeds, and its page."""
     folder = tmp_path_factory.mktemp("report")
     with anyk.race(PROBLEM, ["frc:load=3", "async:lr_scale=0.1"], workers=6, cluster="simulated:partition=0.05",
-                   delays="exp:mean=1", steps=12, seed=3, seeds=2) as made:  # fmt: skip
-        yield made, report(made, folder / "race.html")
+                   delays="exp:mean=1", steps=12, seed=3, seeds=2) as run:  # fmt: skip
+        yield run, report(run, folder / "race.html")
 
 
 @pytest.fixture
@@ -39,10 +39,10 @@ def test_hover_shows_the_times_of_a_task(page, race):
     i = int(np.flatnonzero((tasks.fate == USED) & (tasks.step > 2))[0])
     x, y = page.place("run0 timeline", tasks.start[i] + tasks.waiting[i] / 2, int(tasks.worker[i]))
     page.page.mouse.move(x, y)
-    text = page.tips()
-    assert f"{tasks.worker[i]}, task {tasks.task[i]}" in text and f"in step {tasks.step[i]}" in text
-    shown = tasks.waiting[i]
-    assert (f"{float(f'{1e3 * shown:.3g}'):g} ms" if shown < 0.1 else f"{shown:#.4g} s") in text
+    tip = page.tips()
+    assert f"{tasks.worker[i]}, task {tasks.task[i]}" in tip and f"in step {tasks.step[i]}" in tip
+    waiting = tasks.waiting[i]
+    assert (f"{float(f'{1e3 * waiting:.3g}'):g} ms" if waiting < 0.1 else f"{waiting:#.4g} s") in tip
 
 
 def test_hover_shows_the_value_of_a_curve(page, race):
@@ -52,8 +52,8 @@ def test_hover_shows_the_value_of_a_curve(page, race):
     value = np.median([one.history["loss"][5] for one in race[0].runs if one.config.strategy == run.config.strategy])
     x, y = page.place("curve 1", 5, value)
     page.page.mouse.move(x, y)
-    text = page.tips()
-    assert f"{value:.5f}" in text and "5" in text.split() and "frc:load=3" in text
+    tip = page.tips()
+    assert f"{value:.5f}" in tip and "5" in tip.split() and "frc:load=3" in tip
 
 
 def test_the_timeline_zooms(page, race):
@@ -135,9 +135,9 @@ def test_specs_with_markup_do_nothing(opened, tmp_path):
         run.config = replace(run.config, strategy=SPEC, metric="$$x^2$$", target=0.5)
         run.summary["metric"] = {"name": f"$$x$${SPEC}", "value": 0.5}
         with anyk.train(PROBLEM, "uncoded", anyk.clusters.Simulated(2), steps=3) as other:
-            shown = opened(report([run, other], tmp_path / "run.html"))
-    x, y = shown.place("curve 0", 0.0, 0.5)
-    shown.page.mouse.move(x + 3, y)
-    shown.page.wait_for_timeout(500)
-    assert SPEC in shown.page.inner_text("body") and shown.page.locator("img").count() == 0
-    assert shown.complaints == [] and all(url.startswith(("file:", "data:", "blob:")) for url in shown.requests)
+            view = opened(report([run, other], tmp_path / "run.html"))
+    x, y = view.place("curve 0", 0.0, 0.5)
+    view.page.mouse.move(x + 3, y)
+    view.page.wait_for_timeout(500)
+    assert SPEC in view.page.inner_text("body") and view.page.locator("img").count() == 0
+    assert view.complaints == [] and all(url.startswith(("file:", "data:", "blob:")) for url in view.requests)

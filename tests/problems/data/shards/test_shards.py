@@ -64,8 +64,8 @@ def write(folder, kind, X, y, files=3, words=None):
 
 
 def loaded(address):
-    with np.load(address) as found:
-        return found["X"], found["y"]
+    with np.load(address) as shard:
+        return shard["X"], shard["y"]
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "read"])
@@ -74,23 +74,25 @@ def test_a_model_on_shards_is_that_of_the_arrays(here, tmp_path, kind, model):
     X, y = numbers()
     files = write(tmp_path, "npz" if kind == "read" else kind, X, y)
     shards = Shards(files, read=loaded if kind == "read" else None, cache_mb=0.002)
-    found = model(shards, intercept=True, standardize=True, l2=0.1)
+    on_shards = model(shards, intercept=True, standardize=True, l2=0.1)
     expected = model(X, y, intercept=True, standardize=True, l2=0.1)
-    assert (found.samples, found.dimension) == (ROWS, 4)
-    np.testing.assert_allclose(found.scaling.center, expected.scaling.center, atol=1e-12)
-    np.testing.assert_allclose(found.scaling.scale, expected.scaling.scale, rtol=1e-12)
+    assert (on_shards.samples, on_shards.dimension) == (ROWS, 4)
+    np.testing.assert_allclose(on_shards.scaling.center, expected.scaling.center, atol=1e-12)
+    np.testing.assert_allclose(on_shards.scaling.scale, expected.scaling.scale, rtol=1e-12)
     w = np.random.default_rng(1).normal(size=4)
-    assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-12)
-    assert found.smoothness() == pytest.approx(expected.smoothness(tol=0), rel=1e-9)
-    own, theirs = found.split(7), expected.split(7)
+    assert on_shards.loss(w) == pytest.approx(expected.loss(w), rel=1e-12)
+    assert on_shards.smoothness() == pytest.approx(expected.smoothness(tol=0), rel=1e-9)
+    pieces, theirs = on_shards.split(7), expected.split(7)
     for j, rows in [(0, None), (3, None), (6, None), (2, np.array([0, 4, 11, 16])), (5, np.array([16]))]:
         args = (j, w) if rows is None else (j, w, rows)
-        np.testing.assert_allclose(own.partial_gradient(*args), theirs.partial_gradient(*args), rtol=1e-10, atol=1e-10)
-    whole = np.sum([own.partial_gradient(j, w) for j in range(2, 6)], axis=0)
-    np.testing.assert_allclose(own.piece(2, 5).partial_gradient(0, w), whole, rtol=1e-10, atol=1e-10)
-    some = found.sampled(40)
+        np.testing.assert_allclose(
+            pieces.partial_gradient(*args), theirs.partial_gradient(*args), rtol=1e-10, atol=1e-10
+        )
+    gradient = np.sum([pieces.partial_gradient(j, w) for j in range(2, 6)], axis=0)
+    np.testing.assert_allclose(pieces.piece(2, 5).partial_gradient(0, w), gradient, rtol=1e-10, atol=1e-10)
+    some = on_shards.sampled(40)
     assert some.loss(w) == pytest.approx(expected.sampled(40).loss(w), rel=1e-12)
-    assert found.evaluated_on is None
+    assert on_shards.evaluated_on is None
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -103,9 +105,9 @@ def test_text_labels_and_gaps_are_those_of_the_whole_table(here, tmp_path, kind)
     y = np.array(["no", "yes", "maybe"] * 40, dtype=object)
     y[:40] = "no"  # the first file has one label only
     files = write(tmp_path, kind, X, y, words=words)
-    found = SoftmaxRegression(Shards(files), intercept=True, fill="mean", X_test=Shards(files))
-    assert found.labels == ("maybe", "no", "yes")
-    a, colour, *_ = found.encoding.columns
+    on_shards = SoftmaxRegression(Shards(files), intercept=True, fill="mean", X_test=Shards(files))
+    assert on_shards.labels == ("maybe", "no", "yes")
+    a, colour, *_ = on_shards.encoding.columns
     assert a.fill == pytest.approx(np.nanmean(X[:, 0]))
     assert (colour.categories, colour.fill) == (("", "7", "green", "red"), "")
     table = np.column_stack(
@@ -113,19 +115,19 @@ def test_text_labels_and_gaps_are_those_of_the_whole_table(here, tmp_path, kind)
         + [np.array([(word or "") == one for word in words], float) for one in colour.categories]
         + [X[:, 1], X[:, 2]]
     )
-    codes = np.array([found.labels.index(label) for label in y])
+    codes = np.array([on_shards.labels.index(label) for label in y])
     expected = SoftmaxRegression(table, codes, intercept=True, X_test=table, y_test=codes)
-    w = np.random.default_rng(1).normal(size=found.dimension)
-    assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-12)
-    assert found.metrics(w) == expected.metrics(w)
-    assert found.smoothness() == pytest.approx(expected.smoothness(tol=0), rel=1e-9)
+    w = np.random.default_rng(1).normal(size=on_shards.dimension)
+    assert on_shards.loss(w) == pytest.approx(expected.loss(w), rel=1e-12)
+    assert on_shards.metrics(w) == expected.metrics(w)
+    assert on_shards.smoothness() == pytest.approx(expected.smoothness(tol=0), rel=1e-9)
     standard = anyk.problems.SoftmaxRegression(Shards(files), standardize=True, fill="mean", l2=0.1).scaling
     from scipy import sparse
 
     categories = np.array([False, True, True, True, True, False, False])
     other = Scaling.standard(sparse.csr_array(table), categories=categories, ridge=0.1 / SoftmaxRegression.curvature)
-    for part in ("center", "scale", "units"):
-        np.testing.assert_allclose(getattr(standard, part), getattr(other, part), rtol=1e-12, atol=1e-12)
+    for name in ("center", "scale", "units"):
+        np.testing.assert_allclose(getattr(standard, name), getattr(other, name), rtol=1e-12, atol=1e-12)
 
 
 def test_rows_of_csv_may_hold_line_breaks_and_a_byte_order_mark(here, tmp_path):
@@ -133,9 +135,9 @@ def test_rows_of_csv_may_hold_line_breaks_and_a_byte_order_mark(here, tmp_path):
     (tmp_path / "t.csv").write_text(
         "\ufeffword,number,y\r\n" + "\r\n".join(rows) + "\r\n", encoding="utf-8", newline=""
     )
-    found = LogisticRegression(Shards(str(tmp_path / "t.csv")))
-    assert (found.samples, found.encoding.names) == (90, ("word=a\n0", "word=a\n1", "word=a\n2", "number"))
-    X = found.X.some(90, "train").arrays[0].toarray()
+    on_shards = LogisticRegression(Shards(str(tmp_path / "t.csv")))
+    assert (on_shards.samples, on_shards.encoding.names) == (90, ("word=a\n0", "word=a\n1", "word=a\n2", "number"))
+    X = on_shards.X.some(90, "train").arrays[0].toarray()
     np.testing.assert_array_equal(X[:, 3], np.arange(90))
     np.testing.assert_array_equal(X[:, :3].argmax(axis=1), np.arange(90) % 3)
 
@@ -208,17 +210,17 @@ class TestNetworks:
         loss = torch.nn.CrossEntropyLoss()
         files = write(tmp_path, "npz" if kind == "read" else kind, X, y)
         shards = Shards(files, read=loaded if kind == "read" else None, cache_mb=0.001)
-        found = anyk.problems.TorchProblem(self.network(), loss, shards, held_out=shards, microbatch=7)
+        on_shards = anyk.problems.TorchProblem(self.network(), loss, shards, held_out=shards, microbatch=7)
         expected = anyk.problems.TorchProblem(self.network(), loss, (X, y), held_out=(X, y))
         w = expected.initial()
-        assert (found.metric, found.evaluated_on) == ("accuracy", "held_out")
-        assert found.metrics(w) == expected.metrics(w)
-        assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-6)
-        assert found.sampled(30).loss(w) == pytest.approx(expected.sampled(30).loss(w), rel=1e-6)
-        own, theirs = found.split(3), expected.split(3)
+        assert (on_shards.metric, on_shards.evaluated_on) == ("accuracy", "held_out")
+        assert on_shards.metrics(w) == expected.metrics(w)
+        assert on_shards.loss(w) == pytest.approx(expected.loss(w), rel=1e-6)
+        assert on_shards.sampled(30).loss(w) == pytest.approx(expected.sampled(30).loss(w), rel=1e-6)
+        pieces, theirs = on_shards.split(3), expected.split(3)
         for args in [(0, w), (2, w), (1, w, np.array([0, 3, 39]))]:
-            np.testing.assert_allclose(own.partial_gradient(*args), theirs.partial_gradient(*args), atol=2e-5)
-        assert data_digest(found) != data_digest(expected)
+            np.testing.assert_allclose(pieces.partial_gradient(*args), theirs.partial_gradient(*args), atol=2e-5)
+        assert data_digest(on_shards) != data_digest(expected)
 
     def test_the_driver_opens_nothing_to_compare_replicas(self, here, tmp_path, monkeypatch):
         import torch
@@ -247,12 +249,12 @@ class TestNetworks:
         def count(batch):
             return batch["mask"].sum()
 
-        found = anyk.problems.TorchProblem(module, loss, shards, count=count)
+        on_shards = anyk.problems.TorchProblem(module, loss, shards, count=count)
         parts = [np.load(tmp_path / f"t-{i}.npz") for i in range(2)]
-        whole = {key: np.concatenate([part[key] for part in parts]) for key in ("tokens", "mask")}
-        expected = anyk.problems.TorchProblem(module, loss, whole, count=count)
-        w = found.initial()
-        assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-6)
+        arrays = {key: np.concatenate([piece[key] for piece in parts]) for key in ("tokens", "mask")}
+        expected = anyk.problems.TorchProblem(module, loss, arrays, count=count)
+        w = on_shards.initial()
+        assert on_shards.loss(w) == pytest.approx(expected.loss(w), rel=1e-6)
         with pytest.raises(BadInput, match="hold arrays by name; arrays by name go with a loss"):
             anyk.problems.TorchProblem(module, torch.nn.MSELoss(), shards)
 
@@ -274,30 +276,30 @@ class TestJax:
         for module in (jax_partitions, functions):
             monkeypatch.setattr(module, "TOGETHER", ROWS)
         options = {"state": np.zeros(3, np.float32), "has_aux": True, "reduction": "mean"}
-        found, expected = (
+        on_shards, expected = (
             anyk.problems.JaxProblem(loss, np.ones(3, np.float32), data, held_out=data, **options)
             for data in (shards, (X, y))
         )
         w = expected.initial()
-        assert (found.samples, found.evaluated_on, expected.evaluated_on) == (ROWS, "held_out", "train")
-        assert found.metrics(w) == pytest.approx(expected.metrics(w), rel=1e-6)
-        assert found.loss(w) == pytest.approx(expected.loss(w), rel=1e-6)
-        assert found.sampled(30).loss(w) == pytest.approx(expected.sampled(30).loss(w), rel=1e-6)
-        own, theirs = found.split(2), expected.split(2)
+        assert (on_shards.samples, on_shards.evaluated_on, expected.evaluated_on) == (ROWS, "held_out", "train")
+        assert on_shards.metrics(w) == pytest.approx(expected.metrics(w), rel=1e-6)
+        assert on_shards.loss(w) == pytest.approx(expected.loss(w), rel=1e-6)
+        assert on_shards.sampled(30).loss(w) == pytest.approx(expected.sampled(30).loss(w), rel=1e-6)
+        pieces, theirs = on_shards.split(2), expected.split(2)
         for args in [(0, w), (1, w, np.array([0, 3, 39]))]:
-            np.testing.assert_allclose(own.partial_gradient(*args), theirs.partial_gradient(*args), rtol=1e-4)
-        assert data_digest(found) != data_digest(expected)
+            np.testing.assert_allclose(pieces.partial_gradient(*args), theirs.partial_gradient(*args), rtol=1e-4)
+        assert data_digest(on_shards) != data_digest(expected)
 
     def test_a_partition_is_read_and_computed_in_parts(self, here, tmp_path, monkeypatch):
         read = []
         monkeypatch.setattr(shard_samples.BlockSamples, "_read", lambda *args: read.append(args[1]) or _READ(*args))
         (tmp_path / "a.csv").write_text("x,y\n" + "".join(f"{i},1\n" for i in range(900)))
-        found = jax_problem(Shards(str(tmp_path / "a.csv"), columns=["x"]))
-        parts = found.split(2)
+        on_shards = jax_problem(Shards(str(tmp_path / "a.csv"), columns=["x"]))
+        parts = on_shards.split(2)
         parts.load([0, 1])
         assert read == []
         monkeypatch.setattr(jax_partitions, "TOGETHER", 100)
-        w = found.initial()
+        w = on_shards.initial()
         x = np.arange(900.0)
         for j, rows in [(0, x[:450]), (1, x[450:])]:
             np.testing.assert_allclose(parts.partial_gradient(j, w), 2 * (rows @ rows), rtol=1e-5)
@@ -316,8 +318,8 @@ def jax_problem(data, **options):
 
 
 def by_name(address):
-    with np.load(address) as found:
-        return dict(found)
+    with np.load(address) as shard:
+        return dict(shard)
 
 
 @pytest.mark.parametrize(
