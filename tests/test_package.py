@@ -228,3 +228,31 @@ def test_nothing_in_the_project_names_where_it_was_made():
 
 def test_the_script_is_installed():
     assert shutil.which("anyk", path=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
+
+
+@pytest.fixture
+def run_tests():
+    """The program behind scripts/test."""
+    spec = importlib.util.spec_from_file_location("run_tests", ROOT / "scripts" / "run_tests.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_scripts_find_the_tests_of_a_module_or_file(run_tests):
+    designs = ["tests/codes/test_designs.py"]
+    for name in ("src/anyk/codes/designs.py", "codes/designs", "anyk.codes.designs", "tests/codes/test_designs.py"):
+        assert run_tests.tests_of_name(name) == designs
+    assert run_tests.tests_of_name("codes") == run_tests.tests_of_name("src/anyk/codes/__init__.py") == ["tests/codes"]
+    assert designs[0] in run_tests.tests_of_name("tests/code_oracles.py")  # which they import
+    assert run_tests.tests_of_name("papers/src/anyk_papers/lab.py") == [
+        "papers/tests/test_broken.py",
+        "papers/tests/test_gallery.py",
+    ]
+    with pytest.raises(SystemExit, match="no package, module, file or test 'desings'"):
+        run_tests.tests_of_name("desings")
+
+
+def test_scripts_run_no_test_of_a_folder_twice(run_tests):
+    names = ["tests/codes/test_mds.py::test_a", "tests/codes", "tests/graphs/test_mixing.py", "tests/codes"]
+    assert run_tests.without_repeats(names) == ["tests/codes", "tests/graphs/test_mixing.py"]
