@@ -157,5 +157,5 @@ def test_an_attribute_that_a_callback_lacks_is_an_error():
     with pytest.raises(AttributeError, match="nothing_like_it"):
         for _ in range(4):
             optimizer.step()
-    with pytest.raises(anyk.RunFailed, match=r"AttributeError: .*nothing_like_it.* \(test_torch_optimizer\.py, line"):
+    with pytest.raises(anyk.RunFailed, match=r"AttributeError: .*nothing_like_it.* \(test_torch\.py, line"):
         assert optimizer.run

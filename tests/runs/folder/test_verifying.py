@@ -263,7 +263,7 @@ def test_every_file_that_a_run_writes_is_compared(networks, tmp_path):
             file.unlink()
             assert bool(damaged(tmp_path / name)) == (file.name != "lock"), file
             places = range(0, len(content), max(1, len(content) // 12))
-            for position in places if file.name != "log.sqlite" else ():  # every bit of a log: test_corruption
+            for position in places if file.name != "log.sqlite" else ():  # every bit of a log: corruption.py
                 changed = bytearray(content)
                 changed[position] ^= 4
                 file.write_bytes(changed)
