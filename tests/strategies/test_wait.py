@@ -12,9 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anyk
-from anyk.errors import BadInput
-from anyk.strategies import Adaptive, AllOf, AnyOf, Count, Deadline, Decodable, Predicate, ResidualBelow, Wait
-from anyk.strategies.wait import wait_rule
+from anyk.errors import BadInput, UnknownName
+from anyk.strategies import (
+    Adaptive,
+    AllOf,
+    AnyOf,
+    Count,
+    Deadline,
+    Decodable,
+    Predicate,
+    ResidualBelow,
+    Wait,
+    wait_rules,
+)
+from anyk.strategies.wait import register_wait, wait_rule
 
 pytestmark = pytest.mark.in_process
 
@@ -205,8 +216,16 @@ FORMS = "wait should be a number of replies, a share of the workers such as 0.75
         ("0s", "a deadline must be above 0 s, got '0s'"),
         ("-1s", "a deadline must be above 0 s, got '-1s'"),
         ("infs", "a deadline must be above 0 s, got 'infs'"),
-        ("soon", FORMS + " | or &; got 'soon'"),
-        ("guess", FORMS + " | or &; got 'guess'"),
+        ("soon", "no wait rule 'soon'; " + FORMS + " | or &"),
+        ("guess", "no wait rule 'guess'; " + FORMS + " | or &"),
+        ("decodeable", "no wait rule 'decodeable'; did you mean 'decodable'?"),
+        ("3&(dedline:seconds=1|5)", "no wait rule 'dedline'; did you mean 'deadline'?"),
+        ("ALL", "no wait rule 'ALL'; did you mean 'all'?"),
+        ("deadline:second=1", "wait rule 'deadline' has no key 'second'; did you mean 'seconds'?"),
+        ("3|0.5sec", FORMS + " | or &; got '0.5sec'; did you mean '0.5s'?"),
+        ("5percent", FORMS + " | or &; got '5percent'; did you mean '5%'?"),
+        ("0.75N", FORMS + " | or &; got '0.75N'; did you mean '0.75n'?"),
+        ("500ms", FORMS + " | or &; got '500ms'"),
         ("", FORMS + " | or &; got ''"),
         ("3|", FORMS + " | or &; got ''"),
         ("3&&4", FORMS + " | or &; got ''"),
@@ -218,6 +237,25 @@ def test_what_cannot_be_waited_for(wait: Any, sentence: str) -> None:
     with pytest.raises(BadInput) as caught:
         wait_rule(wait, replies=8)
     assert str(caught.value) == sentence
+
+
+def test_a_plug_in_rule_is_suggested_and_its_absence_is_unknown() -> None:
+    @register_wait("test-quorum")
+    @dataclass(frozen=True)
+    class Quorum(Wait):
+        least: int = 2
+
+        def enough(self, waiting: Any) -> bool:
+            return bool(waiting.replies >= self.least)
+
+    try:
+        with pytest.raises(UnknownName, match=r"no wait rule 'test-qorum'; did you mean 'test-quorum'\?"):
+            wait_rule("(test-qorum:least=3)|1s", replies=8)
+    finally:
+        del wait_rules.entries["test-quorum"]
+    with pytest.raises(UnknownName) as caught:  # by which a run folder asks for its plug-ins
+        wait_rule("test-quorum:least=3", replies=8)
+    assert caught.value.what == "wait rule 'test-quorum'"
 
 
 # ------------------------------------------------------------------------------------------- a deadline that adapts

@@ -35,8 +35,8 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
     anyk report runs/train-1 runs/train-2 -o both.html
     """
     from anyk.runs import Race, Run, is_race
+    from anyk.views import PAGE, check_packages
     from anyk.views import report as write
-    from anyk.views.page import PAGE, check_packages
 
     check_packages()
     if out is None and len(runs) > 1:
@@ -120,7 +120,7 @@ def export(run: str, kind: str, out: str | None) -> None:
     anyk export runs/train-1 --to csv -o tables   tables/chunks.csv, …
     """
     from anyk.runs import Run
-    from anyk.views.exports import save_perfetto, save_tables
+    from anyk.views import save_perfetto, save_tables
 
     with Run.open(run) as opened:
         name = Path(run).resolve().name

@@ -96,7 +96,7 @@ class RandomK(Compressor):
 
     def pack(self, vector: Vector, key: Key) -> Payload:
         places = self._places(vector.size, key)
-        return _words(vector[places] * vector.dtype.type(vector.size / places.size))
+        return _words(vector[places] * vector.dtype.type(vector.size / max(places.size, 1)))
 
     def unpack(self, payload: Payload, length: int, dtype: DType, key: Key) -> Vector:
         places = self._places(length, key)

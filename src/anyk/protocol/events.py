@@ -8,13 +8,17 @@ from anyk.protocol.work import Timing
 
 
 class Reply(NamedTuple):
-    """A complete, finite message arrived, from chunk ``chunk`` of ``task``."""
+    """A complete, finite message arrived, from chunk ``chunk`` of ``task``.
+
+    ``staleness``: the number of versions by which its slot's newest is ahead of the one that the message is of.
+    """
 
     time: float
     worker: int
     task: int
     chunk: int
     timing: Timing | None = None
+    staleness: int = 0  # known to the driver: a cluster leaves it out
 
 
 class Progress(NamedTuple):

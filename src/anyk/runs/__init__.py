@@ -14,7 +14,7 @@ from anyk.runs.folder.verifying import Check, Verification, verify
 from anyk.runs.log.delay_trace import save_trace
 from anyk.runs.log.fates import Tasks, tasks_of
 from anyk.runs.log.following import Following
-from anyk.runs.log.receipts import CutOff, Receipt
+from anyk.runs.log.receipts import CutOff, Receipt, UsedMessage
 from anyk.runs.log.replaying import Replay, replay
 from anyk.runs.log.runlog import RunLog
 from anyk.runs.log.schema import Evaluation
@@ -58,6 +58,7 @@ __all__ = [
     "Spread",
     "Step",
     "Tasks",
+    "UsedMessage",
     "Verification",
     "absences",
     "compare",

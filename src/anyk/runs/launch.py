@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time as clock
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from anyk.arrays import Vector
 from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
 from anyk.clusters.remote.losses import LossUnknown
-from anyk.errors import BadInput, RunFailed, describe_error
-from anyk.problems.base import abilities_of, with_values
+from anyk.errors import BadInput, RunFailed, describe_error, outside
+from anyk.optimizers import STEPPED
+from anyk.problems.base import Problem, abilities_of, with_values
 from anyk.problems.many import each_of, problem_of
 from anyk.problems.values import Leaves
 from anyk.problems.watch import is_glanced_at
@@ -76,7 +78,8 @@ class Launch:
         self._hooks = hooks = Hooks(prepared.callbacks)
         self._announced = self._ended = False  # whether callbacks know of the start, and can no longer end the run
         self._steps, self._evaluations = hooks["on_step"], hooks["on_evaluation"]
-        self._watch: Any = None  # notices if a user's callback changes what workers compute with
+        self._watches: list[Any] = []  # notice if a user's callback changes what workers compute with
+        self._remarks: list[str] = []  # on what the user may have meant to train from
         self._news: list[tuple[str, Any]] = []  # hooks to call
         self.driver = Driver(
             self._strategy,
@@ -159,8 +162,27 @@ class Launch:
             predictor=predictor_of(self._problem),
         )
 
+    def _distinct(self) -> list[Problem]:
+        return list({id(problem): problem for problem in each_of(self._problem)}.values())
+
+    def _check_unchanged(self) -> None:
+        """Refuse problems whose copies of the user's objects are out of date, and say what else may be."""
+        prepared = self._prepared
+        if prepared.optimizer.spec == STEPPED:  # the loop has done it
+            return
+        begins = self._saved is None and prepared.warm_start is None
+        for problem in self._distinct():
+            check_unchanged = abilities_of(problem).check_unchanged
+            self._remarks += [] if check_unchanged is None else check_unchanged(begins=begins)
+        for remark in self._remarks:
+            if prepared.tell is None:
+                warnings.warn(remark, RuntimeWarning, stacklevel=outside())
+            else:
+                prepared.tell(remark)
+
     def _drive(self) -> None:
         driver, saved = self.driver, self._saved
+        self._check_unchanged()
         with contextlib.ExitStack() as driving:
             driving.enter_context(_patient_interrupts(driver, lambda: self._opened))
             driving.callback(sys.setswitchinterval, sys.getswitchinterval())
@@ -211,14 +233,16 @@ class Launch:
             meanwhile=None if self._asking is None else self._asking.pass_on,
         )
         self._opened = True
-        make_watch = abilities_of(self._problem).watch_code
-        if make_watch is not None and self._hooks.of_users:
-            self._watch = make_watch()
+        makers = [abilities_of(problem).watch_code for problem in self._distinct()]
+        if self._hooks.of_users:
+            self._watches = [make() for make in makers if make is not None]
         if saved is None:
             log.truncate(0)  # a run that ended before its first checkpoint starts again
             for remark in dict.fromkeys(
                 text for each in each_of(self._problem) for text in abilities_of(each).data_remarks
             ):
+                log.note(0.0, ASSUMED, remark)
+            for remark in self._remarks:
                 log.note(0.0, ASSUMED, remark)
         else:
             now = saved.state["time"]
@@ -327,12 +351,12 @@ class Launch:
 
     def _tell_news(self, driver: Driver) -> None:
         """Call the hooks that are due."""
-        if self._watch is not None:
+        for watch in self._watches:
             try:
                 if driver.step.bit_count() == 1 or driver.step == driver.steps:
-                    self._watch.check()
+                    watch.check()
                 elif is_glanced_at(driver.step):
-                    self._watch.glance()
+                    watch.glance()
             except BadInput as changed:
                 raise RunFailed(str(changed)) from None
         while self._news:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from anyk.checks import typed
+from anyk.errors import BadInput, suggest
 from anyk.protocol import (
     Alarm,
     Command,
@@ -138,12 +139,17 @@ class CrewStrategy(Strategy, Generic[S]):
     The methods are ``on_reply``, ``on_progress``, ``on_failed``, ``on_leaving``, ``on_alarm``, ``on_projected``,
     ``on_loss``, ``on_noise`` and ``on_drift``; each takes the state and the event and returns commands. Events without
     a method change nothing. The crew is updated before :meth:`worker_left` and :meth:`worker_returned` are called.
+    Raises :class:`~anyk.errors.BadInput` for a class with another method ``on_…``, which no event would call.
     """
 
     handlers: ClassVar[Mapping[type[Any], Callable[[Any, Any, Any], Commands]]]
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        for name in vars(cls):
+            if name.startswith("on_") and name not in _METHODS.values():
+                known = f"the methods are {', '.join(_METHODS.values())}"
+                raise BadInput(f"no event calls {name}() of {cls.__name__}; {suggest(name, _METHODS.values(), known)}")
         cls.handlers = {event: getattr(cls, name, lambda *_: ()) for event, name in _METHODS.items()}
 
     def on(self, state: S, event: Event) -> Commands:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -10,7 +11,7 @@ from statistics import median
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from anyk.checks import NonnegativeNumber, PositiveNumber, PositiveShare, check_range, typed
-from anyk.errors import BadInput
+from anyk.errors import BadInput, UnknownName, suggest
 from anyk.specs import Registry, bracket_depths, show, split_outside
 
 Rule = TypeVar("Rule", bound="Wait")
@@ -60,6 +61,12 @@ class Waiting:
     def replied(self) -> tuple[int, ...]:
         """Workers that replied, in order of arrival."""
         return tuple(reply // self._messages for reply in self._state.task_of)
+
+    @property
+    def arrivals(self) -> tuple[float, ...]:
+        """Seconds from the start of this round to each reply, in the order of ``replied``."""
+        arrivals = self._state.arrivals
+        return tuple(arrivals[reply] for reply in self._state.task_of)
 
     @property
     def recent(self) -> Sequence[float]:
@@ -376,6 +383,20 @@ _SUFFIXES: dict[str, tuple[Callable[[float], Wait], str]] = {
     "n": (Fraction, "a share of the workers to wait for must be above 0n and at most 1n"),
 }
 
+_UNITS = {"sec": "s", "secs": "s", "second": "s", "seconds": "s", "percent": "%", "mads": "mad"}  # as others write them
+
+
+def _misspelt(text: str) -> BadInput:
+    """Return the error about a part of a rule that cannot be read, with what may have been meant."""
+    name = re.fullmatch(r"([a-z][\w-]*)(:.*)?", text, re.IGNORECASE)
+    if name is not None:
+        names = [*registry.entries, "all"]
+        return UnknownName(f"wait rule '{name[1]}'", suggest(name[1].lower(), names, f"wait should be {_FORMS}"))
+    number = re.fullmatch(r"([\d.]+(?:e[+-]?\d+)?)([a-z]+)", text, re.IGNORECASE)
+    suffix = number and (_UNITS.get(number[2].lower()) or next((s for s in _SUFFIXES if s == number[2].lower()), None))
+    hint = f"; did you mean '{number[1]}{suffix}'?" if number and suffix else ""
+    return BadInput(f"wait should be {_FORMS}; got '{text}'{hint}")
+
 
 def _rule(text: str, replies: int) -> Wait:
     if text.partition(":")[0] in registry:
@@ -386,7 +407,7 @@ def _rule(text: str, replies: int) -> Wait:
     try:
         number = float(text.removesuffix(suffix)) if suffix else int(text)
     except ValueError:
-        raise BadInput(f"wait should be {_FORMS}; got '{text}'") from None
+        raise _misspelt(text) from None
     if suffix:
         rule, requirement = _SUFFIXES[suffix]
         try:

@@ -1,4 +1,4 @@
-"""Conformance suites for codes, delay models, problems, strategies and clusters, built in or custom.
+"""Conformance suites for everything that can be registered, built in or custom.
 
 Each raises :class:`AssertionError` with a sentence that states the violated property.
 """
@@ -13,9 +13,13 @@ if TYPE_CHECKING:
     from anyk.testing.chaos_outcome import ChaosResult, chaos
     from anyk.testing.clusters import check_cluster
     from anyk.testing.codes import check_code
+    from anyk.testing.compressors import check_compressor
+    from anyk.testing.data_sources import check_data_source
     from anyk.testing.delays import check_delays
+    from anyk.testing.optimizers import check_optimizer
     from anyk.testing.problems import Squares, check_problem
     from anyk.testing.strategies import check_strategy
+    from anyk.testing.wait_rules import check_wait_rule
 
 # imported on first use: a worker that loads a Squares would otherwise import every suite and the driver
 _NAMES = {
@@ -25,9 +29,13 @@ _NAMES = {
     "chaos": "chaos_outcome",
     "check_cluster": "clusters",
     "check_code": "codes",
+    "check_compressor": "compressors",
+    "check_data_source": "data_sources",
     "check_delays": "delays",
+    "check_optimizer": "optimizers",
     "check_problem": "problems",
     "check_strategy": "strategies",
+    "check_wait_rule": "wait_rules",
 }
 
 
@@ -44,7 +52,11 @@ __all__ = [
     "chaos",
     "check_cluster",
     "check_code",
+    "check_compressor",
+    "check_data_source",
     "check_delays",
+    "check_optimizer",
     "check_problem",
     "check_strategy",
+    "check_wait_rule",
 ]

@@ -22,8 +22,7 @@ from anyk.optimizers import Optimizer
 from anyk.problems import Problem
 from anyk.protocol import Strategy
 from anyk.runs import Run, replay, train, verify
-from anyk.runs.folder.rebuilding import rebuild
-from anyk.runs.log import queries
+from anyk.runs.api import log_columns, rebuild
 from anyk.specs import parse, show
 from anyk.strategies import strategy as build
 from anyk.strategies import with_fleet
@@ -273,7 +272,7 @@ def _right_model(run: Run, problem: Problem, optimizer: Optimizer, strategy: Str
     """Compare the model of exact sums with a run without faults; else compare its loss with the first."""
     history, model = run.history["loss"], run.model
     losses = history[np.isfinite(history)]
-    if not strategy.facts.exact or any(queries.columns(run.log, "works")["compress"]):
+    if not strategy.facts.exact or any(log_columns(run.log, "works")["compress"]):
         text = f"{run.steps:,} steps; not an exact sum, so only the loss is compared: "
         if len(losses) < 2:
             return Finding("model", False, f"{text}it was evaluated {len(losses)} times, not at first and at the end")

@@ -108,7 +108,7 @@ class Fate:
             return None
         record.status[index] = "arrived"
         self.world.update_states(record, task, index, certain=True)
-        return Reply(at, worker, task, index)
+        return Reply(at, worker, task, index, staleness=self._staleness(task, index))
 
     def _belated(self, worker: int, pick: int, at: float) -> Event | None:
         """Return an event of a chunk that was cancelled, or whose worker has died."""
@@ -120,7 +120,13 @@ class Fate:
             return Failed(at, worker, task, index, _REASONS[pick // 4 % len(_REASONS)])
         if self.world.tasks[task].waits(index):
             return Progress(at, worker, task, index, 1)
-        return Reply(at, worker, task, index)
+        return Reply(at, worker, task, index, staleness=self._staleness(task, index))
+
+    def _staleness(self, task: int, index: int) -> int:
+        """Return the number of versions since the one that a message is of."""
+        record = self.world.tasks[task]
+        slot = record.chunks[index].slot
+        return self.world.versions[slot] - record.versions[slot]
 
     def _again(self, worker: int, pick: int, at: float) -> Event | None:
         """Return an earlier event again."""

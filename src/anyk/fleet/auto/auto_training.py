@@ -25,19 +25,28 @@ from anyk.fleet.records import read
 from anyk.fleet.records.record_sources import Readable
 from anyk.optimizers import Optimizer, Schedule
 from anyk.plain import values_of
-from anyk.problems.base import Problem, Tell
+from anyk.problems import Problem, Tell
 from anyk.protocol import shares_computed
 from anyk.runs import Run, usual_optimizer
-from anyk.runs.callbacks import check_callbacks
-from anyk.runs.evaluation.evaluate import USUAL, Evaluate, check_evaluation, read_evaluate
-from anyk.runs.folder.config import write_sealed
-from anyk.runs.folder.digests import with_callbacks
-from anyk.runs.folder.folders import check_plain
-from anyk.runs.folder.rebuilding import Rebuilt, describe, rebuild
-from anyk.runs.limits import LIMIT, STEPS, Limits
-from anyk.runs.training import combine
+from anyk.runs.api import (
+    LIMIT,
+    STEPS,
+    USUAL,
+    Evaluate,
+    Limits,
+    Rebuilt,
+    check_callbacks,
+    check_evaluation,
+    check_plain,
+    combine,
+    describe,
+    read_evaluate,
+    rebuild,
+    with_callbacks,
+    write_sealed,
+)
 from anyk.specs import with_keys
-from anyk.strategies.construction import fleet_keys, from_spec, with_fleet
+from anyk.strategies import fleet_keys, from_spec, with_fleet
 
 
 @dataclass(frozen=True)

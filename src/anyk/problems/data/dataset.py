@@ -113,6 +113,10 @@ def load(spec: str, *, file: str | Path | None = None, progress: Tell | None = t
         data = sources.build(spec, **{key: value for key, value in arguments.items() if key in parameters})
     except MemoryError:
         raise BadInput(f"data set '{spec}' does not fit into the memory of this machine; ask for fewer rows") from None
+    if not isinstance(data, Dataset):
+        raise BadInput(
+            f"data set '{name}' returned {type(data).__name__}, not a Dataset; anyk.problems.data.assemble makes one"
+        )
     if progress is not None and data.task == "binary" and (data.y_test == data.y_test[0]).all():
         only = data.classes[int(data.y_test[0] > 0)]
         rows = "1 held-out row is" if len(data.y_test) == 1 else f"{len(data.y_test)} held-out rows are"

@@ -138,6 +138,14 @@ class Ledger:
             batch.timing[place] = (event.timing, event.time)
         return True
 
+    def staleness(self, event: Reply) -> int:
+        """Return the staleness that a message would have if a step used it now; 0 if its task was cancelled."""
+        batch, newest = self._given.get(event.task), self._versions.newest
+        if batch is None or batch.versions == newest:
+            return 0
+        slot = batch.chunk(batch.place_of(event)).slot
+        return newest[slot] - batch.versions[slot]
+
     def progress(self, event: Progress) -> None:
         """Record the number of finished partitions of a chunk that is sent on request."""
         batch = self._given.get(event.task)

@@ -40,13 +40,25 @@ class CutOff:
         return f"worker {self.worker}, at least {self.seconds:.3f} s{done}"
 
 
+class UsedMessage(NamedTuple):
+    """A message that made a version: its worker and task, its weight, and its staleness in versions.
+
+    The weight is JSON text if there is one for each block.
+    """
+
+    worker: int
+    task: int
+    weight: float | str
+    staleness: int
+
+
 @dataclass(frozen=True)
 class Receipt:
     """The messages that made a version of a slot, and the fate of the others.
 
-    ``weights``: the weight of each partition, shape (partitions,). ``used``: worker, task, weight and staleness of each
-    message, in versions. ``samples``: the number of samples of each message (of local work in each of its steps; None
-    without a problem, and with ``order=epoch``, whose batches vary). ``cut_off``: chunks that were not waited for.
+    ``weights``: the weight of each partition, shape (partitions,). ``used``: the messages. ``samples``:
+    the number of samples of each message (of local work in each of its steps; None without a problem, and with
+    ``order=epoch``, whose batches vary). ``cut_off``: chunks that were not waited for.
     ``spare``: workers whose messages had arrived but were not needed. ``rest``: all other workers, still at work or
     absent. ``values``: the problem's values with which the newest of the gradients were computed, arrays as digests.
     ``fleet``: of a fleet that changes, its number of workers, the imbalance of their shares, and how many may
@@ -59,7 +71,7 @@ class Receipt:
     weights: Floats
     residual: float
     gain: float
-    used: tuple[tuple[int, int, float | str, int], ...]
+    used: tuple[UsedMessage, ...]
     cut_off: tuple[CutOff, ...]
     spare: tuple[int, ...] = ()
     rest: tuple[int, ...] = ()
@@ -203,7 +215,7 @@ def _receipt(
     return Receipt(
         **update._asdict(),
         weights=weights,
-        used=tuple((message.worker, message.task, message.weight, message.staleness) for message in used),
+        used=tuple(UsedMessage(message.worker, message.task, message.weight, message.staleness) for message in used),
         cut_off=tuple(sorted(cut_off, key=lambda chunk: (chunk.worker, chunk.task))),
         spare=tuple(sorted(spare)),
         rest=tuple(sorted(set(range(workers)) - counted - late - spare)),

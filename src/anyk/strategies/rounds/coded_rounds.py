@@ -228,9 +228,9 @@ class Rounds(RoundSettings):
         task_of[reply] = task
         if self.balance is not None:
             self.balance.reply(s.balance, s.code.group_of[reply], s.now - s.began)
-        if self.enough.remembers:
-            s.arrivals.append(s.now - s.began)
         count = s.count
+        if count is None:
+            s.arrivals[reply] = s.now - s.began
         if s.decoder.add(reply) or (
             len(task_of) >= count if count else self._enough_of(s).enough(Waiting(s, self.code.messages))
         ):
@@ -302,8 +302,8 @@ class Rounds(RoundSettings):
         if s.count is not None:
             return commands
         view = Waiting(s, self.code.messages)
+        s.arrivals = {}
         if self.enough.remembers:
-            s.arrivals = []
             what = "adapts" if self.enough.deadlines(view) else "waits for all until enough arrivals have been seen"
             if what != s.noted:
                 s.noted = what
@@ -327,7 +327,7 @@ class Rounds(RoundSettings):
             combine = self.work.averaged(s, used)
         if self.enough.remembers:  # a worker that is cut off takes at least as long as the round
             late = [s.now - s.began] * (s.expected - len(s.arrivals))
-            s.recent = (*s.recent, *s.arrivals, *late)[-_ROUNDS_SEEN * self.code.replies :]
+            s.recent = (*s.recent, *s.arrivals.values(), *late)[-_ROUNDS_SEEN * self.code.replies :]
         s.version += 1
         policy = self.policy
         if policy.relearned is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -37,6 +37,7 @@ class ProgressState(RequestState):
 
     missing: float = 0.0  # residual of the requested sum
     gain: float = 0.0
+    arrivals: dict[int, float] = field(default_factory=dict)  # seconds to the first finished partition of each worker
     watch: Any = derived()
 
 
@@ -55,6 +56,11 @@ class _SeenProgress(Waiting):
     def replied(self) -> tuple[int, ...]:
         """Workers that have finished a partition."""
         return tuple(worker for worker, done in self._state.done.items() if done)
+
+    @property
+    def arrivals(self) -> tuple[float, ...]:
+        """Seconds from the start of this round to the first finished partition of each such worker."""
+        return tuple(self._state.arrivals[worker] for worker in self.replied)
 
     @property
     def decodable(self) -> bool:
@@ -164,6 +170,7 @@ class ProgressRounds(RequestRounds[ProgressState]):
             return ()
         restarted = event.done < s.done.get(worker, 0)  # the worker of a resumed run starts again
         s.done[worker] = event.done
+        s.arrivals.setdefault(worker, s.now - s.began)
         if restarted:
             self.rebuild(s)
         else:
@@ -184,11 +191,16 @@ class ProgressRounds(RequestRounds[ProgressState]):
         state.task_of.pop(worker, None)
         if state.asked:
             return self._restart(state) if worker in state.asked and worker not in state.got else []
+        state.arrivals.pop(worker, None)
         if state.done.pop(worker, 0):
             self.rebuild(state)
         return self._stuck(state)
 
     # ------------------------------------------------------------------------------------------- commands
+
+    def _begin(self, s: ProgressState) -> list[Command]:
+        s.arrivals = {}
+        return super()._begin(s)
 
     def _task(self, s: ProgressState, worker: int) -> Task:
         return self._tasks[worker]

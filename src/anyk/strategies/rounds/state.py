@@ -29,7 +29,7 @@ class RoundState(BasicState):
     open: dict[int, int] = field(default_factory=dict)  # expected message (task x messages + chunk) -> worker
     measuring: dict[int, int] = field(default_factory=dict)  # task whose reply is being projected -> worker
     values: dict[int, float] = field(default_factory=dict)  # the projection of each worker's reply
-    arrivals: list[float] = field(default_factory=list)  # seconds to each reply of this round
+    arrivals: dict[int, float] = field(default_factory=dict)  # seconds to each reply of this round, if a rule may ask
     recent: tuple[float, ...] = ()  # the same for the last rounds, if the wait rule uses them
     checking: bool = False  # whether this round waits until its replies can be compared
     noted: str = ""  # the last note in the log about an adapting deadline
