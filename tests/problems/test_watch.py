@@ -386,7 +386,7 @@ class Called(Recorded):
         return with_history(self, i)
 
 
-def test_records_in_a_data_set_that_items_do_not_read_are_no_change() -> None:
+def test_unread_records_of_a_data_set_are_no_change() -> None:
     for wrap in (lambda data: data, lambda data: torch.utils.data.Subset(data, range(40))):
         data = Recorded()
         assert loop(problem_of(nn.MSELoss(), wrap(data)), lambda i, data=data: data.record(37, 1.0 + i)) == 9  # type: ignore[misc]
@@ -408,7 +408,7 @@ def test_records_that_items_may_read_are_refused_with_a_remedy() -> None:
         loop(problem, lambda i: data.record(37, 1.0 + i))
 
 
-def test_an_array_of_the_data_that_the_loss_does_not_read_may_change() -> None:
+def test_an_array_that_the_loss_does_not_read_may_change() -> None:
     def loss(module: Any, batch: Any) -> Any:
         return nn.functional.mse_loss(module(batch["x"]), batch["y"])
 

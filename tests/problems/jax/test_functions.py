@@ -103,7 +103,7 @@ def test_evaluation_and_parameters_of_nnx_are_no_change() -> None:
         train(problem)
 
 
-def test_frozen_parts_that_change_are_refused_in_a_loop_and_said_before() -> None:
+def test_frozen_parts_that_change_are_refused_in_a_loop() -> None:
     params = product()
     problem = anyk.problems.JaxProblem(by_product, params, (X, y), trainable={"w": True, "fixed": False})
     train(problem)

@@ -65,7 +65,7 @@ def test_a_rule_sees_when_each_reply_of_its_round_arrived() -> None:
     assert all(arrivals[-1] <= elapsed + 1e-9 for _, arrivals, elapsed in rule.seen if arrivals)
 
 
-def test_a_worker_that_returns_within_a_round_has_the_time_of_its_reply() -> None:
+def test_a_returned_worker_has_the_time_of_its_reply() -> None:
     rule = Watching(3)
     watched("uncoded", rule, [[1.0, 0.1, 0.2, 9.0]], outages=[Outage(0.5, 0, 0.7)])
     replied, arrivals, _ = rule.seen[-1]
