@@ -53,7 +53,11 @@ def numbers():
     for room in (codes, compression, delays, optimizers, problems, strategies, clusters):
         for name in set(room.__all__) - INTERNAL:
             build = getattr(room, name)
-            if inspect.isclass(build) and build.__init__ is not object.__init__ and not inspect.isabstract(build):
+            if (
+                inspect.isclass(build)
+                and build.__init__ not in (object.__init__, dict.__init__)
+                and not inspect.isabstract(build)
+            ):
                 for key, parameter in inspect.signature(build).parameters.items():
                     if NUMBERS.fullmatch(str(parameter.annotation)):
                         yield pytest.param(build, key, id=f"{name}.{key}")
