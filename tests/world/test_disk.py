@@ -16,7 +16,7 @@ import safetensors.numpy
 
 import anyk
 from anyk import regular_files
-from anyk.runs import launch
+from anyk.runs import saving
 from anyk.runs.log.runlog import RunLog
 from anyk.testing import Squares
 
@@ -63,7 +63,7 @@ def test_a_loss_of_power_loses_no_run(tmp_path: Path) -> None:
 SAFEGUARDS = (
     Safeguard(
         "writing the log durably before a checkpoint",
-        (Edit(launch, launch.Launch, "_save", "log.flush(lasting=True)", "log.flush()"),),
+        (Edit(saving, saving.Saving, "_save", "log.flush(lasting=True)", "log.flush()"),),
         (),
         (),
     ),
