@@ -187,7 +187,9 @@ class ProblemAbilities:
       returns sentences on what may differ; ``begins``: whether the run begins with the problem's initial model.
     - ``write_model(w, file)``: writes the model as safetensors. ``module_at(w)``: returns it as a PyTorch module.
       ``moving_norms``: the names of its batch norms whose running statistics are computed from the training data.
-    - ``unused_parameters``: the numbers of the parameters in ``shapes`` that the loss does not use.
+    - ``unused_parameters``: the numbers of the parameters in ``shapes`` that the loss does not use. ``marks_unused``:
+      whether gradients have :data:`~anyk.arrays.NO_GRADIENT` at parameters that it does not use, and only there; then
+      optimisers leave these alone.
     - ``hooked_parameters``: the names of the parameters that have hooks. ``through_hooks(w, gradient)``: returns what
       the hooks make of the gradient of a step.
     """
@@ -207,6 +209,7 @@ class ProblemAbilities:
     module_at: Callable[[Any], Any] | None = None
     moving_norms: Sequence[str] = ()
     unused_parameters: frozenset[int] = frozenset()
+    marks_unused: bool = False
     hooked_parameters: Sequence[str] = ()
     through_hooks: Callable[[Vector, Vector], Vector] | None = None
     changing_values: Values | None = None

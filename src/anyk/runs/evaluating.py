@@ -6,8 +6,8 @@ from anyk.arrays import Vector
 from anyk.clusters import Cluster
 from anyk.clusters.processes.aside import EvaluatedAside
 from anyk.clusters.remote.losses import LossUnknown
-from anyk.errors import RunFailed
-from anyk.problems.base import with_values
+from anyk.errors import BadInput, RunFailed
+from anyk.problems.base import abilities_of, with_values
 from anyk.problems.many import each_of, problem_of
 from anyk.problems.values import Leaves
 from anyk.runs.callbacks import EvaluationInfo, StepInfo
@@ -21,7 +21,7 @@ from anyk.runs.log.schema import Evaluation
 from anyk.runs.spec import Preparation
 from anyk.runs.telling import Telling
 
-AWAY = {"aside": "in another process (where='aside')", "workers": "by workers (where='workers')"}
+_AWAY = {"aside": "in another process (where='aside')", "workers": "by workers (where='workers')"}
 
 
 class Evaluating:
@@ -35,6 +35,7 @@ class Evaluating:
         self._cluster: Cluster = prepared.cluster
         self._evaluate = resolve_data(prepared.evaluate, prepared.problem)
         self._evaluated = prepared.evaluated
+        self._check_values()
         check_watched(self._evaluate, self._evaluated, prepared.strategy, prepared.optimizer)
         self._asking: Asking | None = None
         self._unknown = ""  # the last logged reason why a loss is unknown
@@ -66,11 +67,16 @@ class Evaluating:
         values = None if carried is None else carried.changed
         where = "driver" if self._evaluate is None else self._evaluate.where
         if values is not None and where != "driver":
-            raise RunFailed(
-                f"the problem's values change during the run, which evaluation {AWAY[where]} does not follow; evaluate "
-                "where='driver'"
-            )
+            raise RunFailed(_not_followed("the problem's values", where))
         return values
+
+    def _check_values(self) -> None:
+        """Refuse an evaluation elsewhere if schedules change the problem's values."""
+        where = "driver" if self._evaluate is None else self._evaluate.where
+        values = abilities_of(self._prepared.problem).changing_values
+        if where != "driver" and values is not None and values.scheduled:
+            names = ", ".join(f"'{name}'" for name in values.scheduled)
+            raise BadInput(_not_followed(f"the problem's values {names}", where))
 
     def import_metrics(self) -> None:
         """Import the modules that metrics import, before the clock starts."""
@@ -182,3 +188,11 @@ class Evaluating:
         if str(reason) != self._unknown:
             self._unknown = str(reason)
             self._log.note(self.driver.now, "not evaluated", self._unknown)
+
+
+def _not_followed(values: str, where: str) -> str:
+    """Return the sentence on values that an evaluation elsewhere does not get."""
+    return (
+        f"{values} change during the run, and evaluation {_AWAY[where]} computes with the initial ones; evaluate "
+        "where='driver'"
+    )

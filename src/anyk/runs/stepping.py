@@ -310,7 +310,15 @@ class SteppedRounds:
         assert driver is not None
         carried = driver.versions.carried
         values = {} if carried is None else carried.values
-        step = Step(number, gradient, model, scale, dict(values), self.receipt, self._accumulate)
+        step = Step(
+            number=number,
+            gradient=gradient,
+            model=model,
+            scale=scale,
+            values=dict(values),
+            _receipt=self.receipt,
+            _rounds=self._accumulate,
+        )
         self._waiting = True
         self._steps.put(step)
         self._ends.get()
@@ -581,7 +589,16 @@ def rounds(
     start = partial(start, steps=most, seconds=seconds, evaluate=evaluate, checkpoint_every=checkpoint_every)
     loop = _Loop(_with_states(keep), accumulate)
     listeners = Callbacks((*check_callbacks(callbacks), loop))
-    return SteppedRounds(problem, start, into, loop, listeners, resumed, steps, accumulate)
+    return SteppedRounds(
+        _problem=problem,
+        _start=start,
+        _into=into,
+        _loop=loop,
+        _callbacks=listeners,
+        _resumed=resumed,
+        _last=steps,
+        _accumulate=accumulate,
+    )
 
 
 def _with_states(keep: Any) -> tuple[Any, ...]:

@@ -77,7 +77,12 @@ class Telling:
         if self._announced:
             loss, metric = (None, None) if run is None else (run.loss, (run.metric or {}).get("value"))
             self._ended = True
-            self._call("on_end", EndInfo(self.driver.step, self.driver.time, loss, metric, run, error))
+            self._call(
+                "on_end",
+                EndInfo(
+                    step=self.driver.step, seconds=self.driver.time, loss=loss, metric=metric, run=run, error=error
+                ),
+            )
 
     def _call(self, hook: str, info: Any) -> None:
         """Call a hook of all callbacks; if a callback ends the run, it ends after the current event."""

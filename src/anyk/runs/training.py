@@ -107,10 +107,23 @@ def train(
     >>> further.begun, further.history["step"].tolist()
     (10, [10, 11, 12, 13, 14, 15])
     """
-    limits = Limits(steps, seconds, target)
-    fleet = workers, delays, seed, communication
-    options = evaluate, checkpoint_every, callbacks, partitions
-    spec = RunSpec(problem, strategy, cluster, *fleet, optimizer, limits, begin, *options, lr=lr)
+    spec = RunSpec(
+        problem=problem,
+        strategy=strategy,
+        cluster=cluster,
+        workers=workers,
+        partitions=partitions,
+        delays=delays,
+        seed=seed,
+        communication=communication,
+        optimizer=optimizer,
+        lr=lr,
+        limits=Limits(steps, seconds, target),
+        begin=begin,
+        evaluate=evaluate,
+        checkpoint_every=checkpoint_every,
+        callbacks=callbacks,
+    )
     with spec.prepare() as prepared:
         return _start(prepared, None if out is None else Path(out), progress=progress)
 
@@ -199,9 +212,9 @@ def resume(
         config = with_callbacks(config, shown.specs)
         rebuilt = rebuild(folder, config, of, call="anyk.resume", problem=problem, optimizer=optimizer, trust=trust)
         spec = RunSpec(
-            rebuilt.problem,
-            config.strategy,
-            rebuilt.cluster,
+            problem=rebuilt.problem,
+            strategy=config.strategy,
+            cluster=rebuilt.cluster,
             optimizer=rebuilt.optimizer,
             limits=config.limits,
             begin=None if config.begin is None else WarmStart.load(folder),

@@ -141,14 +141,14 @@ def chaos(
     descriptors, report = _descriptors(), tell or (lambda _: None)
     report(f"{faults.seconds:g} s of training under faults, after the start of {workers} workers and before the checks")
     training = DisturbedTraining(
-        ["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
-        ["resume", str(folder), "--trust", "--quiet", *problem],
-        folder,
-        name,
-        faults,
-        requests,
-        scratch / "temporary",
-        report,
+        train=["train", "--strategy", strategy, *shared, "--out", str(folder), "--quiet"],
+        resume=["resume", str(folder), "--trust", "--quiet", *problem],
+        folder=folder,
+        cluster=name,
+        faults=faults,
+        requests=requests,
+        temporary=scratch / "temporary",
+        tell=report,
     )
     try:
         training.run()
@@ -167,18 +167,18 @@ def chaos(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return ChaosResult(
-        strategy,
-        cluster,
-        workers,
-        faults,
-        tuple(options),
-        steps,
-        effects,
-        findings,
-        tuple(training.samples),
-        tuple(training.marks),
-        environment,
-        least,
+        strategy=strategy,
+        cluster=cluster,
+        workers=workers,
+        faults=faults,
+        options=tuple(options),
+        steps=steps,
+        effects=effects,
+        findings=findings,
+        samples=tuple(training.samples),
+        marks=tuple(training.marks),
+        environment=environment,
+        least=least,
     )
 
 

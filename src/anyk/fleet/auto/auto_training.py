@@ -193,12 +193,35 @@ def train_auto(
         raise BadInput("on a virtual clock without delays there is nothing to measure; give delays")
     rebuilt, hooks = Rebuilt(trained, usual_optimizer(trained, optimizer, lr), fleet), check_callbacks(callbacks)
     limits = Limits(steps, seconds, target).within(STEPS if target is None else LIMIT)
-    own = {"cluster": cluster, "models": models, "uncoded": uncoded, "measuring": measuring(uncoded, workers, max_load)}
-    own |= {"measure": measure, "every": every, "slope": slope, "max_load": max_load, "record": record is not None}
-    evaluation = read_evaluate(evaluate)
-    config = describe(AutoConfig, trained, fleet, rebuilt.optimizer, limits, evaluation, hooks, **own)
+    config = describe(
+        AutoConfig,
+        problem=trained,
+        cluster=fleet,
+        optimizer=rebuilt.optimizer,
+        limits=limits,
+        evaluate=read_evaluate(evaluate),
+        callbacks=hooks,
+        models=models,
+        uncoded=uncoded,
+        measuring=measuring(uncoded, workers, max_load),
+        measure=measure,
+        every=every,
+        slope=slope,
+        max_load=max_load,
+        record=record is not None,
+    )
+    config = replace(config, cluster=cluster)
     folder = None if out is None else Path(out)
-    parts = Parts(config, rebuilt, folder, checkpoint_every, hooks, tell or ignore, progress, record=measured)
+    parts = Parts(
+        config=config,
+        rebuilt=rebuilt,
+        folder=folder,
+        checkpoint_every=checkpoint_every,
+        callbacks=hooks,
+        tell=tell or ignore,
+        progress=progress,
+        record=measured,
+    )
     parts.make_folder()
     return _train(parts)
 
@@ -238,7 +261,16 @@ def resume_auto(
     hooks = check_callbacks(callbacks)
     config = with_callbacks(config, hooks.specs)
     write_sealed(folder / NAME, config)
-    parts = Parts(config, rebuilt, folder, checkpoint_every, hooks, tell or ignore, progress, trust)
+    parts = Parts(
+        config=config,
+        rebuilt=rebuilt,
+        folder=folder,
+        checkpoint_every=checkpoint_every,
+        callbacks=hooks,
+        tell=tell or ignore,
+        progress=progress,
+        trust=trust,
+    )
     parts.restore(folder)
     return _train(parts)
 

@@ -62,6 +62,8 @@ class DeviceSamples(Samples):
 class TorchPartitions(Batches):
     """A module's training data in partitions; see :class:`~anyk.problems.base.Partitions`."""
 
+    marks_unused = True
+
     def __init__(
         self,
         network: Network,

@@ -171,6 +171,7 @@ class TorchProblem(NetworkProblem):
     torch.Size([40, 2])
     """
 
+    marks_unused = True
     shapes: list[tuple[int, ...]]
     unused: frozenset[int]  # the trainable parameters, by number, that the first samples' loss does not use
     norms: tuple[str, ...]  # the names of the batch norms whose running statistics are computed anew

@@ -99,7 +99,9 @@ class Driver:
         self.layout = layout = strategy.layout
         values = None if problem is None or optimizer is None else abilities_of(problem).changing_values
         carried = None if values is None else CarriedValues(cluster, values, log)
-        self.versions = Versions(cluster, layout, problem, optimizer, warm_start, carried)
+        self.versions = Versions(
+            cluster=cluster, layout=layout, problem=problem, optimizer=optimizer, warm_start=warm_start, carried=carried
+        )
         self.ledger = Ledger(strategy.spec, layout.workers, cluster, self.versions, log, computes=problem is not None)
         parts, audit = (cluster, self.versions, self.ledger), Audit(layout.partitions, layout.blocks)
         self._updates = None if problem is None else Updates(*parts, problem, optimizer, audit)
@@ -407,7 +409,16 @@ class Driver:
             if isinstance(full, Combine):
                 residual, gain, scale = full.residual or 0.0, full.gain, full.scale
             self.last = Update(
-                slot, version + 1, self.time, used.replies, residual, gain, used.staleness, used.stalest, scale, bits
+                slot=slot,
+                version=version + 1,
+                time=self.time,
+                replies=used.replies,
+                residual=residual,
+                gain=gain,
+                staleness=used.staleness,
+                stalest=used.stalest,
+                scale=scale,
+                digest=bits,
             )
             self.log.update(self.last)
         if self._on_step is not None and slot not in self.layout.auxiliary:

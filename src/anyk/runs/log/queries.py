@@ -216,7 +216,14 @@ def task_times(log: RunLog, *, due: bool = True) -> list[TaskTime]:
         "ORDER BY c.dispatched, c.task"
     )
     return [
-        TaskTime(start, worker, end, bool(exact), computing, [j for text in texts.split(";") for j in json.loads(text)])
+        TaskTime(
+            dispatched=start,
+            worker=worker,
+            end=end,
+            finished=bool(exact),
+            computing=computing,
+            partitions=[j for text in texts.split(";") for j in json.loads(text)],
+        )
         for start, worker, end, exact, computing, texts in rows
         if end is not None
     ]
