@@ -464,26 +464,24 @@ def test_a_schedule_is_built_again_from_its_spec(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", STRATEGIES)
 def test_a_strategy_is_built_again_from_its_spec(spec: str) -> None:
-    scheme: Any = strategies.strategy(spec, workers=fleet(spec))
-    rebuilt: Any = strategies.strategy(scheme.spec, workers=fleet(spec))
-    assert rebuilt.spec == scheme.spec and type(rebuilt) is type(scheme)
-    assert rebuilt.layout == scheme.layout
-    if isinstance(scheme, strategies.Rounds):
-        assert (rebuilt.code, rebuilt.scaling_used, rebuilt.cancel) == (scheme.code, scheme.scaling_used, scheme.cancel)
-        assert (rebuilt.enough, rebuilt.method, rebuilt.work, rebuilt.adapt) == (
-            scheme.enough,
-            scheme.method,
-            scheme.work,
-            scheme.adapt,
+    made: Any = strategies.strategy(spec, workers=fleet(spec))
+    again: Any = strategies.strategy(made.spec, workers=fleet(spec))
+    assert again.spec == made.spec and type(again) is type(made)
+    assert again.layout == made.layout
+    if isinstance(made, strategies.Rounds):
+        assert (again.code, again.scaling_used, again.cancel) == (made.code, made.scaling_used, made.cancel)
+        assert (again.enough, again.method, again.work, again.adapt) == (
+            made.enough,
+            made.method,
+            made.work,
+            made.adapt,
         )
     else:
-        assert rebuilt.summary == scheme.summary
+        assert again.summary == made.summary
         # a number that is left to be chosen stands in the spec as it was chosen, a strategy or compressor as its spec
         chosen = {"models": "trained", "alpha": "pull", "by": "compressor"}
-        names = [chosen.get(f.name, f.name) for f in fields(scheme) if f.name not in ("of", "code", "wait")]
-        assert names and {name: getattr(rebuilt, name) for name in names} == {
-            name: getattr(scheme, name) for name in names
-        }
+        names = [chosen.get(f.name, f.name) for f in fields(made) if f.name not in ("of", "code", "wait")]
+        assert names and {name: getattr(again, name) for name in names} == {name: getattr(made, name) for name in names}
 
 
 @settings(deadline=None, max_examples=100)

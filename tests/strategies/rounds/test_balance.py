@@ -56,8 +56,8 @@ def test_codes_with_shares_cut_the_data_once_and_decode_exactly(data: st.DataObj
     assert residual == 0.0
     assert (weights @ code.encoding.toarray() == 1.0).all()
     assert anyk.codes.code(code.spec, workers=n) == code
-    rebuilt = anyk.strategy(anyk.strategy(code).spec, workers=n)
-    assert rebuilt.layout.partitions == code.partitions
+    again = anyk.strategy(anyk.strategy(code).spec, workers=n)
+    assert again.layout.partitions == code.partitions
 
 
 @pytest.mark.parametrize("shares", ["3/1", "3/1/1/0", "3/1/1/1/1", "3/1/1/20000"])
@@ -95,25 +95,25 @@ def test_k_sync_with_shares_divides_by_the_share_that_came() -> None:
     # the delays are those of every round: workers 1 and 2 of shares 1 and 2 come first
     table = Table(np.tile([0.9, 0.1, 0.2, 0.8], (8, 1)), by="round")
     run = trained("k-sync:k=2,shares=3/1/2/1", steps=1, delays=table)
-    objective = problem()
-    parts = objective.split(7)
+    made = problem()
+    parts = made.split(7)
     heard = (3, 4, 5)
-    gradient = sum(parts.partial_gradient(j, objective.initial()) for j in heard) * (7 / 3) / ROWS
-    assert run.model == pytest.approx(objective.initial() - 0.3 * gradient, abs=1e-12)
+    gradient = sum(parts.partial_gradient(j, made.initial()) for j in heard) * (7 / 3) / ROWS
+    assert run.model == pytest.approx(made.initial() - 0.3 * gradient, abs=1e-12)
     # of the coefficients 0, 7/3 and so on: ||a B - 1|| / sqrt(7)
     assert run.receipt(1).residual == pytest.approx(((4 + 3 * (7 / 3 - 1) ** 2) / 7) ** 0.5)
 
 
 def test_local_models_count_by_their_samples() -> None:
     run = trained("pasgd:tau=3,shares=2/1/1/3", steps=1)
-    objective = problem()
-    parts, ends = objective.split(7), [0, 2, 3, 4, 7]
-    total, counted = np.zeros(objective.dimension), 0
+    made = problem()
+    parts, ends = made.split(7), [0, 2, 3, 4, 7]
+    total, counted = np.zeros(made.dimension), 0
     for first, last in zip(ends, ends[1:], strict=False):
-        size, w = sum(parts.sizes[first:last]), objective.initial()
+        size, w = sum(parts.sizes[first:last]), made.initial()
         for _ in range(3):
             gradient = sum(parts.partial_gradient(j, w) for j in range(first, last)) / size
-            w = w - 0.3 * (gradient + objective.l2 * w)
+            w = w - 0.3 * (gradient + made.l2 * w)
         total += size * w
         counted += size
     assert counted == ROWS
@@ -125,8 +125,8 @@ def test_mini_batches_are_as_large_as_without_shares() -> None:
     with pytest.raises(BadInput, match="which 60 shares cannot give to within 10 %"):
         anyk.strategy("uncoded:batch=4,shares=30/10/10/10", workers=4)
     for batch in range(1, 70):
-        strategy: Any = anyk.strategy(f"uncoded:batch={batch},balance=auto", workers=5)
-        chunks = [chunk for task in strategy._tasks[0] for chunk in task]
+        made: Any = anyk.strategy(f"uncoded:batch={batch},balance=auto", workers=5)
+        chunks = [chunk for task in made._tasks[0] for chunk in task]
         assert sum(chunk.batch * len(chunk.partitions) for chunk in chunks) == pytest.approx(5 * batch, rel=0.1)
 
 
@@ -152,22 +152,22 @@ def problems() -> list[Any]:
 
 
 def test_a_piece_computes_what_its_partitions_add_up_to() -> None:
-    for objective in problems():
-        parts: Any = objective.split(9)
+    for made in problems():
+        parts: Any = made.split(9)
         messages = Messages(parts, together=True)
-        w = np.random.default_rng(1).normal(size=objective.dimension).astype(objective.dtype)
+        w = np.random.default_rng(1).normal(size=made.dimension).astype(made.dtype)
         ids = (2, 3, 4, 5)
         assert messages.parts(Chunk(ids, (1.0,) * 4)) == [ids]
-        expected = np.zeros(objective.dimension)
+        known = np.zeros(made.dimension)
         for j in ids:
             support = parts.support(j)
-            expected[slice(None) if support is None else support] += parts.partial_gradient(j, w)
-        gradient = np.zeros(objective.dimension)
+            known[slice(None) if support is None else support] += parts.partial_gradient(j, w)
+        found = np.zeros(made.dimension)
         support = messages.support(ids)
-        out = np.empty(messages.length(ids), dtype=objective.dtype)
+        out = np.empty(messages.length(ids), dtype=made.dtype)
         messages.encode(Chunk(ids, (1.0,) * 4), w, out)
-        gradient[slice(None) if support is None else support] = out
-        assert gradient == pytest.approx(expected, rel=1e-5, abs=1e-6), type(objective).__name__
+        found[slice(None) if support is None else support] = out
+        assert found == pytest.approx(known, rel=1e-5, abs=1e-6), type(made).__name__
 
 
 # ------------------------------------------------------------------------------------------- shares that follow speed
@@ -188,15 +188,15 @@ def test_a_slow_worker_is_given_less_once() -> None:
 def rounds_of(draw: Any, groups: int, rounds: int) -> tuple[int, list[int], float]:
     """How often balance cuts, the last sizes, and the mean seconds of the last 50 rounds."""
     balance = Balance()
-    state = balance.start(Uncoded(groups).cut([16] * groups))
+    own = balance.start(Uncoded(groups).cut([16] * groups))
     count, taken = 0, []
     for number in range(rounds):
-        seconds = draw(number) * np.array(state.sizes) / 16.0
+        seconds = draw(number) * np.array(own.sizes) / 16.0
         for group in np.argsort(seconds).tolist():
-            balance.reply(state, group, float(seconds[group]))
+            balance.reply(own, group, float(seconds[group]))
         taken.append(float(seconds.max()))
-        count += balance.ended(state, float(seconds.max())) is not None
-    return count, state.sizes, float(np.mean(taken[-50:]))
+        count += balance.ended(own, float(seconds.max())) is not None
+    return count, own.sizes, float(np.mean(taken[-50:]))
 
 
 @pytest.mark.slow
@@ -266,14 +266,14 @@ def test_schedules_of_any_kind(spec: str) -> None:
 
 def test_shares_are_reconsidered_after_ten_measured_rounds() -> None:
     rule, changed = Balance(), []
-    state = rule.start(Uncoded(4).cut([16] * 4))
+    own = rule.start(Uncoded(4).cut([16] * 4))
     for number in range(60):
         slow = 2.0 if number > 16 else 1.0
         for group in range(4):
-            rule.reply(state, group, 1.0 if group else slow)
-            rule.reply(state, group, 9.0)  # of another worker of the group
-        state.disturbed = number == 5
-        sizes = rule.ended(state, slow)
+            rule.reply(own, group, 1.0 if group else slow)
+            rule.reply(own, group, 9.0)  # of another worker of the group
+        own.disturbed = number == 5
+        sizes = rule.ended(own, slow)
         if sizes is not None:
             changed.append((number + 1, sizes))
     assert changed[0] == (2 + 1 + 30, [9, 19, 18, 18])  # two rounds are cold, one is disturbed, 30 are measured
@@ -281,13 +281,13 @@ def test_shares_are_reconsidered_after_ten_measured_rounds() -> None:
 
 def test_a_resumed_run_goes_on_with_the_shares_it_had(tmp_path: Any) -> None:
     law = "hetero:means=0.4/0.1/0.1/0.1,per=load"
-    uninterrupted = trained("uncoded:balance=auto", steps=60, delays=law)
+    whole = trained("uncoded:balance=auto", steps=60, delays=law)
     cluster = anyk.cluster("simulated", workers=4, delays=law, seed=3)
     anyk.train(problem(), "uncoded:balance=auto", cluster, steps=45, optimizer=GD, out=tmp_path / "run")
     resumed = anyk.resume(tmp_path / "run", steps=60)
-    assert cuts(resumed) == cuts(uninterrupted) != []
-    assert (resumed.model == uninterrupted.model).all()
-    assert resumed.seconds == uninterrupted.seconds
+    assert cuts(resumed) == cuts(whole) != []
+    assert (resumed.model == whole.model).all()
+    assert resumed.seconds == whole.seconds
 
 
 @settings(max_examples=8, deadline=None)
@@ -295,12 +295,12 @@ def test_a_resumed_run_goes_on_with_the_shares_it_had(tmp_path: Any) -> None:
 def test_shares_are_the_best_that_whole_partitions_allow(groups: int, seed: int) -> None:
     """Against the bound of shares in any fraction: no group is slower than that by more than one partition."""
     random = np.random.default_rng(seed)
-    seconds = random.uniform(0.5, 3.0, groups)  # seconds of an even share
-    shares = better(np.tile(seconds, (10, 1)), np.full(groups, 16), np.ones(groups))
-    ideal = groups / (1.0 / seconds).sum()
-    if shares is not None:
-        assert sum(shares) == 16 * groups
-        assert (np.array(shares) * seconds / 16).max() <= ideal + (seconds / 16).max()
+    each = random.uniform(0.5, 3.0, groups)  # seconds of an even share
+    made = better(np.tile(each, (10, 1)), np.full(groups, 16), np.ones(groups))
+    ideal = groups / (1.0 / each).sum()
+    if made is not None:
+        assert sum(made) == 16 * groups
+        assert (np.array(made) * each / 16).max() <= ideal + (each / 16).max()
 
 
 @pytest.mark.parametrize(
@@ -331,18 +331,18 @@ def test_plans_tell_lasting_slowness_from_stragglers_that_wander() -> None:
     speeds = np.ones(n)
     speeds[[2, 5]] = 2.5
     lasting = planned(speeds * noise)
-    outcome = (lasting.verdict, lasting.evidence, lasting.best.spec)
-    assert outcome == ("change", "enough", "uncoded:balance=auto")
+    found = (lasting.verdict, lasting.evidence, lasting.best.spec)
+    assert found == ("change", "enough", "uncoded:balance=auto")
     # n workers of which two have 2/5 of the speed; a partition in sixteen too many, and the largest of the noise
     assert 8 / 6.8 <= lasting.best.seconds_per_step.median <= 8 / 6.8 * 17 / 16 * 1.02
     assert lasting.best.load < 1 / 6.8 + 1 / 128
     wandering = noise.copy()
     wandering[np.arange(rounds), random.integers(0, n, rounds)] *= 6.0
-    outcome = planned(wandering, slope=2.0)
-    assert outcome.verdict == "change"
-    assert "balance" not in outcome.best.spec
-    even = next(one for one in outcome.candidates if one.spec == "uncoded:balance=auto")
-    assert even.seconds_per_step.median == pytest.approx(outcome.today.seconds_per_step.median, rel=0.02)
+    found = planned(wandering, slope=2.0)
+    assert found.verdict == "change"
+    assert "balance" not in found.best.spec
+    even = next(one for one in found.candidates if one.spec == "uncoded:balance=auto")
+    assert even.seconds_per_step.median == pytest.approx(found.today.seconds_per_step.median, rel=0.02)
 
 
 def test_only_replicas_gradients_must_agree_if_shares_move() -> None:
@@ -360,10 +360,10 @@ def test_only_replicas_gradients_must_agree_if_shares_move() -> None:
 
     random = np.random.default_rng(0)
     X, y = random.normal(size=(160, 5)).astype(np.float32), random.integers(0, 2, 160)
-    objective = TorchProblem(Noisy(), torch.nn.CrossEntropyLoss(), (X, y))
-    anyk.train(objective, "uncoded:balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
+    made = TorchProblem(Noisy(), torch.nn.CrossEntropyLoss(), (X, y))
+    anyk.train(made, "uncoded:balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
     with pytest.raises(BadInput, match="a code takes replicas of a partition for equal"):
-        anyk.train(objective, "frc:load=2,balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
+        anyk.train(made, "frc:load=2,balance=auto", "simulated", workers=4, steps=2, optimizer=GD)
 
 
 def test_processes_compute_shares_to_the_same_bits() -> None:
