@@ -23,9 +23,13 @@ from anyk.strategies.kfamily.growth import AdaSync, Gradual, Growth, adapted_k, 
 from anyk.strategies.kfamily.kfamily import KFamily
 from anyk.strategies.kfamily.observed import Durations, order_means
 from anyk.strategies.rounds.anytime import Anytime
+from anyk.strategies.rounds.balance import Balance
+from anyk.strategies.rounds.check import Check
 from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.rounds.elastic import Elastic
+from anyk.strategies.rounds.gradients import Gradients
 from anyk.strategies.rounds.on_demand import ProgressRounds
+from anyk.strategies.rounds.snapshot import Snapshot
 from anyk.strategies.rounds.tree_rounds import TreeRounds
 from anyk.strategies.sequential import GradientCodingRounds, Multiplexed, SelectiveRepetition, SequentialRounds
 from anyk.strategies.sequential.patterns import (
@@ -62,7 +66,9 @@ __all__ = [
     "AnyOf",
     "Anytime",
     "Arbitrary",
+    "Balance",
     "Bursty",
+    "Check",
     "Compressed",
     "CooperativeSGD",
     "Count",
@@ -77,6 +83,7 @@ __all__ = [
     "GilbertElliott",
     "Gossip",
     "GradientCodingRounds",
+    "Gradients",
     "Gradual",
     "Growth",
     "KFamily",
@@ -91,6 +98,7 @@ __all__ = [
     "Rounds",
     "SelectiveRepetition",
     "SequentialRounds",
+    "Snapshot",
     "StragglerModel",
     "TreeRounds",
     "Wait",

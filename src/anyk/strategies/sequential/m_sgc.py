@@ -12,8 +12,10 @@ from anyk.arrays import Indices
 from anyk.checks import typed
 from anyk.codes.base import Row
 from anyk.protocol import Layout, StrategyFacts
+from anyk.strategies.sequential.jobs import JobSum, Place
 from anyk.strategies.sequential.replay import as_bits
-from anyk.strategies.sequential.sequential_rounds import ForBursts, JobSum, Place, SequentialState, Work
+from anyk.strategies.sequential.sequential_rounds import ForBursts
+from anyk.strategies.sequential.sequential_settings import SequentialState, Work
 
 
 @dataclass(slots=True)
