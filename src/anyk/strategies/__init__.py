@@ -24,7 +24,7 @@ from anyk.strategies.kfamily.kfamily import KFamily
 from anyk.strategies.kfamily.observed import Durations, order_means
 from anyk.strategies.rounds.anytime import Anytime
 from anyk.strategies.rounds.balance import Balance
-from anyk.strategies.rounds.check import Check
+from anyk.strategies.rounds.checked_rounds import CheckedRounds
 from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.rounds.elastic import Elastic
 from anyk.strategies.rounds.gradients import Gradients
@@ -68,7 +68,7 @@ __all__ = [
     "Arbitrary",
     "Balance",
     "Bursty",
-    "Check",
+    "CheckedRounds",
     "Compressed",
     "CooperativeSGD",
     "Count",

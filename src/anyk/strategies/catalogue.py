@@ -17,7 +17,8 @@ from anyk.strategies.averaging.pairwise import PairwiseGossip
 from anyk.strategies.compressed import Compressed
 from anyk.strategies.construction import Auto, StrategySpec, balance_of, from_spec, register, rounds, usual_k
 from anyk.strategies.kfamily.growth import AdaSync, Gradual, Rule
-from anyk.strategies.kfamily.kfamily import Base, KFamily, Kind, Stale
+from anyk.strategies.kfamily.kfamily import KFamily
+from anyk.strategies.kfamily.state import Base, Kind, Stale
 from anyk.strategies.rounds.anytime import Anytime
 from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.rounds.scaling import Scaling
@@ -303,8 +304,10 @@ def adacomm(
     wait: WaitLike = None,
     cancel: CancelMode = "preempt",
     batch: int = 0,
+    clients: int | None = None,
     outer: str | None = None,
     rate: float = 1.0,
+    seed: int = 0,
 ) -> Rounds:
     """AdaComm: periodic averaging whose number of local steps falls with the loss.
 
@@ -315,7 +318,7 @@ def adacomm(
     'adacomm:tau=20,interval=5'
     """
     adapt = AdaptingSteps(interval=interval, gamma=gamma, guard=guard, loss_floor=loss_floor, least=least, probe=probe)
-    work = LocalSteps(tau, outer=outer, rate=rate, adapt=adapt)
+    work = LocalSteps(tau, clients=clients, outer=outer, rate=rate, seed=seed, adapt=adapt)
     return Rounds(codes.Uncoded(workers), wait=wait, cancel=cancel, batch=batch, work=work)
 
 

@@ -12,7 +12,7 @@ from anyk.checks import check as checked
 from anyk.errors import BadInput
 from anyk.protocol import CancelMode, Strategy
 from anyk.strategies.rounds.balance import Balance
-from anyk.strategies.rounds.check import Check
+from anyk.strategies.rounds.checked_rounds import CheckedRounds
 from anyk.strategies.rounds.coded_rounds import Rounds
 from anyk.strategies.rounds.elastic import PARTITIONS, Elastic
 from anyk.strategies.rounds.gradients import Gradients
@@ -79,7 +79,7 @@ def _coded_rounds(
     of_gradients = {key: keys.pop(key) for key in ("scaling", "decoder", "models", "order") if key in keys}
     work = Gradients(
         snapshot=Snapshot(snapshot) if snapshot else None,
-        checks=Check(checked(check, Share, "check")) if check else None,
+        checks=CheckedRounds(checked(check, Share, "check")) if check else None,
         **of_gradients,
     )
     return Rounds(code, work=work, changes=balance_of(balance), **keys)

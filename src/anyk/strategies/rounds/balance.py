@@ -96,7 +96,7 @@ class Balance(CodeRule):
 
     def after_step(self, rounds: RoundTerms, s: RoundState) -> tuple[Code, list[Note]] | None:
         """Return the code with other sizes of blocks, and a note about it, if that makes rounds shorter."""
-        sizes = _reconsidered(s.code_rule, s.now - s.began)
+        sizes = reconsidered_sizes(s.code_rule, s.now - s.began)
         if sizes is None:
             return None
         old = s.code
@@ -107,7 +107,7 @@ class Balance(CodeRule):
         return new, [Note(f"shares={shares} from step {s.version} on: {moved:.0f} % of the samples change hands")]
 
 
-def _reconsidered(own: BalanceState, seconds: float) -> list[int] | None:
+def reconsidered_sizes(own: BalanceState, seconds: float) -> list[int] | None:
     """Note that a round has ended after ``seconds``; return new sizes of blocks, None to keep the present ones."""
     first_reply, own.first_reply = own.first_reply, {}
     disturbed, own.disturbed = own.disturbed, False

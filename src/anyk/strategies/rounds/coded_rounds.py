@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import isnan
 
-import numpy as np
-
 from anyk.checks import typed
-from anyk.codes import Code
-from anyk.codes.decoders import METHODS, Decoder, LeastSquaresDecoder, SetDecoder
 from anyk.protocol import (
     Alarm,
     Cancel,
@@ -28,14 +23,11 @@ from anyk.protocol import (
     Reply,
     SetAlarm,
     StrategyFacts,
-    Task,
 )
-from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.crew import Crew
-from anyk.strategies.rounds.balance import Balance
-from anyk.strategies.rounds.elastic import Elastic, drop_changed, fleet_note
+from anyk.strategies.rounds.code_in_use import CodeInUse
+from anyk.strategies.rounds.elastic import drop_changed, fleet_note
 from anyk.strategies.rounds.round_facts import facts_of
-from anyk.strategies.rounds.round_settings import RoundSettings
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.wait import Waiting
 
@@ -44,7 +36,7 @@ _ROUNDS_SEEN = 10  # rounds whose arrivals an adapting deadline uses
 
 @typed
 @dataclass(frozen=True, repr=False)
-class Rounds(RoundSettings):
+class Rounds(CodeInUse):
     """Synchronous rounds under any code, ended by any wait rule.
 
     In each round all workers get the newest version. When ``wait`` is met, the replies are decoded, the model steps,
@@ -192,20 +184,11 @@ class Rounds(RoundSettings):
             return () if s.checking and not self._compared(s) else self._step(s)
         return () if s.open else self._waited(s)
 
-    def _compared(self, s: RoundState) -> bool:
-        """Return whether the replies of this round have been compared, if it is checked."""
-        checks = self.work.checks
-        return checks is None or checks.compared(s, self.spanning)
-
     def _waited(self, s: RoundState) -> Commands:
         """Return the commands that follow if no more replies of this round are expected."""
         if s.checking and s.decoder.decodable and self._compared(s):
             return self._step(s)
         return () if s.open or s.measuring else self._stuck(s)
-
-    def _has_replied(self, s: RoundState, worker: int) -> bool:
-        messages = self.code.messages
-        return all(worker * messages + c in s.task_of for c in range(messages))
 
     # ------------------------------------------------------------------------------------------- rounds
 
@@ -275,75 +258,11 @@ class Rounds(RoundSettings):
         requests = self.work.before_round(s)  # the next round waits for the answers
         return [step, Cancel(done, self.cancel), *notes, *(requests or self._begin(s))]
 
-    # ------------------------------------------------------------------------------------------- the code in use
-
-    @cached_property
-    def _elastic(self) -> Elastic | None:
-        return self.changes if isinstance(self.changes, Elastic) else None
-
-    @cached_property
-    def _balance(self) -> Balance | None:
-        return self.changes if isinstance(self.changes, Balance) else None
-
-    @cached_property
-    def _measured(self) -> LocalSteps | None:
-        """Local steps whose number follows the speed of workers."""
-        return self.work if isinstance(self.work, LocalSteps) and self.work.speeds else None
-
-    def _ignore_times(self, s: RoundState) -> None:
-        """Ignore the times of this round when the workers' speed is measured."""
-        if self._balance is not None:
-            s.code_rule.disturbed = True
-
-    def _use_code(self, s: RoundState, code: Code) -> None:
-        s.code = code
-        s.tasks = self._tasks if code is self.first_code else self.work.tasks(code, self._samples)
-        s.row_sums = np.asarray(code.encoding.sum(axis=1), dtype=np.float64).ravel()
-        s.expected = code.expected
-        s.count = self._count_of(s.expected)
-
-    @cached_property
-    def _tasks(self) -> tuple[tuple[Task, ...], ...]:
-        return self.work.tasks(self.first_code, self._samples)
-
-    def _fresh(self, code: Code) -> Decoder:
-        if self.own_decoder:
-            return code.decoder()
-        if self.method == METHODS["least-squares"]:
-            return LeastSquaresDecoder(code, self.method)
-        return SetDecoder(code, self.method)
-
-    def _restart_decoder(self, s: RoundState) -> None:
-        """Give a fresh decoder the replies that this round has."""
-        s.decoder = self._fresh(s.code)
-        for worker, value in s.values.items():
-            s.decoder.measure(worker, value)
-        for reply in s.values or s.task_of:  # replies that are projected count with their projections
-            s.decoder.add(reply)
-
     # ------------------------------------------------------------------------------------------- workers that left
-
-    def _follow(self, s: RoundState) -> list[Command]:
-        """Adapt the code to the workers that are present; return a note about it."""
-        code = None if self._elastic is None else self._elastic.followed(self, s)
-        if code is None:
-            return []
-        before = s.code
-        self._use_code(s, code)
-        return [fleet_note(s, before)]
 
     def _covered(self, s: RoundState) -> Commands:
         """Return the commands that follow if messages of this round are not expected any more."""
         return self._take_over(s) if self._lacks_messages(s) else self._waited(s)
-
-    def _lacks_messages(self, s: RoundState) -> bool:
-        """Return whether this round lacks messages of workers that have left, whoever else replies."""
-        if self._elastic is None:
-            return False
-        replies = self.work.fewest_replies(s)
-        if replies is None and self.enough.approximate:
-            replies = s.count or 1
-        return self._elastic.lacks_messages(s, replies)
 
     def _take_over(self, s: RoundState) -> Commands:
         """Have others compute the missing partitions; messages of workers whose partitions stay the same are kept."""
@@ -375,19 +294,20 @@ class Rounds(RoundSettings):
             return self._step(s)
         advice = "; a code that tolerates more stragglers, or wait=…, goes on" if crew.present else ""
         return self.cannot_step(
-            s, f"{len(s.task_of)} of {self.code.replies} replies do not give the sum{self._reasons(crew)}{advice}"
+            s, f"{len(s.task_of)} of {self.code.replies} replies do not give the sum{_reasons(self, crew)}{advice}"
         )
 
-    def _reasons(self, crew: Crew) -> str:
-        """Return why the replies are not enough, in brackets; empty if nothing is known."""
-        reasons = []
-        if crew.failures:
-            reasons.append("unusable replies from " + _named(crew.failures))
-        elif self.policy.projected:
-            reasons.append("more workers lie than the code finds out, or replies are less exact than float64")
-        if crew.gone:
-            reasons.append("given up: " + _named(crew.gone))
-        return f" ({'; '.join(reasons)})" if reasons else ""
+
+def _reasons(rounds: Rounds, crew: Crew) -> str:
+    """Return why the replies are not enough, in brackets; empty if nothing is known."""
+    reasons = []
+    if crew.failures:
+        reasons.append("unusable replies from " + _named(crew.failures))
+    elif rounds.policy.projected:
+        reasons.append("more workers lie than the code finds out, or replies are less exact than float64")
+    if crew.gone:
+        reasons.append("given up: " + _named(crew.gone))
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def _named(workers: Iterable[int]) -> str:

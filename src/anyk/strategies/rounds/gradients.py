@@ -14,7 +14,7 @@ from anyk.errors import BadInput
 from anyk.plain import part
 from anyk.protocol import Chunk, Combine, Command, Dispatch, Task, slot_names
 from anyk.specs import with_keys
-from anyk.strategies.rounds.check import Check
+from anyk.strategies.rounds.checked_rounds import CheckedRounds
 from anyk.strategies.rounds.round_work import RoundWork
 from anyk.strategies.rounds.scaling import Scaling
 from anyk.strategies.rounds.snapshot import Snapshot
@@ -46,7 +46,7 @@ class Gradients(RoundWork):
     mini-batches of a partition are consecutive parts of a permutation, so that an epoch of steps uses each sample once.
     ``snapshot``: messages of exact rounds correct the steps of the others
     (:class:`~anyk.strategies.rounds.snapshot.Snapshot`); for repetition codes. ``checks``: some rounds wait until
-    messages can be compared (:class:`~anyk.strategies.rounds.check.Check`).
+    messages can be compared (:class:`~anyk.strategies.rounds.checked_rounds.CheckedRounds`).
 
     >>> import anyk
     >>> anyk.strategies.Rounds(anyk.codes.Uncoded(4), wait=3, work=Gradients(models=2)).spec
@@ -60,7 +60,7 @@ class Gradients(RoundWork):
     decoder: str | Method = "own"
     models: AtLeastOne = 1
     snapshot: Snapshot | None = None
-    checks: Check | None = None
+    checks: CheckedRounds | None = None
     order: Literal["random", "epoch"] = "random"
 
     def check(self, rounds: RoundTerms) -> None:

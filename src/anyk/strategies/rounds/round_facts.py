@@ -95,6 +95,6 @@ def _pace(rounds: RoundSettings, delays: DelayLaw) -> Pace:
     if rounds.together or rounds.changes is not None:
         return Pace(None, 0.0, "no closed form where workers compute different shares; simulate")
     if code.own_messages:
-        return uncoded_pace(code, rounds.enough, rounds.method, delays, in_vain=rounds.cancel == "discard")
+        return uncoded_pace(code, rounds.enough, work.method, delays, in_vain=rounds.cancel == "discard")
     why = "no closed form when workers finish in vain; simulate"
     return Pace(None, 0.0, why if rounds.cancel == "discard" else "no closed form; simulate")

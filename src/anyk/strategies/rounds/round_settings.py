@@ -9,7 +9,7 @@ from typing import Any
 
 from anyk.arrays import Floats
 from anyk.checks import AtLeastZero
-from anyk.codes import Code, Method, Policy, RepetitionCode, Selection
+from anyk.codes import Code, Policy, RepetitionCode, Selection
 from anyk.protocol import CancelMode, Layout
 from anyk.strategies.averaging.local_steps import LocalSteps
 from anyk.strategies.crew import CrewStrategy
@@ -136,11 +136,6 @@ class RoundSettings(CrewStrategy[RoundState]):
     def together(self) -> bool:
         """Whether the partitions of a block are computed together, as blocks differ in size."""
         return isinstance(self.changes, Balance) or bool(shares_of(self.code))
-
-    @cached_property
-    def method(self) -> Method:
-        """Method that decodes replies."""
-        return self.work.method
 
     @cached_property
     def own_decoder(self) -> bool:

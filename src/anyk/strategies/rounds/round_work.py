@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from anyk.codes import Code, Method, Selection
 from anyk.codes.decoders import METHODS
 from anyk.protocol import Command, Dispatch, LossEvaluated, Task
-from anyk.strategies.rounds.check import Check
+from anyk.strategies.rounds.checked_rounds import CheckedRounds
 from anyk.strategies.rounds.scaling import Scaling
 from anyk.strategies.rounds.snapshot import Snapshot
 from anyk.strategies.rounds.state import RoundState
@@ -31,7 +31,7 @@ class RoundWork(ABC):
     keep: bool = False
     summary: str = ""
     snapshot: Snapshot | None = None
-    checks: Check | None = None
+    checks: CheckedRounds | None = None
 
     @abstractmethod
     def check(self, rounds: RoundTerms) -> None:

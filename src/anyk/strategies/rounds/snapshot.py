@@ -81,15 +81,13 @@ class Snapshot:
         weight = dict(zip(groups, decoding.weights, strict=True))
         remaining = {group: 1.0 - weight.get(group, 0.0) for group in sorted(stored)}
         again = [group for group in remaining if remaining[group]]
-        sizes = [len(block) for block in code.blocks_of]
-        missing = fsum(n * (weight.get(u, 0.0) - 1.0) ** 2 for u, n in enumerate(sizes) if u not in remaining)
-        gain = fsum(sizes[u] * a * a for u, a in weight.items()) + fsum(sizes[u] * remaining[u] ** 2 for u in again)
+        residual, gain = _quality(code, weight, remaining)
         step = Combine(
             "model",
             [*fresh, *((stored[group], 0) for group in again)],
             [*decoding.weights, *(remaining[group] for group in again)],
-            residual=sqrt(missing / code.partitions),
-            gain=sqrt(gain),
+            residual=residual,
+            gain=gain,
             keep=fresh if due else (),
         )
         if not due:
@@ -98,3 +96,15 @@ class Snapshot:
         new = {group: task for group, (task, _) in zip(groups, fresh, strict=True)}
         stored.update(new)
         return step, [*done, *sorted(set(tasks) - set(new.values()))]
+
+
+def _quality(code: RepetitionCode, weight: dict[int, float], remaining: dict[int, float]) -> tuple[float, float]:
+    """Return the residual and the gain of a corrected step.
+
+    ``weight``: of each group's fresh message. ``remaining``: of its stored one, if there is one.
+    """
+    sizes = [len(block) for block in code.blocks_of]
+    missing = fsum(n * (weight.get(u, 0.0) - 1.0) ** 2 for u, n in enumerate(sizes) if u not in remaining)
+    fresh = fsum(sizes[u] * a * a for u, a in weight.items())
+    stored = fsum(sizes[u] * a**2 for u, a in remaining.items())
+    return sqrt(missing / code.partitions), sqrt(fresh + stored)

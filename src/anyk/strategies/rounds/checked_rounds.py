@@ -17,7 +17,7 @@ from anyk.strategies.wait import Decodable
 
 @typed
 @dataclass(frozen=True)
-class Check:
+class CheckedRounds:
     """A ``share`` of rounds, sampled by their numbers, waits for every sum twice, so that messages can be compared.
 
     Under a code whose replies are not replicas they wait for one reply more than it needs.
