@@ -308,7 +308,7 @@ def many(spec: str, law: str, steps: int) -> anyk.Run:
 def test_models_in_turn_are_exact_and_faster_with_balance(code: str, means: str) -> None:
     law, mark = f"hetero:means={means},per=load", "," if ":" in code else ":"
     balanced, even = many(f"{code}{mark}balance=auto", law, 40), many(code, law, 40)
-    assert len(cuts(balanced)) == 1
+    assert len(cuts(balanced)) == 1 and " from round " in cuts(balanced)[0]
     assert balanced.seconds < 0.75 * even.seconds
     for slot in ("model 0", "model 1"):
         assert balanced.models[slot] == pytest.approx(even.models[slot], abs=1e-12)

@@ -80,7 +80,7 @@ def test_adacomm_of_a_changing_fleet_by_hand() -> None:
     w, taus = adapted_by_hand(run, PROBLEM, partitions=25, first_tau=16, by_samples=True)
     assert run.model == pytest.approx(w, abs=1e-12)
     assert taus[0] > taus[3] > taus[-1]
-    assert {len(run.receipt(step).workers) for step in range(1, 61)} >= {3, 4, 5, 6}
+    assert {len(run.receipt(step).samples) for step in range(1, 61)} >= {3, 4, 5, 6}
 
 
 def test_with_notice_no_step_is_computed_twice() -> None:

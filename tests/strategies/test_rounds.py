@@ -647,7 +647,7 @@ class World:
         reached = weights @ self.B
         assert command.residual == pytest.approx(float(np.sqrt(((reached - 1) ** 2).mean())), abs=1e-7)
         assert command.gain == pytest.approx(float(np.linalg.norm(weights * self.code.norms)), rel=1e-9)
-        if self.error() < 1e-7 and self.strategy.work.scaling != "marginal":
+        if self.error() < 1e-7 and self.strategy.scaling_used != "marginal":
             assert reached == pytest.approx(np.ones(len(reached)), abs=1e-9)  # the whole sum, whenever it is there
         self.version += 1
         assert self.strategy.version == self.version

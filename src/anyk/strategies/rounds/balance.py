@@ -14,7 +14,7 @@ from anyk.arrays import Floats
 from anyk.codes import Code, RepetitionCode
 from anyk.errors import BadInput
 from anyk.protocol import Fleet, Note
-from anyk.strategies.rounds.code_rules import CodeRule
+from anyk.strategies.rounds.code_rules import CodeRule, since
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.rounds.terms import RoundTerms
 
@@ -104,7 +104,7 @@ class Balance(CodeRule):
         before, after = (np.repeat(range(old.groups), code.sizes) for code in (old, new))  # group of each partition
         moved = 100.0 * np.count_nonzero(before != after) / old.partitions
         shares = "/".join(map(str, new.shares))
-        return new, [Note(f"shares={shares} from step {s.version} on: {moved:.0f} % of the samples change hands")]
+        return new, [Note(f"shares={shares} {since(rounds, s)}: {moved:.0f} % of the samples change hands")]
 
 
 def reconsidered_sizes(own: BalanceState, seconds: float) -> list[int] | None:

@@ -72,7 +72,7 @@ class CodeInUse(RoundSettings):
             return []
         before = s.code
         self._use_code(s, code)
-        return [fleet_note(s, before)]
+        return [fleet_note(self, s, before)]
 
     def _lacks_messages(self, s: RoundState) -> bool:
         """Return whether this round lacks messages of workers that have left, whoever else replies."""

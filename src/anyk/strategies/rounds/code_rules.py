@@ -91,3 +91,8 @@ class LearningCode(CodeRule):
             return None
         own.learned = list(own.missed)
         return policy.relearned(own.missed, s.version), []
+
+
+def since(rounds: RoundTerms, s: RoundState) -> str:
+    """Return from when on the code applies, in words: models that are trained in turn have a step in some rounds."""
+    return f"from {'step' if rounds.models == 1 else 'round'} {s.version} on"

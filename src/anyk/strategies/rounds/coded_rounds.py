@@ -80,7 +80,7 @@ class Rounds(CodeInUse):
         s = RoundState(Crew.of(fleet), now=fleet.time, before=fleet.rounds)
         s.code_rule = self.code_rule.start(self, fleet)
         self._use_code(s, self.code_rule.code(self, s))
-        notes: list[Command] = [] if self._elastic is None else [fleet_note(s)]
+        notes: list[Command] = [] if self._elastic is None else [fleet_note(self, s)]
         s.work, requests = self.work.start(s)
         return s, [*notes, *requests, *self._begin(s)]
 

@@ -14,7 +14,7 @@ from anyk.codes.changing import GroupedRepetition, Lists, PartialBernoulli, chec
 from anyk.errors import BadInput
 from anyk.protocol import Fleet, Note
 from anyk.strategies.crew import Crew
-from anyk.strategies.rounds.code_rules import CodeRule
+from anyk.strategies.rounds.code_rules import CodeRule, since
 from anyk.strategies.rounds.state import RoundState
 from anyk.strategies.rounds.terms import RoundTerms
 
@@ -134,13 +134,13 @@ class Elastic(CodeRule):
         return Note(f"waits for {missing} more workers, as {self.fewest} are needed")
 
 
-def fleet_note(s: RoundState, before: Code | None = None) -> Note:
+def fleet_note(rounds: RoundTerms, s: RoundState, before: Code | None = None) -> Note:
     """Return the note about the code that has been adapted; ``before``: the code until now."""
     change = "" if before is None else f"{100.0 * share_moved(before, s.code):.0f} % of the data move, "
     loads = [len(partitions) for partitions, _ in s.code.rows if partitions]
     uneven = max(loads) * len(loads) / sum(loads) - 1.0
     return Note(
-        f"{len(s.code_rule.present)} workers from step {s.version} on: {change}the largest share is "
+        f"{len(s.code_rule.present)} workers {since(rounds, s)}: {change}the largest share is "
         f"{100.0 * uneven:.0f} % above the mean, {s.code.tolerates} more may leave without moving data",
         "fleet",
     )
