@@ -269,7 +269,10 @@ TRAIN = ["train", "--data", "synthetic:rows=64,features=3", "--cluster", "simula
         (["--workers", "8", "--partitions", "65"], "cut into 65 partitions of at least one row; use fewer partitions"),
         (["--workers", "8", "--partitions", "16", "--strategy", "mds"], "or leave out the range and partitions"),
         (["--workers", "4..8", "--partitions", "0"], "partitions must be a whole number of at least 1, got 0"),
-        (["--workers", "4..8", "--strategy", "agc:snapshot=3"], "snapshot uses earlier messages of groups again, whos"),
+        (
+            ["--workers", "4..8", "--strategy", "uncoded:wait=2,snapshot=3"],
+            "snapshot uses earlier messages of groups again, whos",
+        ),
         (["--workers", "4..8", "--strategy", "pasgd:clients=3"], "clients are sampled from all workers of a fixed fle"),
         (["--workers", "4..8", "--strategy", "uncoded:balance=auto"], "has a rule by which its code changes already"),
         (["--workers", "8", "--strategy", "uncoded:fewest=4,partitions=0"], "at least 1, got 0"),

@@ -168,9 +168,9 @@ class LocalSteps(RoundWork):
         state = own.last_task.get(worker, -1)  # -1 unless states are kept
         return Chunk(partitions, (1.0,) * len(partitions), batch=batch, repeat=own.iterations, steps=steps, state=state)
 
-    def note_speed(self, s: RoundState, worker: int, task: int) -> None:
+    def note_speed(self, s: RoundState, worker: int) -> None:
         """Note the speed of a worker whose reply has arrived."""
-        if s.now > s.began and task in s.open:
+        if self.speeds and s.now > s.began:
             s.work.speed[worker] = s.work.steps_taken[worker] / (s.now - s.began)
 
     def step(self, s: RoundState, decoding: Selection) -> tuple[Mix, Sequence[int]]:

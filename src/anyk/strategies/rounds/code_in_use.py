@@ -25,18 +25,16 @@ class CodeInUse(RoundSettings):
     def _elastic(self) -> Elastic | None:
         return self.changes if isinstance(self.changes, Elastic) else None
 
-    @cached_property
-    def _balance(self) -> Balance | None:
-        return self.changes if isinstance(self.changes, Balance) else None
-
-    @cached_property
-    def _measured(self) -> LocalSteps | None:
-        """Local steps whose number follows the speed of workers."""
-        return self.work if isinstance(self.work, LocalSteps) and self.work.speeds else None
+    def _note_time(self, s: RoundState, worker: int) -> None:
+        """Note the time of a reply, as shares or numbers of local steps follow the speed of workers."""
+        if isinstance(self.changes, Balance):
+            self.changes.note_reply(s, worker)
+        if isinstance(self.work, LocalSteps):
+            self.work.note_speed(s, worker)
 
     def _ignore_times(self, s: RoundState) -> None:
-        """Ignore the times of this round when the workers' speed is measured."""
-        if self._balance is not None:
+        """Ignore the times of this round when shares follow the speed of workers."""
+        if isinstance(self.changes, Balance):
             s.code_rule.disturbed = True
 
     def _use_code(self, s: RoundState, code: Code) -> None:

@@ -96,11 +96,9 @@ class Rounds(CodeInUse):
             s.now = event[0]
             messages = self.code.messages
             worker, task = event[1], event[2]
-            if self._measured is not None:
-                self._measured.note_speed(s, worker, task)
             if s.open.pop(task if messages == 1 else task * messages + event[3], None) is None:
                 return ()  # late or repeated
-            if self.policy.projected:
+            if self._projected:
                 s.measuring[task] = worker
                 return (ProjectMessage(worker, task, event[3]),)
             return self._arrived(s, worker if messages == 1 else worker * messages + event[3], task)
@@ -173,8 +171,8 @@ class Rounds(CodeInUse):
         if reply in task_of:  # this message was counted before the worker was asked again for another
             return self._waited(s)
         task_of[reply] = task
-        if self._balance is not None:
-            self._balance.note_reply(s, reply)
+        if self._timed:
+            self._note_time(s, reply)
         if self.enough.remembers:
             s.arrivals.append(s.now - s.began)
         count = s.count
@@ -209,7 +207,7 @@ class Rounds(CodeInUse):
     def _begin(self, s: RoundState) -> list[Command]:
         """Start a round with all present workers, unless they are too few."""
         crew, n = s.crew, self.code.workers
-        notes = self._follow(s)
+        notes = [] if self.changes is None else self._follow(s)
         s.first = crew.next
         s.task_of, s.open = {}, {}
         s.values, s.measuring = {}, {}

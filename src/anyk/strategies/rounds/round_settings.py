@@ -36,8 +36,14 @@ class RoundSettings(CrewStrategy[RoundState]):
     batch: AtLeastZero = 0
     work: Gradients | LocalSteps = field(default_factory=Gradients)
     changes: Balance | Elastic | None = None
+    # plain attributes, as they are asked for at every reply
+    _timed: bool = field(default=False, init=False, compare=False)  # whether times of replies are noted
+    _projected: bool = field(default=False, init=False, compare=False)
 
     def __post_init__(self) -> None:
+        speeds = isinstance(self.work, LocalSteps) and self.work.speeds
+        object.__setattr__(self, "_timed", speeds or isinstance(self.changes, Balance))
+        object.__setattr__(self, "_projected", self.policy.projected)
         if self.changes is not None:
             self.changes.check(self)
         self.work.check(self)
