@@ -29,6 +29,12 @@ class _Kind(NamedTuple):
 
 KINDS = {
     "strategies": _Kind("anyk.strategies", "registry", "What a step waits for, and how it uses replies.", _STRATEGIES),
+    "wait-rules": _Kind(
+        "anyk.strategies",
+        "wait_rules",
+        "What rounds wait for, as wait=… takes it.",
+        "The short forms are a number, 0.75n, 5%, 0.5s and 3mad; rules are joined by | or &.",
+    ),
     "codes": _Kind(
         "anyk.codes",
         "registry",
