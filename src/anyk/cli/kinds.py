@@ -72,6 +72,15 @@ KINDS = {
         "Callbacks, as --callback takes them.",
         "FILE.py:FUNCTION\n    One of yours, made by a function without arguments.",
     ),
+    "records": _Kind(
+        "anyk.fleet",
+        "record_sources",
+        "What fleet records are read from.",
+        "'anyk record PATH' recognises which of them a file or folder is.",
+    ),
+    "exporters": _Kind(
+        "anyk.views", "exporters", "Formats of runs for other programs, as 'anyk export --to' takes them."
+    ),
     "graphs": _Kind(
         "anyk.graphs",
         "registry",

@@ -8,7 +8,18 @@ from anyk.fleet.plans.check import Checked, Figures, check
 from anyk.fleet.plans.judging import Choice, pareto
 from anyk.fleet.plans.plan import Advice, Plan, plan
 from anyk.fleet.plans.sequential_grid import Candidate, TraceGrid, fit_slope, sequential_candidates
-from anyk.fleet.records import PARTS, Record, Recorder, ddp, joined, read, read_all
+from anyk.fleet.records import (
+    PARTS,
+    Reading,
+    Record,
+    Recorder,
+    RecordSource,
+    ddp,
+    joined,
+    read,
+    read_all,
+    record_sources,
+)
 from anyk.fleet.simulation import Measured, computed_load, pace, simulate, simulated_pace
 from anyk.fleet.theory import erasurehead
 from anyk.fleet.theory.adversaries import Threshold, adversarial_threshold, chosen_stragglers, threshold_bound
@@ -30,12 +41,15 @@ from anyk.strategies import discard_seconds
 
 __all__ = [
     "PARTS",
+    "Reading",
     "Record",
+    "RecordSource",
     "Recorder",
     "ddp",
     "joined",
     "read",
     "read_all",
+    "record_sources",
     "Advice",
     "Auto",
     "Part",

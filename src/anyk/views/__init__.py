@@ -15,7 +15,7 @@ from anyk.views.code_tables import (
     thresholds_table,
 )
 from anyk.views.columns import Columns
-from anyk.views.exports import Metrics, save_perfetto, save_tables
+from anyk.views.exports import Exporter, Metrics, exporters, save_perfetto, save_tables
 from anyk.views.page import report
 from anyk.views.page.panels import Panel, report_figures
 from anyk.views.plots import NothingToDraw, plot
@@ -37,7 +37,9 @@ from anyk.views.result_tables import (
 from anyk.views.watching import Watch
 
 __all__ = [
+    "Exporter",
     "Metrics",
+    "exporters",
     "save_perfetto",
     "save_tables",
     "Columns",
