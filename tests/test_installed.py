@@ -263,6 +263,17 @@ def test_a_folder_in_which_anyk_is_started_brings_no_plug_ins(
         assert "quorum_rules" not in sys.modules
 
 
+def test_a_file_in_the_current_folder_does_not_stand_in_for_a_plug_in(install: Install, monkeypatch: Any) -> None:
+    site = install("anyk-quorum", {"quorum_rules.py": RULE}, quorum="quorum_rules")
+    install("anyk-hello", {"hello_command.py": HELLO}, group="anyk.commands", hello="hello_command:hello")
+    for name in ("quorum_rules.py", "hello_command.py"):
+        Path(name).write_text("raise RuntimeError('of the current folder')")
+    monkeypatch.setattr(sys, "path", [str(Path.cwd()), *sys.path])
+    assert anyk.strategy("uncoded:wait=quorum:least=3", workers=4)
+    assert command("hello", "world").output == "hello world\n"
+    assert str(site) in str(sys.modules["quorum_rules"].__file__) and sys.path[0] == str(Path.cwd())
+
+
 # ------------------------------------------------------------------------------------------- what runs record
 
 

@@ -95,13 +95,24 @@ def load() -> None:
             _load(point, plugin)
 
 
+def imported(point: EntryPoint) -> Any:
+    """Return the module that an entry point names, or the object in it."""
+    path, sys.path[:] = sys.path[:], _search_path()
+    try:
+        found: Any = import_module(point.module)
+        for part in point.attr.split(".") if point.attr else ():
+            found = getattr(found, part)
+        return found
+    finally:
+        sys.path[:] = path + [entry for entry in sys.path if entry not in path]
+
+
 def _load(point: EntryPoint, plugin: _PlugIn) -> None:
     before, token = len(plugin.names), _LOADING.set(plugin)
-    path, sys.path[:] = sys.path[:], _search_path()
     try:
         if point.attr:
             raise BadInput(f"its entry point must name a module, got '{point.value}'")
-        import_module(point.module)
+        imported(point)
         plugin.digest = _digest(plugin.digest, point.module)
     except (Exception, SystemExit) as error:  # a module may raise anything, and may end itself
         for entries, name in plugin.names[before:]:
@@ -111,7 +122,6 @@ def _load(point: EntryPoint, plugin: _PlugIn) -> None:
             f"the plug-in '{point.name}' of the distribution '{plugin}' cannot be loaded: {describe_error(error)}"
         )
     finally:
-        sys.path[:] = path + [entry for entry in sys.path if entry not in path]
         _LOADING.reset(token)
 
 

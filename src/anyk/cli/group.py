@@ -84,7 +84,7 @@ def _loaded_command(name: str, points: Sequence[tuple[EntryPoint, str]]) -> clic
         others = " and ".join(f"'{each}'" for _, each in points)
         raise BadInput(f"the command '{name}' is in the distributions {others}; uninstall all but one")
     try:
-        command = point.load()
+        command = installed.imported(point)
     except (Exception, SystemExit) as error:
         raise BadInput(
             f"the command '{name}' of the distribution '{origin}' cannot be loaded: {describe_error(error)}"
